@@ -1,0 +1,49 @@
+"""Gymnasium's wrappers as composable `nn.Module` transforms on batched tensors.
+
+    policy
+      │ action
+      ▼
+    transforms.action      outermost first
+      ▼
+    env._step              dynamics of all envs at once
+      ▼
+    transforms.step        innermost first   ->  transition["next"]: the true successor, final observations included
+      ▼
+    auto-reset             env._reset and transforms.reset where an episode ended   ->  td: where to act next
+      ▼ observation
+    policy
+
+>>> import torchwrap as tw
+>>> from torchwrap import transforms as T
+>>> env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=4), T.RecordEpisodeStatistics(), T.NormalizeObservation())
+>>> td = env.reset(seed=0)
+>>> td["action"] = env.sample_action()
+>>> transition, td = env.step(td)
+>>> transition["next", "reward"].shape
+torch.Size([4, 1])
+"""
+
+from torchwrap import transforms
+from torchwrap.env import Env
+from torchwrap.functional import FunctionalEnv
+from torchwrap.registration import make
+from torchwrap.rollout import evaluate, rollout
+from torchwrap.spaces import Signature
+from torchwrap.transforms.base import Compose, Transform
+from torchwrap.wrappers import TransformedEnv, Wrapper
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Compose",
+    "Env",
+    "FunctionalEnv",
+    "Signature",
+    "Transform",
+    "TransformedEnv",
+    "Wrapper",
+    "evaluate",
+    "make",
+    "rollout",
+    "transforms",
+]

@@ -1,0 +1,235 @@
+"""Env: the contract between a batch of environments and everything above it. Auto-reset and snapshots live here, once."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from torchwrap import spaces
+from torchwrap.random import Stream
+from torchwrap.spaces import Signature
+
+
+class Env(nn.Module):
+    """`num_envs` environments that step together on tensors and reset themselves.
+
+    `td = env.reset(seed)` gives the first observations; `transition, td = env.step(td)` does `td["action"]`. The transition
+    holds what really happened, final observations included; the second `td` is where to act next, and in rows whose episode
+    ended it holds the first observation of a new one.
+
+    | key | shape, dtype |
+    |---|---|
+    | `observation` | `(num_envs, *shape)`, a nested TensorDict for `Dict` and `Tuple` spaces |
+    | `action` | `(num_envs, *shape)` |
+    | `("next", "observation")` | as `observation` |
+    | `("next", "reward")` | `(num_envs, 1)` float32 |
+    | `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | `(num_envs, 1)` bool |
+    | `("next", "info", name)` | as the env declares |
+
+    Authors write `_step` and `_reset`, both over the whole batch and without any auto-reset, and keep the state of running
+    episodes in buffers registered with `persistent=False`. Returned tensors are the caller's: no later step changes them,
+    and changing them in place does not change the env.
+    """
+
+    can_snapshot = True
+    """Whether all state is in buffers. False where a foreign simulator keeps its own."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        *,
+        spec: Any = None,
+        metadata: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.signature = signature
+        self.spec = spec
+        self.metadata = metadata or {}
+        self.render_mode = render_mode
+        self.action_stream = Stream(signature.num_envs, signature.first_index, tag=1, device=signature.device)
+        self._observation: spaces.Value | None = None  # where to act next, as last handed out
+
+    # What an author of an env writes.
+
+    def _step(self, td: TensorDict) -> TensorDict:
+        """Does `td["action"]`: a new TensorDict with `observation`, `reward`, `terminated`, `truncated` (and `info`)."""
+        raise NotImplementedError
+
+    def _reset(self, mask: Tensor) -> TensorDict:
+        """Begins new episodes where `mask` (bool, `(num_envs,)`): a new TensorDict with `observation`.
+
+        Other rows keep their state; what they hold in the result is not looked at. An env with reset options takes them as
+        a second argument, `options=None`.
+        """
+        raise NotImplementedError
+
+    def _seed(self, seed: int, mask: Tensor) -> None:
+        for module in self.modules():
+            if isinstance(module, Stream):
+                module.seed(seed, mask)
+
+    # What a user calls.
+
+    @torch.no_grad()
+    def reset(self, seed: int | None = None, mask: Tensor | None = None, options: dict[str, Any] | None = None) -> TensorDict:
+        """Begins new episodes, in every env or where `mask` (bool, `(num_envs,)`) is set, and says where to act.
+
+        With a `seed`, env *i* (its global index, whatever `num_envs`) begins the first episode of its own random stream;
+        without, its next one. Rows outside the mask keep the observation last handed out.
+        """
+        if mask is None:
+            mask = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        else:
+            self._check_mask(mask)
+        if seed is not None:
+            seed = _check_seed(self, seed)
+        arguments = {} if options is None else {"options": options}
+        if seed is not None:
+            self._seed(seed, mask)
+        observation = self._reset(mask, **arguments)["observation"]
+        if self._observation is not None:
+            observation = spaces.where(mask, observation, self._observation)
+        return self._hand_out(observation)
+
+    @torch.no_grad()
+    def step(self, td: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Does `td["action"]`: the same `td` with "next" written into it, and where to act next."""
+        self._check_action(td)
+        successor, observation = self._advance(td)
+        td.set("next", successor)
+        return td, self._hand_out(observation)
+
+    def _advance(self, td: TensorDict) -> tuple[TensorDict, spaces.Value]:
+        # Everything of a step that computes, and nothing that checks: this is what gets compiled.
+        successor = self._step(td)
+        done = successor["terminated"] | successor["truncated"]
+        successor.set("done", done)
+        observation = successor["observation"]
+        # The reset pass is skipped only where the host knows for nothing that no episode ended.
+        if torch.compiler.is_compiling() or done.device.type != "cpu" or done.any():
+            mask = done.squeeze(-1)
+            observation = spaces.where(mask, self._reset(mask)["observation"], observation)
+        return successor, observation
+
+    def _hand_out(self, observation: spaces.Value) -> TensorDict:
+        self._observation = observation
+        return TensorDict({"observation": observation}, batch_size=[self.num_envs])
+
+    def sample_action(self) -> spaces.Value:
+        """Random actions, drawn on the env's device from a stream of their own: they do not disturb the env's."""
+        return spaces.sample(self.single_action_space, self.action_stream)
+
+    def snapshot(self) -> TensorDict:
+        """Everything the env remembers: simulator, random streams, frames, returns, statistics, where to act next."""
+        if self._observation is None:
+            raise RuntimeError(f"{self._name()}.snapshot needs reset() first, but got an env that has not begun.")
+        self._check_can_snapshot()
+        buffers = TensorDict({name: buffer.clone() for name, buffer in self.named_buffers()}, batch_size=[])
+        return TensorDict({"buffers": buffers, "observation": self._observation.clone()}, batch_size=[])
+
+    @torch.no_grad()
+    def restore(self, snapshot: TensorDict) -> TensorDict:
+        """Goes back to a snapshot of this env, bit for bit, and says where to act."""
+        self._check_can_snapshot()
+        if not isinstance(snapshot, TensorDict) or set(snapshot.keys()) != {"buffers", "observation"}:
+            raise TypeError(f"{self._name()}.restore needs what snapshot() gave, but got {type(snapshot).__name__}.")
+        buffers, own = snapshot["buffers"], dict(self.named_buffers())
+        if set(buffers.keys()) != set(own):
+            different = sorted(set(buffers.keys()) ^ set(own))
+            raise ValueError(
+                f"{self._name()}.restore needs a snapshot of the same env, but got one that differs in {different}."
+            )
+        for name, buffer in own.items():
+            if buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
+                got = f"{tuple(buffers[name].shape)} {buffers[name].dtype}"
+                raise ValueError(
+                    f"{self._name()}.restore needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}, but got {got}."
+                )
+        for name, buffer in own.items():
+            buffer.copy_(buffers[name])
+        return self._hand_out(snapshot["observation"].to(self.device, copy=True))
+
+    # Gymnasium's properties.
+
+    @property
+    def num_envs(self) -> int:
+        return self.signature.num_envs
+
+    @property
+    def single_observation_space(self) -> Space[Any]:
+        return self.signature.single_observation_space
+
+    @property
+    def single_action_space(self) -> Space[Any]:
+        return self.signature.single_action_space
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def action_space(self) -> Space[Any]:
+        return batch_space(self.single_action_space, self.num_envs)
+
+    @property
+    def device(self) -> torch.device:
+        return self.action_stream.env.device
+
+    @property
+    def unwrapped(self) -> Env:
+        return self
+
+    def render(self) -> Any:
+        """What Gymnasium's `render` gives, where the env can draw itself."""
+        raise NotImplementedError(f"{self._name()} cannot render.")
+
+    def close(self) -> None:
+        """Frees what the env holds outside of PyTorch."""
+
+    def __repr__(self) -> str:
+        return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"
+
+    # Checks: all before anything has changed.
+
+    def _name(self) -> str:
+        return self.spec.id if self.spec is not None else type(self).__name__
+
+    def _check_action(self, td: TensorDict) -> None:
+        if self._observation is None:
+            raise RuntimeError(f"{self._name()}.step needs reset() first, but got a step.")
+        action = td.get("action", None)
+        if action is None:
+            raise ValueError(f'{self._name()}.step needs td["action"], but got a TensorDict with keys {sorted(td.keys())}.')
+        spaces.check(self._name(), "an action", self.single_action_space, action, self.num_envs, self.device)
+
+    def _check_mask(self, mask: Tensor) -> None:
+        shape = (self.num_envs,)
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape or mask.device != self.device:
+            got = f"{tuple(mask.shape)} {mask.dtype} on {mask.device}" if isinstance(mask, Tensor) else repr(mask)
+            raise ValueError(f"{self._name()}.reset needs a mask of shape {shape} torch.bool on {self.device}, but got {got}.")
+        if self._observation is None and not mask.all():
+            raise RuntimeError(f"{self._name()}.reset needs a first reset of every env, but got a mask that leaves some out.")
+
+    def _check_can_snapshot(self) -> None:
+        if not self.can_snapshot:
+            raise RuntimeError(
+                f"{self._name()} needs its state in tensors for snapshot and restore, but got a foreign simulator's. "
+                "Its transforms' learned state is in state_dict()."
+            )
+
+
+def _check_seed(env: Env, seed: Any) -> int:
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if isinstance(seed, bool) or not 0 <= number < 2**64:
+        raise ValueError(f"{env._name()}.reset needs a seed that is an integer in [0, 2**64), but got {seed!r}.")
+    return number

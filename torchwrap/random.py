@@ -1,0 +1,160 @@
+"""Counter-based random numbers: a pure function of (seed, env, episode, draw). The only file that draws.
+
+The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011), the one
+PyTorch itself uses on CUDA, written in plain int64 tensor operators: it gives the same bits in eager mode, compiled, captured,
+under `torch.vmap`, on CPU and CUDA. Its six input words hold a whole coordinate, so nothing has to be hashed beforehand:
+
+    key      seed (64 bits)
+    counter  draw | tag and block | env index | episode
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_WORD = 0xFFFFFFFF
+_BLOCK_BITS = 24  # of the second counter word; the 8 bits above it are the tag
+
+
+def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32-10: four random 32-bit words from a 64-bit key and a 128-bit counter.
+
+    All words are int64 tensors with values in [0, 2**32) that broadcast against each other.
+
+    >>> zero = torch.zeros(1, dtype=torch.int64)
+    >>> [f"{int(word):08x}" for word in philox((zero, zero), (zero, zero, zero, zero))]
+    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    """
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        # The product of two words fits 64 bits; int64 wraps, and the mask below undoes the arithmetic shift. The words
+        # c1 and c3 keep garbage above bit 32 until they are masked together with the next c0 and c2.
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = ((p1 >> 32) ^ c1 ^ k0) & _WORD, p1, ((p0 >> 32) ^ c3 ^ k1) & _WORD, p0
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1 & _WORD, c2, c3 & _WORD
+
+
+class Key(NamedTuple):
+    """Where a random number lives: whose it is, and which. Fields are int64 tensors of one shape, `(num_envs,)` or `()`.
+
+    A key always gives the same numbers; for two independent draws from one key, change its `tag` (0 to 255) with `_replace`.
+    """
+
+    seed_low: Tensor
+    seed_high: Tensor
+    env: Tensor
+    episode: Tensor
+    draw: Tensor
+    tag: int = 0
+
+
+def bits(key: Key, count: int) -> Tensor:
+    """`count` random 32-bit words of each env, int64 in [0, 2**32), shape `(*key_shape, count)`.
+
+    The first words do not depend on `count`.
+    """
+    blocks = torch.arange((count + 3) // 4, device=key.env.device)
+    low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
+    words = philox((low, high), (draw, (key.tag << _BLOCK_BITS) + blocks, env, episode))
+    return torch.stack(words, -1).flatten(-2)[..., :count]
+
+
+def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform numbers in [0, 1), multiples of 2**-24 (2**-53 in float64), shape `(*key_shape, *shape)`.
+
+    >>> uniform(Stream(2, seed=0).key(), (3,)).shape
+    torch.Size([2, 3])
+    """
+    count = math.prod(shape)
+    if dtype == torch.float64:
+        # 53 bits from a pair of words, as NumPy and MT19937ar's genrand_res53 build them.
+        words = bits(key, 2 * count)
+        number = ((words[..., 0::2] >> 5) * 2**26 + (words[..., 1::2] >> 6)).to(dtype) * 2.0**-53
+    else:
+        number = (bits(key, count) >> 8).to(dtype) * 2.0**-24
+    return number.reshape(*key.env.shape, *shape)
+
+
+def normal(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers by Box and Muller's transform, shape `(*key_shape, *shape)`."""
+    number = uniform(key, (2, *shape), dtype)
+    first, second = number.unbind(len(key.env.shape))
+    return torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)
+
+
+def exponential(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Exponential numbers of rate 1 by inversion, shape `(*key_shape, *shape)`."""
+    return -torch.log1p(-uniform(key, shape, dtype))
+
+
+def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tensor:
+    """Integers in [0, count), int64, shape `(*key_shape, *shape)`; `count` may be a tensor of that shape, up to 2**31.
+
+    The word is multiplied and shifted (Lemire 2019) without rejection: the bias is below count / 2**32.
+    """
+    words = bits(key, math.prod(shape)).reshape(*key.env.shape, *shape)
+    return (words * count) >> 32
+
+
+class Stream(nn.Module):
+    """The random streams of `num_envs` envs, one each, that do not depend on `num_envs` or on each other.
+
+    Args:
+        num_envs: number of streams.
+        first_index: global index of the first one; shards of one run differ in this alone.
+        tag: tells the streams of one env apart (resets, actions, each transform that draws); 0 to 63.
+        seed: a seed in [0, 2**64); from the operating system where it is None.
+
+    >>> whole, shard = Stream(4, seed=7), Stream(2, first_index=2, seed=7)
+    >>> bool((uniform(whole.key())[2:] == uniform(shard.key())).all())
+    True
+    """
+
+    seed_low: Tensor
+    seed_high: Tensor
+    env: Tensor
+    episode: Tensor
+    draw: Tensor
+
+    def __init__(
+        self,
+        num_envs: int,
+        first_index: int = 0,
+        tag: int = 0,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.tag = tag
+        for name in ("seed_low", "seed_high", "episode", "draw"):
+            self.register_buffer(name, torch.zeros(num_envs, dtype=torch.int64, device=device), persistent=False)
+        env = torch.arange(first_index, first_index + num_envs, device=device)
+        self.register_buffer("env", env, persistent=False)
+        self.seed(secrets.randbits(64) if seed is None else seed, torch.ones_like(env, dtype=torch.bool))
+
+    def seed(self, seed: int, mask: Tensor) -> None:
+        """Starts the streams in `mask` (bool, `(num_envs,)`) at episode 0 of `seed`."""
+        self.seed_low.masked_fill_(mask, seed & _WORD)
+        self.seed_high.masked_fill_(mask, seed >> 32)
+        self.episode.masked_fill_(mask, 0)
+        self.draw.masked_fill_(mask, 0)
+
+    def next_episode(self, mask: Tensor) -> None:
+        """Moves the streams in `mask` to the start of their next episode."""
+        self.episode.add_(mask)
+        self.draw.masked_fill_(mask, 0)
+
+    def next_draw(self) -> None:
+        """Moves every stream to its next draw."""
+        self.draw.add_(1)
+
+    def key(self) -> Key:
+        """The key of the present draw; it is a view, good until the stream moves on."""
+        return Key(self.seed_low, self.seed_high, self.env, self.episode, self.draw, self.tag << 2)

@@ -1,0 +1,124 @@
+"""For authors of envs and transforms: an env that can be computed by hand, and the contract as checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium import Space
+from gymnasium import spaces as gymnasium_spaces
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap.env import Env
+from torchwrap.spaces import Signature
+
+
+class ScriptedEnv(Env):
+    """An env whose every value can be computed by hand.
+
+    At step t of an episode (0 at its start), the observation of env i (its global index) has at flat position j the value
+    1000 * i + 10 * j + t, wrapped around into the bounds where the space has any. The reward of step t is t. Episode e of
+    env i is `episode_lengths[(i + e) % len(episode_lengths)]` steps long. `("next", "info", "action")` is the action that
+    arrived.
+
+    Args:
+        num_envs: number of envs.
+        observation_shape: of a float32 observation without bounds.
+        episode_lengths: one length, or several to take in turn; None for episodes that never end.
+        ending: "terminated", "truncated", "both", or "in turn" for each of them in turn, by (i + e) % 3.
+        observation_space: another space than the shape says.
+        action_space: six numbers in [-1, 1] where None.
+        first_index: global index of the first env.
+        device: where it lives.
+
+    >>> env = ScriptedEnv(2, observation_shape=(3,), episode_lengths=(5, 2))
+    >>> env.reset()["observation"]
+    tensor([[   0.,   10.,   20.],
+            [1000., 1010., 1020.]])
+    """
+
+    elapsed: Tensor
+    episode: Tensor
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        observation_shape: tuple[int, ...] = (17,),
+        episode_lengths: int | Sequence[int] | None = (5, 3, 1, 4),
+        *,
+        ending: Literal["terminated", "truncated", "both", "in turn"] = "in turn",
+        observation_space: Space[Any] | None = None,
+        action_space: Space[Any] | None = None,
+        first_index: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        lengths = (episode_lengths,) if isinstance(episode_lengths, int) else episode_lengths
+        if lengths is not None and (len(lengths) == 0 or min(lengths) < 1):
+            raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
+        if ending not in ("terminated", "truncated", "both", "in turn"):
+            raise ValueError(f'ScriptedEnv needs ending "terminated", "truncated", "both" or "in turn", but got {ending!r}.')
+        observation_space = observation_space or gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
+        action_space = action_space or gymnasium_spaces.Box(-1, 1, (6,), np.float32)
+        super().__init__(
+            Signature(num_envs, observation_space, action_space, torch.device(device), None, first_index),
+            metadata={"render_modes": []},
+        )
+        self.ending = ending
+        self.register_buffer("lengths", None if lengths is None else torch.tensor(lengths, device=device), persistent=False)
+        self.register_buffer("index", torch.arange(first_index, first_index + num_envs, device=device), persistent=False)
+        self.register_buffer("elapsed", torch.zeros(num_envs, dtype=torch.int64, device=device), persistent=False)
+        self.register_buffer("episode", torch.full((num_envs,), -1, device=device), persistent=False)
+
+    def _step(self, td: TensorDict) -> TensorDict:
+        self.elapsed.add_(1)
+        turn = self.index + self.episode
+        if self.lengths is None:
+            ended = torch.zeros_like(self.elapsed, dtype=torch.bool)
+        else:
+            ended = self.elapsed >= self.lengths[turn % len(self.lengths)]
+        which = {"terminated": 0, "truncated": 1, "both": 2}.get(self.ending)
+        way = turn % 3 if which is None else torch.full_like(turn, which)
+        return TensorDict(
+            {
+                "observation": self._observation_now(),
+                "reward": self.elapsed.to(torch.float32).unsqueeze(-1),
+                "terminated": (ended & (way != 1)).unsqueeze(-1),
+                "truncated": (ended & (way != 0)).unsqueeze(-1),
+                "info": TensorDict({"action": td["action"].clone()}, batch_size=[self.num_envs]),
+            },
+            batch_size=[self.num_envs],
+        )
+
+    def _reset(self, mask: Tensor) -> TensorDict:
+        self.elapsed.masked_fill_(mask, 0)
+        self.episode.add_(mask)
+        return TensorDict({"observation": self._observation_now()}, batch_size=[self.num_envs])
+
+    def _seed(self, seed: int, mask: Tensor) -> None:
+        super()._seed(seed, mask)
+        self.episode.masked_fill_(mask, -1)
+
+    def _observation_now(self) -> spaces.Value:
+        base = 1000 * self.index + self.elapsed
+
+        def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
+            shape = leaf.shape or ()
+            places = torch.arange(int(np.prod(shape)), device=self.device).view(shape)
+            value = base.view(-1, *(1,) * len(shape)) + 10 * places
+            if isinstance(leaf, gymnasium_spaces.Box):
+                if leaf.is_bounded() and np.issubdtype(leaf.dtype, np.integer):
+                    low, high = int(leaf.low.min()), int(leaf.high.max())
+                    value = low + value % (high - low + 1)
+                elif leaf.is_bounded():
+                    low, high = float(leaf.low.min()), float(leaf.high.max())
+                    value = low + value % 97 / 97 * (high - low)
+            else:
+                count, start = spaces._counts(leaf, self.device)
+                value = start + value % count
+            return value.to(spaces.dtype(leaf))
+
+        return spaces.build(self.single_observation_space, make, self.num_envs)

@@ -1,0 +1,93 @@
+"""Transforms of actions, from what the agent chose to what the env gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from torchwrap.spaces import Signature
+from torchwrap.transforms.base import ActionTransform
+
+
+def _box(signature: Signature, name: str) -> spaces.Box:
+    space = signature.single_action_space
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise TypeError(f"{name} needs a Box action space of floats, but got {space}.")
+    return space
+
+
+class ClipAction(ActionTransform):
+    """Clips actions to the env's bounds, so that an agent may act without any.
+
+    Shape: the action space becomes Box(-inf, inf) of the same shape and dtype.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=spaces.Box(-1, 1, (1,))), ClipAction())
+    >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[3.0]])))
+    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
+    tensor([[1.]])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def setup(self, signature: Signature) -> Signature:
+        space = _box(signature, "ClipAction")
+        self.register_buffer("low", torch.as_tensor(space.low, device=signature.device), persistent=False)
+        self.register_buffer("high", torch.as_tensor(space.high, device=signature.device), persistent=False)
+        unbounded: spaces.Box = spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
+        return signature.replace(single_action_space=unbounded)
+
+    def action(self, action: Tensor) -> Tensor:
+        return action.clamp(self.low, self.high)
+
+
+class RescaleAction(ActionTransform):
+    """Maps actions from [min_action, max_action] to the env's bounds, affinely and without clipping.
+
+    Args:
+        min_action: the agent's lower bound, a number or an array of the action's shape.
+        max_action: the agent's upper bound.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=spaces.Box(0, 10, (1,))), RescaleAction(-1, 1))
+    >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[0.5]])))
+    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
+    tensor([[7.5000]])
+    """
+
+    gradient: Tensor
+    intercept: Tensor
+
+    def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
+        super().__init__()
+        low, high = np.asarray(min_action, np.float64), np.asarray(max_action, np.float64)
+        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+            raise ValueError(f"RescaleAction needs finite min_action < max_action, but got {min_action} and {max_action}.")
+        self.min_action = min_action
+        self.max_action = max_action
+
+    def setup(self, signature: Signature) -> Signature:
+        space = _box(signature, "RescaleAction")
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise ValueError(f"RescaleAction needs an action space with finite bounds, but got {space}.")
+        try:
+            low, high = (np.broadcast_to(bound, space.shape) for bound in (self.min_action, self.max_action))
+        except ValueError:
+            shape = np.broadcast_shapes(np.shape(self.min_action), np.shape(self.max_action))
+            raise ValueError(f"RescaleAction needs bounds that fit shape {space.shape}, but got {shape}.") from None
+        # Gymnasium's rescale_box: env = (agent - intercept) / gradient, both formed in double precision.
+        gradient = (np.float64(high) - low) / (space.high.astype(np.float64) - space.low)
+        intercept = gradient * -space.low.astype(np.float64) + low
+        for name, value in (("gradient", gradient), ("intercept", intercept)):
+            tensor = torch.as_tensor(value.astype(space.dtype), device=signature.device)
+            self.register_buffer(name, tensor, persistent=False)
+        box: spaces.Box = spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype)
+        return signature.replace(single_action_space=box)
+
+    def action(self, action: Tensor) -> Tensor:
+        return (action - self.intercept) / self.gradient

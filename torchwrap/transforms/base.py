@@ -1,0 +1,156 @@
+"""Transform: four hooks over a TensorDict, the one-method bases for the common cases, and Compose."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from torchwrap.spaces import Signature, Value
+
+
+class Transform(nn.Module):
+    """What happens to actions on their way into an env, and to observations and rewards on their way out.
+
+    A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you change; each is the
+    identity by default. `td` has batch size `(num_envs,)` and may be written to; `mask` is bool, `(num_envs,)`.
+
+    | hook | job |
+    |---|---|
+    | `setup(signature) -> signature` | checks and changes the description, allocates buffers |
+    | `action(action) -> action` | the agent's action to the env's; a new tensor; runs outermost first |
+    | `step(td) -> td` | the successor: `observation`, `reward`, `terminated`, `truncated`, `info` |
+    | `reset(td, mask) -> td` | first observations where `mask`; other rows neither change nor count |
+
+    What is learned goes into persistent buffers that do not depend on `num_envs`; what belongs to running episodes into
+    buffers of `num_envs` rows with `persistent=False`. Buffers are written in place and never handed out. Constructor
+    arguments are kept under their own names. No hook may look at values on the host: masks and `torch.where` instead.
+    """
+
+    in_use = False
+    """Whether an env has it; a transform has room for the state of one."""
+
+    def setup(self, signature: Signature) -> Signature:
+        return signature
+
+    def action(self, action: Value) -> Value:
+        return action
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td
+
+    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        return td
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        """Transforms a TensorDict of any batch size outside an env, where no memory is needed."""
+        raise TypeError(f"{self!r} needs an env around it, for it remembers; but got a call of its own.")
+
+    def flat(self) -> Iterator[Transform]:
+        """The transforms this one consists of, innermost first."""
+        yield self
+
+    def extra_repr(self) -> str:
+        names = inspect.signature(type(self).__init__).parameters
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+class ObservationTransform(Transform):
+    """Base for transforms of each observation by itself: write `observation`, and `setup` where the space changes."""
+
+    def observation(self, observation: Value) -> Value:
+        raise NotImplementedError
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td.set("observation", self.observation(td["observation"]))
+
+    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        return td.set("observation", self.observation(td["observation"]))
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return td.copy().set("observation", self.observation(td["observation"]))
+
+
+class RewardTransform(Transform):
+    """Base for transforms of each reward by itself: write `reward`, which gets `(num_envs, 1)`."""
+
+    def reward(self, reward: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td.set("reward", self.reward(td["reward"]))
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return td.copy().set("reward", self.reward(td["reward"]))
+
+
+class ActionTransform(Transform):
+    """Base for transforms of each action by itself: write `action`, and `setup` where the space changes."""
+
+    def action(self, action: Value) -> Value:
+        raise NotImplementedError
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return td.copy().set("action", self.action(td["action"]))
+
+
+class Compose(Transform):
+    """Several transforms as one, innermost first: observations and rewards go through in order, actions in reverse.
+
+    Args:
+        transforms: the transforms; none of them is the identity.
+
+    >>> from torchwrap import transforms as T
+    >>> Compose([T.ClipReward(-1, 1), T.TimeLimit(9)])
+    Compose([ClipReward(min_reward=-1, max_reward=1), TimeLimit(max_episode_steps=9)])
+    """
+
+    def __init__(self, transforms: Iterable[Transform]) -> None:
+        super().__init__()
+        transforms = list(transforms)
+        for position, transform in enumerate(transforms):
+            if not isinstance(transform, Transform):
+                raise TypeError(f"Compose needs Transforms, but got {type(transform).__name__} at transforms[{position}].")
+        if len(set(map(id, transforms))) < len(transforms):
+            raise ValueError("Compose needs each transform once, but got one object twice: make two, each has its own state.")
+        self.transforms = nn.ModuleList(transforms)
+
+    def setup(self, signature: Signature) -> Signature:
+        for position, transform in enumerate(self.transforms):
+            try:
+                signature = transform.setup(signature)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"transforms[{position}] ({type(transform).__name__}): {error}") from None
+        return signature
+
+    def action(self, action: Value) -> Value:
+        for transform in reversed(self.transforms):
+            action = transform.action(action)
+        return action
+
+    def step(self, td: TensorDict) -> TensorDict:
+        for transform in self.transforms:
+            td = transform.step(td)
+        return td
+
+    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        for transform in self.transforms:
+            td = transform.reset(td, mask)
+        return td
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        for transform in self.transforms:
+            td = transform(td)
+        return td
+
+    def flat(self) -> Iterator[Transform]:
+        for transform in self.transforms:
+            yield from transform.flat()
+
+    def __repr__(self) -> str:
+        return f"Compose([{', '.join(map(repr, self.transforms))}])"

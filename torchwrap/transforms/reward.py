@@ -1,0 +1,67 @@
+"""Transforms of one reward at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import torchwrap.spaces as tensors
+from torchwrap.spaces import Signature
+from torchwrap.transforms.base import RewardTransform
+
+_REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class TransformReward(RewardTransform):
+    """Applies a function to the batch of rewards.
+
+    Args:
+        func: takes rewards `(num_envs, 1)` float32 and gives new ones.
+
+    >>> import torch; from tensordict import TensorDict
+    >>> TransformReward(lambda reward: 2 * reward)(TensorDict({"reward": torch.ones(1, 1)}, [1]))["reward"]
+    tensor([[2.]])
+    """
+
+    def __init__(self, func: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        if not callable(func):
+            raise TypeError(f"TransformReward needs a callable func, but got {func!r}.")
+        self.func = func
+
+    def setup(self, signature: Signature) -> Signature:
+        given = self.func(torch.zeros(signature.num_envs, 1, device=signature.device))
+        tensors.check("TransformReward", "func to give", _REWARD, given, signature.num_envs, signature.device)
+        return signature
+
+    def reward(self, reward: Tensor) -> Tensor:
+        return self.func(reward)
+
+
+class ClipReward(RewardTransform):
+    """Clips the reward.
+
+    Args:
+        min_reward: lower bound; none where None.
+        max_reward: upper bound; none where None.
+
+    >>> import torch; from tensordict import TensorDict
+    >>> ClipReward(max_reward=1)(TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2]))["reward"].flatten()
+    tensor([-5.,  1.])
+    """
+
+    def __init__(self, min_reward: float | None = None, max_reward: float | None = None) -> None:
+        super().__init__()
+        if min_reward is None and max_reward is None:
+            raise ValueError("ClipReward needs min_reward, max_reward or both, but got neither.")
+        if min_reward is not None and max_reward is not None and not min_reward <= max_reward:
+            raise ValueError(f"ClipReward needs min_reward <= max_reward, but got {min_reward} and {max_reward}.")
+        self.min_reward = min_reward
+        self.max_reward = max_reward
+
+    def reward(self, reward: Tensor) -> Tensor:
+        return reward.clamp(self.min_reward, self.max_reward)

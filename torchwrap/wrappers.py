@@ -1,0 +1,123 @@
+"""Wrappers: envs around an env. Transforms go through TransformedEnv; write a Wrapper only to drive the env itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchwrap.env import Env
+from torchwrap.spaces import Signature
+from torchwrap.transforms.base import Compose, Transform
+
+
+class Wrapper(Env):
+    """An env that holds another as `.env` and passes everything on; override `_step`, `_reset`, or both.
+
+    Attributes of inner layers are reached as in Gymnasium, with `get_wrapper_attr(name)`; there is no silent forwarding.
+    """
+
+    env: Env
+
+    def __init__(self, env: Env, signature: Signature | None = None) -> None:
+        if not isinstance(env, Env):
+            raise TypeError(f"{type(self).__name__} needs a torchwrap.Env, but got {type(env).__name__}.")
+        super().__init__(signature or env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
+        self.env = env
+        self.action_stream = env.action_stream  # one a stack, so that wrapping does not change what is sampled
+        self.can_snapshot = env.can_snapshot
+
+    def _step(self, td: TensorDict) -> TensorDict:
+        return self.env._step(td)
+
+    def _reset(self, mask: Tensor, **options: Any) -> TensorDict:
+        return self.env._reset(mask, **options)
+
+    def _seed(self, seed: int, mask: Tensor) -> None:
+        super()._seed(seed, mask)
+        self.env._seed(seed, mask)
+
+    @property
+    def unwrapped(self) -> Env:
+        return self.env.unwrapped
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether this layer or one below has the attribute."""
+        return self._owner(name) is not None
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """The attribute of the outermost layer that has it."""
+        owner = self._owner(name)
+        if owner is None:
+            raise AttributeError(f"{self!r} needs a layer with the attribute {name!r}, but got none.")
+        return getattr(owner, name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Sets the attribute on the outermost layer that has it, else, with `force`, on this one; whether it did."""
+        owner = self._owner(name)
+        if owner is None and not force:
+            return False
+        setattr(owner or self, name, value)
+        return True
+
+    def _owner(self, name: str) -> Env | None:
+        layer: Env = self
+        while not hasattr(layer, name):
+            if not isinstance(layer, Wrapper):
+                return None
+            layer = layer.env
+        return layer
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self.env!r}>"
+
+
+class TransformedEnv(Wrapper):
+    """An env with transforms on it, which is an env.
+
+    Args:
+        env: the env below.
+        transforms: innermost first: the first one is nearest to the env.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> from torchwrap import transforms as T
+    >>> TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
+    <TimeLimit(max_episode_steps=9)<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>
+    """
+
+    def __init__(self, env: Env, *transforms: Transform) -> None:
+        if not isinstance(env, Env):
+            raise TypeError(f"TransformedEnv needs a torchwrap.Env first, but got {type(env).__name__}.")
+        transform = transforms[0] if len(transforms) == 1 else Compose(transforms)
+        if not isinstance(transform, Transform):
+            raise TypeError(f"TransformedEnv needs Transforms, but got {type(transform).__name__}.")
+        for part in transform.flat():
+            if part.in_use:
+                raise ValueError(
+                    f"TransformedEnv needs transforms of its own, but got {part!r} of another env. "
+                    "Make a new one; load_state_dict() hands on what it has learned."
+                )
+        super().__init__(env, transform.setup(env.signature.replace(device=env.device)))
+        self.transform = transform
+        for part in transform.flat():
+            part.in_use = True
+
+    def _step(self, td: TensorDict) -> TensorDict:
+        action = self.transform.action(td["action"])
+        return self.transform.step(self.env._step(TensorDict({"action": action}, batch_size=[self.num_envs])))
+
+    def _reset(self, mask: Tensor, **options: Any) -> TensorDict:
+        return self.transform.reset(self.env._reset(mask, **options), mask)
+
+    def __repr__(self) -> str:
+        text = repr(self.env)
+        for transform in self.transform.flat():
+            text = f"<{transform!r}{text}>"
+        return text
