@@ -154,7 +154,7 @@ class Env(nn.Module):
                 )
         for name, buffer in own.items():
             buffer.copy_(buffers[name])
-        return self._hand_out(snapshot["observation"].to(self.device, copy=True))
+        return self._hand_out(snapshot["observation"].to(self.device).clone())
 
     # Gymnasium's properties.
 

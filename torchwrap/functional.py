@@ -44,8 +44,6 @@ class FunctionalEnv(Env):
     torch.Size([3, 4])
     """
 
-    elapsed: Tensor
-
     def __init__(
         self,
         func_env: FuncEnv[Any, Any, Any, Any, Any, Any, Any],
@@ -64,7 +62,6 @@ class FunctionalEnv(Env):
         super().__init__(signature, spec=spec, metadata=getattr(func_env, "metadata", None))
         self.func_env = func_env
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
-        self.register_buffer("elapsed", torch.zeros(num_envs, dtype=torch.int64, device=device), persistent=False)
         state = self._call(func_env.initial, rng=self.stream.key())
         self.fields = list(state)
         for name, value in state.items():
@@ -73,7 +70,7 @@ class FunctionalEnv(Env):
 
     def _try_out(self) -> None:
         # One step that changes nothing: what the functions give has to fit their spaces.
-        state, key, name = self.state, self._key(), type(self.func_env).__name__
+        state, key, name = self.state, self.stream.key(), type(self.func_env).__name__
         observation = self._call(self.func_env.observation, state, rng=key)
         spaces.check(f"{name}.observation", "to give", self.single_observation_space, observation, self.num_envs, self.device)
         # An observation that is (a view of) the state has to be copied before it is handed out.
@@ -105,15 +102,15 @@ class FunctionalEnv(Env):
         return {name: getattr(self, f"state_{name}") for name in self.fields}
 
     def _step(self, td: TensorDict) -> TensorDict:
-        self.elapsed.add_(1)
-        state, key, call, functions = self.state, self._key(), self._call, self.func_env
+        self.stream.next_draw()
+        state, key, call, functions = self.state, self.stream.key(), self._call, self.func_env
         next_state = call(functions.transition, state, td["action"], rng=key._replace(tag=_TRANSITION))
         reward = call(functions.reward, state, td["action"], next_state, rng=key._replace(tag=_REWARD))
         terminated = call(functions.terminal, next_state, rng=key._replace(tag=_REWARD))
         observation = self._observe(next_state, key)
         self._write(next_state)
         limit = self.signature.max_episode_steps
-        truncated = torch.zeros_like(terminated) if limit is None else self.elapsed >= limit
+        truncated = torch.zeros_like(terminated) if limit is None else self.stream.draw >= limit
         return TensorDict(
             {
                 "observation": observation,
@@ -129,12 +126,11 @@ class FunctionalEnv(Env):
         for name in options or {}:
             if name not in known:
                 raise ValueError(f"{self._name()}.reset needs options among {list(known)[1:]}, but got {name!r}.")
-        self.elapsed.masked_fill_(mask, 0)
-        key = self._key()
+        self.stream.next_episode(mask)
+        key = self.stream.key()
         first = self._call(self.func_env.initial, rng=key._replace(tag=_INITIAL), **(options or {}))
         self._write({name: spaces.where(mask, first[name], value) for name, value in self.state.items()})
         observation = self._observe(self.state, key)
-        self.stream.next_episode(mask)
         return TensorDict({"observation": observation}, batch_size=[self.num_envs])
 
     def _observe(self, state: dict[str, Tensor], key: Key) -> spaces.Value:
@@ -144,10 +140,6 @@ class FunctionalEnv(Env):
     def _write(self, state: dict[str, Tensor]) -> None:
         for name, value in self.state.items():
             value.copy_(state[name])
-
-    def _key(self) -> Key:
-        # The elapsed steps are the draw counter: a key needs no memory of its own.
-        return self.stream.key()._replace(draw=self.elapsed)
 
     def _call(self, function: Any, *arguments: Any, rng: Key, **options: Any) -> Any:
         if getattr(self.func_env, "broadcasts", False):

@@ -106,6 +106,10 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
 class Stream(nn.Module):
     """The random streams of `num_envs` envs, one each, that do not depend on `num_envs` or on each other.
 
+    A stream is a clock: the env's seed, index, episode and step say what is drawn, so that no draw shifts another. Envs move
+    the clocks, `TransformedEnv` those of its transforms: a transform that draws only reads `key()`, with tags 0 to 3 where it
+    needs several draws a step.
+
     Args:
         num_envs: number of streams.
         first_index: global index of the first one; shards of one run differ in this alone.
@@ -140,10 +144,10 @@ class Stream(nn.Module):
         self.seed(secrets.randbits(64) if seed is None else seed, torch.ones_like(env, dtype=torch.bool))
 
     def seed(self, seed: int, mask: Tensor) -> None:
-        """Starts the streams in `mask` (bool, `(num_envs,)`) at episode 0 of `seed`."""
+        """Puts the streams in `mask` (bool, `(num_envs,)`) before their first episode of `seed`."""
         self.seed_low.masked_fill_(mask, seed & _WORD)
         self.seed_high.masked_fill_(mask, seed >> 32)
-        self.episode.masked_fill_(mask, 0)
+        self.episode.masked_fill_(mask, -1)
         self.draw.masked_fill_(mask, 0)
 
     def next_episode(self, mask: Tensor) -> None:
@@ -152,9 +156,9 @@ class Stream(nn.Module):
         self.draw.masked_fill_(mask, 0)
 
     def next_draw(self) -> None:
-        """Moves every stream to its next draw."""
+        """Moves every stream to its next step."""
         self.draw.add_(1)
 
     def key(self) -> Key:
-        """The key of the present draw; it is a view, good until the stream moves on."""
+        """The key of the present step: a view, good until the stream moves on."""
         return Key(self.seed_low, self.seed_high, self.env, self.episode, self.draw, self.tag << 2)

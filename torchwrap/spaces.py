@@ -169,17 +169,17 @@ def _sample_leaf(space: Space[Any], key: random.Key) -> Tensor:
         return drawn.clamp(low, high).to(dtype(space))
     if isinstance(space, spaces.MultiBinary):
         return random.integers(key, 2, shape).to(dtype(space))
-    count, start = _counts(space, device)
+    count, start = counts(space, device)
     return (random.integers(key, count, shape) + start).to(dtype(space))
 
 
-def _counts(space: Space[Any], device: torch.device | str) -> tuple[Tensor | int, Tensor | int]:
-    """The number of values of a discrete leaf, and the first one."""
+def counts(space: Space[Any], device: torch.device | str = "cpu") -> tuple[Tensor | int, Tensor | int]:
+    """How many values each component of a discrete leaf takes, and the first of them."""
     if isinstance(space, spaces.MultiDiscrete):
         return torch.as_tensor(space.nvec, device=device), torch.as_tensor(space.start, device=device)
-    if isinstance(space, spaces.MultiBinary):
-        return 2, 0
-    return int(space.n), int(space.start)
+    if isinstance(space, spaces.Discrete):
+        return int(space.n), int(space.start)
+    return 2, 0
 
 
 def contains(space: Space[Any], value: Value) -> bool:
@@ -198,7 +198,7 @@ def contains(space: Space[Any], value: Value) -> bool:
     if isinstance(space, spaces.Box):
         low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
         return bool(((value >= low) & (value <= high)).all())
-    count, start = _counts(space, value.device)
+    count, start = counts(space, value.device)
     return bool(((value >= start) & (value < start + count)).all())
 
 

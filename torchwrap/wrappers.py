@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap.env import Env
+from torchwrap.random import Stream
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Compose, Transform
 
@@ -106,14 +107,19 @@ class TransformedEnv(Wrapper):
                 )
         super().__init__(env, transform.setup(env.signature.replace(device=env.device)))
         self.transform = transform
+        self.streams = [module for module in transform.modules() if isinstance(module, Stream)]
         for part in transform.flat():
             part.in_use = True
 
     def _step(self, td: TensorDict) -> TensorDict:
+        for stream in self.streams:
+            stream.next_draw()
         action = self.transform.action(td["action"])
         return self.transform.step(self.env._step(TensorDict({"action": action}, batch_size=[self.num_envs])))
 
     def _reset(self, mask: Tensor, **options: Any) -> TensorDict:
+        for stream in self.streams:
+            stream.next_episode(mask)
         return self.transform.reset(self.env._reset(mask, **options), mask)
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
-"""For authors of envs and transforms: an env that can be computed by hand, and the contract as checks."""
+"""An env that can be computed by hand."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -41,6 +42,8 @@ class ScriptedEnv(Env):
             [1000., 1010., 1020.]])
     """
 
+    lengths: Tensor | None
+    index: Tensor
     elapsed: Tensor
     episode: Tensor
 
@@ -68,10 +71,28 @@ class ScriptedEnv(Env):
             metadata={"render_modes": []},
         )
         self.ending = ending
-        self.register_buffer("lengths", None if lengths is None else torch.tensor(lengths, device=device), persistent=False)
-        self.register_buffer("index", torch.arange(first_index, first_index + num_envs, device=device), persistent=False)
-        self.register_buffer("elapsed", torch.zeros(num_envs, dtype=torch.int64, device=device), persistent=False)
-        self.register_buffer("episode", torch.full((num_envs,), -1, device=device), persistent=False)
+        for name, value in (
+            ("lengths", None if lengths is None else torch.tensor(lengths, device=device)),
+            ("index", torch.arange(first_index, first_index + num_envs, device=device)),
+            ("elapsed", torch.zeros(num_envs, dtype=torch.int64, device=device)),
+            ("episode", torch.full((num_envs,), -1, device=device)),
+        ):
+            self.register_buffer(name, value, persistent=False)
+        # For each leaf: 10 * j, and the bounds to wrap around in.
+        self.bounds: dict[tuple[str, ...], tuple[Any, Any] | None] = {}
+        for path, leaf in spaces.leaves(observation_space):
+            places = 10 * torch.arange(math.prod(leaf.shape or ()), device=device).view(leaf.shape or ())
+            self.register_buffer("_".join(("places", *path)), places, persistent=False)
+            self.bounds[path] = self._bounds(leaf)
+
+    @staticmethod
+    def _bounds(leaf: Space[Any]) -> tuple[Any, Any] | None:
+        if not isinstance(leaf, gymnasium_spaces.Box):
+            count, start = spaces.counts(leaf)
+            return start, count
+        if not leaf.is_bounded():
+            return None
+        return leaf.low.min().item(), leaf.high.max().item() - leaf.low.min().item() + np.issubdtype(leaf.dtype, np.integer)
 
     def _step(self, td: TensorDict) -> TensorDict:
         self.elapsed.add_(1)
@@ -106,19 +127,9 @@ class ScriptedEnv(Env):
         base = 1000 * self.index + self.elapsed
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            shape = leaf.shape or ()
-            places = torch.arange(int(np.prod(shape)), device=self.device).view(shape)
-            value = base.view(-1, *(1,) * len(shape)) + 10 * places
-            if isinstance(leaf, gymnasium_spaces.Box):
-                if leaf.is_bounded() and np.issubdtype(leaf.dtype, np.integer):
-                    low, high = int(leaf.low.min()), int(leaf.high.max())
-                    value = low + value % (high - low + 1)
-                elif leaf.is_bounded():
-                    low, high = float(leaf.low.min()), float(leaf.high.max())
-                    value = low + value % 97 / 97 * (high - low)
-            else:
-                count, start = spaces._counts(leaf, self.device)
-                value = start + value % count
-            return value.to(spaces.dtype(leaf))
+            places = getattr(self, "_".join(("places", *path)))
+            value = base.view(-1, *(1,) * places.dim()) + places
+            bounds = self.bounds[path]
+            return (value if bounds is None else bounds[0] + value % bounds[1]).to(spaces.dtype(leaf))
 
         return spaces.build(self.single_observation_space, make, self.num_envs)

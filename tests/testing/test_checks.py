@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import random
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv, check_env, check_transform
+
+DICT = spaces.Dict(
+    position=spaces.Discrete(3, start=1),
+    image=spaces.Box(0, 255, (2, 2), "uint8"),
+    rest=spaces.Tuple([spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])]),
+)
+IMAGE = spaces.Box(0, 255, (4, 4, 3), "uint8")
+
+
+class AddNoise(T.ObservationTransform):
+    """What someone outside might write: a transform that draws."""
+
+    def setup(self, signature):
+        self.stream, signature = signature.stream()
+        return signature
+
+    def observation(self, observation):
+        return observation + random.normal(self.stream.key(), observation.shape[1:])
+
+
+TRANSFORMS = {
+    "RecordEpisodeStatistics": (lambda: T.RecordEpisodeStatistics(3), ScriptedEnv),
+    "NormalizeObservation": (T.NormalizeObservation, ScriptedEnv),
+    "NormalizeObservation of images": (T.NormalizeObservation, functools.partial(ScriptedEnv, observation_space=IMAGE)),
+    "ClipObservation": (lambda: T.ClipObservation(-5, 5), ScriptedEnv),
+    "FrameStackObservation": (lambda: T.FrameStackObservation(3), ScriptedEnv),
+    "FrameStackObservation of images": (
+        lambda: T.FrameStackObservation(3, padding_type="zero"),
+        functools.partial(ScriptedEnv, observation_space=IMAGE),
+    ),
+    "FrameStackObservation of numbers": (
+        lambda: T.FrameStackObservation(2, padding_type=2),
+        functools.partial(ScriptedEnv, observation_space=spaces.Discrete(3)),
+    ),
+    "FlattenObservation": (T.FlattenObservation, functools.partial(ScriptedEnv, observation_space=DICT)),
+    "TransformObservation": (lambda: T.TransformObservation(torch.tanh), ScriptedEnv),
+    "NormalizeReward": (T.NormalizeReward, ScriptedEnv),
+    "ClipReward": (lambda: T.ClipReward(-1, 1), ScriptedEnv),
+    "TransformReward": (lambda: T.TransformReward(torch.tanh), ScriptedEnv),
+    "ClipAction": (T.ClipAction, ScriptedEnv),
+    "RescaleAction": (lambda: T.RescaleAction(-2, 2), ScriptedEnv),
+    "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
+    "AddNoise": (AddNoise, ScriptedEnv),
+    "Compose of none": (lambda: T.Compose([]), ScriptedEnv),
+    "Compose of seven": (
+        lambda: T.Compose(
+            [
+                T.ClipAction(),
+                T.RecordEpisodeStatistics(),
+                T.NormalizeObservation(),
+                T.ClipObservation(-10, 10),
+                T.FrameStackObservation(4),
+                T.NormalizeReward(),
+                T.ClipReward(-10, 10),
+            ]
+        ),
+        ScriptedEnv,
+    ),
+    "on CartPole": (
+        lambda: T.Compose([T.RecordEpisodeStatistics(), T.TimeLimit(9)]),
+        functools.partial(tw.make, "CartPole-v1"),
+    ),
+}
+ENVS = {
+    "ScriptedEnv": ScriptedEnv,
+    "ScriptedEnv of a Dict": functools.partial(ScriptedEnv, observation_space=DICT, action_space=spaces.Discrete(4, start=-1)),
+    "ScriptedEnv without ends": functools.partial(ScriptedEnv, episode_lengths=None),
+    "ScriptedEnv of one-step episodes": functools.partial(ScriptedEnv, episode_lengths=1),
+    "CartPole-v1": functools.partial(tw.make, "CartPole-v1"),
+    "CartPole-v1 in float64": functools.partial(tw.make, "CartPole-v1", dtype=torch.float64),
+    "Gymnasium's CartPole-v1": functools.partial(tw.make, "CartPole-v1", backend="gymnasium"),
+    "InvertedPendulum-v5": functools.partial(tw.make, "InvertedPendulum-v5"),
+    "HalfCheetah-v5": functools.partial(tw.make, "HalfCheetah-v5", max_episode_steps=7, info_keys=["x_position"]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_every_transform_keeps_the_contract(name):
+    check_transform(*TRANSFORMS[name])
+
+
+def test_every_transform_is_in_the_table():
+    bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
+    assert set(T.__all__) - bases <= set(TRANSFORMS)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_every_env_keeps_the_contract(name):
+    check_env(ENVS[name])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_every_transform_keeps_the_contract_on_cuda(name):
+    make, make_env = TRANSFORMS[name]
+    check_transform(make, functools.partial(make_env, device="cuda"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ENVS)
+def test_every_env_keeps_the_contract_on_cuda(name):
+    check_env(functools.partial(ENVS[name], device="cuda"))
+
+
+# Each of these breaks one promise, and the check has to say which.
+
+
+class CountsEveryone(T.NormalizeObservation):
+    def reset(self, td, mask):
+        return super().reset(td, torch.ones_like(mask))
+
+
+class KeepsLearning(T.NormalizeObservation):
+    def train(self, mode=True):
+        return super().train(True)
+
+
+class HandsOutItsBuffer(T.FrameStackObservation):
+    def step(self, td):
+        super().step(td)
+        return td.set("observation", self.frames)
+
+
+class ForgetsTheBoundary(T.FrameStackObservation):
+    def reset(self, td, mask):
+        return self.step(td)
+
+
+class ResetsEveryone(T.TimeLimit):
+    def reset(self, td, mask):
+        return super().reset(td, torch.ones_like(mask))
+
+
+class HidesItsState(T.Transform):
+    def setup(self, signature):
+        self.steps = 0
+        return signature
+
+    def step(self, td):
+        self.steps += 1
+        return td.set("reward", td["reward"] + self.steps % 3)
+
+
+class WritesIntoTheAction(T.ActionTransform):
+    def action(self, action):
+        return action.mul_(0.5)
+
+
+class LeavesItsSpace(T.ObservationTransform):
+    def setup(self, signature):
+        return signature.replace(single_observation_space=spaces.Box(0, 1, signature.single_observation_space.shape))
+
+    def observation(self, observation):
+        return observation * 2
+
+
+class LooksAtValues(T.RewardTransform):
+    def reward(self, reward):
+        return reward / 2 if reward.max().item() > 2 else reward * 1
+
+
+class DrawsFromTheGlobalGenerator(T.RewardTransform):
+    def reward(self, reward):
+        return reward + torch.rand_like(reward)
+
+
+class SavesRunningState(T.TimeLimit):
+    def setup(self, signature):
+        signature = super().setup(signature)
+        self.register_buffer("elapsed", self.elapsed)
+        return signature
+
+
+class MixesEnvs(T.RewardTransform):
+    def reward(self, reward):
+        return reward - reward.mean()
+
+
+class AddsAKeyAtTimes(T.Transform):
+    def step(self, td):
+        return td.set("last", td["reward"]) if td["terminated"].any() else td
+
+
+BROKEN = [
+    (CountsEveryone, "outside the mask must not"),
+    (KeepsLearning, "eval"),
+    (lambda: HandsOutItsBuffer(3), "outputs"),
+    (lambda: ForgetsTheBoundary(3), "outside the mask must not"),
+    (lambda: ResetsEveryone(9), "outside the mask|env . of 5|other rows"),
+    (HidesItsState, "same transitions|go on as before"),
+    (WritesIntoTheAction, "leave the agent's action"),
+    (LeavesItsSpace, "needs an observation in its space"),
+    (LooksAtValues, "one graph|env . of 5"),
+    (DrawsFromTheGlobalGenerator, "leave the env alone|same transitions"),
+    (lambda: SavesRunningState(9), "shape|size"),
+    (MixesEnvs, "env . of 5"),
+    (AddsAKeyAtTimes, "same keys"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BROKEN, ids=[message for _, message in BROKEN])
+def test_a_broken_transform_is_told_what_it_breaks(make, message):
+    with pytest.raises((AssertionError, RuntimeError), match=message):
+        check_transform(make)
+
+
+class StepsWithoutReward(ScriptedEnv):
+    def _step(self, td):
+        return super()._step(td).exclude("reward")
+
+
+class HandsOutItsState(ScriptedEnv):
+    def _step(self, td):
+        return super()._step(td).set("info", TensorDict({"elapsed": self.elapsed.unsqueeze(-1)}, [self.num_envs]))
+
+
+class DependsOnNumEnvs(ScriptedEnv):
+    def _step(self, td):
+        return super()._step(td).update({"reward": torch.full((self.num_envs, 1), float(self.num_envs))})
+
+
+class RewardsWithoutColumn(ScriptedEnv):
+    def _step(self, td):
+        td = super()._step(td)
+        return td.set("reward", td["reward"].squeeze(-1))
+
+
+class WrongObservation(ScriptedEnv):
+    def _reset(self, mask):
+        td = super()._reset(mask)
+        return td.set("observation", td["observation"].double())
+
+
+BROKEN_ENVS = [
+    (StepsWithoutReward, r'needs \("next", "reward"\)'),
+    (HandsOutItsState, "outputs"),
+    (DependsOnNumEnvs, "env 0 of 5"),
+    (RewardsWithoutColumn, "needs reward of"),
+    (WrongObservation, "observation in its space"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BROKEN_ENVS, ids=[message for _, message in BROKEN_ENVS])
+def test_a_broken_env_is_told_what_it_breaks(make, message):
+    with pytest.raises(AssertionError, match=message):
+        check_env(make)
