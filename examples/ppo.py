@@ -29,7 +29,7 @@ import torchwrap as tw
 from torchwrap import transforms as T
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 
 @dataclass

@@ -24,6 +24,7 @@ torch.Size([4, 1])
 """
 
 from torchwrap import transforms
+from torchwrap.compile import compile
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
 from torchwrap.registration import make
@@ -42,6 +43,7 @@ __all__ = [
     "Transform",
     "TransformedEnv",
     "Wrapper",
+    "compile",
     "evaluate",
     "make",
     "rollout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any
 
@@ -91,6 +92,8 @@ class Env(nn.Module):
         if seed is not None:
             seed = _check_seed(self, seed)
         arguments = {} if options is None else {"options": options}
+        if options is not None and "options" not in inspect.signature(self.unwrapped._reset).parameters:
+            raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
         if seed is not None:
             self._seed(seed, mask)
         observation = self._reset(mask, **arguments)["observation"]

@@ -144,5 +144,8 @@ class FunctionalEnv(Env):
     def _call(self, function: Any, *arguments: Any, rng: Key, **options: Any) -> Any:
         if getattr(self.func_env, "broadcasts", False):
             return function(*arguments, rng=rng, **options)
-        *words, tag = rng
-        return torch.vmap(lambda words, *arguments: function(*arguments, rng=Key(*words, tag), **options))(words, *arguments)
+
+        def alone(words: tuple[Tensor, ...], *arguments: Any) -> Any:
+            return function(*arguments, rng=Key(*words, rng.tag), **options)  # type: ignore[call-arg]
+
+        return torch.vmap(alone)(rng[:-1], *arguments)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap.env import Env
@@ -19,7 +19,7 @@ Policy = Callable[[TensorDict], Any]
 
 def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
     given = env.sample_action() if policy is None else policy(td)
-    if isinstance(given, TensorDict) and "action" in given:
+    if isinstance(given, TensorDictBase) and "action" in given:
         return given
     return td.set("action", given)
 
@@ -47,7 +47,7 @@ def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | No
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
         raise ValueError(f"rollout needs num_steps of at least 1, but got {num_steps!r}.")
     td = env.reset() if td is None else td
-    storage: TensorDict | None = None
+    storage: Any = None
     columns: list[tuple[Any, tuple[Tensor, ...]]] = []
     for step in range(num_steps):
         transition, td = env.step(_act(env, policy, td))
@@ -58,7 +58,6 @@ def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | No
             columns = [(key, leaf.unbind(0)) for key, leaf in storage.items(True, True)]
         for key, rows in columns:
             rows[step].copy_(transition.get(key))
-    assert storage is not None
     data = storage.transpose(0, 1)
     data.names = [None, "time"]
     return data, td

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
 from gymnasium.wrappers.utils import create_zero_array
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import random
 
-Value = Tensor | TensorDict
+Value: TypeAlias = Any
+"""A Tensor, or a TensorDict where the space is a `Dict` or `Tuple`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Signature:
     num_envs: int
     single_observation_space: Space[Any]
     single_action_space: Space[Any]
-    device: torch.device = torch.device("cpu")
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     max_episode_steps: int | None = None
     first_index: int = 0
     num_streams: int = 2  # random streams in use so far: the env's own and that of sample_action
@@ -154,12 +155,11 @@ def _sample_leaf(space: Space[Any], key: random.Key) -> Tensor:
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         # Gymnasium: uniform between two bounds, exponential from one, normal without any.
         low, high = (torch.as_tensor(bound, dtype=dtype(space), device=device) for bound in (space.low, space.high))
-        below, above = space.bounded_below, space.bounded_above
         drawn = random.uniform(key, shape, dtype(space)) * (high - low) + low
-        if not (below & above).all():
+        if not space.is_bounded():
             key = key._replace(tag=key.tag + 1)
             one_sided, free = random.exponential(key, shape, dtype(space)), random.normal(key, shape, dtype(space))
-            below, above = torch.as_tensor(below, device=device), torch.as_tensor(above, device=device)
+            below, above = torch.isfinite(low), torch.isfinite(high)
             drawn = torch.where(below & above, drawn, torch.where(below, low + one_sided, high - one_sided))
             drawn = torch.where(below | above, drawn, free)
         return drawn
@@ -190,7 +190,7 @@ def contains(space: Space[Any], value: Value) -> bool:
     """
     parts = children(space)
     if parts is not None:
-        if not isinstance(value, TensorDict) or set(value.keys()) != set(parts):
+        if not isinstance(value, TensorDictBase) or set(value.keys()) != set(parts):
             return False
         return all(contains(part, value[key]) for key, part in parts.items())
     if not isinstance(value, Tensor) or value.dtype != dtype(space) or value.shape[1:] != (space.shape or ()):
@@ -209,8 +209,8 @@ def check(name: str, what: str, space: Space[Any], value: object, num_envs: int,
     """
     parts = children(space)
     if parts is not None:
-        if not isinstance(value, TensorDict) or set(value.keys()) != set(parts):
-            got = sorted(value.keys()) if isinstance(value, TensorDict) else type(value).__name__
+        if not isinstance(value, TensorDictBase) or set(value.keys()) != set(parts):
+            got = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value).__name__
             raise TypeError(f"{name} needs {what} as a TensorDict with keys {sorted(parts)}, but got {got}.")
         for key, part in parts.items():
             check(name, f"{what}[{key!r}]", part, value[key], num_envs, device)
@@ -224,9 +224,9 @@ def check(name: str, what: str, space: Space[Any], value: object, num_envs: int,
         raise TypeError(f"{name} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
     if value.device != device:
         raise ValueError(f"{name} needs {what} on device {device}, but got {value.device}.")
-    if not isinstance(space, spaces.Box) and device.type == "cpu" and not torch.compiler.is_compiling():
-        if not contains(space, value):
-            raise ValueError(f"{name} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
+    on_host = device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_host and not isinstance(space, spaces.Box) and not contains(space, value):
+        raise ValueError(f"{name} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
 
 
 def where(mask: Tensor, first: Value, second: Value) -> Value:

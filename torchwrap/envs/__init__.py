@@ -1,0 +1,1 @@
+"""Native envs, one a file; `torchwrap.make` finds them by id."""

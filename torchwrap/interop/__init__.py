@@ -1,0 +1,1 @@
+"""Other libraries, one a file, imported only when its file is."""

@@ -127,7 +127,8 @@ class GymnasiumEnv(Env):
         successor = self._to_tensors(self._latest)
         if self._early.any():
             rows, space = np.flatnonzero(self._early), self.single_observation_space
-            final = concatenate(space, tuple(info["final_obs"][rows]), create_empty_array(space, len(rows)))
+            empty: Any = create_empty_array(space, len(rows))
+            final = concatenate(space, tuple(info["final_obs"][rows]), empty)
             successor[torch.as_tensor(rows, device=self.device)] = self._to_tensors(final)
         result = {
             "observation": successor,
@@ -146,7 +147,10 @@ class GymnasiumEnv(Env):
         missing = wanted if afresh else wanted & ~self._early
         if missing.any():
             chosen = {} if missing.all() else {"reset_mask": missing}  # a dict of its own: Gymnasium empties it
-            self._latest, _ = self.vector_env.reset(seed=seeds, options={**(options or {}), **chosen} or None)
+            self._latest, _ = self.vector_env.reset(
+                seed=seeds,  # type: ignore[arg-type]  # a list is taken too
+                options={**(options or {}), **chosen} or None,
+            )
         self._early = self._early & ~wanted
         return TensorDict({"observation": self._to_tensors(self._latest)}, batch_size=[self.num_envs])
 
@@ -155,11 +159,12 @@ class GymnasiumEnv(Env):
         sources = ((info, ~self._early), (info.get("final_info", {}), self._early))
         values = {}
         for name, space in self.info_spaces.items():
-            value = np.zeros((self.num_envs, *space.shape), space.dtype)
+            shape = space.shape or ()
+            value = np.zeros((self.num_envs, *shape), space.dtype)
             for source, rows in sources:
                 if name in source:
                     rows = rows & source.get(f"_{name}", True)
-                    value[rows] = np.asarray(source[name])[rows].reshape(-1, *space.shape)
+                    value[rows] = np.asarray(source[name])[rows].reshape(-1, *shape)
                     self._unseen.discard(name)
             values[name] = spaces.from_numpy(space, value, self.device)
         if self._unseen and done.any():

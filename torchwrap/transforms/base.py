@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -109,6 +110,8 @@ class Compose(Transform):
     >>> Compose([T.ClipReward(-1, 1), T.TimeLimit(9)])
     Compose([ClipReward(min_reward=-1, max_reward=1), TimeLimit(max_episode_steps=9)])
     """
+
+    transforms: Any  # an nn.ModuleList, of Transforms
 
     def __init__(self, transforms: Iterable[Transform]) -> None:
         super().__init__()
