@@ -146,6 +146,6 @@ class FunctionalEnv(Env):
             return function(*arguments, rng=rng, **options)
 
         def alone(words: tuple[Tensor, ...], *arguments: Any) -> Any:
-            return function(*arguments, rng=Key(*words, rng.tag), **options)  # type: ignore[arg-type]
+            return function(*arguments, rng=Key(*words, rng.tag), **options)  # type: ignore[arg-type, call-arg]
 
         return torch.vmap(alone)(rng[:-1], *arguments)
