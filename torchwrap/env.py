@@ -10,14 +10,15 @@ import torch
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap.module import Module
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature
 
 
-class Env(nn.Module):
+class Env(Module):
     """`num_envs` environments that step together on tensors and reset themselves.
 
     `td = env.reset(seed)` gives the first observations; `transition, td = env.step(td)` does `td["action"]`. The transition
@@ -35,7 +36,7 @@ class Env(nn.Module):
 
     Authors write `_step` and `_reset`, both over the whole batch and without any auto-reset, and keep the state of running
     episodes in buffers registered with `persistent=False`. Returned tensors are the caller's: no later step changes them,
-    and changing them in place does not change the env.
+    and changing them in place does not change what happens next.
     """
 
     can_snapshot = True
@@ -83,7 +84,7 @@ class Env(nn.Module):
         """Begins new episodes, in every env or where `mask` (bool, `(num_envs,)`) is set, and says where to act.
 
         With a `seed`, env *i* (its global index, whatever `num_envs`) begins the first episode of its own random stream;
-        without, its next one. Rows outside the mask keep the observation last handed out.
+        without, its next one. Rows outside the mask keep the observation last handed out, as you left it.
         """
         if mask is None:
             mask = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
@@ -92,13 +93,13 @@ class Env(nn.Module):
         if seed is not None:
             seed = _check_seed(self, seed)
         arguments = {} if options is None else {"options": options}
-        if options is not None and "options" not in inspect.signature(self.unwrapped._reset).parameters:
-            raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
+        if options is not None:
+            self._check_options(options)
         if seed is not None:
             self._seed(seed, mask)
         observation = self._reset(mask, **arguments)["observation"]
         if self._observation is not None:
-            observation = spaces.where(mask, observation, self._observation)
+            observation = spaces.where(mask, observation, self._observation.to(self.device))
         return self._hand_out(observation)
 
     @torch.no_grad()
@@ -116,10 +117,10 @@ class Env(nn.Module):
         successor.set("done", done)
         observation = successor["observation"]
         # The reset pass is skipped only where the host knows for nothing that no episode ended.
-        if torch.compiler.is_compiling() or done.device.type != "cpu" or done.any():
-            mask = done.squeeze(-1)
-            observation = spaces.where(mask, self._reset(mask)["observation"], observation)
-        return successor, observation
+        if spaces.free_to_look(done) and not done.any():
+            return successor, observation.clone()
+        mask = done.squeeze(-1)
+        return successor, spaces.where(mask, self._reset(mask)["observation"], observation)
 
     def _hand_out(self, observation: spaces.Value) -> TensorDict:
         self._observation = observation
@@ -130,7 +131,10 @@ class Env(nn.Module):
         return spaces.sample(self.single_action_space, self.action_stream)
 
     def snapshot(self) -> TensorDict:
-        """Everything the env remembers: simulator, random streams, frames, returns, statistics, where to act next."""
+        """Everything the env remembers: simulator, random streams, frames, returns, statistics; and where to act next.
+
+        The latter is the observation last handed out, as you left it.
+        """
         if self._observation is None:
             raise RuntimeError(f"{self._name()}.snapshot needs reset() first, but got an env that has not begun.")
         self._check_can_snapshot()
@@ -155,9 +159,12 @@ class Env(nn.Module):
                 raise ValueError(
                     f"{self._name()}.restore needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}, but got {got}."
                 )
+        observation = snapshot["observation"].to(self.device).clone()
+        what = "a snapshot with observations"
+        spaces.check(f"{self._name()}.restore", what, self.single_observation_space, observation, self.num_envs, self.device)
         for name, buffer in own.items():
             buffer.copy_(buffers[name])
-        return self._hand_out(snapshot["observation"].to(self.device).clone())
+        return self._hand_out(observation)
 
     # Gymnasium's properties.
 
@@ -219,6 +226,10 @@ class Env(nn.Module):
             raise ValueError(f"{self._name()}.reset needs a mask of shape {shape} torch.bool on {self.device}, but got {got}.")
         if self._observation is None and not mask.all():
             raise RuntimeError(f"{self._name()}.reset needs a first reset of every env, but got a mask that leaves some out.")
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        if "options" not in inspect.signature(self._reset).parameters:
+            raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:

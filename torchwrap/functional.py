@@ -10,13 +10,19 @@ from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
+from torchwrap import arguments, spaces
 from torchwrap.env import Env
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature
 
-# Which numbers each function gets from its key: they must not share any.
-_INITIAL, _TRANSITION, _OBSERVATION, _REWARD = range(4)
+# Their places are the tags of their keys: no two functions of a step draw the same numbers.
+_FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for part in value.values() for leaf in _leaves(part)]
 
 
 class FunctionalEnv(Env):
@@ -54,44 +60,54 @@ class FunctionalEnv(Env):
         first_index: int = 0,
         spec: Any = None,
     ) -> None:
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise ValueError(f"FunctionalEnv needs max_episode_steps of at least 1, but got {max_episode_steps}.")
+        if max_episode_steps is not None:
+            arguments.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
         signature = Signature(
             num_envs, func_env.observation_space, func_env.action_space, torch.device(device), max_episode_steps, first_index
         )
         super().__init__(signature, spec=spec, metadata=getattr(func_env, "metadata", None))
         self.func_env = func_env
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
-        state = self._call(func_env.initial, rng=self.stream.key())
-        self.fields = list(state)
-        for name, value in state.items():
-            self.register_buffer(f"state_{name}", value.clone(), persistent=False)
+        self.fields: list[str] = []
+        self.aliasing: set[str] = set()
         self._try_out()
 
     def _try_out(self) -> None:
-        # One step that changes nothing: what the functions give has to fit their spaces.
-        state, key, name = self.state, self.stream.key(), type(self.func_env).__name__
-        observation = self._call(self.func_env.observation, state, rng=key)
-        spaces.check(f"{name}.observation", "to give", self.single_observation_space, observation, self.num_envs, self.device)
-        # An observation that is (a view of) the state has to be copied before it is handed out.
-        own = {value.untyped_storage().data_ptr() for value in state.values()}
-        parts = [observation] if isinstance(observation, Tensor) else observation.values(True, True)
-        self.observes_itself = any(part.untyped_storage().data_ptr() in own for part in parts)
-        action = spaces.zeros(self.single_action_space, self.num_envs, self.device)
-        following = self._call(self.func_env.transition, state, action, rng=key)
-        if list(following) != self.fields:
-            raise ValueError(f"{name}.transition needs to give a state with fields {self.fields}, but got {list(following)}.")
+        # One step, to see that what the functions give fits, and which of them hand on their input instead of a new tensor.
+        name, n = type(self.func_env).__name__, self.num_envs
+
+        def call(function: str, *arguments: Any) -> Any:
+            try:
+                result = self._call(function, *arguments)
+                given = {leaf.untyped_storage().data_ptr() for leaf in _leaves(result)}
+            except Exception as error:
+                raise TypeError(f"{name}.{function} needs to give tensors, but got {type(error).__name__}: {error}") from error
+            if given & {leaf.untyped_storage().data_ptr() for argument in arguments for leaf in _leaves(argument)}:
+                self.aliasing.add(function)
+            return result
+
+        state = call("initial")
+        if not isinstance(state, dict):
+            raise TypeError(f"{name}.initial needs to give a dict of tensors, but got {type(state).__name__}.")
         for field, value in state.items():
-            new = following[field]
-            if new.shape != value.shape or new.dtype != value.dtype:
-                raise ValueError(
-                    f"{name}.transition needs to give {field!r} of shape {tuple(value.shape)} {value.dtype}, "
-                    f"but got {tuple(new.shape)} {new.dtype}."
-                )
-        reward = self._call(self.func_env.reward, state, action, following, rng=key)
-        terminal = self._call(self.func_env.terminal, following, rng=key)
+            if value.shape[:1] != (n,):
+                raise ValueError(f"{name}.initial needs to give {field!r} with {n} envs first, but got {tuple(value.shape)}.")
+            self.fields.append(field)
+            self.register_buffer(f"state_{field}", value.clone(), persistent=False)
+        state, action = self.state, spaces.zeros(self.single_action_space, n, self.device)
+        observation = call("observation", state)
+        spaces.check(f"{name}.observation", "to give", self.single_observation_space, observation, n, self.device)
+        following = call("transition", state, action)
+        if set(following) != set(self.fields):
+            raise ValueError(f"{name}.transition needs to give fields {self.fields}, but got {list(following)}.")
+        for field, value in state.items():
+            got = following[field]
+            if got.shape != value.shape or got.dtype != value.dtype:
+                needed = f"{name}.transition needs to give {field!r} of shape {tuple(value.shape)} {value.dtype}"
+                raise ValueError(f"{needed}, but got {tuple(got.shape)} {got.dtype}.")
+        reward, terminal = call("reward", state, action, following), call("terminal", following)
         for function, value in (("reward", reward), ("terminal", terminal)):
-            if value.shape != (self.num_envs,):
+            if value.shape != (n,):
                 raise ValueError(f"{name}.{function} needs to give one scalar an env, but got {tuple(value.shape)} in all.")
         if terminal.dtype != torch.bool:
             raise TypeError(f"{name}.terminal needs to give torch.bool, but got {terminal.dtype}.")
@@ -103,11 +119,11 @@ class FunctionalEnv(Env):
 
     def _step(self, td: TensorDict) -> TensorDict:
         self.stream.next_draw()
-        state, key, call, functions = self.state, self.stream.key(), self._call, self.func_env
-        next_state = call(functions.transition, state, td["action"], rng=key._replace(tag=_TRANSITION))
-        reward = call(functions.reward, state, td["action"], next_state, rng=key._replace(tag=_REWARD))
-        terminated = call(functions.terminal, next_state, rng=key._replace(tag=_REWARD))
-        observation = self._observe(next_state, key)
+        state, action = self.state, td["action"]
+        next_state = self._call("transition", state, action)
+        reward = self._call("reward", state, action, next_state)
+        terminated = self._call("terminal", next_state)
+        observation = self._call("observation", next_state)
         self._write(next_state)
         limit = self.signature.max_episode_steps
         truncated = torch.zeros_like(terminated) if limit is None else self.stream.draw >= limit
@@ -122,30 +138,37 @@ class FunctionalEnv(Env):
         )
 
     def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
-        known = inspect.signature(self.func_env.initial).parameters
-        for name in options or {}:
-            if name not in known:
-                raise ValueError(f"{self._name()}.reset needs options among {list(known)[1:]}, but got {name!r}.")
         self.stream.next_episode(mask)
-        key = self.stream.key()
-        first = self._call(self.func_env.initial, rng=key._replace(tag=_INITIAL), **(options or {}))
-        self._write({name: spaces.where(mask, first[name], value) for name, value in self.state.items()})
-        observation = self._observe(self.state, key)
-        return TensorDict({"observation": observation}, batch_size=[self.num_envs])
+        first = self._call("initial", **(options or {}))
+        state = {name: spaces.where(mask, first[name], value) for name, value in self.state.items()}
+        self._write(state)
+        return TensorDict({"observation": self._call("observation", state)}, batch_size=[self.num_envs])
 
-    def _observe(self, state: dict[str, Tensor], key: Key) -> spaces.Value:
-        observation = self._call(self.func_env.observation, state, rng=key._replace(tag=_OBSERVATION))
-        return observation.clone() if self.observes_itself else observation
+    def _check_options(self, options: dict[str, Any]) -> None:
+        known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise ValueError(f"{self._name()}.reset needs options among {known}, but got {unknown}.")
+        try:
+            self._call("initial", **options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 
     def _write(self, state: dict[str, Tensor]) -> None:
         for name, value in self.state.items():
             value.copy_(state[name])
 
-    def _call(self, function: Any, *arguments: Any, rng: Key, **options: Any) -> Any:
-        if getattr(self.func_env, "broadcasts", False):
-            return function(*arguments, rng=rng, **options)
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        function, key = getattr(self.func_env, name), self.stream.key()
+        key = key._replace(tag=key.tag + _FUNCTIONS.index(name))
 
         def alone(words: tuple[Tensor, ...], *arguments: Any) -> Any:
-            return function(*arguments, rng=Key(*words, rng.tag), **options)  # type: ignore[arg-type, call-arg]
+            return function(*arguments, rng=Key(*words, key.tag), **options)  # type: ignore[arg-type, call-arg]
 
-        return torch.vmap(alone)(rng[:-1], *arguments)
+        if getattr(self.func_env, "broadcasts", False):
+            result = function(*arguments, rng=key, **options)
+        else:
+            result = torch.vmap(alone)(key[:-1], *arguments)
+        if name not in self.aliasing:
+            return result
+        return {key: value.clone() for key, value in result.items()} if isinstance(result, dict) else result.clone()

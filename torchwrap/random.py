@@ -15,7 +15,9 @@ import secrets
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from torchwrap.module import Module
 
 _WORD = 0xFFFFFFFF
 _BLOCK_BITS = 24  # of the second counter word; the 8 bits above it are the tag
@@ -77,9 +79,11 @@ def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.fl
         # 53 bits from a pair of words, as NumPy and MT19937ar's genrand_res53 build them.
         words = bits(key, 2 * count)
         number = ((words[..., 0::2] >> 5) * 2**26 + (words[..., 1::2] >> 6)).to(dtype) * 2.0**-53
-    else:
+    elif dtype == torch.float32:
         number = (bits(key, count) >> 8).to(dtype) * 2.0**-24
-    return number.reshape(*key.env.shape, *shape)
+    else:
+        raise TypeError(f"uniform needs a dtype of torch.float32 or torch.float64, but got {dtype}.")
+    return number.reshape((*key.env.shape, *shape))
 
 
 def normal(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
@@ -99,21 +103,23 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
 
     The word is multiplied and shifted (Lemire 2019) without rejection: the bias is below count / 2**32.
     """
-    words = bits(key, math.prod(shape)).reshape(*key.env.shape, *shape)
+    if isinstance(count, int) and not 1 <= count <= 2**31:
+        raise ValueError(f"integers needs a count in [1, 2**31], but got {count}.")
+    words = bits(key, math.prod(shape)).reshape((*key.env.shape, *shape))
     return (words * count) >> 32
 
 
-class Stream(nn.Module):
+class Stream(Module):
     """The random streams of `num_envs` envs, one each, that do not depend on `num_envs` or on each other.
 
     A stream is a clock: the env's seed, index, episode and step say what is drawn, so that no draw shifts another. Envs move
-    the clocks, `TransformedEnv` those of its transforms: a transform that draws only reads `key()`, with tags 0 to 3 where it
-    needs several draws a step.
+    the clocks, `TransformedEnv` those of its transforms: a transform that draws only reads `key()`, and counts its tag up, by
+    7 at most, where it needs several draws a step.
 
     Args:
         num_envs: number of streams.
         first_index: global index of the first one; shards of one run differ in this alone.
-        tag: tells the streams of one env apart (resets, actions, each transform that draws); 0 to 63.
+        tag: tells the streams of one env apart (resets, actions, each transform that draws); 0 to 31.
         seed: a seed in [0, 2**64); from the operating system where it is None.
 
     >>> whole, shard = Stream(4, seed=7), Stream(2, first_index=2, seed=7)
@@ -161,4 +167,4 @@ class Stream(nn.Module):
 
     def key(self) -> Key:
         """The key of the present step: a view, good until the stream moves on."""
-        return Key(self.seed_low, self.seed_high, self.env, self.episode, self.draw, self.tag << 2)
+        return Key(self.seed_low, self.seed_high, self.env, self.episode, self.draw, self.tag << 3)

@@ -11,6 +11,7 @@ import gymnasium
 import torch
 from gymnasium import Space
 
+from torchwrap import arguments
 from torchwrap.env import Env
 from torchwrap.envs.cartpole import CartPole
 from torchwrap.functional import FunctionalEnv
@@ -39,7 +40,7 @@ def make(
         backend: "torch" for torchwrap's own, "gymnasium" for Gymnasium's; the first that has it where None.
         device: where tensors live.
         first_index: global index of the first env; `rank * num_envs` places a shard of a larger run.
-        max_episode_steps: truncates episodes of that length; the registered limit where None.
+        max_episode_steps: truncates episodes of that length; the registered limit where None, no limit where -1.
         vectorization_mode: for Gymnasium: "sync" (one process, the default) or "async" (a process for each env).
         info_keys: for Gymnasium: what of `info` to pass on, see `torchwrap.interop.gymnasium.from_gymnasium`.
         kwargs: for the env's constructor.
@@ -50,15 +51,21 @@ def make(
     >>> make("CartPole-v1", num_envs=4)
     <CartPole-v1(num_envs=4, device=cpu)>
     """
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise ValueError(f"make needs num_envs of at least 1, but got {num_envs!r}.")
+    if not isinstance(id, str):
+        raise TypeError(f"make needs an id, a string, but got {id!r}.")
+    arguments.integer("make", "num_envs", num_envs, at_least=1)
+    if max_episode_steps not in (None, -1):
+        arguments.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
     if backend not in (None, "torch", "gymnasium"):
         raise ValueError(f'make needs backend "torch" or "gymnasium", but got {backend!r}.')
     if backend == "torch" and id not in NATIVE:
         raise ValueError(f'make needs an id in {sorted(NATIVE)} for backend="torch", but got {id!r}.')
+    module, _, name = id.rpartition(":")  # Gymnasium's "module:id" imports what registers the id
     try:
-        spec = copy.deepcopy(gymnasium.spec(id))
-    except gymnasium.error.Error as error:
+        if module:
+            importlib.import_module(module)
+        spec = copy.deepcopy(gymnasium.spec(name))
+    except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}") from None
     if id in NATIVE and backend != "gymnasium":
         if vectorization_mode is not None or info_keys:
@@ -69,7 +76,8 @@ def make(
             raise ValueError(
                 f'make needs arguments that {id} takes in torch, or backend="gymnasium", but got: {error}'
             ) from None
-        spec.max_episode_steps = max_episode_steps or spec.max_episode_steps
+        if max_episode_steps is not None:
+            spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
         spec.kwargs.update(kwargs)
         return FunctionalEnv(
             func_env, num_envs, device=device, max_episode_steps=spec.max_episode_steps, first_index=first_index, spec=spec

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchwrap import arguments
 from torchwrap.env import Env
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 from torchwrap.wrappers import TransformedEnv
@@ -44,8 +45,7 @@ def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | No
     tensor([[1., 2., 3., 1.],
             [1., 2., 3., 1.]])
     """
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-        raise ValueError(f"rollout needs num_steps of at least 1, but got {num_steps!r}.")
+    arguments.integer("rollout", "num_steps", num_steps, at_least=1)
     td = env.reset() if td is None else td
     storage: Any = None
     columns: list[tuple[Any, tuple[Tensor, ...]]] = []
@@ -81,8 +81,7 @@ def evaluate(env: Env, policy: Policy | None, num_episodes: int) -> TensorDict:
     >>> evaluate(ScriptedEnv(2, episode_lengths=(1, 2)), None, 4)["episode_return"]  # rewards 1, and 1 + 2
     tensor([1., 3., 3., 1.])
     """
-    if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
-        raise ValueError(f"evaluate needs num_episodes of at least 1, but got {num_episodes!r}.")
+    arguments.integer("evaluate", "num_episodes", num_episodes, at_least=1)
     records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
     if not records:
         # A stack of its own, so that the caller's keeps its buffers.

@@ -17,7 +17,7 @@ from gymnasium.wrappers.utils import create_zero_array
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchwrap import random
+from torchwrap import arguments, random
 
 Value: TypeAlias = Any
 """A Tensor, or a TensorDict where the space is a `Dict` or `Tuple`."""
@@ -36,12 +36,13 @@ class Signature:
     num_streams: int = 2  # random streams in use so far: the env's own and that of sample_action
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_envs, bool) or not isinstance(self.num_envs, int) or self.num_envs < 1:
-            raise ValueError(f"An env needs num_envs of at least 1, but got {self.num_envs!r}.")
-        if not isinstance(self.first_index, int) or self.first_index < 0:
-            raise ValueError(f"An env needs a first_index of at least 0, but got {self.first_index!r}.")
+        arguments.integer("An env", "num_envs", self.num_envs, at_least=1)
+        arguments.integer("An env", "first_index", self.first_index, at_least=0)
         for space in (self.single_observation_space, self.single_action_space):
-            for _, leaf in leaves(space):
+            parts = list(leaves(space))
+            if not parts:
+                raise ValueError(f"An env needs spaces that are not empty, but got {space}.")
+            for _, leaf in parts:
                 dtype(leaf)
 
     def replace(self, **changes: Any) -> Signature:
@@ -94,9 +95,12 @@ def dtype(space: Space[Any]) -> torch.dtype:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
     try:
-        return torch.from_numpy(np.empty(0, space.dtype)).dtype
+        found = torch.from_numpy(np.empty(0, space.dtype)).dtype
     except TypeError:
-        raise TypeError(f"A space needs a dtype that PyTorch has, but got {space} of dtype {space.dtype}.") from None
+        found = None
+    if found in (None, torch.uint16, torch.uint32, torch.uint64):  # PyTorch stores these three, and computes nothing
+        raise TypeError(f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}.")
+    return found
 
 
 def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") -> Value:
@@ -120,17 +124,17 @@ def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu"
         named = {key: values[int(key) if isinstance(value, tuple) else key] for key in parts}
         tensors = {key: from_numpy(part, named[key], device) for key, part in parts.items()}
         return TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1])
-    tensor = torch.from_numpy(np.ascontiguousarray(value, space.dtype))
+    tensor = torch.from_numpy(np.array(value, space.dtype, order="C"))
     if torch.device(device).type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device, copy=True)
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def to_numpy(space: Space[Any], value: Value) -> Any:
-    """Tensors as Gymnasium's batched value: an array, and dicts and tuples of arrays."""
+    """Tensors as Gymnasium's batched value, in memory of its own: an array, and dicts and tuples of arrays."""
     parts = children(space)
     if parts is None:
-        return value.cpu().numpy()
+        return value.to("cpu", copy=True).numpy()
     arrays = {key: to_numpy(part, value[key]) for key, part in parts.items()}
     return tuple(arrays.values()) if isinstance(space, spaces.Tuple) else arrays
 
@@ -151,32 +155,31 @@ def sample(space: Space[Any], stream: random.Stream) -> Value:
 
 
 def _sample_leaf(space: Space[Any], key: random.Key) -> Tensor:
-    device, shape = key.env.device, space.shape or ()
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        # Gymnasium: uniform between two bounds, exponential from one, normal without any.
-        low, high = (torch.as_tensor(bound, dtype=dtype(space), device=device) for bound in (space.low, space.high))
-        drawn = random.uniform(key, shape, dtype(space)) * (high - low) + low
+    device, shape, to = key.env.device, space.shape or (), dtype(space)
+    if isinstance(space, spaces.Box):
+        whole = not to.is_floating_point
+        work = torch.float32 if to in (torch.float32, torch.float16) else torch.float64
+        low, high = (torch.as_tensor(bound, device=device).to(work) for bound in (space.low, space.high))
+        # Gymnasium: uniform between two bounds, exponential from one, normal without any; whole numbers are rounded down.
+        share = random.uniform(key, shape, work)
+        drawn = low * (1 - share) + (high + whole) * share  # the difference of two bounds could overflow
         if not space.is_bounded():
             key = key._replace(tag=key.tag + 1)
-            one_sided, free = random.exponential(key, shape, dtype(space)), random.normal(key, shape, dtype(space))
-            below, above = torch.isfinite(low), torch.isfinite(high)
-            drawn = torch.where(below & above, drawn, torch.where(below, low + one_sided, high - one_sided))
+            one_sided, free = random.exponential(key, shape, work), random.normal(key, shape, work)
+            below, above = (torch.as_tensor(bound, device=device) for bound in (space.bounded_below, space.bounded_above))
+            drawn = torch.where(below & above, drawn, torch.where(below, low + one_sided, high + whole - one_sided))
             drawn = torch.where(below | above, drawn, free)
-        return drawn
-    if isinstance(space, spaces.Box):
-        low, high = (torch.as_tensor(bound.astype(np.float64), device=device) for bound in (space.low, space.high))
-        drawn = (random.uniform(key, shape, torch.float64) * (high - low + 1) + low).floor()
-        return drawn.clamp(low, high).to(dtype(space))
-    if isinstance(space, spaces.MultiBinary):
-        return random.integers(key, 2, shape).to(dtype(space))
+        drawn = (drawn.floor() if whole else drawn).clamp(low, high)
+        return drawn.to(to)
     count, start = counts(space, device)
-    return (random.integers(key, count, shape) + start).to(dtype(space))
+    return (random.integers(key, count, shape) + start).to(to)
 
 
 def counts(space: Space[Any], device: torch.device | str = "cpu") -> tuple[Tensor | int, Tensor | int]:
     """How many values each component of a discrete leaf takes, and the first of them."""
     if isinstance(space, spaces.MultiDiscrete):
-        return torch.as_tensor(space.nvec, device=device), torch.as_tensor(space.start, device=device)
+        count, start = (torch.as_tensor(bound, dtype=torch.int64, device=device) for bound in (space.nvec, space.start))
+        return count, start
     if isinstance(space, spaces.Discrete):
         return int(space.n), int(space.start)
     return 2, 0
@@ -199,6 +202,7 @@ def contains(space: Space[Any], value: Value) -> bool:
         low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
         return bool(((value >= low) & (value <= high)).all())
     count, start = counts(space, value.device)
+    value = value.long()
     return bool(((value >= start) & (value < start + count)).all())
 
 
@@ -224,20 +228,38 @@ def check(name: str, what: str, space: Space[Any], value: object, num_envs: int,
         raise TypeError(f"{name} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
     if value.device != device:
         raise ValueError(f"{name} needs {what} on device {device}, but got {value.device}.")
-    on_host = device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_host and not isinstance(space, spaces.Box) and not contains(space, value):
+    if not isinstance(space, spaces.Box) and free_to_look(value) and not contains(space, value):
         raise ValueError(f"{name} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
+
+
+def free_to_look(tensor: Tensor) -> bool:
+    """Whether the host can look at values for nothing: in CPU memory, and not while a graph is traced."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def where(mask: Tensor, first: Value, second: Value) -> Value:
     """Rows of `first` where `mask` (bool, `(num_envs,)`), else of `second`, in a value of their own."""
-    if isinstance(first, Tensor):
-        return torch.where(mask.view(-1, *(1,) * (first.dim() - 1)), first, second)
-    return TensorDict({key: where(mask, first[key], second[key]) for key in first.keys()}, batch_size=first.batch_size)
+    if not isinstance(first, Tensor):
+        merged = {key: where(mask, first[key], second[key]) for key in first.keys()}
+        return TensorDict(merged, batch_size=first.batch_size)
+    if free_to_look(mask):
+        # PyTorch does not vectorise a where whose mask is broadcast; few rows are merged, so copying those is faster.
+        merged = second.clone()
+        merged[mask] = first[mask]
+        return merged
+    return torch.where(mask.view(-1, *(1,) * (first.dim() - 1)), first, second)
+
+
+def write(mask: Tensor, value: Tensor, buffer: Tensor) -> None:
+    """Rows of `value` into the buffer where `mask` (bool, `(num_envs,)`)."""
+    if free_to_look(mask):
+        buffer[mask] = value[mask]
+    else:
+        buffer.copy_(torch.where(mask.view(-1, *(1,) * (value.dim() - 1)), value, buffer))
 
 
 def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
-    """A batched value as `(num_envs, flatdim)`, each row as Gymnasium's `flatten` makes it (`Discrete` becomes one-hot).
+    """A value as vectors `(..., flatdim)`, each as Gymnasium's `flatten` makes it (`Discrete` becomes one-hot).
 
     >>> flatten(spaces.Discrete(3, start=1), torch.tensor([1, 3]), torch.int64)
     tensor([[1, 0, 0],
@@ -246,9 +268,13 @@ def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
     parts = children(space)
     if parts is not None:
         return torch.cat([flatten(part, value[key], to) for key, part in parts.items()], -1)
+    batch = value.shape[: value.dim() - len(space.shape or ())]
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        counts, starts = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec), space.start
-        columns = value.reshape(len(value), -1, 1) - torch.as_tensor(np.ravel(starts), device=value.device).view(-1, 1)
-        one_hots = [columns[:, i] == torch.arange(int(n), device=value.device) for i, n in enumerate(counts.ravel())]
+        numbers, starts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec), np.ravel(space.start)
+        columns = value.reshape(*batch, -1).unsqueeze(-1)
+        one_hots = [
+            columns[..., i, :] == torch.arange(int(start), int(start) + int(n), device=value.device)
+            for i, (n, start) in enumerate(zip(numbers, starts, strict=True))
+        ]
         return torch.cat(one_hots, -1).to(to)
-    return value.flatten(1).to(to)
+    return value.reshape(*batch, -1).to(to)

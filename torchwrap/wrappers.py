@@ -35,6 +35,9 @@ class Wrapper(Env):
     def _reset(self, mask: Tensor, **options: Any) -> TensorDict:
         return self.env._reset(mask, **options)
 
+    def _check_options(self, options: dict[str, Any]) -> None:
+        self.env._check_options(options)
+
     def _seed(self, seed: int, mask: Tensor) -> None:
         super()._seed(seed, mask)
         self.env._seed(seed, mask)

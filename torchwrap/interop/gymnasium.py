@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ def from_gymnasium(
         vector_env: in `AutoresetMode.DISABLED` (best) or `SAME_STEP`. It belongs to the result from here on.
         device: where tensors go.
         info_keys: what of `info` to pass on under `("next", "info", name)`: names of numbers, which become `(num_envs, 1)`
-            float32, or a mapping from names to spaces. Where an env's info lacks one, it is zero.
+            float32, or a mapping from names to spaces. Where an env's info lacks one, it is zero; but a bare name has to turn
+            up by the end of the first episode, or it is taken for a slip.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
 
     Raises:
@@ -95,7 +97,11 @@ class GymnasiumEnv(Env):
                 'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}), '
                 'or with torchwrap.make(id, num_envs, backend="gymnasium").'
             )
-        spec = vector_env.spec
+        spec = copy.deepcopy(vector_env.spec)
+        if spec is not None:
+            # make_vec leaves a limit of its caller's among the arguments; Gymnasium's -1 is none.
+            limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
+            spec.max_episode_steps = None if limit == -1 else limit
         signature = Signature(
             vector_env.num_envs,
             vector_env.single_observation_space,
@@ -108,7 +114,7 @@ class GymnasiumEnv(Env):
         self.vector_env = vector_env
         self.same_step = mode is AutoresetMode.SAME_STEP
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
-        self._unseen = set(self.info_spaces)
+        self._unseen = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
         self._seeds: list[int | None] | None = None  # for the next _reset
         # A same-step env resets before anybody asks: which rows it has reset, and what was seen last.
         self._early = np.zeros(self.num_envs, bool)
@@ -162,10 +168,15 @@ class GymnasiumEnv(Env):
             shape = space.shape or ()
             value = np.zeros((self.num_envs, *shape), space.dtype)
             for source, rows in sources:
-                if name in source:
-                    rows = rows & source.get(f"_{name}", True)
+                rows = rows & source.get(f"_{name}", name in source)
+                if not rows.any():
+                    continue
+                self._unseen.discard(name)
+                try:
                     value[rows] = np.asarray(source[name])[rows].reshape(-1, *shape)
-                    self._unseen.discard(name)
+                except (TypeError, ValueError):
+                    got = f"{self._name()} needs info {name!r} that fits {space}, but got {source[name]!r}."
+                    raise ValueError(f"{got} Give info_keys its space: {{{name!r}: Box(...)}}.") from None
             values[name] = spaces.from_numpy(space, value, self.device)
         if self._unseen and done.any():
             known = sorted({key for source, _ in sources for key in source if not key.startswith("_")})

@@ -64,8 +64,10 @@ class ScriptedEnv(Env):
             raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
         if ending not in ("terminated", "truncated", "both", "in turn"):
             raise ValueError(f'ScriptedEnv needs ending "terminated", "truncated", "both" or "in turn", but got {ending!r}.')
-        observation_space = observation_space or gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
-        action_space = action_space or gymnasium_spaces.Box(-1, 1, (6,), np.float32)
+        if observation_space is None:
+            observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
+        if action_space is None:
+            action_space = gymnasium_spaces.Box(-1, 1, (6,), np.float32)
         super().__init__(
             Signature(num_envs, observation_space, action_space, torch.device(device), None, first_index),
             metadata={"render_modes": []},

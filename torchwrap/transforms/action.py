@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import ActionTransform
 
 
-def _box(signature: Signature, name: str) -> spaces.Box:
+def _box(signature: Signature, name: str) -> gymnasium.spaces.Box:
     space = signature.single_action_space
-    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         raise TypeError(f"{name} needs a Box action space of floats, but got {space}.")
     return space
 
@@ -26,7 +26,7 @@ class ClipAction(ActionTransform):
     Shape: the action space becomes Box(-inf, inf) of the same shape and dtype.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(1, action_space=spaces.Box(-1, 1, (1,))), ClipAction())
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(-1, 1, (1,))), ClipAction())
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[3.0]])))
     >>> transition["next", "info", "action"]  # what a ScriptedEnv got
     tensor([[1.]])
@@ -39,7 +39,7 @@ class ClipAction(ActionTransform):
         space = _box(signature, "ClipAction")
         self.register_buffer("low", torch.as_tensor(space.low, device=signature.device), persistent=False)
         self.register_buffer("high", torch.as_tensor(space.high, device=signature.device), persistent=False)
-        unbounded: spaces.Box = spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
+        unbounded: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
         return signature.replace(single_action_space=unbounded)
 
     def action(self, action: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class RescaleAction(ActionTransform):
         max_action: the agent's upper bound.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(1, action_space=spaces.Box(0, 10, (1,))), RescaleAction(-1, 1))
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(0, 10, (1,))), RescaleAction(-1, 1))
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[0.5]])))
     >>> transition["next", "info", "action"]  # what a ScriptedEnv got
     tensor([[7.5000]])
@@ -65,16 +65,20 @@ class RescaleAction(ActionTransform):
 
     def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
         super().__init__()
-        low, high = np.asarray(min_action, np.float64), np.asarray(max_action, np.float64)
-        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-            raise ValueError(f"RescaleAction needs finite min_action < max_action, but got {min_action} and {max_action}.")
+        try:
+            low, high = np.broadcast_arrays(np.asarray(min_action, np.float64), np.asarray(max_action, np.float64))
+            ordered = bool((np.isfinite(low) & np.isfinite(high) & (low < high)).all())
+        except (TypeError, ValueError):
+            ordered = False
+        if not ordered:
+            raise ValueError(f"RescaleAction needs finite min_action < max_action, but got {min_action!r} and {max_action!r}.")
         self.min_action = min_action
         self.max_action = max_action
 
     def setup(self, signature: Signature) -> Signature:
         space = _box(signature, "RescaleAction")
-        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise ValueError(f"RescaleAction needs an action space with finite bounds, but got {space}.")
+        if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
+            raise ValueError(f"RescaleAction needs an action space with finite bounds, low < high, but got {space}.")
         try:
             low, high = (np.broadcast_to(bound, space.shape) for bound in (self.min_action, self.max_action))
         except ValueError:
@@ -86,7 +90,9 @@ class RescaleAction(ActionTransform):
         for name, value in (("gradient", gradient), ("intercept", intercept)):
             tensor = torch.as_tensor(value.astype(space.dtype), device=signature.device)
             self.register_buffer(name, tensor, persistent=False)
-        box: spaces.Box = spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype)
+        box: gymnasium.spaces.Box = gymnasium.spaces.Box(
+            low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype
+        )
         return signature.replace(single_action_space=box)
 
     def action(self, action: Tensor) -> Tensor:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from torchwrap.module import Module
 from torchwrap.spaces import Signature, Value
 
 
-class Transform(nn.Module):
+class Transform(Module):
     """What happens to actions on their way into an env, and to observations and rewards on their way out.
 
     A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you change; each is the
@@ -53,6 +54,14 @@ class Transform(nn.Module):
         """The transforms this one consists of, innermost first."""
         yield self
 
+    def _alone(self, td: TensorDict, key: str, function: Callable[[Value], Value]) -> TensorDict:
+        try:
+            value = function(td[key])
+        except AttributeError as error:
+            message = f"{self!r} needs to have been on an env, which tells it the spaces, but got a call of its own."
+            raise RuntimeError(message) from error
+        return td.copy().set(key, value)
+
     def extra_repr(self) -> str:
         names = inspect.signature(type(self).__init__).parameters
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
@@ -74,7 +83,7 @@ class ObservationTransform(Transform):
         return td.set("observation", self.observation(td["observation"]))
 
     def forward(self, td: TensorDict) -> TensorDict:
-        return td.copy().set("observation", self.observation(td["observation"]))
+        return self._alone(td, "observation", self.observation)
 
 
 class RewardTransform(Transform):
@@ -87,7 +96,7 @@ class RewardTransform(Transform):
         return td.set("reward", self.reward(td["reward"]))
 
     def forward(self, td: TensorDict) -> TensorDict:
-        return td.copy().set("reward", self.reward(td["reward"]))
+        return self._alone(td, "reward", self.reward)
 
 
 class ActionTransform(Transform):
@@ -97,7 +106,7 @@ class ActionTransform(Transform):
         raise NotImplementedError
 
     def forward(self, td: TensorDict) -> TensorDict:
-        return td.copy().set("action", self.action(td["action"]))
+        return self._alone(td, "action", self.action)
 
 
 class Compose(Transform):
@@ -115,39 +124,54 @@ class Compose(Transform):
 
     def __init__(self, transforms: Iterable[Transform]) -> None:
         super().__init__()
+        if isinstance(transforms, Transform) or not isinstance(transforms, Iterable):
+            raise TypeError(f"Compose needs a list of Transforms, but got {transforms!r}.")
         transforms = list(transforms)
         for position, transform in enumerate(transforms):
             if not isinstance(transform, Transform):
                 raise TypeError(f"Compose needs Transforms, but got {type(transform).__name__} at transforms[{position}].")
-        if len(set(map(id, transforms))) < len(transforms):
-            raise ValueError("Compose needs each transform once, but got one object twice: make two, each has its own state.")
         self.transforms = nn.ModuleList(transforms)
+        # Plain tuples beside it, of those that do something: walking a ModuleList costs more than a small operator.
+        self._hooks = {
+            hook: tuple(
+                transform for transform in transforms if getattr(type(transform), hook) is not getattr(Transform, hook)
+            )
+            for hook in ("action", "step", "reset")
+        }
+        parts = list(self.flat())
+        for position, part in enumerate(parts):
+            if any(part is other for other in parts[:position]):
+                raise ValueError(f"Compose needs each transform once, but got {part!r} twice: each has state of its own.")
 
     def setup(self, signature: Signature) -> Signature:
         for position, transform in enumerate(self.transforms):
             try:
                 signature = transform.setup(signature)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"transforms[{position}] ({type(transform).__name__}): {error}") from None
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"transforms[{position}] ({type(transform).__name__}): {error}") from error
         return signature
 
     def action(self, action: Value) -> Value:
-        for transform in reversed(self.transforms):
+        for transform in reversed(self._hooks["action"]):
             action = transform.action(action)
         return action
 
     def step(self, td: TensorDict) -> TensorDict:
-        for transform in self.transforms:
+        for transform in self._hooks["step"]:
             td = transform.step(td)
         return td
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        for transform in self.transforms:
+        for transform in self._hooks["reset"]:
             td = transform.reset(td, mask)
         return td
 
     def forward(self, td: TensorDict) -> TensorDict:
-        for transform in self.transforms:
+        parts = list(self.flat())
+        for transform in (part for part in parts if not isinstance(part, ActionTransform)):
+            td = transform(td)
+        for transform in (part for part in reversed(parts) if isinstance(part, ActionTransform)):
             td = transform(td)
         return td
 

@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchwrap import arguments
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Transform
 
@@ -34,42 +35,48 @@ class RecordEpisodeStatistics(Transform):
     returns: Tensor
     lengths: Tensor
     count: Tensor
+    behind: Tensor
 
     def __init__(self, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__()
-        if isinstance(buffer_length, bool) or not isinstance(buffer_length, int) or buffer_length < 1:
-            raise ValueError(f"RecordEpisodeStatistics needs a buffer_length of at least 1, but got {buffer_length!r}.")
-        self.buffer_length = buffer_length
+        self.buffer_length = arguments.integer("RecordEpisodeStatistics", "buffer_length", buffer_length, at_least=1)
+        if not isinstance(stats_key, str) or not stats_key:
+            raise TypeError(f"RecordEpisodeStatistics needs a word as stats_key, but got {stats_key!r}.")
         self.stats_key = stats_key
 
     def setup(self, signature: Signature) -> Signature:
-        n, size, device = signature.num_envs, self.buffer_length, signature.device
-        self.register_buffer("running_return", torch.zeros(n, 1, dtype=torch.float64, device=device), persistent=False)
-        self.register_buffer("running_length", torch.zeros(n, 1, dtype=torch.int64, device=device), persistent=False)
-        # One slot more than asked for, which takes what is not to be kept: a write without a branch.
-        self.register_buffer("returns", torch.zeros(size + 1, device=device), persistent=False)
-        self.register_buffer("lengths", torch.zeros(size + 1, dtype=torch.int64, device=device), persistent=False)
-        self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
+        n, device = signature.num_envs, signature.device
+        self.return_key, self.length_key = f"{self.stats_key}_return", f"{self.stats_key}_length"
+        # A ring of records with room for all envs to finish at once, and behind it a row for each env that did not: records
+        # are written without a branch, and no two to the same place.
+        self.ring_size = max(self.buffer_length, n)
+        for name, shape, dtype in (
+            ("running_return", (n, 1), torch.float64),
+            ("running_length", (n, 1), torch.int64),
+            ("returns", (self.ring_size + n, 1), torch.float64),
+            ("lengths", (self.ring_size + n, 1), torch.int64),
+            ("count", (1,), torch.int64),
+        ):
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device), persistent=False)
+        self.register_buffer("behind", torch.arange(n, device=device) + self.ring_size, persistent=False)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
-        self.running_return.add_(td["reward"])
-        self.running_length.add_(1)
-        td.set(f"{self.stats_key}_return", self.running_return.to(torch.float32))
-        return td.set(f"{self.stats_key}_length", self.running_length.clone())
+        td.set(self.return_key, self.running_return.add_(td["reward"]).float())
+        return td.set(self.length_key, self.running_length.add_(1).clone())
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        finished = mask & (self.running_length > 0).squeeze(-1)
-        rank = finished.cumsum(0)
-        total = rank[-1:]
-        kept = finished & (rank > total - self.buffer_length)
-        slot = torch.where(kept, (self.count + rank - 1) % self.buffer_length, self.buffer_length)
-        self.returns.index_copy_(0, slot, torch.where(kept, self.running_return.squeeze(-1), 0).to(torch.float32))
-        self.lengths.index_copy_(0, slot, torch.where(kept, self.running_length.squeeze(-1), 0))
-        self.count.add_(total)
+        running_return, running_length = self.running_return, self.running_length
+        count = self.count
         row = mask.unsqueeze(-1)
-        self.running_return.masked_fill_(row, 0)
-        self.running_length.masked_fill_(row, 0)
+        finished = (row & (running_length > 0)).squeeze(-1)
+        rank = finished.cumsum(0)
+        place = torch.where(finished, (rank + count).remainder_(self.ring_size), self.behind)
+        self.returns.index_copy_(0, place, running_return)
+        self.lengths.index_copy_(0, place, running_length)
+        count.add_(rank[-1:])
+        running_return.masked_fill_(row, 0)
+        running_length.masked_fill_(row, 0)
         return td
 
     @property
@@ -80,18 +87,17 @@ class RecordEpisodeStatistics(Transform):
     @property
     def return_queue(self) -> Tensor:
         """Returns of the latest finished episodes, oldest first, at most `buffer_length`. Reading it waits for the device."""
-        return self._latest(self.returns)
+        return self._latest(self.returns).float()
 
     @property
     def length_queue(self) -> Tensor:
         """Lengths of the latest finished episodes, as `return_queue`."""
         return self._latest(self.lengths)
 
-    def _latest(self, ring: Tensor) -> Tensor:
+    def _latest(self, records: Tensor) -> Tensor:
         count = self.episode_count
-        return ring[:-1].roll(-(count % self.buffer_length) if count > self.buffer_length else 0)[
-            : min(count, self.buffer_length)
-        ]
+        places = torch.arange(max(0, count - self.buffer_length), count, device=records.device) + 1
+        return records[places % self.ring_size].squeeze(-1)
 
 
 class TimeLimit(Transform):
@@ -110,9 +116,7 @@ class TimeLimit(Transform):
 
     def __init__(self, max_episode_steps: int) -> None:
         super().__init__()
-        if isinstance(max_episode_steps, bool) or not isinstance(max_episode_steps, int) or max_episode_steps < 1:
-            raise ValueError(f"TimeLimit needs max_episode_steps of at least 1, but got {max_episode_steps!r}.")
-        self.max_episode_steps = max_episode_steps
+        self.max_episode_steps = arguments.integer("TimeLimit", "max_episode_steps", max_episode_steps, at_least=1)
 
     def setup(self, signature: Signature) -> Signature:
         elapsed = torch.zeros(signature.num_envs, 1, dtype=torch.int64, device=signature.device)

@@ -9,7 +9,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 from torch import Tensor
 
-import torchwrap.spaces as tensors
+from torchwrap import arguments, spaces
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Transform
 
@@ -36,37 +36,38 @@ class FrameStackObservation(Transform):
 
     def __init__(self, stack_size: int, *, padding_type: str | Any = "reset") -> None:
         super().__init__()
-        if isinstance(stack_size, bool) or not isinstance(stack_size, int) or stack_size < 1:
-            raise ValueError(f"FrameStackObservation needs a stack_size of at least 1, but got {stack_size!r}.")
+        self.stack_size = arguments.integer("FrameStackObservation", "stack_size", stack_size, at_least=1)
         if isinstance(padding_type, str) and padding_type not in ("reset", "zero"):
             raise ValueError(
                 f'FrameStackObservation needs padding_type "reset", "zero" or an observation, but got {padding_type!r}.'
             )
-        self.stack_size = stack_size
         self.padding_type = padding_type
 
     def setup(self, signature: Signature) -> Signature:
-        space = signature.single_observation_space
-        if tensors.children(space) is not None:
+        space, device = signature.single_observation_space, signature.device
+        if spaces.children(space) is not None:
             raise TypeError(f"FrameStackObservation needs observations of one tensor, but got {space}.")
-        padding = tensors.zeros(space, 1, signature.device)[0]
+        padding = spaces.zeros(space, 1, device)[0]
         if not isinstance(self.padding_type, str):
             if not space.contains(self.padding_type):
                 raise ValueError(f"FrameStackObservation needs a padding_type in {space}, but got {self.padding_type!r}.")
-            padding = torch.as_tensor(self.padding_type, dtype=padding.dtype, device=signature.device)
+            padding = torch.tensor(self.padding_type, dtype=padding.dtype, device=device)
+        self.repeats_first = isinstance(self.padding_type, str) and self.padding_type == "reset"
         frames = padding.expand(signature.num_envs, self.stack_size, *padding.shape).clone()
         self.register_buffer("padding", padding, persistent=False)
         self.register_buffer("frames", frames, persistent=False)
         return signature.replace(single_observation_space=batch_space(space, self.stack_size))
 
     def step(self, td: TensorDict) -> TensorDict:
-        stacked = torch.cat([self.frames[:, 1:], td["observation"].unsqueeze(1)], 1)
-        self.frames.copy_(stacked)
+        frames = self.frames
+        stacked = torch.cat([frames[:, 1:], td["observation"].unsqueeze(1)], 1)
+        frames.copy_(stacked)
         return td.set("observation", stacked)
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        observation = td["observation"].unsqueeze(1)
-        padding = observation if isinstance(self.padding_type, str) and self.padding_type == "reset" else self.padding
-        first = torch.cat([padding.expand_as(self.frames)[:, 1:], observation], 1)
-        self.frames.copy_(tensors.where(mask, first, self.frames))
-        return td.set("observation", first)
+        frames, observation = self.frames, td["observation"]
+        padding = observation.unsqueeze(1) if self.repeats_first else self.padding
+        spaces.write(mask, padding.expand_as(frames), frames)
+        if not self.repeats_first:
+            spaces.write(mask, observation, frames[:, -1])
+        return td.set("observation", frames.clone())

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
+from torchwrap import arguments, spaces
+from torchwrap.module import Module
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import ObservationTransform, Transform
 
 
-class RunningMeanStd(nn.Module):
-    """Mean and variance of all rows seen, merged batch by batch (Chan, Golub and LeVeque, 1979).
+class RunningMeanStd(Module):
+    """Mean and variance of all rows seen, each counted exactly once.
 
-    The large sums are of differences from the running mean, in float32; what is kept is float64 and an int64 count. There
-    is no first sample that nobody saw: before the first update the mean is 0 and the variance 1, with a count of 0.
+    What is kept are sums of differences from a reference, in float64, and an int64 count. There is no first sample that
+    nobody saw: before the first update the mean is 0 and the variance 1.
+
+    The reference is the first row itself. So sums of squares lose nothing to a mean that is large beside the deviation: with
+    R = (mean - reference)^2 / variance, the subtraction magnifies rounding R times, but a row that was counted among n is
+    never further away than R = n, and the mean rounding error of n float32 squares is about 6e-8 / sqrt(n) of their sum. It
+    also makes the variance of a feature that never changes exactly 0.
 
     Args:
         shape: of one row; at least one dimension.
@@ -28,51 +35,81 @@ class RunningMeanStd(nn.Module):
     (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64), tensor([2]))
     """
 
-    mean: Tensor
-    var: Tensor
+    reference: Tensor
+    total: Tensor
+    squares: Tensor
     count: Tensor
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu") -> None:
         super().__init__()
+        if not shape:
+            raise ValueError("RunningMeanStd needs a shape of at least one dimension, but got ().")
         # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64, device=device))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64, device=device))
+        self.register_buffer("reference", torch.zeros(shape, device=device))
+        self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
+        # A variance of 1 as long as nothing is counted; the first row takes it out.
+        self.register_buffer("squares", torch.ones(shape, dtype=torch.float64, device=device))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
 
+    @property
+    def mean(self) -> Tensor:
+        """float64, of `shape`."""
+        return self.reference + self._moments()[0]
+
+    @property
+    def var(self) -> Tensor:
+        """The population's, float64, of `shape`."""
+        return self._moments()[1]
+
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set, each exactly once."""
-        shift = self.mean.to(torch.float32)
-        rows = rows - shift
-        number: Tensor | int
-        if mask is None:
-            number = len(rows)
-            var, mean = torch.var_mean(rows, 0, correction=0)
-        else:
-            weight = mask.view(-1, *(1,) * (rows.dim() - 1))
+        """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set."""
+        self._differences(rows, mask, learn=True)
+
+    def normalize(self, rows: Tensor, epsilon: float, mask: Tensor | None = None, learn: bool = False) -> Tensor:
+        """(rows - mean) / sqrt(var + epsilon), float32; with `learn`, after `update(rows, mask)`."""
+        differences = self._differences(rows, mask, learn)
+        mean, var = self._moments()
+        scale = var.add_(epsilon).rsqrt_()
+        return differences.float().sub_(mean.float()).mul_(scale.float())
+
+    def _differences(self, rows: Tensor, mask: Tensor | None, learn: bool) -> Tensor:
+        # From the reference; if they are to be learned, those in the mask are counted.
+        reference, squares, count = self.reference, self.squares, self.count
+        if not learn:
+            return rows - reference
+        shaped = rows.view(-1, *reference.shape)
+        look = spaces.free_to_look(rows)
+        if look and not count:
+            counted = shaped if mask is None else shaped[mask]
+            if not len(counted):
+                return rows - reference
+            reference.copy_(counted[0])
+            squares.zero_()
+        elif not look:
+            first = shaped[:1] if mask is None else shaped.index_select(0, mask.long().argmax(0, keepdim=True))
+            begins = (count == 0) & (True if mask is None else mask.any())
+            reference.copy_(torch.where(begins, first[0], reference))
+            squares.masked_fill_(begins, 0)
+        differences = counted = shaped - reference
+        number: Tensor | int = len(shaped)
+        if mask is not None and look:
+            counted = differences[mask]
+            number = len(counted)
+        elif mask is not None:
+            counted = torch.where(mask.view(-1, *(1,) * reference.dim()), differences, 0)
             number = mask.sum()
-            mean = torch.where(weight, rows, 0).sum(0) / number.clamp(min=1)
-            var = torch.where(weight, rows - mean, 0).square().sum(0) / number.clamp(min=1)
-        self.count.add_(number)
-        share = number / self.count.clamp(min=1).to(torch.float64)
-        delta = (mean.to(torch.float64) + shift) - self.mean
-        self.mean.add_(delta * share)
-        self.var.lerp_(var + delta * delta * (1 - share), share)
+        self.total.add_(counted.sum(0, dtype=torch.float64))
+        squares.add_(counted.square().sum(0, dtype=torch.float64))
+        count.add_(number)
+        return differences.view(rows.shape)
 
-    def scale(self, epsilon: float) -> Tensor:
-        """1 / sqrt(var + epsilon), float64."""
-        return (self.var + epsilon).rsqrt()
-
-    def normalize(self, rows: Tensor, epsilon: float) -> Tensor:
-        """(rows - mean) / sqrt(var + epsilon), float32."""
-        # float32 cannot hold a mean that is large beside the deviation: what its rounding leaves is added after scaling.
-        shift, scale = self.mean.to(torch.float32), self.scale(epsilon)
-        rest = (shift - self.mean) * scale
-        return torch.addcmul(rest.to(torch.float32), (rows - shift).to(torch.float32), scale.to(torch.float32))
-
-
-def _check_epsilon(name: str, epsilon: float) -> None:
-    if not epsilon > 0:
-        raise ValueError(f"{name} needs an epsilon above 0, but got {epsilon}.")
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        # Mean, as a difference from the reference, and variance.
+        count = self.count
+        if not (spaces.free_to_look(count) and count):
+            count = count.clamp(min=1)
+        mean = self.total / count
+        return mean, (self.squares / count).addcmul_(mean, mean, value=-1)
 
 
 class NormalizeObservation(ObservationTransform):
@@ -95,29 +132,26 @@ class NormalizeObservation(ObservationTransform):
 
     def __init__(self, epsilon: float = 1e-8) -> None:
         super().__init__()
-        _check_epsilon("NormalizeObservation", epsilon)
-        self.epsilon = epsilon
+        self.epsilon = arguments.number("NormalizeObservation", "epsilon", epsilon, low=1e-300, high=1e300)
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_observation_space
-        if not isinstance(space, spaces.Box):
+        if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"NormalizeObservation needs a Box observation space, but got {space}.")
         self.statistics = RunningMeanStd(space.shape or (1,), signature.device)
-        unbounded: spaces.Box = spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+        unbounded: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
         return signature.replace(single_observation_space=unbounded)
 
     def observation(self, observation: Tensor) -> Tensor:
         return self.statistics.normalize(observation, self.epsilon)
 
     def step(self, td: TensorDict) -> TensorDict:
-        if self.training:
-            self.statistics.update(td["observation"])
-        return super().step(td)
+        normal = self.statistics.normalize(td["observation"], self.epsilon, learn=self.training)
+        return td.set("observation", normal)
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        if self.training:
-            self.statistics.update(td["observation"], mask)
-        return super().reset(td, mask)
+        normal = self.statistics.normalize(td["observation"], self.epsilon, mask, learn=self.training)
+        return td.set("observation", normal)
 
 
 class NormalizeReward(Transform):
@@ -145,11 +179,8 @@ class NormalizeReward(Transform):
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__()
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"NormalizeReward needs a gamma in [0, 1], but got {gamma}.")
-        _check_epsilon("NormalizeReward", epsilon)
-        self.gamma = gamma
-        self.epsilon = epsilon
+        self.gamma = arguments.number("NormalizeReward", "gamma", gamma, 0, 1)
+        self.epsilon = arguments.number("NormalizeReward", "epsilon", epsilon, low=1e-300, high=1e300)
 
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device)
@@ -159,10 +190,11 @@ class NormalizeReward(Transform):
 
     def step(self, td: TensorDict) -> TensorDict:
         reward = td["reward"]
-        self.discounted_return.mul_(self.gamma).add_(reward)
+        returns, statistics = self.discounted_return, self.statistics
+        torch.add(reward, returns, alpha=self.gamma, out=returns)
         if self.training:
-            self.statistics.update(self.discounted_return)
-        return td.set("reward", reward * self.statistics.scale(self.epsilon).to(torch.float32))
+            statistics.update(returns)
+        return td.set("reward", reward * statistics.var.add_(self.epsilon).rsqrt_().float())
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         self.discounted_return.masked_fill_(mask.unsqueeze(-1), 0)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
+import torch
+from gymnasium import Space
 from torch import Tensor
 
-import torchwrap.spaces as tensors
+from torchwrap import arguments, spaces
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.base import ObservationTransform
 
@@ -32,13 +35,19 @@ class TransformObservation(ObservationTransform):
         if not callable(func):
             raise TypeError(f"TransformObservation needs a callable func, but got {func!r}.")
         self.func = func
+        if observation_space is not None and not isinstance(observation_space, Space):
+            raise TypeError(
+                f"TransformObservation needs a gymnasium Space as observation_space, but got {observation_space!r}."
+            )
         self.observation_space = observation_space
 
     def setup(self, signature: Signature) -> Signature:
-        space = self.observation_space or signature.single_observation_space
-        zeros = tensors.zeros(signature.single_observation_space, signature.num_envs, signature.device)
+        space = self.observation_space
+        if space is None:
+            space = signature.single_observation_space
+        zeros = spaces.zeros(signature.single_observation_space, signature.num_envs, signature.device)
         given = self.func(zeros)
-        tensors.check("TransformObservation", "func to give", space, given, signature.num_envs, signature.device)
+        spaces.check("TransformObservation", "func to give observations", space, given, signature.num_envs, signature.device)
         return signature.replace(single_observation_space=space)
 
     def observation(self, observation: Value) -> Value:
@@ -59,25 +68,30 @@ class ClipObservation(ObservationTransform):
 
     def __init__(self, min_obs: float, max_obs: float) -> None:
         super().__init__()
-        if not min_obs <= max_obs:
-            raise ValueError(f"ClipObservation needs min_obs <= max_obs, but got {min_obs} and {max_obs}.")
-        self.min_obs = min_obs
-        self.max_obs = max_obs
+        self.min_obs = self.low = arguments.number("ClipObservation", "min_obs", min_obs)
+        self.max_obs = self.high = arguments.number("ClipObservation", "max_obs", max_obs, low=min_obs)
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_observation_space
-        if not isinstance(space, spaces.Box):
+        if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"ClipObservation needs a Box observation space, but got {space}.")
-        bounds = np.array([self.min_obs, self.max_obs])
-        if (bounds.astype(space.dtype) != bounds).any() and not np.issubdtype(space.dtype, np.floating):
-            raise ValueError(
-                f"ClipObservation needs bounds that {space.dtype} holds, but got {self.min_obs} and {self.max_obs}."
+        if np.issubdtype(space.dtype, np.integer):
+            limits = np.iinfo(space.dtype)
+            self.low = math.ceil(max(self.min_obs, limits.min))
+            self.high = math.floor(min(self.max_obs, limits.max))
+            if self.low > self.high:
+                raise ValueError(f"ClipObservation needs bounds with a value of {space.dtype} between, but got {self!r}.")
+        else:
+            # Bounds beyond the dtype are none.
+            largest = float(np.finfo(space.dtype).max)
+            self.low, self.high = (
+                bound if abs(bound) <= largest else math.copysign(math.inf, bound) for bound in (self.min_obs, self.max_obs)
             )
-        low, high = (np.clip(bound, *bounds).astype(space.dtype) for bound in (space.low, space.high))
-        return signature.replace(single_observation_space=spaces.Box(low, high, space.shape, space.dtype))
+        low, high = (np.clip(bound, self.low, self.high).astype(space.dtype) for bound in (space.low, space.high))
+        return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, space.shape, space.dtype))
 
     def observation(self, observation: Tensor) -> Tensor:
-        return observation.clamp(self.min_obs, self.max_obs)
+        return observation.clamp(self.low, self.high)
 
 
 class FlattenObservation(ObservationTransform):
@@ -86,17 +100,20 @@ class FlattenObservation(ObservationTransform):
     Shape: any space to `(num_envs, gymnasium.spaces.flatdim(space))`, laid out as `gymnasium.spaces.flatten` does.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(2, observation_space=spaces.Discrete(3)), FlattenObservation())
+    >>> env = TransformedEnv(ScriptedEnv(2, observation_space=gymnasium.spaces.Discrete(3)), FlattenObservation())
     >>> env.reset()["observation"]
     tensor([[1, 0, 0],
             [0, 1, 0]])
     """
 
+    space: Space[Any]
+    dtype: torch.dtype
+
     def setup(self, signature: Signature) -> Signature:
         self.space = signature.single_observation_space
-        flat = spaces.flatten_space(self.space)
-        self.dtype = tensors.dtype(flat)
+        flat = gymnasium.spaces.utils.flatten_space(self.space)
+        self.dtype = spaces.dtype(flat)
         return signature.replace(single_observation_space=flat)
 
     def observation(self, observation: Value) -> Tensor:
-        return tensors.flatten(self.space, observation, self.dtype)
+        return spaces.flatten(self.space, observation, self.dtype)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-import torchwrap.spaces as tensors
+from torchwrap import arguments, spaces
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import RewardTransform
 
-_REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+_REWARD: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
 class TransformReward(RewardTransform):
@@ -35,7 +36,7 @@ class TransformReward(RewardTransform):
 
     def setup(self, signature: Signature) -> Signature:
         given = self.func(torch.zeros(signature.num_envs, 1, device=signature.device))
-        tensors.check("TransformReward", "func to give", _REWARD, given, signature.num_envs, signature.device)
+        spaces.check("TransformReward", "func to give rewards", _REWARD, given, signature.num_envs, signature.device)
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:
@@ -58,8 +59,10 @@ class ClipReward(RewardTransform):
         super().__init__()
         if min_reward is None and max_reward is None:
             raise ValueError("ClipReward needs min_reward, max_reward or both, but got neither.")
-        if min_reward is not None and max_reward is not None and not min_reward <= max_reward:
-            raise ValueError(f"ClipReward needs min_reward <= max_reward, but got {min_reward} and {max_reward}.")
+        if min_reward is not None:
+            arguments.number("ClipReward", "min_reward", min_reward)
+        if max_reward is not None:
+            arguments.number("ClipReward", "max_reward", max_reward, low=-math.inf if min_reward is None else min_reward)
         self.min_reward = min_reward
         self.max_reward = max_reward
 

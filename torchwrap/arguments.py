@@ -1,0 +1,38 @@
+"""Checks of single arguments, which say whose argument it is, what is needed, and what came."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, SupportsFloat
+
+
+def integer(owner: str, name: str, value: Any, at_least: int) -> int:
+    """`value` as an int, NumPy's integers included.
+
+    >>> integer("TimeLimit", "max_episode_steps", 0, at_least=1)
+    Traceback (most recent call last):
+    ValueError: TimeLimit needs max_episode_steps of at least 1, but got 0.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{owner} needs an integer {name} of at least {at_least}, but got {value!r}.") from None
+    if isinstance(value, bool) or number < at_least:
+        raise ValueError(f"{owner} needs {name} of at least {at_least}, but got {value!r}.")
+    return number
+
+
+def number(owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> Any:
+    """`value` itself, a number in [low, high].
+
+    >>> number("NormalizeReward", "gamma", 2, 0, 1)
+    Traceback (most recent call last):
+    ValueError: NormalizeReward needs gamma in [0, 1], but got 2.
+    """
+    needed = f"{name} in [{low:g}, {high:g}]" if (low, high) != (-math.inf, math.inf) else f"a number as {name}"
+    if isinstance(value, str) or not isinstance(value, SupportsFloat):
+        raise TypeError(f"{owner} needs {needed}, but got {value!r}.")
+    if not low <= float(value) <= high:
+        raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
+    return value
