@@ -49,7 +49,7 @@ class Args:
     target_return: float | None = None
     """what counts as solved; the env's registered reward threshold where None"""
     compile: bool = False
-    """torch.compile the loss"""
+    """one graph for a native env's whole step, and one for the loss"""
     out: Path | None = None
     """folder for the results; runs/ppo-<env> where None"""
     learning_rate: float | None = None
@@ -185,11 +185,16 @@ def main(args: Args) -> dict[str, object]:
     if args.device == "cpu":
         torch.set_num_threads(1)  # networks this small lose more by handing work between threads than they gain
 
-    kind = "discrete" if isinstance(tw.make(args.env).single_action_space, gymnasium.spaces.Discrete) else "continuous"
+    probe = tw.make(args.env, backend=args.backend)
+    kind = "discrete" if isinstance(probe.single_action_space, gymnasium.spaces.Discrete) else "continuous"
+    probe.close()
     for name, value in DEFAULTS[kind].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     env = make_env(args, args.num_envs)
+    native = isinstance(env.unwrapped, tw.FunctionalEnv)
+    if args.compile and native:
+        env = tw.compile(env)
     if args.target_return is None:
         args.target_return = env.spec.reward_threshold
     out = args.out or Path("runs") / f"ppo-{args.env}"
@@ -235,7 +240,7 @@ def main(args: Args) -> dict[str, object]:
 
     metrics = {
         "env": args.env,
-        "backend": "torch" if isinstance(env.unwrapped, tw.FunctionalEnv) else "gymnasium",
+        "backend": "torch" if native else "gymnasium",
         "num_envs": args.num_envs,
         "device": args.device,
         "seed": args.seed,

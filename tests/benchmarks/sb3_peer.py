@@ -1,0 +1,96 @@
+"""Stable-Baselines3's side: its three VecEnv wrappers on the same script in NumPy, and its tuned PPO on CartPole-v1."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+from . import script
+from .measure import Step
+
+
+class Script(VecEnv):
+    def __init__(self, num_envs: int) -> None:
+        self.script = script.NumpyScript(num_envs)
+        self.render_mode = None
+        super().__init__(num_envs, self.script.observation_space, self.script.action_space)
+
+    def reset(self):
+        self.script.reset(np.ones(self.num_envs, bool))
+        return self.script.observation()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.actions = actions
+
+    def step_wait(self):
+        final, reward, terminated, truncated = self.script.step()
+        done = terminated | truncated
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for row in done.nonzero()[0]:
+            infos[row] = {"terminal_observation": final[row], "TimeLimit.truncated": bool(~terminated[row])}
+        self.script.reset(done)
+        return self.script.observation(), reward, done, infos
+
+    def close(self) -> None:
+        pass
+
+    def get_attr(self, attr_name, indices=None):
+        return [getattr(self, attr_name)] * self.num_envs
+
+    def set_attr(self, attr_name, value, indices=None) -> None:
+        raise NotImplementedError
+
+    def env_method(self, method_name, *method_args, indices=None, **method_kwargs):
+        raise NotImplementedError
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+
+def bare(num_envs: int) -> Step:
+    return _stepper(Script(num_envs))
+
+
+def whole(num_envs: int) -> Step:
+    return _stepper(VecFrameStack(VecNormalize(VecMonitor(Script(num_envs))), 4))
+
+
+def _stepper(env: VecEnv) -> Step:
+    action = script.actions(env.num_envs).numpy()
+    env.reset()
+    env.unwrapped.script.elapsed[:] = script.elapsed(env.num_envs)
+    return lambda: env.step(action)[2]
+
+
+class StopWhenSolved(BaseCallback):
+    def _on_step(self) -> bool:
+        latest = self.model.ep_info_buffer
+        return len(latest) < 100 or np.mean([episode["r"] for episode in latest]) < 475
+
+
+def solve_cartpole(seed: int) -> dict[str, Any]:
+    """Training with the hyperparameters of rl-baselines3-zoo; `lin_` there is a linear schedule to zero."""
+
+    def linear(value: float):
+        return lambda remaining: remaining * value
+
+    env = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
+    options = dict(n_steps=32, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=20, ent_coef=0.0)
+    schedules = dict(learning_rate=linear(0.001), clip_range=linear(0.2))
+    model = PPO("MlpPolicy", env, seed=seed, device="cpu", **options, **schedules)
+    start = time.perf_counter()
+    model.learn(100_000, callback=StopWhenSolved())
+    seconds, solved = time.perf_counter() - start, model.num_timesteps < 100_000
+    return {"env_steps_to_target": model.num_timesteps if solved else None, "seconds_to_target": seconds if solved else None}
+
+
+if __name__ == "__main__":
+    print(json.dumps(solve_cartpole(int(sys.argv[1]))))

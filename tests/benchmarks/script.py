@@ -1,0 +1,56 @@
+"""The env that every side steps: 17 numbers to see, 6 to act with, episodes of 200 steps whose ends are spread evenly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchwrap.testing import ScriptedEnv
+
+LENGTH = 200
+OBSERVATION = 17
+ACTION = 6
+
+
+def elapsed(num_envs: int) -> Tensor:
+    """How far into its episode each env begins."""
+    return torch.arange(num_envs) * LENGTH // num_envs
+
+
+def actions(num_envs: int) -> Tensor:
+    """In [-2, 2], made once so that nobody's sampling is measured."""
+    return torch.linspace(-2, 2, num_envs * ACTION).view(num_envs, ACTION)
+
+
+def scripted(num_envs: int) -> ScriptedEnv:
+    return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH)
+
+
+class NumpyScript:
+    """`ScriptedEnv` for libraries that step arrays; the same numbers."""
+
+    def __init__(self, num_envs: int) -> None:
+        env = scripted(num_envs)
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self.index = np.arange(num_envs)
+        self.places = 10 * np.arange(OBSERVATION)
+        self.elapsed = np.zeros(num_envs, np.int64)
+        self.episode = np.full(num_envs, -1)
+
+    def step(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Observation, reward, terminated, truncated."""
+        self.elapsed += 1
+        ended = self.elapsed >= LENGTH
+        way = (self.index + self.episode) % 3
+        return self.observation(), self.elapsed.astype(np.float32), ended & (way != 1), ended & (way != 0)
+
+    def reset(self, mask: np.ndarray[Any, Any]) -> None:
+        self.elapsed[mask] = 0
+        self.episode[mask] += 1
+
+    def observation(self) -> np.ndarray[Any, Any]:
+        return ((1000 * self.index + self.elapsed)[:, None] + self.places).astype(np.float32)
