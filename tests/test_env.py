@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -70,6 +72,43 @@ def test_a_partial_reset_leaves_the_other_envs_alone():
     assert steps(env, 1, td)[0][0] == [3, 1001, 2003]
 
 
+class Careless(ScriptedEnv):
+    # Gives garbage in the rows that it was not asked to reset.
+    garbage = -1
+
+    def _reset(self, mask):
+        td = super()._reset(mask)
+        td["observation"][~mask] = self.garbage
+        return td
+
+
+GARBAGE = [
+    [],
+    [T.NormalizeObservation()],
+    [T.FrameStackObservation(3)],
+    [T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.FrameStackObservation(2), T.NormalizeReward(), T.TimeLimit(4)],
+]
+
+
+@pytest.mark.parametrize("garbage", [-1, torch.nan])
+@pytest.mark.parametrize("transforms", GARBAGE, ids=lambda transforms: str(len(transforms)))
+def test_garbage_in_rows_outside_the_mask_of_a_reset_comes_through_nowhere(transforms, garbage):
+    env, careful = (kind(4, (2,)) for kind in (Careless, ScriptedEnv))
+    env.garbage = garbage
+    env, careful = (tw.TransformedEnv(each, *copy.deepcopy(transforms)) for each in (env, careful))
+    td, expected, mask = env.reset(seed=0), careful.reset(seed=0), torch.tensor([False, True, False, True])
+    for step in range(16):
+        if step % 5 == 2:
+            td, expected = env.reset(mask=mask), careful.reset(mask=mask)
+            assert torch.equal(td["observation"], expected["observation"])
+        transition, td = env.step(td.set("action", env.sample_action()))
+        reference, expected = careful.step(expected.set("action", careful.sample_action()))
+        assert all(torch.equal(transition[key], reference[key]) for key in reference.keys(True, True))
+        assert torch.equal(td["observation"], expected["observation"])
+    ours, theirs = env.snapshot(), careful.snapshot()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs.keys(True, True))
+
+
 def test_gradients_stay_outside_of_the_env():
     env = tw.TransformedEnv(ScriptedEnv(2), T.RescaleAction(-2, 2))
     action = torch.zeros(2, 6, requires_grad=True)
@@ -95,7 +134,7 @@ def test_state_dict_holds_what_is_learned_and_nothing_else():
     stack = [T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.FrameStackObservation(2), T.NormalizeReward()]
     env = tw.TransformedEnv(ScriptedEnv(2), *stack)
     assert {name.split(".", 2)[-1] for name in env.state_dict()} == {
-        f"{position}.statistics.{field}" for position in (1, 3) for field in ("mean", "var", "count")
+        f"{position}.statistics.{field}" for position in (1, 3) for field in ("reference", "total", "squares", "count")
     }
 
 

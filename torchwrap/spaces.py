@@ -244,16 +244,16 @@ def where(mask: Tensor, first: Value, second: Value) -> Value:
         return TensorDict(merged, batch_size=first.batch_size)
     if free_to_look(mask):
         # PyTorch does not vectorise a where whose mask is broadcast; few rows are merged, so copying those is faster.
-        merged = second.clone()
-        merged[mask] = first[mask]
-        return merged
+        rows = mask.nonzero().squeeze(1)
+        return second.index_copy(0, rows, first.index_select(0, rows))
     return torch.where(mask.view(-1, *(1,) * (first.dim() - 1)), first, second)
 
 
 def write(mask: Tensor, value: Tensor, buffer: Tensor) -> None:
     """Rows of `value` into the buffer where `mask` (bool, `(num_envs,)`)."""
     if free_to_look(mask):
-        buffer[mask] = value[mask]
+        rows = mask.nonzero().squeeze(1)
+        buffer.index_copy_(0, rows, value.index_select(0, rows))
     else:
         buffer.copy_(torch.where(mask.view(-1, *(1,) * (value.dim() - 1)), value, buffer))
 

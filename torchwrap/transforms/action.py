@@ -32,13 +32,16 @@ class ClipAction(ActionTransform):
     tensor([[1.]])
     """
 
-    low: Tensor
-    high: Tensor
+    low: Any  # a number, or a tensor of the action's shape
+    high: Any
 
     def setup(self, signature: Signature) -> Signature:
         space = _box(signature, "ClipAction")
-        self.register_buffer("low", torch.as_tensor(space.low, device=signature.device), persistent=False)
-        self.register_buffer("high", torch.as_tensor(space.high, device=signature.device), persistent=False)
+        for name, bound in (("low", space.low), ("high", space.high)):
+            if (bound == bound.flat[0]).all():
+                setattr(self, name, float(bound.flat[0]))  # one number for all clips several times faster
+            else:
+                self.register_buffer(name, torch.as_tensor(bound, device=signature.device), persistent=False)
         unbounded: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
         return signature.replace(single_action_space=unbounded)
 

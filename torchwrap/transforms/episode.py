@@ -32,8 +32,7 @@ class RecordEpisodeStatistics(Transform):
 
     running_return: Tensor
     running_length: Tensor
-    returns: Tensor
-    lengths: Tensor
+    records: Tensor
     count: Tensor
     behind: Tensor
 
@@ -47,36 +46,29 @@ class RecordEpisodeStatistics(Transform):
     def setup(self, signature: Signature) -> Signature:
         n, device = signature.num_envs, signature.device
         self.return_key, self.length_key = f"{self.stats_key}_return", f"{self.stats_key}_length"
-        # A ring of records with room for all envs to finish at once, and behind it a row for each env that did not: records
-        # are written without a branch, and no two to the same place.
+        # A ring of (return, length) with room for all envs to finish at once, and behind it a row for each env that did not:
+        # so records are written without a branch, and no two to the same place.
         self.ring_size = max(self.buffer_length, n)
-        for name, shape, dtype in (
-            ("running_return", (n, 1), torch.float64),
-            ("running_length", (n, 1), torch.int64),
-            ("returns", (self.ring_size + n, 1), torch.float64),
-            ("lengths", (self.ring_size + n, 1), torch.int64),
-            ("count", (1,), torch.int64),
-        ):
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device), persistent=False)
+        for name, shape in (("running_return", (n, 1)), ("running_length", (n, 1)), ("records", (self.ring_size + n, 2))):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64, device=device), persistent=False)
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
         self.register_buffer("behind", torch.arange(n, device=device) + self.ring_size, persistent=False)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
         td.set(self.return_key, self.running_return.add_(td["reward"]).float())
-        return td.set(self.length_key, self.running_length.add_(1).clone())
+        return td.set(self.length_key, self.running_length.add_(1).long())
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        running_return, running_length = self.running_return, self.running_length
-        count = self.count
         row = mask.unsqueeze(-1)
-        finished = (row & (running_length > 0)).squeeze(-1)
-        rank = finished.cumsum(0)
-        place = torch.where(finished, (rank + count).remainder_(self.ring_size), self.behind)
-        self.returns.index_copy_(0, place, running_return)
-        self.lengths.index_copy_(0, place, running_length)
-        count.add_(rank[-1:])
-        running_return.masked_fill_(row, 0)
-        running_length.masked_fill_(row, 0)
+        finished = row & (self.running_length > 0)
+        rank = finished.squeeze(-1).cumsum(0)
+        place = torch.where(finished.squeeze(-1), (rank + self.count).remainder_(self.ring_size), self.behind)
+        record = torch.cat([self.running_return, self.running_length], 1)
+        self.records.index_copy_(0, place, torch.where(finished, record, 0))
+        self.count.add_(rank[-1:])
+        self.running_return.masked_fill_(row, 0)
+        self.running_length.masked_fill_(row, 0)
         return td
 
     @property
@@ -87,17 +79,17 @@ class RecordEpisodeStatistics(Transform):
     @property
     def return_queue(self) -> Tensor:
         """Returns of the latest finished episodes, oldest first, at most `buffer_length`. Reading it waits for the device."""
-        return self._latest(self.returns).float()
+        return self._latest()[:, 0].float()
 
     @property
     def length_queue(self) -> Tensor:
         """Lengths of the latest finished episodes, as `return_queue`."""
-        return self._latest(self.lengths)
+        return self._latest()[:, 1].long()
 
-    def _latest(self, records: Tensor) -> Tensor:
+    def _latest(self) -> Tensor:
         count = self.episode_count
-        places = torch.arange(max(0, count - self.buffer_length), count, device=records.device) + 1
-        return records[places % self.ring_size].squeeze(-1)
+        places = torch.arange(max(0, count - self.buffer_length), count, device=self.count.device) + 1
+        return self.records[places % self.ring_size]
 
 
 class TimeLimit(Transform):

@@ -77,31 +77,30 @@ class RunningMeanStd(Module):
         reference, squares, count = self.reference, self.squares, self.count
         if not learn:
             return rows - reference
-        shaped = rows.view(-1, *reference.shape)
         look = spaces.free_to_look(rows)
         if look and not count:
-            counted = shaped if mask is None else shaped[mask]
+            counted = rows if mask is None else rows[mask]
             if not len(counted):
                 return rows - reference
             reference.copy_(counted[0])
             squares.zero_()
         elif not look:
-            first = shaped[:1] if mask is None else shaped.index_select(0, mask.long().argmax(0, keepdim=True))
+            first = rows[:1] if mask is None else rows.index_select(0, mask.long().argmax(0, keepdim=True))
             begins = (count == 0) & (True if mask is None else mask.any())
             reference.copy_(torch.where(begins, first[0], reference))
             squares.masked_fill_(begins, 0)
-        differences = counted = shaped - reference
-        number: Tensor | int = len(shaped)
+        differences = counted = rows - reference
+        number: Tensor | int = len(rows)
         if mask is not None and look:
             counted = differences[mask]
             number = len(counted)
         elif mask is not None:
-            counted = torch.where(mask.view(-1, *(1,) * reference.dim()), differences, 0)
+            counted = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), differences, 0)
             number = mask.sum()
         self.total.add_(counted.sum(0, dtype=torch.float64))
         squares.add_(counted.square().sum(0, dtype=torch.float64))
         count.add_(number)
-        return differences.view(rows.shape)
+        return differences
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         # Mean, as a difference from the reference, and variance.
