@@ -55,9 +55,9 @@ ABOVE = (
         ("torchwrap", "torchwrap.interop", ("torchwrap.interop",), ()),
         ("torchwrap", "torchwrap.testing", ("torchwrap.testing",), ()),
         ("torchwrap", ("tests", "examples"), (), ()),
-        ("torchwrap.module", "torchwrap", (), ()),
+        ("torchwrap.buffer", "torchwrap", (), ()),
         ("torchwrap.arguments", "torchwrap", (), ()),
-        ("torchwrap.random", "torchwrap", (), ("torchwrap.module", "torchwrap.module.Module")),
+        ("torchwrap.random", "torchwrap", (), ("torchwrap.buffer", "torchwrap.buffer.Buffer")),
         ("torchwrap.spaces", ABOVE, (), ()),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, SupportsFloat
+from typing import Any
 
 
 def integer(owner: str, name: str, value: Any, at_least: int) -> int:
@@ -31,8 +31,12 @@ def number(owner: str, name: str, value: Any, low: float = -math.inf, high: floa
     ValueError: NormalizeReward needs gamma in [0, 1], but got 2.
     """
     needed = f"{name} in [{low:g}, {high:g}]" if (low, high) != (-math.inf, math.inf) else f"a number as {name}"
-    if isinstance(value, str) or not isinstance(value, SupportsFloat):
-        raise TypeError(f"{owner} needs {needed}, but got {value!r}.")
-    if not low <= float(value) <= high:
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        inside = low <= float(value) <= high
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(f"{owner} needs {needed}, but got {value!r}.") from None
+    if not inside:
         raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
     return value

@@ -10,15 +10,14 @@ import torch
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchwrap import spaces
-from torchwrap.module import Module
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature
 
 
-class Env(Module):
+class Env(nn.Module):
     """`num_envs` environments that step together on tensors and reset themselves.
 
     `td = env.reset(seed)` gives the first observations; `transition, td = env.step(td)` does `td["action"]`. The transition

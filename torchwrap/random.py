@@ -15,9 +15,9 @@ import secrets
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchwrap.module import Module
+from torchwrap.buffer import Buffer
 
 _WORD = 0xFFFFFFFF
 _BLOCK_BITS = 24  # of the second counter word; the 8 bits above it are the tag
@@ -109,7 +109,7 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
     return (words * count) >> 32
 
 
-class Stream(Module):
+class Stream(nn.Module):
     """The random streams of `num_envs` envs, one each, that do not depend on `num_envs` or on each other.
 
     A stream is a clock: the env's seed, index, episode and step say what is drawn, so that no draw shifts another. Envs move
@@ -127,11 +127,11 @@ class Stream(Module):
     True
     """
 
-    seed_low: Tensor
-    seed_high: Tensor
-    env: Tensor
-    episode: Tensor
-    draw: Tensor
+    seed_low = Buffer()
+    seed_high = Buffer()
+    env = Buffer()
+    episode = Buffer()
+    draw = Buffer()
 
     def __init__(
         self,
@@ -142,6 +142,8 @@ class Stream(Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        if not 0 <= tag < 32:
+            raise ValueError(f"Stream needs a tag from 0 to 31, one for each of an env's streams, but got {tag}.")
         self.tag = tag
         for name in ("seed_low", "seed_high", "episode", "draw"):
             self.register_buffer(name, torch.zeros(num_envs, dtype=torch.int64, device=device), persistent=False)

@@ -54,7 +54,7 @@ def make(
     if not isinstance(id, str):
         raise TypeError(f"make needs an id, a string, but got {id!r}.")
     arguments.integer("make", "num_envs", num_envs, at_least=1)
-    if max_episode_steps not in (None, -1):
+    if max_episode_steps is not None and (max_episode_steps != -1 or not isinstance(max_episode_steps, int)):
         arguments.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
     if backend not in (None, "torch", "gymnasium"):
         raise ValueError(f'make needs backend "torch" or "gymnasium", but got {backend!r}.')

@@ -111,6 +111,8 @@ class GymnasiumEnv(Env):
             first_index,
         )
         super().__init__(signature, spec=spec, metadata=vector_env.metadata, render_mode=vector_env.render_mode)
+        if isinstance(info_keys, str):
+            raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the text {info_keys!r}.")
         self.vector_env = vector_env
         self.same_step = mode is AutoresetMode.SAME_STEP
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)

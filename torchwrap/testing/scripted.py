@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap.buffer import Buffer
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
 
@@ -43,9 +44,9 @@ class ScriptedEnv(Env):
     """
 
     lengths: Tensor | None
-    index: Tensor
-    elapsed: Tensor
-    episode: Tensor
+    index = Buffer()
+    elapsed = Buffer()
+    episode = Buffer()
 
     def __init__(
         self,

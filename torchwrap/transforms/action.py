@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import ActionTransform
 
@@ -63,8 +64,8 @@ class RescaleAction(ActionTransform):
     tensor([[7.5000]])
     """
 
-    gradient: Tensor
-    intercept: Tensor
+    gradient = Buffer()
+    intercept = Buffer()
 
     def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
         super().__init__()

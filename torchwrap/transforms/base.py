@@ -9,11 +9,10 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap.module import Module
 from torchwrap.spaces import Signature, Value
 
 
-class Transform(Module):
+class Transform(nn.Module):
     """What happens to actions on their way into an env, and to observations and rewards on their way out.
 
     A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you change; each is the

@@ -6,7 +6,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments
+from torchwrap import arguments, spaces
+from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Transform
 
@@ -30,11 +31,11 @@ class RecordEpisodeStatistics(Transform):
     (tensor([[3.]]), tensor([3.]))
     """
 
-    running_return: Tensor
-    running_length: Tensor
-    records: Tensor
-    count: Tensor
-    behind: Tensor
+    running_return = Buffer()
+    running_length = Buffer()
+    records = Buffer()
+    count = Buffer()
+    behind = Buffer()
 
     def __init__(self, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__()
@@ -62,11 +63,17 @@ class RecordEpisodeStatistics(Transform):
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         row = mask.unsqueeze(-1)
         finished = row & (self.running_length > 0)
-        rank = finished.squeeze(-1).cumsum(0)
-        place = torch.where(finished.squeeze(-1), (rank + self.count).remainder_(self.ring_size), self.behind)
         record = torch.cat([self.running_return, self.running_length], 1)
-        self.records.index_copy_(0, place, torch.where(finished, record, 0))
-        self.count.add_(rank[-1:])
+        if spaces.free_to_look(mask):
+            record = record[finished.squeeze(-1)]
+            place = torch.arange(1, len(record) + 1) + self.count
+            self.records.index_copy_(0, place.remainder_(self.ring_size), record)
+            self.count.add_(len(record))
+        else:
+            rank = finished.squeeze(-1).cumsum(0)
+            place = torch.where(finished.squeeze(-1), (rank + self.count) % self.ring_size, self.behind)
+            self.records.index_copy_(0, place, torch.where(finished, record, 0))
+            self.count.add_(rank[-1:])
         self.running_return.masked_fill_(row, 0)
         self.running_length.masked_fill_(row, 0)
         return td
@@ -104,7 +111,7 @@ class TimeLimit(Transform):
     tensor([[True]])
     """
 
-    elapsed: Tensor
+    elapsed = Buffer()
 
     def __init__(self, max_episode_steps: int) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import arguments, spaces
+from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Transform
 
@@ -31,8 +32,8 @@ class FrameStackObservation(Transform):
     tensor([0., 0., 1.])
     """
 
-    frames: Tensor
-    padding: Tensor
+    frames = Buffer()
+    padding = Buffer()
 
     def __init__(self, stack_size: int, *, padding_type: str | Any = "reset") -> None:
         super().__init__()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from torchwrap.buffer import Buffer
+
+
+class Counter(nn.Module):
+    count = Buffer()
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x):
+        return x + self.count
+
+
+def reassigned(module):
+    module.count = torch.ones(2)
+    return module
+
+
+def assigned(module):
+    module.load_state_dict({"count": torch.ones(2)}, assign=True)
+    return module
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda m: m, lambda m: m.double(), copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), reassigned, assigned],
+)
+def test_it_is_the_buffer_of_the_module(change):
+    module = change(Counter())
+    assert module.count is dict(module.named_buffers())["count"] is module._buffers["count"]
+    assert list(module.state_dict()) == ["count"]
+
+
+def test_substituted_buffers_are_read():
+    given = torch.func.functional_call(Counter(), {"count": torch.ones(2)}, (torch.zeros(2),))
+    assert given.tolist() == [1, 1]
+
+
+def test_it_compiles_and_is_written_in_place():
+    module = Counter()
+    compiled = torch.compile(lambda: module.count.add_(1).clone(), fullgraph=True, backend="aot_eager")
+    assert [compiled().tolist() for _ in range(3)] == [[1, 1], [2, 2], [3, 3]]
+    assert module.count.tolist() == [3, 3]
+
+
+def test_a_buffer_that_was_not_made_is_missing():
+    module = Counter()
+    del module.count
+    assert not hasattr(module, "count")
+    with pytest.raises(AttributeError, match="count"):
+        _ = module.count

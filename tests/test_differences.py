@@ -1,0 +1,95 @@
+"""One test a row of the README's table of differences: Gymnasium's answer and ours."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import wrappers
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import torchwrap as tw
+import torchwrap.interop.gymnasium
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+
+class Ones(gymnasium.Env):
+    """Reward 1, observation 1e5 plus the step, three steps an episode."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, truncates=False):
+        self.truncates = truncates
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.elapsed = 0
+        return np.float32([1e5]), {}
+
+    def step(self, action):
+        self.elapsed += 1
+        over = self.elapsed == 3
+        return np.float32([1e5 + self.elapsed]), 1.0, over and not self.truncates, over and self.truncates, {}
+
+
+def vector(mode, **arguments):
+    return SyncVectorEnv([lambda: Ones(**arguments)], autoreset_mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("truncates", "leaked"), [(False, [1, 1.9, 1, 1.9, 2.71, 1]), (True, [1, 1.9, 2.71, 3.439, 4.0951, 4.68559])]
+)
+def test_the_last_reward_of_an_episode_does_not_leak_into_the_next(truncates, leaked):
+    theirs, returns = wrappers.NormalizeReward(Ones(truncates), gamma=0.9), []
+    theirs.reset()
+    for _ in range(6):
+        *_, terminated, truncated, _ = theirs.step(0)
+        returns.append(np.asarray(theirs.discounted_reward).item())
+        if terminated or truncated:
+            theirs.reset()
+    assert returns == pytest.approx(leaked)
+
+    env = tw.TransformedEnv(
+        ScriptedEnv(1, episode_lengths=3, ending="both"), T.TransformReward(torch.ones_like), T.NormalizeReward(0.9)
+    )
+    td, ours = env.reset(), []
+    for _ in range(6):
+        before = env.transform.transforms[1].discounted_return.item()
+        _, td = env.step(td.set("action", env.sample_action()))
+        ours.append(before * 0.9 + 1)
+    assert ours == pytest.approx([1, 1.9, 2.71, 1, 1.9, 2.71])
+
+
+def test_statistics_hold_what_was_seen_and_no_sample_at_zero():
+    samples = np.float32(1e5) + np.random.default_rng(0).standard_normal((20_000, 1)).astype(np.float32)
+    theirs, ours = wrappers.utils.RunningMeanStd(shape=(1,)), T.RunningMeanStd((1,))
+    for batch in samples.reshape(200, 100, 1):
+        theirs.update(batch)
+        ours.update(torch.from_numpy(batch))
+    assert theirs.var.item() == pytest.approx(1 + 1e-4 * 1e5**2 / 20_000, rel=0.02)  # 51 instead of 1
+    assert ours.var.item() == pytest.approx(samples.var(dtype=np.float64), rel=1e-6)
+
+
+def test_observations_count_once_in_every_autoreset_mode():
+    with pytest.raises(ValueError):
+        wrappers.vector.NormalizeObservation(vector(AutoresetMode.SAME_STEP))
+    with pytest.raises(ValueError):
+        wrappers.vector.NormalizeObservation(vector(AutoresetMode.DISABLED))
+    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+        env = tw.TransformedEnv(tw.interop.gymnasium.from_gymnasium(vector(mode)), T.NormalizeObservation())
+        tw.rollout(env, None, 6)
+        seen = 1e5 + np.float64([0, 1, 2, 3, 0, 1, 2, 3, 0])  # firsts and finals among them
+        statistics = env.transform.statistics
+        assert statistics.count.item() == 9
+        assert (statistics.mean.item(), statistics.var.item()) == pytest.approx((seen.mean(), seen.var()))
+
+
+def test_frame_stack_and_time_limit_work_on_a_batch():
+    assert not hasattr(wrappers.vector, "FrameStackObservation") and not hasattr(wrappers.vector, "TimeLimit")
+    env = tw.TransformedEnv(ScriptedEnv(3, (1,), episode_lengths=None), T.TimeLimit(2), T.FrameStackObservation(2))
+    data, _ = tw.rollout(env, None, 2)
+    assert data["next", "observation"][:, 1, :, 0].tolist() == [[1, 2], [1001, 1002], [2001, 2002]]
+    assert data["next", "truncated"][..., 0].tolist() == [[False, True]] * 3

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+# Gymnasium warns about the bounds it rounds to the space's dtype.
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+
+PER_DIMENSION = spaces.Box(np.float32([-2, 0, 5]), np.float32([2, 0.5, 1000]))
+ONE_SIDED = spaces.Box(np.float32([-np.inf, 0, -1]), np.float32([1, np.inf, 1]))
+
+
+class Bare(gymnasium.Env):
+    def __init__(self, action_space):
+        self.action_space, self.observation_space = action_space, spaces.Discrete(1)
+
+
+def scripted(action_space, *transforms, num_envs=2):
+    return tw.TransformedEnv(ScriptedEnv(num_envs, (1,), action_space=action_space), *transforms)
+
+
+def arrived(env, action):
+    # What the env below got for the agent's action.
+    transition, _ = env.step(env.reset().set("action", torch.as_tensor(action)))
+    return transition["next", "info", "action"].numpy()
+
+
+def random_actions(space, num_envs=16):
+    rows = np.random.default_rng(0).normal(0, 3, (num_envs, *space.shape))
+    return rows.astype(space.dtype)
+
+
+BOXES = [
+    spaces.Box(-1, 1, (3,), np.float32),
+    spaces.Box(-2, 7, (2, 2), np.float32),
+    spaces.Box(0, 1, (1,), np.float64),
+    spaces.Box(-1, 1, (), np.float32),
+    spaces.Box(-1, 1, (2,), np.float16),
+    PER_DIMENSION,
+]
+
+
+@pytest.mark.parametrize("space", [*BOXES, ONE_SIDED, spaces.Box(-np.inf, np.inf, (2,))], ids=str)
+def test_clip_action_equals_gymnasiums_in_values_and_space(space):
+    env, oracle = scripted(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(Bare(space))
+    actions = random_actions(space)
+    assert env.single_action_space == oracle.action_space
+    ours = arrived(env, actions)
+    assert ours.dtype == space.dtype
+    np.testing.assert_array_equal(ours, np.stack([oracle.action(action) for action in actions]))
+
+
+@pytest.mark.parametrize("space", BOXES, ids=str)
+@pytest.mark.parametrize("bounds", [(-1, 1), (-1.0, 0.5), (0, 3), (np.float64(-1), np.float64(2)), (100, 101)])
+def test_rescale_action_equals_gymnasiums_in_values_and_space(space, bounds):
+    env, oracle = scripted(space, T.RescaleAction(*bounds), num_envs=16), wrappers.RescaleAction(Bare(space), *bounds)
+    actions = random_actions(space)
+    assert env.single_action_space == oracle.action_space
+    ours, theirs = arrived(env, actions), np.stack([oracle.action(action) for action in actions])
+    assert ours.dtype == space.dtype
+    rounding = 4 * np.finfo(space.dtype).eps * (1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=rounding)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**16), shape=st.sampled_from([(1,), (4,), (2, 3)]))
+def test_rescale_action_equals_gymnasiums_over_random_boxes_with_bounds_for_each_dimension(seed, shape):
+    rng = np.random.default_rng(seed)
+    low, agent_low = rng.uniform(-9, 9, (2, *shape))
+    box = spaces.Box(low.astype(np.float32), (low + rng.uniform(0.1, 20, shape)).astype(np.float32))
+    agent_high = agent_low + rng.uniform(0.1, 20, shape)
+    env = scripted(box, T.RescaleAction(agent_low, agent_high), num_envs=5)
+    oracle = wrappers.RescaleAction(Bare(box), agent_low, agent_high)
+    actions = rng.uniform(agent_low, agent_high, (5, *shape)).astype(np.float32)
+    assert env.single_action_space == oracle.action_space
+    expected = np.stack([oracle.action(action) for action in actions])
+    np.testing.assert_allclose(arrived(env, actions), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("space", BOXES, ids=str)
+def test_rescale_action_takes_its_bounds_to_those_of_the_env_and_the_middle_to_the_middle(space):
+    env = scripted(space, T.RescaleAction(-3, 5), num_envs=3)
+    actions = np.stack([np.full(space.shape, value, space.dtype) for value in (-3, 1, 5)])
+    middle = (space.low.astype(np.float64) + space.high) / 2
+    tolerance = 1e-2 if space.dtype == np.float16 else 1e-5
+    np.testing.assert_allclose(
+        arrived(env, actions), np.stack([space.low, middle, space.high]), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_rescale_action_does_not_clip():
+    env = scripted(spaces.Box(-2, 2, (1,)), T.RescaleAction(-1, 1), num_envs=1)
+    np.testing.assert_allclose(arrived(env, [[3.0]]), [[6]])
+
+
+def test_clip_action_over_rescale_action_clips_to_the_agents_bounds_as_gymnasiums():
+    space = spaces.Box(0, 10, (1,))
+    env = scripted(space, T.RescaleAction(-1, 1), T.ClipAction(), num_envs=3)
+    oracle = wrappers.ClipAction(wrappers.RescaleAction(Bare(space), -1, 1))
+    actions = np.float32([[-3], [0.5], [3]])
+    np.testing.assert_allclose(arrived(env, actions), [oracle.env.action(oracle.action(a)) for a in actions])
+
+
+@pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
+def test_an_action_transform_leaves_the_agents_action_as_it_chose_it(transform):
+    env = scripted(spaces.Box(-1, 1, (2,)), transform())
+    action = torch.tensor([[-2.5, 0.5], [0.0, 3.0]])
+    transition, _ = env.step(env.reset().set("action", action))
+    assert transition["action"].tolist() == action.tolist() == [[-2.5, 0.5], [0, 3]]
+
+
+@pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
+def test_an_action_transform_keeps_the_envs_space_as_it_was(transform):
+    space = spaces.Box(-1, 1, (2,))
+    env = scripted(space, transform())
+    arrived(env, np.float32([[9, 9], [9, 9]]))
+    assert env.env.single_action_space == spaces.Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
+def test_an_action_transform_leaves_observations_and_rewards_as_they_are(transform):
+    space = spaces.Box(-1, 1, (2,))
+    ours, _ = tw.rollout(scripted(space, transform()), None, 7)
+    plain, _ = tw.rollout(scripted(space), None, 7)
+    for key in ("observation", "reward", "terminated", "truncated"):
+        assert torch.equal(ours["next", key], plain["next", key])
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (2, 5)])
+def test_an_action_transform_outside_its_env_takes_any_batch_size_and_leaves_its_input(batch):
+    transform = T.ClipAction()
+    scripted(spaces.Box(-1, 1, (3,)), transform)
+    td = TensorDict({"action": torch.full((*batch, 3), 5.0)}, batch)
+    assert torch.equal(transform(td)["action"], torch.ones(*batch, 3))
+    assert torch.equal(td["action"], torch.full((*batch, 3), 5.0))
+
+
+def test_action_transforms_learn_nothing():
+    assert scripted(spaces.Box(-1, 1, (2,)), T.RescaleAction(-3, 3), T.ClipAction()).state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error", "match"),
+    [
+        ((1, -1), ValueError, "RescaleAction needs finite min_action < max_action, but got 1 and -1"),
+        ((1, 1), ValueError, "RescaleAction needs finite min_action < max_action, but got 1 and 1"),
+        ((-np.inf, 1), ValueError, "RescaleAction needs finite .* but got -inf and 1"),
+        ((0, np.inf), ValueError, "RescaleAction needs finite .* but got 0 and inf"),
+        ((float("nan"), 1), ValueError, "RescaleAction needs finite .* but got nan and 1"),
+        ((None, 1), (TypeError, ValueError), "RescaleAction needs .* but got None and 1"),
+        (("a", 1), (TypeError, ValueError), "RescaleAction needs .* but got '?a"),
+        ((np.array([0, 2]), np.array([1, 1])), ValueError, "RescaleAction needs finite min_action < max_action"),
+        ((np.zeros(2), np.ones(3)), ValueError, "RescaleAction needs "),
+    ],
+)
+def test_rescale_action_refuses_wrong_arguments(bounds, error, match):
+    with pytest.raises(error, match=match):
+        T.RescaleAction(*bounds)
+
+
+@pytest.mark.parametrize(
+    ("space", "transform", "error", "match"),
+    [
+        (spaces.Discrete(3), T.ClipAction(), TypeError, r"ClipAction needs a Box action space .* but got Discrete\(3\)"),
+        (spaces.MultiBinary(3), T.ClipAction(), TypeError, "ClipAction needs a Box action space .* but got MultiBinary"),
+        (spaces.Dict(a=PER_DIMENSION), T.ClipAction(), TypeError, "ClipAction needs a Box action space .* but got Dict"),
+        (spaces.Discrete(3), T.RescaleAction(-1, 1), TypeError, "RescaleAction needs a Box action space .* but got Discrete"),
+        (spaces.Tuple([PER_DIMENSION]), T.RescaleAction(-1, 1), TypeError, "RescaleAction needs a Box .* but got Tuple"),
+        (spaces.Box(0, 9, (1,), np.int32), T.RescaleAction(-1, 1), TypeError, "RescaleAction needs .* floats, but got Box"),
+        (ONE_SIDED, T.RescaleAction(-1, 1), ValueError, "RescaleAction needs .* finite bounds, low < high, but got .*inf"),
+        (PER_DIMENSION, T.RescaleAction(np.zeros(2), 1), ValueError, r"RescaleAction needs .* \(3,\), but got \(2,\)"),
+        (PER_DIMENSION, T.RescaleAction(np.zeros((2, 3)), 1), ValueError, r"RescaleAction needs .* but got \(2, 3\)"),
+        (spaces.Box(np.float32([0, 1]), np.float32([1, 1])), T.RescaleAction(-1, 1), ValueError, "RescaleAction needs .* Box"),
+    ],
+)
+def test_an_action_transform_refuses_an_unfit_space(space, transform, error, match):
+    with pytest.raises(error, match=match):
+        scripted(space, transform)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2), ()])
+def test_clip_action_refuses_an_action_of_another_shape_or_dtype_before_anything_changed(shape):
+    env = scripted(spaces.Box(-1, 1, (2,)), T.ClipAction())
+    td = env.reset()
+    with pytest.raises((TypeError, ValueError), match=r"ScriptedEnv|TransformedEnv"):
+        env.step(td.set("action", torch.zeros(2, *shape)))
+    assert env.unwrapped.elapsed.tolist() == [0, 0]

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import copy
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.testing import ScriptedEnv
+
+FREE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+ABOVE_ZERO = spaces.Box(np.float32([2, -9]), np.float32([5, -7]))
+GRID = spaces.MultiDiscrete([3, 4], start=[1, -2])
+
+
+class Chance(gymnasium.Env):
+    # Random observations; episodes of 1 to 4 steps that terminate, are truncated, or both.
+    def __init__(self, space):
+        self.observation_space, self.action_space = copy.deepcopy(space), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.left, self.way = (int(number) for number in self.np_random.integers([1, 0], [5, 3]))
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.left -= 1
+        ended = self.left == 0
+        return self.observation_space.sample(), 0.0, ended and self.way != 1, ended and self.way != 0, {}
+
+
+def make(space, *transforms, num_envs=3):
+    vector_env = SyncVectorEnv([lambda: Chance(space)] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    return tw.TransformedEnv(from_gymnasium(vector_env), *transforms)
+
+
+def assert_same(ours, theirs):
+    ours, theirs = ours.numpy(), np.stack(theirs)
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def advance(env, td, num_steps=1):
+    for _ in range(num_steps):
+        transition, td = env.step(td.set("action", env.sample_action()))
+    return transition["next", "observation"], td
+
+
+def scripted(padding_type="reset", stack_size=3, **arguments):
+    transform = T.FrameStackObservation(stack_size, padding_type=padding_type)
+    return tw.TransformedEnv(ScriptedEnv(observation_shape=(1,), **arguments), transform)
+
+
+CASES = [
+    (FREE, "reset"),
+    (FREE, "zero"),
+    (FREE, np.float32([1, -1, 5])),
+    (IMAGE, "reset"),
+    (IMAGE, "zero"),
+    (IMAGE, np.full((4, 5, 3), 255, np.uint8)),
+    (ABOVE_ZERO, "reset"),
+    (ABOVE_ZERO, "zero"),
+    (ABOVE_ZERO, np.float32([3, -8])),
+    (spaces.Box(-1, 1, (), np.float64), "zero"),
+    (spaces.Box(-1, 1, (2, 2), np.float16), "zero"),
+    (spaces.Discrete(4), "reset"),
+    (spaces.Discrete(4, start=-2), "zero"),
+    (spaces.Discrete(4, start=-2), -1),
+    (GRID, "zero"),
+    (GRID, np.array([3, 1])),
+    (spaces.MultiBinary(3), "reset"),
+    (spaces.MultiBinary([2, 3]), "zero"),
+]
+
+
+@pytest.mark.parametrize(("space", "padding_type"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("stack_size", [1, 3])
+def test_frame_stack_equals_gymnasiums_in_every_frame_and_in_its_space(space, padding_type, stack_size):
+    env = make(space, T.FrameStackObservation(stack_size, padding_type=padding_type))
+    oracles = [wrappers.FrameStackObservation(Chance(space), stack_size, padding_type=padding_type) for _ in range(3)]
+    assert env.single_observation_space == oracles[0].observation_space
+    td, num_ended = env.reset(seed=3), 0
+    assert_same(td["observation"], [oracle.reset(seed=3 + i)[0] for i, oracle in enumerate(oracles)])
+    for _ in range(25):
+        successor, td = advance(env, td)
+        steps = [oracle.step(0) for oracle in oracles]
+        assert_same(successor, [step[0] for step in steps])
+        ended = [step[2] or step[3] for step in steps]
+        assert_same(td["observation"], [o.reset()[0] if e else s[0] for o, s, e in zip(oracles, steps, ended, strict=True)])
+        num_ended += sum(ended)
+    assert num_ended > 10
+
+
+@pytest.mark.parametrize("space", [FREE, IMAGE], ids=str)
+def test_frame_stack_with_zeros_equals_stable_baselines_vec_frame_stack(space):
+    env = make(space, T.FrameStackObservation(4, padding_type="zero"))
+    vec = VecFrameStack(DummyVecEnv([lambda: Chance(space)] * 3), 4, channels_order="last")
+    vec.seed(3)
+    last = lambda frames: frames.movedim(1, -2).flatten(-2).numpy()  # noqa: E731
+    td = env.reset(seed=3)
+    np.testing.assert_array_equal(last(td["observation"]), vec.reset())
+    for _ in range(20):
+        successor, td = advance(env, td)
+        observation, _, done, infos = vec.step(np.zeros(3, np.int64))
+        np.testing.assert_array_equal(last(td["observation"]), observation)
+        for row in np.flatnonzero(done):
+            np.testing.assert_array_equal(last(successor)[row], infos[row]["terminal_observation"])
+
+
+def test_frame_stack_starts_a_new_episode_with_copies_of_its_first_observation():
+    env = scripted(num_envs=2, episode_lengths=(2, 9))
+    _, td = advance(env, env.reset(), 2)
+    assert td["observation"][..., 0].tolist() == [[0, 0, 0], [1000, 1001, 1002]]
+
+
+def test_frame_stack_keeps_a_final_observation_in_its_own_episodes_stack():
+    env = scripted(num_envs=1, episode_lengths=4)
+    final, td = advance(env, env.reset(), 4)
+    assert final[..., 0].tolist() == [[2, 3, 4]]
+    assert td["observation"][..., 0].tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
+@pytest.mark.parametrize(("padding_type", "pad"), [("reset", 0), ("zero", 0), (np.float32([7]), 7)])
+def test_frame_stack_pads_every_one_step_episode_anew(ending, padding_type, pad):
+    env = scripted(padding_type, num_envs=2, episode_lengths=1, ending=ending)
+    td = env.reset()
+    for _ in range(3):
+        final, td = advance(env, td)
+        assert final[0, :, 0].tolist() == [pad, 0, 1]
+        assert td["observation"][0, :, 0].tolist() == [pad, pad, 0]
+
+
+def test_frame_stack_of_an_endless_episode_holds_the_latest_frames():
+    env = scripted(num_envs=2, episode_lengths=None)
+    successor, td = advance(env, env.reset(), 50)
+    assert successor[..., 0].tolist() == [[48, 49, 50], [1048, 1049, 1050]]
+    assert torch.equal(td["observation"], successor)
+
+
+def test_frame_stack_begins_anew_in_every_env_when_all_end_at_once():
+    env = scripted(num_envs=3, episode_lengths=2, ending="truncated")
+    final, td = advance(env, env.reset(), 2)
+    assert final[..., 0].tolist() == [[0, 1, 2], [1000, 1001, 1002], [2000, 2001, 2002]]
+    assert td["observation"][..., 0].tolist() == [[0, 0, 0], [1000, 1000, 1000], [2000, 2000, 2000]]
+
+
+@pytest.mark.parametrize("padding_type", ["reset", "zero", np.float32([7])])
+def test_frame_stack_leaves_rows_outside_the_mask_as_they_were(padding_type):
+    env = scripted(padding_type, num_envs=3, episode_lengths=None)
+    advance(env, env.reset(), 2)
+    first = TensorDict({"observation": torch.full((3, 1), -5.0)}, [3])
+    env.transform.reset(first, torch.tensor([False, True, False]))
+    following = env.transform.step(TensorDict({"observation": torch.full((3, 1), -6.0)}, [3]))["observation"][..., 0]
+    assert following[[0, 2]].tolist() == [[1, 2, -6], [2001, 2002, -6]]
+    assert following[1, 1:].tolist() == [-5, -6]
+
+
+def test_frame_stack_with_an_empty_mask_changes_nothing():
+    env = scripted(num_envs=2, episode_lengths=None)
+    advance(env, env.reset(), 2)
+    before = env.transform.frames.clone()
+    env.transform.reset(TensorDict({"observation": torch.full((2, 1), -5.0)}, [2]), torch.zeros(2, dtype=torch.bool))
+    assert torch.equal(env.transform.frames, before)
+
+
+def test_frame_stack_is_reset_by_the_user_in_mid_episode_like_by_an_end():
+    env = scripted(num_envs=2, episode_lengths=None)
+    advance(env, env.reset(), 2)
+    td = env.reset(mask=torch.tensor([True, False]))
+    assert td["observation"][..., 0].tolist() == [[0, 0, 0], [1000, 1001, 1002]]
+
+
+def test_frame_stack_hands_out_stacks_that_no_later_step_changes():
+    env = scripted(num_envs=1, episode_lengths=None)
+    td = env.reset()
+    given = td["observation"]
+    successor, td = advance(env, td, 1)
+    copies = given.clone(), successor.clone()
+    advance(env, td, 3)
+    assert torch.equal(given, copies[0])
+    assert torch.equal(successor, copies[1])
+
+
+def test_frame_stack_does_not_notice_what_the_caller_does_with_a_stack():
+    env = scripted(num_envs=1, episode_lengths=None)
+    successor, td = advance(env, env.reset(), 1)
+    successor.fill_(-1)
+    td["observation"].fill_(-1)
+    assert advance(env, td)[0][..., 0].tolist() == [[0, 1, 2]]
+
+
+def test_frame_stack_does_not_notice_what_the_caller_does_with_the_padding():
+    padding = np.float32([7])
+    env = scripted(padding, num_envs=1)
+    padding[:] = 9
+    assert env.reset()["observation"][..., 0].tolist() == [[7, 7, 0]]
+
+
+def test_frame_stack_learns_nothing():
+    env = scripted(num_envs=2)
+    advance(env, env.reset(), 3)
+    assert env.state_dict() == {}
+
+
+def test_frame_stack_of_a_frame_stack_equals_gymnasiums():
+    env = make(FREE, T.FrameStackObservation(2), T.FrameStackObservation(3))
+    wrap = wrappers.FrameStackObservation
+    oracle = wrap(wrap(Chance(FREE), 2), 3)
+    assert env.single_observation_space == oracle.observation_space
+    td = env.reset(seed=3)
+    np.testing.assert_array_equal(td["observation"][0], oracle.reset(seed=3)[0])
+    for _ in range(12):
+        successor, td = advance(env, td)
+        observation, _, terminated, truncated, _ = oracle.step(0)
+        np.testing.assert_array_equal(successor[0], observation)
+        np.testing.assert_array_equal(td["observation"][0], oracle.reset()[0] if terminated or truncated else observation)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"stack_size": 0}, ValueError, "FrameStackObservation needs stack_size of at least 1, but got 0"),
+        ({"stack_size": -1}, ValueError, "FrameStackObservation needs stack_size of at least 1, but got -1"),
+        ({"stack_size": 2.0}, TypeError, "FrameStackObservation needs an integer stack_size .* but got 2.0"),
+        ({"stack_size": True}, ValueError, "FrameStackObservation needs stack_size of at least 1, but got True"),
+        ({"stack_size": None}, TypeError, "FrameStackObservation needs an integer stack_size .* but got None"),
+        ({"stack_size": "4"}, TypeError, "FrameStackObservation needs an integer stack_size .* but got '4'"),
+        ({"stack_size": 4, "padding_type": "rest"}, ValueError, "FrameStackObservation needs padding_type .* but got 'rest'"),
+        ({"stack_size": 4, "padding_type": ""}, ValueError, "FrameStackObservation needs padding_type .* but got ''"),
+    ],
+)
+def test_frame_stack_refuses_wrong_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        T.FrameStackObservation(**arguments)
+
+
+def test_frame_stack_takes_numpys_integers_as_gymnasium_does():
+    assert make(FREE, T.FrameStackObservation(np.int64(2))).single_observation_space.shape == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")  # Gymnasium's, from Box.contains
+@pytest.mark.parametrize(
+    ("space", "padding_type", "error", "match"),
+    [
+        (spaces.Dict(a=FREE), "reset", TypeError, "FrameStackObservation needs observations of one tensor, but got Dict"),
+        (spaces.Tuple([FREE, FREE]), "zero", TypeError, "FrameStackObservation needs .* but got Tuple"),
+        (ABOVE_ZERO, np.float32([0, 0]), ValueError, r"FrameStackObservation needs a padding_type in Box.* but got array"),
+        (FREE, np.float32([1]), ValueError, r"FrameStackObservation needs a padding_type in Box.* but got array\(\[1"),
+        (FREE, None, ValueError, "FrameStackObservation needs a padding_type in Box.* but got None"),
+        (FREE, 3, ValueError, "FrameStackObservation needs a padding_type in Box.* but got 3"),
+        (spaces.Discrete(3), 3, ValueError, r"FrameStackObservation needs a padding_type in Discrete\(3\), but got 3"),
+        (spaces.Discrete(3), None, ValueError, r"FrameStackObservation needs a padding_type in .* but got None"),
+    ],
+)
+def test_frame_stack_refuses_an_unfit_space(space, padding_type, error, match):
+    with pytest.raises(error, match=match):
+        tw.TransformedEnv(ScriptedEnv(2, observation_space=space), T.FrameStackObservation(2, padding_type=padding_type))

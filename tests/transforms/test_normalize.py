@@ -1,0 +1,496 @@
+from __future__ import annotations
+
+import io
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.testing import ScriptedEnv
+
+ENDINGS = ["terminated", "truncated", "both", "in turn"]
+LENGTHS = [(5, 3, 1, 4), 1, 3, None]
+
+
+class Chance(gymnasium.Env):
+    # Normal observations and rewards; episodes that terminate, are truncated, or both, or never end.
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, dtype=np.float64, longest=5):
+        self.observation_space, self.longest = spaces.Box(-np.inf, np.inf, (3,), dtype), longest
+
+    def observe(self):
+        return self.np_random.normal([0, -3, 100], [1, 0.1, 20]).astype(self.observation_space.dtype)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left, self.way = (int(number) for number in self.np_random.integers([1, 0], [self.longest, 3]))
+        return self.observe(), {}
+
+    def step(self, action):
+        self.left -= 1
+        ended = self.left == 0 and self.longest < 10**6
+        return self.observe(), self.np_random.normal(1, 2), ended and self.way != 1, ended and self.way != 0, {}
+
+
+def make(*transforms, num_envs=4, **arguments):
+    vector_env = SyncVectorEnv([lambda: Chance(**arguments)] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    return tw.TransformedEnv(from_gymnasium(vector_env), *transforms)
+
+
+def baselines(longest=5, **arguments):
+    vec = VecNormalize(DummyVecEnv([lambda: Chance(longest=longest)] * 4), **{"clip_reward": np.inf, **arguments})
+    vec.obs_rms.count = vec.ret_rms.count = 0  # without its prior sample that nobody saw
+    vec.seed(1)
+    vec.reset()
+    return vec
+
+
+def scripted(*transforms, num_envs=4, **arguments):
+    return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **arguments), *transforms)
+
+
+def step(env, td):
+    transition, td = env.step(td.set("action", torch.zeros_like(env.sample_action())))
+    return transition["next"], td
+
+
+def reference(rows):
+    # NumPy's own mean and variance, in double precision.
+    rows = np.concatenate([np.asarray(part, np.float64) for part in rows])
+    return rows.mean(0), rows.var(0), len(rows)
+
+
+def assert_statistics(statistics, rows, rtol=1e-6):
+    mean, var, count = reference(rows)
+    np.testing.assert_allclose(statistics.mean, mean, rtol=rtol, atol=rtol * np.sqrt(var.max()))
+    np.testing.assert_allclose(statistics.var, var, rtol=rtol, atol=rtol * var.max())
+    assert statistics.count.tolist() == [count]
+
+
+# RunningMeanStd
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_running_mean_std_is_accurate_for_a_large_mean_over_ten_million_float32_samples(masked):
+    samples = 1e4 + 0.1 * torch.randn(2**20, 1, generator=torch.Generator().manual_seed(0))
+    statistics, every = T.RunningMeanStd((1,)), torch.ones(2**14, dtype=torch.bool)
+    for batch in samples.split(2**14) * 10:
+        statistics.update(batch, every if masked else None)
+    mean, var, count = reference([samples])
+    assert statistics.count.item() == 10 * count > 10_000_000
+    np.testing.assert_allclose(statistics.mean, mean, rtol=0, atol=1e-4 * 0.1)
+    np.testing.assert_allclose(statistics.var.sqrt(), np.sqrt(var), rtol=1e-5)
+    normal = statistics.normalize(samples, 1e-8).numpy()
+    np.testing.assert_allclose(normal.mean(0, np.float64), 0, atol=1e-3)
+    np.testing.assert_allclose(normal.std(0, dtype=np.float64), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 64, 4096])
+def test_running_mean_std_is_accurate_for_a_large_mean_whatever_the_batch_size(size, masked):
+    rows = 1e4 + 0.1 * torch.randn(8192, 2, generator=torch.Generator().manual_seed(1))
+    statistics = T.RunningMeanStd((2,))
+    for batch in rows.split(size):
+        statistics.update(batch, torch.ones(len(batch), dtype=torch.bool) if masked else None)
+    mean, var, count = reference([rows])
+    np.testing.assert_allclose(statistics.mean, mean, atol=0.001)
+    np.testing.assert_allclose(statistics.var, var, rtol=0.01)
+    assert statistics.count.item() == count
+
+
+def test_running_mean_std_normalises_a_large_mean_as_float64_does():
+    rows = 1e4 + 0.1 * torch.randn(4096, 2, generator=torch.Generator().manual_seed(2))
+    statistics = T.RunningMeanStd((2,))
+    for batch in rows.split(64):
+        statistics.update(batch)
+    exact = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
+    np.testing.assert_allclose(statistics.normalize(rows, 1e-8), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("value", [0.1, 10000.1, -12345.678])
+def test_running_mean_std_normalises_what_never_changes_to_zero(value, masked):
+    rows = torch.full((4096, 1), value)
+    statistics = T.RunningMeanStd((1,))
+    statistics.update(rows, torch.ones(4096, dtype=torch.bool) if masked else None)
+    np.testing.assert_allclose(statistics.normalize(rows, 1e-8), 0, atol=0.01)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2**9 - 1)), min_size=1, max_size=12),
+    seed=st.integers(0, 2**16),
+    shape=st.sampled_from([(1,), (3,), (2, 2)]),
+    mean=st.sampled_from([0.0, 5.0, -1000.0]),
+)
+def test_masked_updates_equal_numpy_over_exactly_what_was_seen_whatever_the_batching(batches, seed, shape, mean):
+    generator, statistics, seen = np.random.default_rng(seed), T.RunningMeanStd(shape), []
+    for size, bits in batches:
+        rows = generator.normal(mean, 2, (size, *shape)).astype(np.float32)
+        mask = (bits >> np.arange(size)) & 1 == 1
+        statistics.update(torch.from_numpy(np.where(mask.reshape(-1, *(1,) * len(shape)), rows, np.nan)), torch.tensor(mask))
+        seen.append(rows[mask])
+    if sum(map(len, seen)) == 0:
+        assert (statistics.mean == 0).all() and (statistics.var == 1).all() and statistics.count.item() == 0
+    else:
+        assert_statistics(statistics, seen, rtol=1e-4)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(cuts=st.lists(st.integers(1, 199), max_size=8, unique=True), dtype=st.sampled_from([np.float32, np.float64, np.int16]))
+def test_updates_equal_numpy_whatever_the_batching(cuts, dtype):
+    rows = np.random.default_rng(4).normal(20, 9, (200, 3)).astype(dtype)
+    statistics = T.RunningMeanStd((3,))
+    for batch in np.split(rows, sorted(cuts)):
+        statistics.update(torch.from_numpy(batch))
+    assert_statistics(statistics, [rows], rtol=1e-5)
+
+
+def test_running_mean_std_equals_gymnasiums_without_its_prior_sample():
+    ours, theirs = T.RunningMeanStd((3,)), wrappers.utils.RunningMeanStd(0, (3,))
+    for size in (1, 5, 2, 8):
+        rows = np.random.default_rng(size).normal(7, 3, (size, 3)).astype(np.float32)
+        ours.update(torch.from_numpy(rows))
+        theirs.update(rows.astype(np.float64))
+        np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-6)
+        np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-5)
+
+
+def test_running_mean_std_has_no_first_sample_that_nobody_saw_where_gymnasium_has_one():
+    ours, theirs = T.RunningMeanStd((1,)), wrappers.utils.RunningMeanStd(shape=(1,))
+    for batch in np.random.default_rng(0).normal(1e5, 1, (200, 100, 1)):
+        ours.update(torch.from_numpy(batch))
+        theirs.update(batch)
+    assert ours.var.item() == pytest.approx(1, rel=0.05)
+    assert theirs.var.item() == pytest.approx(51, rel=0.05)
+
+
+def test_running_mean_std_does_not_change_the_rows_it_counts():
+    rows = torch.tensor([[1.0], [3.0]])
+    T.RunningMeanStd((1,)).update(rows, torch.tensor([True, False]))
+    assert rows.tolist() == [[1], [3]]
+
+
+# NormalizeObservation
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_normalize_observation_counts_each_successor_and_each_first_observation_once(lengths, ending):
+    env = scripted(T.NormalizeObservation(), episode_lengths=lengths, ending=ending)
+    plain = scripted(episode_lengths=lengths, ending=ending)
+    td, raw = env.reset(), plain.reset()
+    seen = [raw["observation"]]
+    for _ in range(12):
+        _, td = step(env, td)
+        following, raw = step(plain, raw)
+        seen += [following["observation"], raw["observation"][following["done"].squeeze(-1)]]
+    assert_statistics(env.transform.statistics, seen)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_normalize_observation_transforms_final_and_first_observations_by_what_was_seen_until_then(lengths, ending):
+    env = scripted(T.NormalizeObservation(1e-2), episode_lengths=lengths, ending=ending)
+    plain = scripted(episode_lengths=lengths, ending=ending)
+    td, raw = env.reset(), plain.reset()
+    seen = [raw["observation"].numpy()]
+
+    def normal(rows):
+        mean, var, _ = reference(seen)
+        return (rows - mean) / np.sqrt(var + 1e-2)
+
+    np.testing.assert_allclose(td["observation"], normal(seen[0]), rtol=1e-5, atol=1e-5)
+    for _ in range(8):
+        ours, td = step(env, td)
+        following, raw = step(plain, raw)
+        done = following["done"].squeeze(-1).numpy()
+        seen.append(following["observation"].numpy())
+        successor = normal(seen[-1])
+        np.testing.assert_allclose(ours["observation"], successor, rtol=1e-5, atol=1e-5)
+        seen.append(raw["observation"].numpy()[done])
+        first = np.where(done[:, None], normal(raw["observation"].numpy()), successor)
+        np.testing.assert_allclose(td["observation"], first, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prior_sample(dtype):
+    # Where no episode ends: Gymnasium's has no final observations elsewhere.
+    env = make(T.NormalizeObservation(), dtype=dtype, longest=10**7)
+    oracle = wrappers.vector.NormalizeObservation(SyncVectorEnv([lambda: Chance(dtype, 10**7)] * 4))
+    oracle.obs_rms.count = 0
+    assert env.single_observation_space == oracle.single_observation_space
+    td = env.reset(seed=1)
+    np.testing.assert_allclose(td["observation"], oracle.reset(seed=1)[0], rtol=1e-4, atol=1e-4)
+    for _ in range(40):
+        following, td = step(env, td)
+        np.testing.assert_allclose(following["observation"], oracle.step(np.zeros(4, int))[0], rtol=1e-4, atol=1e-4)
+
+
+def test_normalize_and_clip_observation_equal_stable_baselines_vec_normalize():
+    # Where no episode ends: it does not count final observations.
+    env = make(T.NormalizeObservation(), T.ClipObservation(-1, 1), longest=10**7)
+    vec = baselines(longest=10**7, clip_obs=1.0)
+    td = env.reset(seed=1)
+    for _ in range(40):
+        _, td = step(env, td)
+        observation, _, _, _ = vec.step(np.zeros(4, int))
+    assert np.abs(observation).max() == 1
+    np.testing.assert_allclose(td["observation"], observation, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (4, 3, 3), np.uint8),
+        spaces.Box(-100, 100, (3,), np.int64),
+        spaces.Box(-1, 1, (), np.float32),
+        spaces.Box(-5, 5, (2,), np.float16),
+        spaces.Box(-5, 5, (2, 2), np.float64),
+    ],
+    ids=str,
+)
+def test_normalize_observation_takes_a_box_of_any_shape_and_dtype(space):
+    env = tw.TransformedEnv(ScriptedEnv(3, observation_space=space), T.NormalizeObservation())
+    plain = ScriptedEnv(3, observation_space=space)
+    td, rows = env.reset(), plain.reset()["observation"].numpy().astype(np.float64)
+    assert env.single_observation_space == spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+    assert td["observation"].shape == (3, *space.shape) and td["observation"].dtype == torch.float32
+    expected = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)
+    np.testing.assert_allclose(td["observation"], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_normalize_observation_counts_only_rows_inside_the_mask():
+    env = scripted(T.NormalizeObservation())
+    env.reset()
+    before = {name: value.clone() for name, value in env.state_dict().items()}
+    rows = torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]])
+    env.transform.reset(TensorDict({"observation": rows}, [4]), torch.zeros(4, dtype=torch.bool))
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+    env.transform.reset(TensorDict({"observation": rows}, [4]), torch.tensor([False, True, False, True]))
+    assert_statistics(env.transform.statistics, [scripted().reset()["observation"], rows[[1, 3]]])
+
+
+def test_normalize_observation_learns_in_train_and_freezes_in_eval():
+    env = scripted(T.NormalizeObservation())
+    _, td = step(env, env.reset())
+    before = {name: value.clone() for name, value in env.eval().state_dict().items()}
+    for _ in range(6):
+        following, td = step(env, td)
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+    assert following["observation"].abs().max() > 0
+    step(env.train(), td)
+    assert env.transform.statistics.count.item() > before["transform.statistics.count"].item()
+
+
+def test_normalize_observation_is_frozen_from_the_first_reset_on_where_eval_came_before():
+    env = scripted(T.NormalizeObservation()).eval()
+    np.testing.assert_allclose(env.reset()["observation"], scripted().reset()["observation"], rtol=1e-6)
+    assert env.transform.statistics.count.item() == 0
+
+
+def test_normalize_observation_is_the_same_function_outside_its_env_and_counts_nothing_there():
+    env = scripted(T.NormalizeObservation())
+    env.reset()
+    before = {name: value.clone() for name, value in env.state_dict().items()}
+    rows = torch.randn(2, 5, 2)
+    td = TensorDict({"observation": rows}, [2, 5])
+    statistics = env.transform.statistics
+    expected = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
+    np.testing.assert_allclose(env.transform(td)["observation"], expected, rtol=1e-5, atol=1e-5)
+    assert td["observation"] is rows
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+
+
+@pytest.mark.parametrize("make_transform", [T.NormalizeObservation, T.NormalizeReward])
+def test_statistics_load_into_an_env_with_another_number_of_envs(make_transform):
+    env, other = scripted(make_transform()), scripted(make_transform(), num_envs=2)
+    td = env.reset()
+    for _ in range(7):
+        _, td = step(env, td)
+    file = io.BytesIO()
+    torch.save(env.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert set(env.state_dict()) == {f"transform.statistics.{name}" for name in ("reference", "total", "squares", "count")}
+    for name, value in env.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
+        assert value.dtype == other.state_dict()[name].dtype
+
+
+def test_a_loaded_normalizer_gives_what_the_saved_one_gives():
+    env, other = scripted(T.NormalizeObservation()), scripted(T.NormalizeObservation(), num_envs=2)
+    step(env, env.reset())
+    other.load_state_dict(env.state_dict())
+    expected = env.eval().reset()["observation"][:2]
+    torch.testing.assert_close(other.eval().reset()["observation"], expected, rtol=0, atol=0)
+
+
+# NormalizeReward
+
+
+def discounted(env, num_steps):
+    # What the accumulator held after each step's reward, read off the statistics' running mean.
+    statistics, td, values = env.transform.statistics, env.reset(), []
+    for _ in range(num_steps):
+        before = (statistics.mean * statistics.count).item()
+        _, td = step(env, td)
+        values.append((statistics.mean * statistics.count).item() - before)
+    return values
+
+
+def ones(**arguments):
+    env = scripted(T.TransformReward(torch.ones_like), num_envs=1, **arguments)
+    return tw.TransformedEnv(env, T.NormalizeReward(gamma=0.9))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_normalize_reward_counts_the_same_returns_in_every_episode_however_it_ended(ending):
+    assert discounted(ones(episode_lengths=3, ending=ending), 9) == pytest.approx([1, 1.9, 2.71] * 3, rel=1e-5)
+
+
+def test_normalize_reward_goes_on_where_no_episode_ends():
+    expected = np.cumsum(0.9 ** np.arange(9))
+    assert discounted(ones(episode_lengths=None), 9) == pytest.approx(expected, rel=1e-5)
+
+
+def test_normalize_reward_forgets_after_each_one_step_episode():
+    assert discounted(ones(episode_lengths=1), 5) == pytest.approx([1] * 5)
+
+
+def test_normalize_reward_does_not_leak_into_the_next_episode_where_gymnasium_does():
+    ours = discounted(ones(episode_lengths=3, ending="truncated"), 6)
+    env = Chance(longest=10**7)
+    env.step = lambda action: (env.observe(), 1.0, False, True, {})
+    oracle = wrappers.NormalizeReward(env, gamma=0.9)
+    oracle.reset(seed=0)
+    for _ in range(6):
+        oracle.step(0)
+    assert ours[-1] == pytest.approx(2.71)
+    assert oracle.discounted_reward.item() == pytest.approx(np.sum(0.9 ** np.arange(6)))
+
+
+def test_normalize_reward_equals_gymnasiums_where_no_episode_ends():
+    env = make(T.NormalizeReward(0.95), num_envs=1, longest=10**7)
+    oracle = wrappers.NormalizeReward(Chance(longest=10**7), gamma=0.95)
+    oracle.return_rms.count = 0
+    td = env.reset(seed=1)
+    oracle.reset(seed=1)
+    for _ in range(40):
+        following, td = step(env, td)
+        np.testing.assert_allclose(following["reward"].item(), oracle.step(0)[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("longest", [2, 5, 10**7])
+def test_normalize_reward_equals_stable_baselines_vec_normalize_over_episode_ends(longest):
+    env = make(T.NormalizeReward(0.95), longest=longest)
+    vec = baselines(longest=longest, gamma=0.95)
+    td, ended = env.reset(seed=1), 0
+    for _ in range(60):
+        following, td = step(env, td)
+        _, reward, done, _ = vec.step(np.zeros(4, int))
+        np.testing.assert_allclose(following["reward"][:, 0], reward, rtol=1e-4)
+        ended += done.sum()
+    np.testing.assert_allclose(env.transform.statistics.var.item(), vec.ret_rms.var, rtol=1e-5)
+    assert ended > 50 or longest == 10**7
+
+
+def test_normalize_and_clip_reward_equal_stable_baselines_vec_normalize():
+    env = make(T.NormalizeReward(), T.ClipReward(-0.5, 0.5))
+    vec = baselines(clip_reward=0.5)
+    td = env.reset(seed=1)
+    for _ in range(30):
+        following, td = step(env, td)
+        np.testing.assert_allclose(following["reward"][:, 0], vec.step(np.zeros(4, int))[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_normalize_reward_equals_numpy_over_the_returns_of_every_env(lengths, gamma):
+    env, plain = scripted(T.NormalizeReward(gamma, 1e-3), episode_lengths=lengths), scripted(episode_lengths=lengths)
+    td, raw, running, seen = env.reset(), plain.reset(), np.zeros(4), []
+    for _ in range(10):
+        ours, td = step(env, td)
+        following, raw = step(plain, raw)
+        reward = following["reward"][:, 0].numpy()
+        running = running * gamma + reward
+        seen.append(running)
+        np.testing.assert_allclose(ours["reward"][:, 0], reward / np.sqrt(np.var(seen) + 1e-3), rtol=1e-4)
+        running = np.where(following["done"][:, 0], 0, running)
+
+
+def test_normalize_reward_forgets_only_rows_inside_the_mask():
+    env = scripted(T.NormalizeReward(0.5), episode_lengths=None)
+    _, td = step(env, env.reset())
+    env.transform.reset(td, torch.tensor([False, True, False, True]))
+    before = env.transform.statistics.mean * 4
+    step(env, td)
+    counted = env.transform.statistics.mean * 8 - before
+    np.testing.assert_allclose(counted, [2.5 + 2 + 2.5 + 2])
+
+
+def test_normalize_reward_learns_in_train_and_freezes_in_eval():
+    env = scripted(T.NormalizeReward(), episode_lengths=None)
+    _, td = step(env, env.reset())
+    _, td = step(env, td)
+    before = {name: value.clone() for name, value in env.eval().state_dict().items()}
+    var = env.transform.statistics.var.item()
+    following, td = step(env, td)
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+    np.testing.assert_allclose(following["reward"], 3 / np.sqrt(var + 1e-8), rtol=1e-5)
+    step(env.train(), td)
+    assert env.transform.statistics.count.item() == 12
+
+
+def test_normalize_reward_leaves_observations_and_the_space_as_they_are():
+    env, plain = scripted(T.NormalizeReward()), scripted()
+    assert env.single_observation_space == plain.single_observation_space
+    assert torch.equal(step(env, env.reset())[0]["observation"], step(plain, plain.reset())[0]["observation"])
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda: T.RunningMeanStd(()), ValueError, "RunningMeanStd needs a shape of at least one dimension, but got"),
+        (lambda: T.NormalizeObservation(0), ValueError, "NormalizeObservation needs epsilon in .*, but got 0"),
+        (lambda: T.NormalizeObservation(-1e-8), ValueError, "NormalizeObservation needs epsilon in .*, but got -1e-08"),
+        (lambda: T.NormalizeObservation(float("nan")), ValueError, "NormalizeObservation needs epsilon in .*, but got nan"),
+        (lambda: T.NormalizeObservation(None), TypeError, "NormalizeObservation needs epsilon in .*, but got None"),
+        (lambda: T.NormalizeObservation("1"), TypeError, "NormalizeObservation needs epsilon in .*, but got '1'"),
+        (lambda: T.NormalizeReward(-0.1), ValueError, r"NormalizeReward needs gamma in \[0, 1\], but got -0.1"),
+        (lambda: T.NormalizeReward(1.1), ValueError, r"NormalizeReward needs gamma in \[0, 1\], but got 1.1"),
+        (lambda: T.NormalizeReward(float("nan")), ValueError, r"NormalizeReward needs gamma in \[0, 1\], but got nan"),
+        (lambda: T.NormalizeReward(None), TypeError, r"NormalizeReward needs gamma in \[0, 1\], but got None"),
+        (lambda: T.NormalizeReward("0.9"), TypeError, r"NormalizeReward needs gamma in \[0, 1\], but got '0.9'"),
+        (lambda: T.NormalizeReward(0.9, 0), ValueError, "NormalizeReward needs epsilon in .*, but got 0"),
+        (lambda: T.NormalizeReward(0.9, -1), ValueError, "NormalizeReward needs epsilon in .*, but got -1"),
+        (lambda: T.NormalizeReward(0.9, None), TypeError, "NormalizeReward needs epsilon in .*, but got None"),
+    ],
+)
+def test_a_normalizer_refuses_wrong_arguments(build, error, match):
+    with pytest.raises(error, match=match):
+        build()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gamma": 0}, {"gamma": 1}, {"epsilon": 1e-30}, {"gamma": 0.5, "epsilon": 2}])
+def test_normalize_reward_takes_the_ends_of_its_ranges(arguments):
+    T.NormalizeReward(**arguments)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(3), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 2]), spaces.Dict(a=spaces.Box(0, 1, (1,)))]
+)
+def test_normalize_observation_refuses_a_space_that_is_no_box(space):
+    with pytest.raises(TypeError, match=f"NormalizeObservation needs a Box observation space, but got {type(space).__name__}"):
+        tw.TransformedEnv(ScriptedEnv(2, observation_space=space), T.NormalizeObservation())

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import copy
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.testing import ScriptedEnv
+
+VECTOR = spaces.Box(-2, 2, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+FREE = spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
+TREE = spaces.Dict(position=VECTOR, kind=spaces.Discrete(3, start=-1), pair=spaces.Tuple([IMAGE, spaces.MultiBinary(2)]))
+GRID = spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[0, 1], [-2, 5]]))
+
+
+class Chance(gymnasium.Env):
+    # Random observations; episodes of 1 to 4 steps that terminate, are truncated, or both.
+    def __init__(self, space):
+        self.observation_space, self.action_space = copy.deepcopy(space), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.left, self.way = (int(number) for number in self.np_random.integers([1, 0], [5, 3]))
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.left -= 1
+        ended = self.left == 0
+        return self.observation_space.sample(), 0.0, ended and self.way != 1, ended and self.way != 0, {}
+
+
+def make(space, *transforms, num_envs=3):
+    vector_env = SyncVectorEnv([lambda: Chance(space)] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    return tw.TransformedEnv(from_gymnasium(vector_env), *transforms)
+
+
+def assert_same(ours, theirs):
+    ours, theirs = ours.numpy(), np.stack(theirs)
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def assert_agree(env, oracles, num_steps=25):
+    # Ours against single envs with Gymnasium's wrapper, which are reset by hand where their episode ended.
+    num_ended = 0
+    assert env.single_observation_space == oracles[0].observation_space
+    td = env.reset(seed=5)
+    assert_same(td["observation"], [oracle.reset(seed=5 + i)[0] for i, oracle in enumerate(oracles)])
+    for _ in range(num_steps):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        steps = [oracle.step(0) for oracle in oracles]
+        assert_same(transition["next", "observation"], [step[0] for step in steps])
+        ended = [step[2] or step[3] for step in steps]
+        begun = [oracle.reset()[0] if over else step[0] for oracle, step, over in zip(oracles, steps, ended, strict=True)]
+        assert_same(td["observation"], begun)
+        num_ended += sum(ended)
+    assert num_ended > num_steps / 4
+
+
+@pytest.mark.parametrize(
+    ("space", "func", "numpy_func", "new_space"),
+    [
+        (VECTOR, lambda x: x / 2, lambda x: x / 2, None),
+        (VECTOR, lambda x: x[..., :2], lambda x: x[..., :2], spaces.Box(-2, 2, (2,), np.float32)),
+        (IMAGE, lambda x: x.flip(1), lambda x: x[::-1], None),
+        (IMAGE, lambda x: x.double() / 255, lambda x: x.astype(np.float64) / 255, spaces.Box(0, 1, IMAGE.shape, np.float64)),
+        (spaces.Discrete(4), lambda x: 3 - x, lambda x: 3 - x, None),
+        (TREE, lambda x: x["position"], lambda x: x["position"], VECTOR),
+        (TREE, lambda x: x["pair", "0"], lambda x: x["pair"][0], IMAGE),
+    ],
+)
+def test_transform_observation_equals_gymnasiums(space, func, numpy_func, new_space):
+    oracles = [wrappers.TransformObservation(Chance(space), numpy_func, new_space) for _ in range(3)]
+    assert_agree(make(space, T.TransformObservation(func, new_space)), oracles)
+
+
+def test_transform_observation_gives_a_dict_space_a_tensordict():
+    space = spaces.Dict(a=VECTOR, b=spaces.Discrete(3))
+    env = make(space, T.TransformObservation(lambda td: td.copy().set("a", -td["a"]), space))
+    plain = make(space)
+    td, raw = env.reset(seed=1), plain.reset(seed=1)
+    torch.testing.assert_close(td["observation", "a"], -raw["observation", "a"], rtol=0, atol=0)
+    assert torch.equal(td["observation", "b"], raw["observation", "b"])
+
+
+def test_transform_observation_passes_the_whole_batch_to_its_function():
+    shapes = []
+    make(VECTOR, T.TransformObservation(lambda x: shapes.append(x.shape) or x), num_envs=7).reset()
+    assert set(shapes) == {(7, 3)}
+
+
+@pytest.mark.parametrize("bounds", [(-1, 1), (-1.5, 0.5), (0, 0), (-np.inf, 1), (0, np.inf), (5, 6), (-1e6, 1e6)])
+@pytest.mark.parametrize("space", [VECTOR, FREE, spaces.Box(-2, 2, (), np.float64), spaces.Box(-2, 2, (3,), np.float16)])
+def test_clip_observation_equals_numpys_clip_and_declares_bounds_that_are_clipped_too(space, bounds):
+    clip = lambda x: np.clip(x, *(np.array(bound, space.dtype) for bound in bounds))  # noqa: E731
+    with np.errstate(over="ignore"):
+        box = spaces.Box(clip(space.low), clip(space.high), space.shape, space.dtype)
+        oracles = [wrappers.TransformObservation(Chance(space), clip, box) for _ in range(3)]
+        assert_agree(make(space, T.ClipObservation(*bounds)), oracles)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("bounds", [(3, 9), (3.0, 9.0)])
+def test_clip_observation_keeps_integers_integers(dtype, bounds):
+    space = spaces.Box(0, 12, (4,), dtype)
+    clip = lambda x: np.clip(x, 3, 9)  # noqa: E731
+    oracles = [wrappers.TransformObservation(Chance(space), clip, spaces.Box(3, 9, (4,), dtype)) for _ in range(3)]
+    assert_agree(make(space, T.ClipObservation(*bounds)), oracles)
+
+
+@pytest.mark.parametrize(("bounds", "low", "high"), [((-10, 10), 0, 10), ((9.5, np.inf), 10, 255), ((-np.inf, 1e9), 0, 255)])
+def test_clip_observation_takes_bounds_that_integers_do_not_reach(bounds, low, high):
+    env = make(IMAGE, T.ClipObservation(*bounds))
+    assert (env.single_observation_space.low.min(), env.single_observation_space.high.max()) == (low, high)
+    observation = env.reset()["observation"]
+    assert observation.dtype == torch.uint8 and observation.min() >= low and observation.max() <= high
+
+
+FLAT = [
+    VECTOR,
+    IMAGE,
+    FREE,
+    spaces.Box(np.float32([-1, 0]), np.float32([1, 5])),
+    spaces.Box(-1, 1, (), np.float32),
+    spaces.Box(0, 9, (), np.int64),
+    spaces.Discrete(4),
+    spaces.Discrete(4, start=-2),
+    spaces.Discrete(1),
+    spaces.MultiDiscrete([2, 5, 3]),
+    spaces.MultiDiscrete([2, 5, 3], start=[1, -4, 7]),
+    GRID,
+    spaces.MultiBinary(4),
+    spaces.MultiBinary([2, 3]),
+    TREE,
+    spaces.Dict(time=spaces.Box(0, 1, (), np.float32), goal=VECTOR),
+    spaces.Dict(b=spaces.Discrete(2), a=spaces.Dict(d=GRID, c=FREE)),
+    spaces.Tuple([spaces.Discrete(3), VECTOR]),
+    spaces.Tuple([spaces.Tuple([IMAGE, spaces.MultiBinary(3)]), spaces.Dict(x=spaces.Box(-9, 9, (2,), np.int32))]),
+    spaces.Tuple([IMAGE, spaces.Box(-1, 1, (2,), np.float64)]),
+]
+
+
+@pytest.mark.parametrize("space", FLAT, ids=str)
+def test_flatten_observation_equals_gymnasiums_in_values_dtype_and_space(space):
+    oracles = [wrappers.FlattenObservation(Chance(space)) for _ in range(3)]
+    assert_agree(make(space, T.FlattenObservation()), oracles)
+
+
+@pytest.mark.parametrize("space", [VECTOR, spaces.Discrete(3), GRID, IMAGE], ids=str)
+@pytest.mark.parametrize("batch", [(), (1,), (7,), (2, 5)])
+def test_flatten_observation_outside_an_env_takes_any_batch_size(space, batch):
+    transform = T.FlattenObservation()
+    make(space, transform)
+    rows = [np.asarray(space.sample()) for _ in range(int(np.prod(batch)))]
+    observation = torch.as_tensor(np.stack(rows)).reshape((*batch, *space.shape))
+    flat = transform(TensorDict({"observation": observation}, batch))["observation"]
+    expected = np.stack([spaces.flatten(space, row) for row in rows])
+    np.testing.assert_array_equal(flat.reshape(-1, spaces.flatdim(space)), expected)
+    assert flat.shape == (*batch, spaces.flatdim(space))
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (2, 5)])
+def test_clip_observation_outside_an_env_takes_any_batch_size(batch):
+    td = TensorDict({"observation": torch.full((*batch, 3), 5.0), "other": torch.zeros(batch)}, batch)
+    clipped = T.ClipObservation(-1, 1)(td)
+    assert torch.equal(clipped["observation"], torch.ones(*batch, 3))
+    assert torch.equal(td["observation"], torch.full((*batch, 3), 5.0)), "the caller's must stay"
+    assert clipped["other"] is td["other"]
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda: T.TransformObservation(3), TypeError, "TransformObservation needs a callable func, but got 3"),
+        (lambda: T.TransformObservation(None), TypeError, "TransformObservation needs a callable func, but got None"),
+        (lambda: T.TransformObservation(torch.tanh, (3,)), TypeError, r"TransformObservation needs a .* Space .* got \(3,\)"),
+        (lambda: T.ClipObservation(1, -1), ValueError, r"ClipObservation needs max_obs in \[1, inf\], but got -1"),
+        (lambda: T.ClipObservation(float("nan"), 1), ValueError, "ClipObservation needs .* min_obs, but got nan"),
+        (lambda: T.ClipObservation(0, float("nan")), ValueError, "ClipObservation needs .*max_obs .* but got nan"),
+        (lambda: T.ClipObservation(None, 1), (TypeError, ValueError), "ClipObservation needs .* but got None"),
+        (lambda: T.ClipObservation("a", "b"), (TypeError, ValueError), "ClipObservation needs .* but got '?a"),
+    ],
+)
+def test_an_observation_transform_refuses_wrong_arguments(build, error, match):
+    with pytest.raises(error, match=match):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("space", "transform", "error", "match"),
+    [
+        (VECTOR, T.TransformObservation(lambda x: x[:, :1]), ValueError, r"TransformObservation needs .* \(2, 3\).* \(2, 1\)"),
+        (VECTOR, T.TransformObservation(lambda x: x.double()), TypeError, "TransformObservation needs .*32.* got .*float64"),
+        (VECTOR, T.TransformObservation(lambda x: x, IMAGE), ValueError, r"TransformObservation needs .* but got \(2, 3\)"),
+        (VECTOR, T.TransformObservation(lambda x: None), TypeError, "TransformObservation needs .* but got NoneType"),
+        (VECTOR, T.TransformObservation(lambda x: {"a": x}), TypeError, "TransformObservation needs .* but got dict"),
+        (VECTOR, T.TransformObservation(lambda x: x, TREE), TypeError, "TransformObservation needs .* but got Tensor"),
+        (TREE, T.TransformObservation(lambda x: x.select("kind")), TypeError, r"TransformObservation needs .*\['kind'\]"),
+        (spaces.Discrete(3), T.TransformObservation(lambda x: x + 7), ValueError, "TransformObservation needs .* got values"),
+        (spaces.Discrete(3), T.ClipObservation(0, 1), TypeError, r"ClipObservation needs a Box .* but got Discrete\(3\)"),
+        (TREE, T.ClipObservation(0, 1), TypeError, "ClipObservation needs a Box .* but got Dict"),
+        (IMAGE, T.ClipObservation(300, 400), ValueError, "ClipObservation needs .* uint8 .*min_obs=300, max_obs=400"),
+        (IMAGE, T.ClipObservation(1.2, 1.8), ValueError, "ClipObservation needs .* uint8 .*min_obs=1.2, max_obs=1.8"),
+    ],
+)
+def test_an_observation_transform_refuses_an_unfit_space(space, transform, error, match):
+    with pytest.raises(error, match=match):
+        tw.TransformedEnv(ScriptedEnv(2, observation_space=space), transform)
