@@ -114,20 +114,25 @@ def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") 
 
 
 def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu") -> Value:
-    """Gymnasium's batched value (array, dict or tuple) as tensors of their own on `device`.
-
-    Copies to CUDA go through pinned memory and do not block; PyTorch's host allocator keeps it until they are done.
-    """
+    """Gymnasium's batched value (array, dict or tuple) as tensors of their own on `device`."""
     parts = children(space)
     if parts is not None:
         values = dict(enumerate(value)) if isinstance(value, tuple) else value
         named = {key: values[int(key) if isinstance(value, tuple) else key] for key in parts}
         tensors = {key: from_numpy(part, named[key], device) for key, part in parts.items()}
         return TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1])
-    tensor = torch.from_numpy(np.array(value, space.dtype, order="C"))
+    return tensor(np.array(value, space.dtype, order="C"), device)
+
+
+def tensor(array: Any, device: torch.device | str) -> Tensor:
+    """An array that nobody else holds as a tensor on `device`.
+
+    Copies to CUDA go through pinned memory and do not block; PyTorch's host allocator keeps it until they are done.
+    """
+    held = torch.from_numpy(array)
     if torch.device(device).type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        held = held.pin_memory()
+    return held.to(device, non_blocking=True)
 
 
 def to_numpy(space: Space[Any], value: Value) -> Any:

@@ -191,7 +191,7 @@ class GymnasiumEnv(Env):
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
 
     def _column(self, values: Any, dtype: Any) -> Tensor:
-        return spaces.from_numpy(gymnasium.spaces.Box(0, 1, (1,), dtype), np.asarray(values)[:, None], self.device)
+        return spaces.tensor(np.array(values, dtype)[:, None], self.device)
 
     def render(self) -> Any:
         return self.vector_env.render()
