@@ -119,7 +119,7 @@ def test_gradients_stay_outside_of_the_env():
 def test_a_snapshot_goes_through_a_file_and_branches(tmp_path):
     env = tw.TransformedEnv(tw.make("CartPole-v1", 4), T.RecordEpisodeStatistics(), T.NormalizeObservation())
     _, td = tw.rollout(env, None, 30, env.reset(seed=3))
-    torch.save(env.snapshot(), tmp_path / "snapshot.pt")
+    torch.save(env.snapshot().to_dict(), tmp_path / "snapshot.pt")
     other = tw.TransformedEnv(tw.make("CartPole-v1", 4), T.RecordEpisodeStatistics(), T.NormalizeObservation())
     restored = other.restore(torch.load(tmp_path / "snapshot.pt", weights_only=True))
     here, _ = tw.rollout(env, None, 30, td)

@@ -324,7 +324,7 @@ def test_sampled_actions_do_not_disturb_the_env():
 
 def through_a_file(snapshot):
     file = io.BytesIO()
-    torch.save(snapshot, file)
+    torch.save(snapshot.to_dict(), file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 

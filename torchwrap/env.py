@@ -141,12 +141,18 @@ class Env(nn.Module):
         return TensorDict({"buffers": buffers, "observation": self._observation.clone()}, batch_size=[])
 
     @torch.no_grad()
-    def restore(self, snapshot: TensorDict) -> TensorDict:
-        """Goes back to a snapshot of this env, bit for bit, and says where to act."""
+    def restore(self, snapshot: TensorDict | dict[str, Any]) -> TensorDict:
+        """Goes back to a snapshot of this env, bit for bit, and says where to act.
+
+        It takes `snapshot.to_dict()` too, which `torch.load(weights_only=True)` reads back with every version of tensordict.
+        """
         self._check_can_snapshot()
-        if not isinstance(snapshot, TensorDict) or set(snapshot.keys()) != {"buffers", "observation"}:
+        if not isinstance(snapshot, TensorDict | dict) or set(snapshot.keys()) != {"buffers", "observation"}:
             raise TypeError(f"{self._name()}.restore needs what snapshot() gave, but got {type(snapshot).__name__}.")
-        buffers, own = snapshot["buffers"], dict(self.named_buffers())
+        buffers, observation = snapshot["buffers"], snapshot["observation"]
+        if isinstance(observation, dict):
+            observation = TensorDict(observation, batch_size=[self.num_envs])
+        own = dict(self.named_buffers())
         if set(buffers.keys()) != set(own):
             different = sorted(set(buffers.keys()) ^ set(own))
             raise ValueError(
@@ -158,7 +164,7 @@ class Env(nn.Module):
                 raise ValueError(
                     f"{self._name()}.restore needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}, but got {got}."
                 )
-        observation = snapshot["observation"].to(self.device).clone()
+        observation = observation.to(self.device).clone()
         what = "a snapshot with observations"
         spaces.check(f"{self._name()}.restore", what, self.single_observation_space, observation, self.num_envs, self.device)
         for name, buffer in own.items():
