@@ -161,7 +161,7 @@ def ppo_loss(agent: Agent, batch: TensorDict, args: Args) -> Tensor:
     distribution = agent.distribution(batch["observation"])
     ratio = (distribution.log_prob(batch["action"]) - batch["log_prob"]).exp()
     advantage = batch["advantage"]
-    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - args.clip, 1 + args.clip)).mean()
     value_loss = (agent.value(batch["observation"]) - batch["returns"]).square().mean()
     return policy_loss + args.value_weight * value_loss - args.entropy_weight * distribution.entropy().mean()

@@ -86,7 +86,7 @@ def test_training_mode_and_device_reach_every_part():
 
 
 BAD = [
-    (lambda: tw.Wrapper(object()), TypeError, "Wrapper needs a torchwrap.Env, but got object"),
+    (lambda: tw.Wrapper(object()), TypeError, "Wrapper needs a torchwrap.Env first, but got object"),
     (lambda: tw.TransformedEnv(T.TimeLimit(3)), TypeError, "TransformedEnv needs a torchwrap.Env first, but got TimeLimit"),
     (lambda: tw.TransformedEnv(ScriptedEnv(), torch.nn.Identity()), TypeError, "needs Transforms, but got Identity"),
     (

@@ -23,20 +23,28 @@ def integer(owner: str, name: str, value: Any, at_least: int) -> int:
     return number
 
 
-def number(owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> Any:
-    """`value` itself, a number in [low, high].
+def number(
+    owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, above: float = -math.inf
+) -> float:
+    """`value`, a number in [low, high] and greater than `above`.
 
     >>> number("NormalizeReward", "gamma", 2, 0, 1)
     Traceback (most recent call last):
     ValueError: NormalizeReward needs gamma in [0, 1], but got 2.
     """
-    needed = f"{name} in [{low:g}, {high:g}]" if (low, high) != (-math.inf, math.inf) else f"a number as {name}"
+    if above > -math.inf:
+        needed = f"{name} above {above:g}"
+    elif (low, high) != (-math.inf, math.inf):
+        needed = f"{name} in [{low:g}, {high:g}]"
+    else:
+        needed = f"a number as {name}"
     try:
         if isinstance(value, bool | str):
             raise TypeError
-        inside = low <= float(value) <= high
+        given = value if isinstance(value, int) else float(value)
+        inside = low <= given <= high and (given > above or above == -math.inf)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(f"{owner} needs {needed}, but got {value!r}.") from None
     if not inside:
         raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
-    return value
+    return given

@@ -12,7 +12,8 @@ from torchwrap.env import Env
 def compile(env: Env, **options: Any) -> Env:
     """Makes one graph of an env's whole step, auto-reset and transforms included, and gives the env back.
 
-    The checks of the input stay outside. Numbers and buffers are those of the eager env.
+    The checks of the input stay outside. Numbers and buffers are those of the eager env. Compile the outermost env, last: a
+    wrapper would go around the graph. Copies of it are not compiled.
 
     Args:
         env: an env whose dynamics are tensor operators; a foreign simulator's are not.

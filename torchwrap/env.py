@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchwrap import spaces
@@ -91,8 +91,10 @@ class Env(nn.Module):
             self._check_mask(mask)
         if seed is not None:
             seed = _check_seed(self, seed)
-        arguments = {} if options is None else {"options": options}
-        if options is not None:
+        arguments = {"options": options} if options else {}
+        if options is not None and not isinstance(options, dict):
+            raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
+        if options:
             self._check_options(options)
         if seed is not None:
             self._seed(seed, mask)
@@ -208,6 +210,10 @@ class Env(nn.Module):
     def close(self) -> None:
         """Frees what the env holds outside of PyTorch."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A compiled step belongs to the env it was made for.
+        return {name: value for name, value in self.__dict__.items() if name != "_advance"}
+
     def __repr__(self) -> str:
         return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"
 
@@ -219,10 +225,17 @@ class Env(nn.Module):
     def _check_action(self, td: TensorDict) -> None:
         if self._observation is None:
             raise RuntimeError(f"{self._name()}.step needs reset() first, but got a step.")
+        if not isinstance(td, TensorDictBase):
+            raise TypeError(f'{self._name()}.step needs a TensorDict with "action", but got {type(td).__name__}.')
         action = td.get("action", None)
         if action is None:
             raise ValueError(f'{self._name()}.step needs td["action"], but got a TensorDict with keys {sorted(td.keys())}.')
         spaces.check(self._name(), "an action", self.single_action_space, action, self.num_envs, self.device)
+        if td.batch_size != (self.num_envs,) or td.is_locked:
+            got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
+            raise ValueError(
+                f"{self._name()}.step needs an unlocked TensorDict of batch size ({self.num_envs},), but got {got}."
+            )
 
     def _check_mask(self, mask: Tensor) -> None:
         shape = (self.num_envs,)
@@ -233,7 +246,8 @@ class Env(nn.Module):
             raise RuntimeError(f"{self._name()}.reset needs a first reset of every env, but got a mask that leaves some out.")
 
     def _check_options(self, options: dict[str, Any]) -> None:
-        if "options" not in inspect.signature(self._reset).parameters:
+        parameters = inspect.signature(self._reset).parameters.values()
+        if not any(parameter.name == "options" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
 
     def _check_can_snapshot(self) -> None:

@@ -25,6 +25,10 @@ def _leaves(value: Any) -> list[Tensor]:
     return [leaf for part in value.values() for leaf in _leaves(part)]
 
 
+def _storages(*values: Any) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for value in values for leaf in _leaves(value)}
+
+
 class FunctionalEnv(Env):
     """`num_envs` copies of a world that is written as pure functions: Gymnasium's `FuncEnv`, in torch.
 
@@ -73,16 +77,16 @@ class FunctionalEnv(Env):
         self._try_out()
 
     def _try_out(self) -> None:
-        # One step, to see that what the functions give fits, and which of them hand on their input instead of a new tensor.
+        # One step, to see that what the functions give fits, and which of them give a tensor that is not new at each call.
         name, n = type(self.func_env).__name__, self.num_envs
 
         def call(function: str, *arguments: Any) -> Any:
             try:
-                result = self._call(function, *arguments)
-                given = {leaf.untyped_storage().data_ptr() for leaf in _leaves(result)}
+                result, again = self._call(function, *arguments), self._call(function, *arguments)
+                given, held = _storages(result), _storages(again, *arguments)
             except Exception as error:
                 raise TypeError(f"{name}.{function} needs to give tensors, but got {type(error).__name__}: {error}") from error
-            if given & {leaf.untyped_storage().data_ptr() for argument in arguments for leaf in _leaves(argument)}:
+            if given & held or any(0 in leaf.stride() for leaf in _leaves(result)):
                 self.aliasing.add(function)
             return result
 

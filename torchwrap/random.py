@@ -5,7 +5,7 @@ PyTorch itself uses on CUDA, written in plain int64 tensor operators: it gives t
 under `torch.vmap`, on CPU and CUDA. Its six input words hold a whole coordinate, so nothing has to be hashed beforehand:
 
     key      seed (64 bits)
-    counter  draw | tag and block | env index | episode
+    counter  draw | tag and block | part and env index | episode
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torchwrap.buffer import Buffer
 
 _WORD = 0xFFFFFFFF
 _BLOCK_BITS = 24  # of the second counter word; the 8 bits above it are the tag
+_ENV_BITS = 24  # of the third counter word; the 8 bits above it are the part
 
 
 def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -46,7 +47,7 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
 class Key(NamedTuple):
     """Where a random number lives: whose it is, and which. Fields are int64 tensors of one shape, `(num_envs,)` or `()`.
 
-    A key always gives the same numbers; for two independent draws from one key, change its `tag` (0 to 255) with `_replace`.
+    A key always gives the same numbers; `key.part(1)` is another one, for an independent draw at the same place.
     """
 
     seed_low: Tensor
@@ -56,9 +57,15 @@ class Key(NamedTuple):
     draw: Tensor
     tag: int = 0
 
+    def part(self, number: int) -> Key:
+        """A key of its own for another draw, by number, 1 to 255."""
+        if not 0 < number < 256:
+            raise ValueError(f"Key.part needs a number from 1 to 255, but got {number}.")
+        return self._replace(env=self.env + (number << _ENV_BITS))
+
 
 def bits(key: Key, count: int) -> Tensor:
-    """`count` random 32-bit words of each env, int64 in [0, 2**32), shape `(*key_shape, count)`.
+    """`count` random 32-bit words of each env, int64 in [0, 2**32), shape `(*key_shape, count)`; 2**26 at most.
 
     The first words do not depend on `count`.
     """
@@ -113,8 +120,7 @@ class Stream(nn.Module):
     """The random streams of `num_envs` envs, one each, that do not depend on `num_envs` or on each other.
 
     A stream is a clock: the env's seed, index, episode and step say what is drawn, so that no draw shifts another. Envs move
-    the clocks, `TransformedEnv` those of its transforms: a transform that draws only reads `key()`, and counts its tag up, by
-    7 at most, where it needs several draws a step.
+    the clocks, `TransformedEnv` those of its transforms: a transform that draws only reads `key()`.
 
     Args:
         num_envs: number of streams.
@@ -144,6 +150,8 @@ class Stream(nn.Module):
         super().__init__()
         if not 0 <= tag < 32:
             raise ValueError(f"Stream needs a tag from 0 to 31, one for each of an env's streams, but got {tag}.")
+        if first_index + num_envs > 1 << _ENV_BITS:
+            raise ValueError(f"Stream needs env indices below 2**{_ENV_BITS}, but got {first_index} + {num_envs}.")
         self.tag = tag
         for name in ("seed_low", "seed_high", "episode", "draw"):
             self.register_buffer(name, torch.zeros(num_envs, dtype=torch.int64, device=device), persistent=False)

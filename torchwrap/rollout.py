@@ -9,19 +9,21 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchwrap import arguments
+from torchwrap import arguments, spaces
 from torchwrap.env import Env
 from torchwrap.transforms.episode import RecordEpisodeStatistics
-from torchwrap.wrappers import TransformedEnv
 
 Policy = Callable[[TensorDict], Any]
 """Takes where to act, a TensorDict `(num_envs,)` with `observation`; gives it with `action`, or the action itself."""
 
 
 def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
-    given = env.sample_action() if policy is None else policy(td)
-    if isinstance(given, TensorDictBase) and "action" in given:
-        return given
+    if policy is None:
+        return td.set("action", env.sample_action())
+    given = policy(td)
+    parts = spaces.children(env.single_action_space)  # an action may be a TensorDict too
+    if isinstance(given, TensorDictBase) and (parts is None or set(given.keys()) != set(parts)):
+        return given if given is td else td.update(given)
     return td.set("action", given)
 
 
@@ -83,10 +85,7 @@ def evaluate(env: Env, policy: Policy | None, num_episodes: int) -> TensorDict:
     """
     arguments.integer("evaluate", "num_episodes", num_episodes, at_least=1)
     records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
-    if not records:
-        # A stack of its own, so that the caller's keeps its buffers.
-        return evaluate(TransformedEnv(env, RecordEpisodeStatistics()), policy, num_episodes)
-    return_key, length_key = (f"{records[-1].stats_key}_{what}" for what in ("return", "length"))
+    running_return, running_length = torch.zeros(2, env.num_envs, 1, device=env.device)
     per_env = -(-num_episodes // env.num_envs)
     returns = torch.zeros(env.num_envs, per_env, device=env.device)
     lengths = torch.zeros(env.num_envs, per_env, dtype=torch.int64, device=env.device)
@@ -98,10 +97,16 @@ def evaluate(env: Env, policy: Policy | None, num_episodes: int) -> TensorDict:
         while bool((ended < per_env).any()):
             transition, td = env.step(_act(env, policy, td))
             following = transition["next"]
+            running_return += following["reward"]
+            running_length += 1
+            if records:
+                running_return = following[records[-1].return_key].clone()
             rows = (following["done"].squeeze(-1) & (ended < per_env)).nonzero().squeeze(-1)
-            returns[rows, ended[rows]] = following[return_key][rows, 0]
-            lengths[rows, ended[rows]] = following[length_key][rows, 0]
+            returns[rows, ended[rows]] = running_return[rows, 0]
+            lengths[rows, ended[rows]] = running_length[rows, 0].long()
             ended += following["done"].squeeze(-1)
+            running_return.masked_fill_(following["done"], 0)
+            running_length.masked_fill_(following["done"], 0)
     finally:
         for module, mode in modes.items():
             module.training = mode

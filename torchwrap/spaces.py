@@ -39,10 +39,7 @@ class Signature:
         arguments.integer("An env", "num_envs", self.num_envs, at_least=1)
         arguments.integer("An env", "first_index", self.first_index, at_least=0)
         for space in (self.single_observation_space, self.single_action_space):
-            parts = list(leaves(space))
-            if not parts:
-                raise ValueError(f"An env needs spaces that are not empty, but got {space}.")
-            for _, leaf in parts:
+            for _, leaf in leaves(space):
                 dtype(leaf)
 
     def replace(self, **changes: Any) -> Signature:
@@ -69,9 +66,11 @@ def leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
     parts = children(space)
     if parts is None:
         yield path, space
-    else:
-        for key, part in parts.items():
-            yield from leaves(part, (*path, key))
+        return
+    if not parts or not all(isinstance(key, str) for key in parts):
+        raise ValueError(f"A space needs parts, under keys that are text, but got {space}.")
+    for key, part in parts.items():
+        yield from leaves(part, (*path, key))
 
 
 def build(space: Space[Any], make: Callable[[tuple[str, ...], Space[Any]], Tensor], num_envs: int) -> Value:
@@ -169,8 +168,8 @@ def _sample_leaf(space: Space[Any], key: random.Key) -> Tensor:
         share = random.uniform(key, shape, work)
         drawn = low * (1 - share) + (high + whole) * share  # the difference of two bounds could overflow
         if not space.is_bounded():
-            key = key._replace(tag=key.tag + 1)
-            one_sided, free = random.exponential(key, shape, work), random.normal(key, shape, work)
+            one_sided = random.exponential(key.part(1), shape, work)
+            free = random.normal(key.part(2), shape, work)
             below, above = (torch.as_tensor(bound, device=device) for bound in (space.bounded_below, space.bounded_above))
             drawn = torch.where(below & above, drawn, torch.where(below, low + one_sided, high + whole - one_sided))
             drawn = torch.where(below | above, drawn, free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from tensordict import TensorDict
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from torchwrap.env import Env
 from torchwrap.random import Stream
-from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Compose, Transform
 
 
@@ -21,10 +21,13 @@ class Wrapper(Env):
 
     env: Env
 
-    def __init__(self, env: Env, signature: Signature | None = None) -> None:
+    def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
-            raise TypeError(f"{type(self).__name__} needs a torchwrap.Env, but got {type(env).__name__}.")
-        super().__init__(signature or env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
+            hint = "torchwrap.make and torchwrap.interop.gymnasium.from_gymnasium give one"
+            raise TypeError(f"{type(self).__name__} needs a torchwrap.Env first, but got {type(env).__name__}: {hint}.")
+        if "_advance" in env.__dict__:
+            raise ValueError(f"{type(self).__name__} needs an env that is not compiled yet, but got {env!r}: compile it last.")
+        super().__init__(env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
         self.env = env
         self.action_stream = env.action_stream  # one a stack, so that wrapping does not change what is sampled
         self.can_snapshot = env.can_snapshot
@@ -32,11 +35,13 @@ class Wrapper(Env):
     def _step(self, td: TensorDict) -> TensorDict:
         return self.env._step(td)
 
-    def _reset(self, mask: Tensor, **options: Any) -> TensorDict:
-        return self.env._reset(mask, **options)
+    def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
+        return self.env._reset(mask, **keywords)
 
     def _check_options(self, options: dict[str, Any]) -> None:
-        self.env._check_options(options)
+        super()._check_options(options)
+        if "options" not in inspect.signature(self._reset).parameters:  # but **keywords, which go to the env below
+            self.env._check_options(options)
 
     def _seed(self, seed: int, mask: Tensor) -> None:
         super()._seed(seed, mask)
@@ -97,18 +102,18 @@ class TransformedEnv(Wrapper):
     """
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
-        if not isinstance(env, Env):
-            raise TypeError(f"TransformedEnv needs a torchwrap.Env first, but got {type(env).__name__}.")
         transform = transforms[0] if len(transforms) == 1 else Compose(transforms)
         if not isinstance(transform, Transform):
-            raise TypeError(f"TransformedEnv needs Transforms, but got {type(transform).__name__}.")
+            hint = "give them one after the other, or in a Compose"
+            raise TypeError(f"TransformedEnv needs Transforms, but got {type(transform).__name__}: {hint}.")
         for part in transform.flat():
             if part.in_use:
                 raise ValueError(
                     f"TransformedEnv needs transforms of its own, but got {part!r} of another env. "
                     "Make a new one; load_state_dict() hands on what it has learned."
                 )
-        super().__init__(env, transform.setup(env.signature.replace(device=env.device)))
+        super().__init__(env)
+        self.signature = transform.setup(env.signature.replace(device=env.device))
         self.transform = transform
         self.streams = [module for module in transform.modules() if isinstance(module, Stream)]
         for part in transform.flat():
@@ -120,10 +125,10 @@ class TransformedEnv(Wrapper):
         action = self.transform.action(td["action"])
         return self.transform.step(self.env._step(TensorDict({"action": action}, batch_size=[self.num_envs])))
 
-    def _reset(self, mask: Tensor, **options: Any) -> TensorDict:
+    def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
         for stream in self.streams:
             stream.next_episode(mask)
-        return self.transform.reset(self.env._reset(mask, **options), mask)
+        return self.transform.reset(self.env._reset(mask, **keywords), mask)
 
     def __repr__(self) -> str:
         text = repr(self.env)

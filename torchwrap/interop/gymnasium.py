@@ -116,6 +116,8 @@ class GymnasiumEnv(Env):
         self.vector_env = vector_env
         self.same_step = mode is AutoresetMode.SAME_STEP
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
+        for space in self.info_spaces.values():
+            spaces.dtype(space)
         self._unseen = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
         self._seeds: list[int | None] | None = None  # for the next _reset
         # A same-step env resets before anybody asks: which rows it has reset, and what was seen last.
@@ -176,7 +178,7 @@ class GymnasiumEnv(Env):
                 self._unseen.discard(name)
                 try:
                     value[rows] = np.asarray(source[name])[rows].reshape(-1, *shape)
-                except (TypeError, ValueError):
+                except (IndexError, TypeError, ValueError):
                     got = f"{self._name()} needs info {name!r} that fits {space}, but got {source[name]!r}."
                     raise ValueError(f"{got} Give info_keys its space: {{{name!r}: Box(...)}}.") from None
             values[name] = spaces.from_numpy(space, value, self.device)

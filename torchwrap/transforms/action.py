@@ -39,6 +39,7 @@ class ClipAction(ActionTransform):
     def setup(self, signature: Signature) -> Signature:
         space = _box(signature, "ClipAction")
         for name, bound in (("low", space.low), ("high", space.high)):
+            self.__dict__.pop(name, None)
             if (bound == bound.flat[0]).all():
                 setattr(self, name, float(bound.flat[0]))  # one number for all clips several times faster
             else:

@@ -57,7 +57,7 @@ class Transform(nn.Module):
         try:
             value = function(td[key])
         except AttributeError as error:
-            message = f"{self!r} needs to have been on an env, which tells it the spaces, but got a call of its own."
+            message = f"{self!r} needs to have been on an env, which tells it the spaces, but got a call of its own: {error}"
             raise RuntimeError(message) from error
         return td.copy().set(key, value)
 
@@ -130,13 +130,6 @@ class Compose(Transform):
             if not isinstance(transform, Transform):
                 raise TypeError(f"Compose needs Transforms, but got {type(transform).__name__} at transforms[{position}].")
         self.transforms = nn.ModuleList(transforms)
-        # Plain tuples beside it, of those that do something: walking a ModuleList costs more than a small operator.
-        self._hooks = {
-            hook: tuple(
-                transform for transform in transforms if getattr(type(transform), hook) is not getattr(Transform, hook)
-            )
-            for hook in ("action", "step", "reset")
-        }
         parts = list(self.flat())
         for position, part in enumerate(parts):
             if any(part is other for other in parts[:position]):
@@ -149,6 +142,11 @@ class Compose(Transform):
             except (TypeError, ValueError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"transforms[{position}] ({type(transform).__name__}): {error}") from error
+        # Plain tuples of those that do something: walking a ModuleList costs more than a small operator.
+        self._hooks = {
+            hook: tuple(part for part in self.transforms if getattr(type(part), hook) is not getattr(Transform, hook))
+            for hook in ("action", "step", "reset")
+        }
         return signature
 
     def action(self, action: Value) -> Value:

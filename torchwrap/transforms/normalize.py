@@ -22,12 +22,12 @@ class RunningMeanStd(nn.Module):
 
     The reference is the first row itself. So sums of squares lose nothing to a mean that is large beside the deviation: with
     R = (mean - reference)^2 / variance, the subtraction magnifies rounding R times, but a row that was counted among n is
-    never further away than R = n, and usually R is about 1. The squares of one batch are summed in float32, to about 1e-7. It
-    also makes the variance of a feature that never changes exactly 0.
+    never further away than R = n. It also makes the variance of a feature that never changes exactly 0.
 
     Args:
         shape: of one row; at least one dimension.
         device: where the statistics live.
+        dtype: of the reference; float64 for rows that float32 does not hold.
 
     >>> statistics = RunningMeanStd((1,))
     >>> statistics.update(torch.tensor([[1.0], [3.0]]))
@@ -40,12 +40,12 @@ class RunningMeanStd(nn.Module):
     squares = Buffer()
     count = Buffer()
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu") -> None:
+    def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         if not shape:
             raise ValueError("RunningMeanStd needs a shape of at least one dimension, but got ().")
         # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
-        self.register_buffer("reference", torch.zeros(shape, device=device))
+        self.register_buffer("reference", torch.zeros(shape, dtype=dtype, device=device))
         self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
         # A variance of 1 as long as nothing is counted; the first row takes it out.
         self.register_buffer("squares", torch.ones(shape, dtype=torch.float64, device=device))
@@ -70,7 +70,9 @@ class RunningMeanStd(nn.Module):
         differences = self._differences(rows, mask, learn)
         mean, var = self._moments()
         scale = var.add_(epsilon).rsqrt_()
-        return differences.float().sub_(mean.float()).mul_(scale.float())
+        if differences.dtype == torch.float32:
+            mean, scale = mean.float(), scale.float()
+        return differences.sub_(mean).mul_(scale).float()
 
     def _differences(self, rows: Tensor, mask: Tensor | None, learn: bool) -> Tensor:
         # From the reference; if they are to be learned, those in the mask are counted.
@@ -97,7 +99,8 @@ class RunningMeanStd(nn.Module):
         elif mask is not None:
             counted = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), differences, 0)
             number = mask.sum()
-        self.total.add_(counted.sum(0, dtype=torch.float64))
+        counted = counted.double()
+        self.total.add_(counted.sum(0))
         squares.add_(torch.linalg.vecdot(counted, counted, dim=0))
         count.add_(number)
         return differences
@@ -108,7 +111,7 @@ class RunningMeanStd(nn.Module):
         if not (spaces.free_to_look(count) and count):
             count = count.clamp(min=1)
         mean = self.total / count
-        return mean, (self.squares / count).addcmul_(mean, mean, value=-1)
+        return mean, (self.squares / count).addcmul_(mean, mean, value=-1).clamp_(min=0)
 
 
 class NormalizeObservation(ObservationTransform):
@@ -131,18 +134,20 @@ class NormalizeObservation(ObservationTransform):
 
     def __init__(self, epsilon: float = 1e-8) -> None:
         super().__init__()
-        self.epsilon = arguments.number("NormalizeObservation", "epsilon", epsilon, low=1e-300, high=1e300)
+        self.epsilon = arguments.number("NormalizeObservation", "epsilon", epsilon, above=0)
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_observation_space
         if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"NormalizeObservation needs a Box observation space, but got {space}.")
-        self.statistics = RunningMeanStd(space.shape or (1,), signature.device)
+        wide = space.dtype in (np.float64, np.int32, np.int64)
+        dtype = torch.float64 if wide else torch.float32
+        self.statistics = RunningMeanStd(space.shape or (1,), signature.device, dtype)
         unbounded: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
         return signature.replace(single_observation_space=unbounded)
 
     def observation(self, observation: Tensor) -> Tensor:
-        return self.statistics.normalize(observation, self.epsilon)
+        return self.statistics.normalize(observation, self.epsilon).view(observation.shape)
 
     def step(self, td: TensorDict) -> TensorDict:
         normal = self.statistics.normalize(td["observation"], self.epsilon, learn=self.training)
@@ -179,7 +184,7 @@ class NormalizeReward(Transform):
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__()
         self.gamma = arguments.number("NormalizeReward", "gamma", gamma, 0, 1)
-        self.epsilon = arguments.number("NormalizeReward", "epsilon", epsilon, low=1e-300, high=1e300)
+        self.epsilon = arguments.number("NormalizeReward", "epsilon", epsilon, above=0)
 
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device)

@@ -69,7 +69,7 @@ class ClipObservation(ObservationTransform):
     def __init__(self, min_obs: float, max_obs: float) -> None:
         super().__init__()
         self.min_obs = self.low = arguments.number("ClipObservation", "min_obs", min_obs)
-        self.max_obs = self.high = arguments.number("ClipObservation", "max_obs", max_obs, low=min_obs)
+        self.max_obs = self.high = arguments.number("ClipObservation", "max_obs", max_obs, low=self.min_obs)
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_observation_space

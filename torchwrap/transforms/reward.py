@@ -59,10 +59,11 @@ class ClipReward(RewardTransform):
         super().__init__()
         if min_reward is None and max_reward is None:
             raise ValueError("ClipReward needs min_reward, max_reward or both, but got neither.")
+        lowest = -math.inf
         if min_reward is not None:
-            arguments.number("ClipReward", "min_reward", min_reward)
+            lowest = min_reward = arguments.number("ClipReward", "min_reward", min_reward)
         if max_reward is not None:
-            arguments.number("ClipReward", "max_reward", max_reward, low=-math.inf if min_reward is None else min_reward)
+            max_reward = arguments.number("ClipReward", "max_reward", max_reward, low=lowest)
         self.min_reward = min_reward
         self.max_reward = max_reward
 
