@@ -93,3 +93,15 @@ def test_frame_stack_and_time_limit_work_on_a_batch():
     data, _ = tw.rollout(env, None, 2)
     assert data["next", "observation"][:, 1, :, 0].tolist() == [[1, 2], [1001, 1002], [2001, 2002]]
     assert data["next", "truncated"][..., 0].tolist() == [[False, True]] * 3
+
+
+def test_a_reset_in_mid_episode_closes_the_episode():
+    theirs = wrappers.RecordEpisodeStatistics(Ones())
+    theirs.reset()
+    theirs.step(0)
+    theirs.reset()
+    assert list(theirs.return_queue) == []
+    env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=3), T.RecordEpisodeStatistics())
+    env.step(env.reset().set("action", env.sample_action()))
+    env.reset()
+    assert env.transform.return_queue.tolist() == [1]

@@ -244,3 +244,20 @@ def test_a_snapshot_of_another_env_is_refused_before_anything_changed(other, err
 def test_what_is_no_snapshot_is_refused(snapshot):
     with pytest.raises(TypeError, match=r"ScriptedEnv.restore needs what snapshot\(\) gave"):
         ScriptedEnv(2).restore(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("td", "error", "message"),
+    [
+        (torch.zeros(2, 6), TypeError, 'needs a TensorDict with "action", but got Tensor'),
+        ({"action": torch.zeros(2, 6)}, TypeError, 'needs a TensorDict with "action", but got dict'),
+        (TensorDict({"action": torch.zeros(2, 6)}, [2, 6]), ValueError, r"of batch size \(2,\), but got \(2, 6\)"),
+        (TensorDict({"action": torch.zeros(2, 6)}, [2]).lock_(), ValueError, r"unlocked .* but got \(2,\), locked"),
+    ],
+)
+def test_what_cannot_hold_a_transition_is_refused_before_anything_changed(td, error, message):
+    env = ScriptedEnv(2)
+    env.reset()
+    with pytest.raises(error, match=message):
+        env.step(td)
+    assert (env.elapsed == 0).all()

@@ -732,3 +732,30 @@ def test_on_cuda_the_trajectory_is_that_of_the_cpu(func_env):
     assert equal(out["reward"].cpu(), expected["reward"])
     assert equal(out["done"].cpu(), expected["done"])
     assert torch.allclose(out["observation"].cpu(), expected["observation"], atol=1e-5)
+
+
+class Constant(Walk):
+    def __init__(self):
+        super().__init__()
+        self.goal = torch.zeros(2)
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return torch.ones(())
+
+    def terminal(self, state, rng, params=None):
+        return torch.zeros((), dtype=torch.bool)
+
+    def observation(self, state, rng, params=None):
+        return self.goal
+
+
+def test_what_functions_give_again_and_again_is_handed_out_as_new_tensors():
+    env = FunctionalEnv(Constant(), 3)
+    td = env.reset(seed=0)
+    td["observation"].add_(5)
+    transition, _ = env.step(td.set("action", env.sample_action()))
+    following = transition["next"]
+    for key in ("reward", "terminated", "observation"):
+        following[key][0] = 1
+        assert not following[key][1].any() or key == "reward"
+    assert env.func_env.goal.tolist() == [0, 0] and following["observation"][1:].eq(0).all()

@@ -383,3 +383,23 @@ def test_on_cuda_the_numbers_are_those_of_the_cpu(name):
 def test_on_cuda_transformed_numbers_agree_to_rounding(name):
     cpu, cuda = (Stream(64, device=device, seed=5).key() for device in ("cpu", "cuda"))
     assert torch.allclose(getattr(random, name)(cuda, (1000,)).cpu(), getattr(random, name)(cpu, (1000,)), atol=1e-5)
+
+
+def test_the_parts_of_a_key_draw_numbers_of_their_own():
+    key = Stream(100, seed=3).key()
+    draws = [random.uniform(one, (50,)).flatten() for one in (key, key.part(1), key.part(2), key.part(255))]
+    assert (torch.corrcoef(torch.stack(draws)) - torch.eye(4)).abs().max() < 0.06
+    for tag in range(256):
+        assert not torch.equal(random.bits(key._replace(tag=tag), 4), random.bits(key.part(1), 4))
+
+
+@pytest.mark.parametrize("number", [0, 256, -1])
+def test_a_key_has_parts_1_to_255(number):
+    with pytest.raises(ValueError, match=f"Key.part needs a number from 1 to 255, but got {number}"):
+        Stream(1, seed=0).key().part(number)
+
+
+@pytest.mark.parametrize("arguments", [dict(num_envs=1, tag=32), dict(num_envs=2, first_index=2**24 - 1)])
+def test_a_stream_beyond_the_counter_is_refused(arguments):
+    with pytest.raises(ValueError, match="Stream needs"):
+        Stream(**arguments)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -108,3 +109,20 @@ def test_an_evaluation_of_no_episodes_is_refused(num_episodes):
     error = ValueError if isinstance(num_episodes, int) else TypeError
     with pytest.raises(error, match=f"evaluate needs (an integer )?num_episodes of at least 1, but got {num_episodes}"):
         tw.evaluate(ScriptedEnv(2), None, num_episodes)
+
+
+def test_an_evaluation_leaves_the_env_where_it_is():
+    env = tw.make("CartPole-v1", 2)
+    env.reset(seed=0)
+    tw.evaluate(env, None, 4)
+    snapshot = env.snapshot()
+    state = torch.stack([snapshot["buffers"][f"state_{name}"] for name in ("x", "x_dot", "theta", "theta_dot")], -1)
+    assert (snapshot["observation"] == state).all()
+
+
+def test_an_action_may_have_a_part_called_action():
+    space = spaces.Dict(action=spaces.Box(-1, 1, (2,)), other=spaces.Discrete(3))
+    env = ScriptedEnv(2, action_space=space)
+    data, _ = tw.rollout(env, None, 3)
+    again, _ = tw.rollout(env, lambda td: env.sample_action(), 3)
+    assert set(data["action"].keys()) == set(again["action"].keys()) == {"action", "other"}

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -108,3 +111,52 @@ def test_a_transform_belongs_to_one_env():
     tw.TransformedEnv(ScriptedEnv(2), normalize)
     with pytest.raises(ValueError, match="needs transforms of its own, but got NormalizeObservation"):
         tw.TransformedEnv(ScriptedEnv(3), T.Compose([normalize]))
+
+
+class Plain(tw.Wrapper):
+    def _reset(self, mask):
+        return self.env._reset(mask)
+
+
+class Own(tw.Wrapper):
+    def _reset(self, mask, options=None):
+        self.options = options
+        return self.env._reset(mask)
+
+
+def test_options_go_to_whom_they_are_for():
+    env = tw.TransformedEnv(tw.Wrapper(tw.make("CartPole-v1", 2)), T.TimeLimit(9))
+    assert (env.reset(options={"low": 0.0, "high": 0.0})["observation"] == 0).all()
+    env = tw.TransformedEnv(Own(ScriptedEnv(2)), T.TimeLimit(9))
+    env.reset(options={"level": 3})
+    assert env.env.options == {"level": 3}
+
+
+@pytest.mark.parametrize("make", [lambda: Plain(tw.make("CartPole-v1", 2)), lambda: tw.Wrapper(ScriptedEnv(2))])
+def test_options_for_nobody_are_refused_before_anything_changed(make):
+    env = make()
+    env.reset(seed=0)
+    before = env.snapshot()
+    with pytest.raises(ValueError, match="takes no options"):
+        env.reset(seed=1, options={"low": 0.0})
+    assert all((before[key] == value).all() for key, value in env.snapshot().items(True, True))
+
+
+def test_a_copy_of_a_compiled_env_is_an_env_of_its_own():
+    env = tw.compile(ScriptedEnv(2), backend="eager")
+    env.reset(seed=0)
+    other = pickle.loads(pickle.dumps(copy.deepcopy(env)))
+    tw.rollout(other, None, 2)
+    assert (env.elapsed == 0).all()
+
+
+def test_a_compiled_env_is_the_outermost():
+    with pytest.raises(ValueError, match="needs an env that is not compiled yet"):
+        tw.TransformedEnv(tw.compile(ScriptedEnv(2), backend="eager"), T.TimeLimit(3))
+
+
+def test_a_transform_may_join_a_compose_until_it_is_on_an_env():
+    compose = T.Compose([T.TimeLimit(9)])
+    compose.transforms.append(T.TimeLimit(1))
+    data, _ = tw.rollout(tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), compose), None, 1)
+    assert data["next", "truncated"].all()

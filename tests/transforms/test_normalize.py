@@ -494,3 +494,34 @@ def test_normalize_reward_takes_the_ends_of_its_ranges(arguments):
 def test_normalize_observation_refuses_a_space_that_is_no_box(space):
     with pytest.raises(TypeError, match=f"NormalizeObservation needs a Box observation space, but got {type(space).__name__}"):
         tw.TransformedEnv(ScriptedEnv(2, observation_space=space), T.NormalizeObservation())
+
+
+def test_a_first_row_unlike_all_others_costs_no_precision():
+    features = torch.linspace(1, 100, 64)
+    statistics = T.RunningMeanStd((64,))
+    statistics.update(torch.zeros(1, 64))
+    rows = features.expand(4096, 64).contiguous()
+    for _ in range(1000):
+        statistics.update(rows)
+    n = 1000 * 4096
+    exact = features.double() ** 2 * n / (n + 1) ** 2  # of n times the feature and one zero
+    np.testing.assert_allclose(statistics.var, exact, rtol=1e-6)
+    assert statistics.normalize(rows, 1e-8).isfinite().all()
+
+
+@pytest.mark.parametrize("base", [2**40, -(2**40)])
+def test_large_integers_keep_their_small_differences(base):
+    env = ScriptedEnv(4, observation_space=spaces.Box(base, base + 6, (1,), np.int64), episode_lengths=None)
+    env = tw.TransformedEnv(env, T.NormalizeObservation())
+    data, _ = tw.rollout(env, None, 8)
+    seen = [(1000 * i + t) % 7 for i in range(4) for t in range(9)]
+    assert env.transform.statistics.var.item() == pytest.approx(np.var(seen), rel=1e-6)
+    assert data["next", "observation"].abs().max() < 3
+
+
+def test_a_double_that_never_changes_has_no_variance():
+    statistics = T.RunningMeanStd((1,), dtype=torch.float64)
+    for _ in range(300):
+        statistics.update(torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64))
+    assert statistics.var.item() == 0
+    assert statistics.normalize(torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64), 1e-8).tolist() == [[0]] * 7
