@@ -238,7 +238,7 @@ def check(name: str, what: str, space: Space[Any], value: object, num_envs: int,
 
 def free_to_look(tensor: Tensor) -> bool:
     """Whether the host can look at values for nothing: in CPU memory, and not while a graph is traced."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
 def where(mask: Tensor, first: Value, second: Value) -> Value:
