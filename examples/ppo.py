@@ -134,9 +134,6 @@ class Agent(nn.Module):
     def act(self, td: TensorDict) -> TensorDict:
         return td.set("action", self.distribution(td["observation"]).sample())
 
-    def act_best(self, td: TensorDict) -> TensorDict:
-        return td.set("action", self.distribution(td["observation"]).mode)
-
 
 @torch.no_grad()
 def prepare(agent: Agent, data: TensorDict, args: Args) -> TensorDict:
@@ -232,11 +229,12 @@ def main(args: Args) -> dict[str, object]:
                     reached = (env_steps, seconds)
     wall_seconds = time.perf_counter() - started
 
-    # Fresh episodes in envs of their own, with what the transforms have learned.
+    # Fresh episodes in envs of their own, with what the transforms have learned. Actions are drawn as in training: that is
+    # the policy that was optimised, and early in training its mode alone can be far worse.
     eval_env = make_env(args, 20)
     eval_env.load_state_dict(env.state_dict())
     eval_env.reset(seed=args.seed + 1_000_000)
-    eval_returns = tw.evaluate(eval_env, agent.act_best, 20)["episode_return"]
+    eval_returns = tw.evaluate(eval_env, agent.act, 20)["episode_return"]
 
     metrics = {
         "env": args.env,
