@@ -168,7 +168,8 @@ def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:
     steps, returns, seconds = zip(*curve)
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(steps, returns, label="mean return of the latest 100 episodes")
-    if args.target_return is not None:
+    low, high = min(returns), max(returns)
+    if args.target_return is not None and args.target_return <= 2 * high - low:  # not where it would flatten the curve
         axes.axhline(args.target_return, color="gray", linestyle="--", label=f"target {args.target_return:g}")
     axes.set(title=f"PPO on {args.env}, seed {args.seed}, {seconds[-1]:.0f} s", xlabel="env steps", ylabel="return")
     axes.legend()
