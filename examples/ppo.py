@@ -59,6 +59,8 @@ class Args:
     epochs: int | None = None
     minibatch_size: int | None = None
     clip: float = 0.2
+    anneal_clip: bool | None = None
+    """to zero, as the learning rate: with a constant one, some seeds of CartPole unlearn at the end"""
     entropy_weight: float = 0.0
     value_weight: float = 0.5
     max_grad_norm: float = 0.5
@@ -74,6 +76,7 @@ DEFAULTS = {
         gae_lambda=0.9,
         epochs=10,
         minibatch_size=512,
+        anneal_clip=True,
     ),
     "continuous": dict(
         num_envs=8,
@@ -84,6 +87,7 @@ DEFAULTS = {
         gae_lambda=0.95,
         epochs=10,
         minibatch_size=64,
+        anneal_clip=False,
     ),
 }
 
@@ -154,12 +158,12 @@ def prepare(agent: Agent, data: TensorDict, args: Args) -> TensorDict:
     return TensorDict({**batch, "returns": advantage + value}, batch_size=data.batch_size).reshape(-1)
 
 
-def ppo_loss(agent: Agent, batch: TensorDict, args: Args) -> Tensor:
+def ppo_loss(agent: Agent, batch: TensorDict, clip: Tensor, args: Args) -> Tensor:
     distribution = agent.distribution(batch["observation"])
     ratio = (distribution.log_prob(batch["action"]) - batch["log_prob"]).exp()
     advantage = batch["advantage"]
     advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-    policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - args.clip, 1 + args.clip)).mean()
+    policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip)).mean()
     value_loss = (agent.value(batch["observation"]) - batch["returns"]).square().mean()
     return policy_loss + args.value_weight * value_loss - args.entropy_weight * distribution.entropy().mean()
 
@@ -209,12 +213,15 @@ def main(args: Args) -> dict[str, object]:
     td = env.reset(seed=args.seed)
     with tqdm(total=num_updates * steps_per_update, unit=" steps", unit_scale=True) as bar:
         for update in range(num_updates):
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - update / num_updates)
+            left = 1 - update / num_updates
+            optimizer.param_groups[0]["lr"] = args.learning_rate * left
+            # A tensor, so that a compiled loss stays one graph.
+            clip = torch.tensor(args.clip * (left if args.anneal_clip else 1.0), device=args.device)
             data, td = tw.rollout(env, agent.act, args.num_steps, td)
             batch = prepare(agent, data, args)
             for _ in range(args.epochs):
                 for rows in torch.randperm(len(batch), device=args.device).split(args.minibatch_size):
-                    loss = loss_of(agent, batch[rows], args)
+                    loss = loss_of(agent, batch[rows], clip, args)
                     optimizer.zero_grad()
                     loss.backward()
                     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)

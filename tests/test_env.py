@@ -261,3 +261,10 @@ def test_what_cannot_hold_a_transition_is_refused_before_anything_changed(td, er
     with pytest.raises(error, match=message):
         env.step(td)
     assert (env.elapsed == 0).all()
+
+
+def test_where_to_act_next_is_a_tensor_of_its_own_where_nothing_ended():
+    env = ScriptedEnv(2, episode_lengths=None)
+    transition, td = env.step(env.reset().set("action", env.sample_action()))
+    td["observation"].zero_()
+    assert transition["next", "observation"][1, 0] == 1001

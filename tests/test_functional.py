@@ -759,3 +759,34 @@ def test_what_functions_give_again_and_again_is_handed_out_as_new_tensors():
         following[key][0] = 1
         assert not following[key][1].any() or key == "reward"
     assert env.func_env.goal.tolist() == [0, 0] and following["observation"][1:].eq(0).all()
+
+
+class BroadcastConstant(Constant):
+    broadcasts = True
+
+    def initial(self, rng, params=None, start=0.0):
+        n = len(rng.env)
+        self.goals = torch.zeros(n, 2)
+        return {"place": torch.zeros(n, 2) + start, "count": torch.zeros(n, dtype=torch.int64)}
+
+    def transition(self, state, action, rng, params=None):
+        return {"place": state["place"] + action, "count": state["count"] + 1}
+
+    def observation(self, state, rng, params=None):
+        return self.goals
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return torch.ones(len(action))
+
+    def terminal(self, state, rng, params=None):
+        return torch.zeros(len(state["count"]), dtype=torch.bool)
+
+
+def test_a_tensor_that_an_env_keeps_and_gives_each_time_stays_its_own():
+    env = FunctionalEnv(BroadcastConstant(), 3)
+    td = env.reset(seed=0)
+    goals = env.func_env.goals
+    td["observation"].add_(5)
+    transition, _ = env.step(td.set("action", env.sample_action()))
+    transition["next", "observation"].add_(5)
+    assert (goals == 0).all() and (env.func_env.goals == 0).all()
