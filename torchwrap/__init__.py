@@ -28,7 +28,7 @@ from torchwrap.compile import compile
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
 from torchwrap.registration import make
-from torchwrap.rollout import evaluate, rollout
+from torchwrap.rollout import Rollout, evaluate, rollout
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Compose, Transform
 from torchwrap.wrappers import TransformedEnv, Wrapper
@@ -39,6 +39,7 @@ __all__ = [
     "Compose",
     "Env",
     "FunctionalEnv",
+    "Rollout",
     "Signature",
     "Transform",
     "TransformedEnv",

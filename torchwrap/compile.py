@@ -1,30 +1,262 @@
-"""torch.compile: the only file that names it. Nothing else in the library knows whether it is compiled."""
+"""Graphs: a whole step, or a whole rollout, as one. The only file that knows of PyTorch's compilers and of CUDA graphs."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchwrap import spaces
 from torchwrap.env import Env
+from torchwrap.rollout import Rollout
+from torchwrap.transforms.base import Compose, Transform
+from torchwrap.wrappers import TransformedEnv, Wrapper
+
+Target = TypeVar("Target", Env, Rollout)
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+
+# Sizes and strides are settled when a graph is made. The wrapper around the kernels in C++, with small intermediates on its
+# stack, costs half of the one in Python.
+_INDUCTOR = {"size_asserts": False}
+_INDUCTOR_CPU = {"cpp_wrapper": True, "aot_inductor.allow_stack_allocation": True}
 
 
-def compile(env: Env, **options: Any) -> Env:
-    """Makes one graph of an env's whole step, auto-reset and transforms included, and gives the env back.
+@torch.no_grad()
+def compile(
+    target: Target, *, backend: str = "inductor", static_outputs: bool = False, options: dict[str, Any] | None = None
+) -> Target:
+    """Makes one graph of an env's whole step, or of a `Rollout` with its policy: the same numbers, sooner.
 
-    The checks of the input stay outside. Numbers and buffers are those of the eager env. Compile the outermost env, last: a
-    wrapper would go around the graph. Copies of it are not compiled.
+    A graph knows tensors: its input, all buffers, the policy's parameters. What is a number in Python stays what it is now.
+    The checks of the input stay outside. Where a foreign simulator steps, the transforms alone are compiled, in two graphs:
+    for steps, and for resets, which are run when an episode ended. Compile the outermost env, last. After `train()`,
+    `eval()` or `.to(device)` another graph is made by itself; copies are not compiled.
 
     Args:
-        env: an env whose dynamics are tensor operators; a foreign simulator's are not.
-        options: for `torch.compile`, beside `fullgraph=True` and `dynamic=False`.
+        target: an env, or a rollout; it is given back.
+        backend: as for `torch.compile`; "eager" runs the graph's operators one by one.
+        static_outputs: on CUDA, hand out the graph's own memory, which the next step overwrites.
+        options: for inductor.
+
+    Raises:
+        ValueError: where something looks at values on the host, or keeps state outside of its buffers; it is named.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = compile(ScriptedEnv(2), backend="eager")
     >>> env.step(env.reset().set("action", env.sample_action()))[0]["next", "reward"].flatten()
     tensor([1., 1.])
     """
-    if not env.can_snapshot:
-        raise ValueError(f"compile needs an env whose dynamics are tensor operators, but got {env!r} on a foreign simulator.")
-    env._advance = torch.compile(env._advance, fullgraph=True, dynamic=False, **options)  # type: ignore[method-assign]
-    return env
+    env = target.env if isinstance(target, Rollout) else target
+    if not isinstance(env, Env):
+        raise TypeError(f"compile needs an Env or a Rollout, but got {type(target).__name__}.")
+    layers = list(_layers(env))
+    if any(isinstance(value, Graph) for owner in (target, *layers) for value in vars(owner).values()):
+        raise ValueError(f"compile needs what is not compiled yet, but got {target!r}.")
+
+    def graph(owner: Any, method: str, modules: list[nn.Module], *example: spaces.Value) -> None:
+        made = Graph(getattr(owner, method), modules, backend, static_outputs, options or {})
+        made.program(*example)
+        setattr(owner, method, made)  # before the method of the class
+
+    space, num_envs, device = env.single_observation_space, env.num_envs, env.device
+    if isinstance(target, Rollout):
+        if not env.can_snapshot:
+            raise ValueError(f"compile needs a rollout in tensors, but got {env!r} on a foreign simulator: compile the env.")
+        modules, observation = [env, *_modules(target.policy)], spaces.zeros(space, num_envs, device)
+        once = Graph(target._transition, modules, backend, static_outputs, {})
+        target._remember(once.trace((observation,), once._tensors((observation,)))[1][0])
+        storage = {key: memory.empty() for key, memory in target._memory.items()}
+        graph(target, "_collect", modules, observation, storage)
+    elif env.can_snapshot:
+        graph(env, "_advance", [env], spaces.zeros(env.single_action_space, num_envs, device))
+    else:
+        transformed = [layer for layer in layers if isinstance(layer, TransformedEnv)]
+        if not transformed:
+            raise ValueError(f"compile needs tensor operators, but got {env!r}: a foreign simulator without transforms.")
+        for layer in transformed:
+            first = spaces.zeros(layer.env.single_observation_space, num_envs, device)
+            flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
+            successor = {"observation": first, "reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
+            modules: list[nn.Module] = [layer.transform]
+            graph(layer, "_transform_step", modules, TensorDict(successor, [num_envs]))
+            graph(layer, "_transform_reset", modules, TensorDict({"observation": first}, [num_envs]), flags[2].squeeze(-1))
+    return target
+
+
+class Graph:
+    """A function of tensors and TensorDicts, which writes to the buffers of modules in place, as one graph.
+
+    It is traced once for each device, structure of the input, and combination of `train()` and `eval()`; then it runs
+    without Python between the operators, and without a compiler's guards: whoever calls it has checked the shapes.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], modules: list[nn.Module], backend: str, static_outputs: bool, options: dict[str, Any]
+    ) -> None:
+        self.function = function
+        self.modules = list(dict.fromkeys(part for module in modules for part in module.modules()))
+        self.slots = [
+            (tensors, name)
+            for module in self.modules
+            for tensors in (module._buffers, module._parameters)
+            for name, tensor in tensors.items()
+            if tensor is not None
+        ]
+        self.backend, self.static_outputs, self.options = backend, static_outputs, options
+        self.programs: dict[Any, tuple[Run, Callable[[Iterator[Tensor]], Any]]] = {}
+
+    def __call__(self, *values: spaces.Value) -> Any:
+        run, build = self.program(*values)
+        return build(iter(run(self._tensors(values))))
+
+    def program(self, *values: spaces.Value) -> tuple[Run, Callable[[Iterator[Tensor]], Any]]:
+        """What runs the graph for inputs like these, made where it is missing, and what builds the result."""
+        tensors, name = self.slots[0]
+        key = (tensors[name].device, _structure(values), *[module.training for module in self.modules])
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = self._make(values)
+        return program
+
+    def _tensors(self, values: Any) -> list[Tensor]:
+        # Read anew at each call: .to(device) puts others into their places.
+        return [*[tensors[name] for tensors, name in self.slots], *_leaves(values)]
+
+    def _make(self, values: Any) -> tuple[Run, Callable[[Iterator[Tensor]], Any]]:
+        example = [tensor.detach() for tensor in self._tensors(values)]
+        device = example[0].device
+        graph, result = self.trace(values, example)
+        if self.backend == "inductor":
+            options = _INDUCTOR | (_INDUCTOR_CPU if device.type == "cpu" else {}) | self.options
+            compiled = torch._inductor.compile(graph, example, options=options)
+        else:
+            compiled = torch._dynamo.lookup_backend(self.backend)(graph, example)
+
+        def run(tensors: list[Tensor]) -> Sequence[Tensor]:
+            return compiled(*tensors)
+
+        return (_Replay(run, len(self.slots), self.static_outputs) if device.type == "cuda" else run), _builder(result)
+
+    def trace(self, values: Any, example: list[Tensor]) -> tuple[torch.fx.GraphModule, Any]:
+        """The graph of operators, and the result, without values."""
+        build, buffers = _builder(values), len(self.slots)
+        result: Any = None
+
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            nonlocal result
+            for (place, name), tensor in zip(self.slots, tensors[:buffers], strict=True):
+                place[name] = tensor
+            result = self.function(*build(iter(tensors[buffers:])))
+            for (place, name), tensor in zip(self.slots, tensors[:buffers], strict=True):
+                if place[name] is not tensor:
+                    raise ValueError(f"its buffer {name} is not written in place")
+            return list(_leaves(result))
+
+        held, numbers = self._tensors(()), self._numbers()
+        try:
+            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+            if numbers != self._numbers():
+                raise ValueError("a number in Python changes, which a graph does not see")
+        except Exception as error:
+            what = f"compile needs tensor operators whose results nobody looks at on the host, but got {_culprit(error)}"
+            raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+        finally:
+            for (place, name), tensor in zip(self.slots, held, strict=True):
+                place[name] = tensor
+        return graph, result
+
+    def _numbers(self) -> list[dict[str, Any]]:
+        kinds = (bool, int, float, str)
+        return [{key: value for key, value in vars(module).items() if type(value) in kinds} for module in self.modules]
+
+
+class _Replay:
+    """A function of tensors as a CUDA graph, which is one launch; the first `count` tensors are buffers, used in place."""
+
+    def __init__(self, run: Run, count: int, static_outputs: bool) -> None:
+        self.run, self.count, self.static_outputs = run, count, static_outputs
+        self.buffers: list[Tensor] = []
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        buffers, inputs = tensors[: self.count], tensors[self.count :]
+        if len(self.buffers) != len(buffers) or not all(map(operator.is_, self.buffers, buffers)):
+            self._capture(buffers, inputs)
+        for static, value in zip(self.inputs, inputs, strict=True):
+            static.copy_(value)
+        self.graph.replay()
+        return self.outputs if self.static_outputs else [output.clone() for output in self.outputs]
+
+    def _capture(self, buffers: list[Tensor], inputs: list[Tensor]) -> None:
+        self.buffers, self.inputs = buffers, [value.clone() for value in inputs]
+        before = [buffer.clone() for buffer in buffers]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries allocate their workspaces before anything is captured
+            for _ in range(3):
+                self.run([*self.buffers, *self.inputs])
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = self.run([*self.buffers, *self.inputs])
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+
+# Tensors, TensorDicts, and tuples of them.
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value.contiguous()
+    else:
+        for part in value if isinstance(value, tuple) else value.values():
+            yield from _leaves(part)
+
+
+def _structure(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, tuple):
+        return tuple([_structure(part) for part in value])
+    return tuple([(key, _structure(part)) for key, part in value.items()])
+
+
+def _builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
+    """What puts leaves in the order of `_leaves` together to a value like this one."""
+    if isinstance(value, Tensor):
+        return next
+    if isinstance(value, tuple):
+        parts = [_builder(part) for part in value]
+        return lambda leaves: tuple([part(leaves) for part in parts])
+    if isinstance(value, dict):
+        keyed = {key: _builder(part) for key, part in value.items()}
+        return lambda leaves: {key: part(leaves) for key, part in keyed.items()}
+    named, batch_size = {key: _builder(part) for key, part in value.items()}, value.batch_size
+    return lambda leaves: TensorDict({key: part(leaves) for key, part in named.items()}, batch_size=batch_size)
+
+
+def _layers(env: Env) -> Iterator[Env]:
+    yield env
+    while isinstance(env, Wrapper):
+        env = env.env
+        yield env
+
+
+def _modules(policy: Any) -> list[nn.Module]:
+    return [part for part in (policy, getattr(policy, "__self__", None)) if isinstance(part, nn.Module)]
+
+
+def _culprit(error: Exception) -> str:
+    """The innermost env or transform that was at work."""
+    found, trace = "the policy", error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, Env | Transform) and not isinstance(owner, Wrapper | Compose):
+            found = f"{type(owner).__name__}.{trace.tb_frame.f_code.co_name}"
+        trace = trace.tb_next
+    return found

@@ -106,19 +106,21 @@ class Env(nn.Module):
     @torch.no_grad()
     def step(self, td: TensorDict) -> tuple[TensorDict, TensorDict]:
         """Does `td["action"]`: the same `td` with "next" written into it, and where to act next."""
+        self._check_begun("step")
         self._check_action(td)
-        successor, observation = self._advance(td)
+        successor, observation = self._advance(td["action"])
         td.set("next", successor)
         return td, self._hand_out(observation)
 
-    def _advance(self, td: TensorDict) -> tuple[TensorDict, spaces.Value]:
+    def _advance(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         # Everything of a step that computes, and nothing that checks: this is what gets compiled.
-        successor = self._step(td)
+        successor = self._step(TensorDict({"action": action}, batch_size=[self.num_envs]))
         done = successor["terminated"] | successor["truncated"]
         successor.set("done", done)
         observation = successor["observation"]
-        # The reset pass is skipped only where the host knows for nothing that no episode ended.
-        if spaces.free_to_look(done) and not done.any():
+        # The reset pass is skipped only where the host knows that no episode ended: for nothing, or because a simulator on
+        # the host has to be told anyway.
+        if (spaces.free_to_look(done) or not self.can_snapshot) and not done.any():
             return successor, observation.clone()
         mask = done.squeeze(-1)
         return successor, spaces.where(mask, self._reset(mask)["observation"], observation)
@@ -136,8 +138,7 @@ class Env(nn.Module):
 
         The latter is the observation last handed out, as you left it.
         """
-        if self._observation is None:
-            raise RuntimeError(f"{self._name()}.snapshot needs reset() first, but got an env that has not begun.")
+        self._check_begun("snapshot")
         self._check_can_snapshot()
         buffers = TensorDict({name: buffer.clone() for name, buffer in self.named_buffers()}, batch_size=[])
         return TensorDict({"buffers": buffers, "observation": self._observation.clone()}, batch_size=[])
@@ -211,8 +212,8 @@ class Env(nn.Module):
         """Frees what the env holds outside of PyTorch."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled step belongs to the env it was made for.
-        return {name: value for name, value in self.__dict__.items() if name != "_advance"}
+        # What is compiled stands before the method of its name, and belongs to the env it was made for.
+        return {name: value for name, value in self.__dict__.items() if not callable(getattr(type(self), name, None))}
 
     def __repr__(self) -> str:
         return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"
@@ -222,9 +223,11 @@ class Env(nn.Module):
     def _name(self) -> str:
         return self.spec.id if self.spec is not None else type(self).__name__
 
-    def _check_action(self, td: TensorDict) -> None:
+    def _check_begun(self, what: str) -> None:
         if self._observation is None:
-            raise RuntimeError(f"{self._name()}.step needs reset() first, but got a step.")
+            raise RuntimeError(f"{self._name()} needs reset() first, but got {what}.")
+
+    def _check_action(self, td: TensorDict) -> None:
         if not isinstance(td, TensorDictBase):
             raise TypeError(f'{self._name()}.step needs a TensorDict with "action", but got {type(td).__name__}.')
         action = td.get("action", None)

@@ -1,8 +1,8 @@
-"""Whole chunks of experience: rollout to learn from, evaluate to judge by."""
+"""Whole chunks of experience: Rollout to learn from, evaluate to judge by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor
 
 from torchwrap import arguments, spaces
 from torchwrap.env import Env
+from torchwrap.memory import Recycled
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Policy = Callable[[TensorDict], Any]
 """Takes where to act, a TensorDict `(num_envs,)` with `observation`; gives it with `action`, or the action itself."""
+
+Key = str | tuple[str, ...]
 
 
 def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
@@ -27,42 +30,104 @@ def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
     return td.set("action", given)
 
 
-@torch.no_grad()
-def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
-    """`num_steps` transitions of every env, and where to act next.
+class Rollout:
+    """Collects `num_steps` transitions of every env at a call: `data, td = collect(td)`.
 
     Args:
         env: the env.
         policy: from a TensorDict with `observation` to one with `action` (and whatever else is to be kept, such as a log
             probability), or to the action alone; random actions where None.
         num_steps: how many.
-        td: where to begin, as `env.step` or an earlier rollout left it; a reset where None.
+        keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`; all where None. Images
+            without `("next", "observation")` take half the memory.
 
     Shape: `(num_envs, num_steps)`, the last dimension named "time". It is stored with time first, so a step is written in
     one piece.
 
     >>> from torchwrap.testing import ScriptedEnv
-    >>> data, td = rollout(ScriptedEnv(2, episode_lengths=3), None, 4)
+    >>> collect = Rollout(ScriptedEnv(2, episode_lengths=3), None, num_steps=4, keys=[("next", "reward")])
+    >>> data, td = collect()
     >>> data["next", "reward"].squeeze(-1)
     tensor([[1., 2., 3., 1.],
             [1., 2., 3., 1.]])
     """
-    arguments.integer("rollout", "num_steps", num_steps, at_least=1)
-    td = env.reset() if td is None else td
-    storage: Any = None
-    columns: list[tuple[Any, tuple[Tensor, ...]]] = []
-    for step in range(num_steps):
-        transition, td = env.step(_act(env, policy, td))
-        if storage is None:
-            storage = transition.apply(
-                lambda leaf: leaf.new_empty(num_steps, *leaf.shape), batch_size=[num_steps, env.num_envs]
-            )
-            columns = [(key, leaf.unbind(0)) for key, leaf in storage.items(True, True)]
-        for key, rows in columns:
-            rows[step].copy_(transition.get(key))
-    data = storage.transpose(0, 1)
-    data.names = [None, "time"]
-    return data, td
+
+    def __init__(self, env: Env, policy: Policy | None, num_steps: int, *, keys: Sequence[Key] | None = None) -> None:
+        if not isinstance(env, Env):
+            raise TypeError(f"Rollout needs an Env, but got {type(env).__name__}.")
+        if policy is not None and not callable(policy):
+            raise TypeError(f"Rollout needs a policy that can be called, or None, but got {policy!r}.")
+        if keys is not None and (isinstance(keys, str) or not keys):
+            raise ValueError(f"Rollout needs keys as a list of at least one, but got {keys!r}.")
+        self.env = env
+        self.policy = policy
+        self.num_steps = arguments.integer("Rollout", "num_steps", num_steps, at_least=1)
+        self.keys = keys
+        self._memory: dict[Key, Recycled] = {}
+
+    @torch.no_grad()
+    def __call__(self, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
+        """The transitions from `td` on, as `env.step` or an earlier call left it (a reset where None), and where to act next."""
+        env = self.env
+        td = env.reset() if td is None else td
+        env._check_begun("a rollout")
+        what = "a rollout from an observation"
+        spaces.check(env._name(), what, env.single_observation_space, td["observation"], env.num_envs, env.device)
+        storage = {key: memory.empty() for key, memory in self._memory.items()}
+        observation = self._collect(td["observation"], storage)
+        data = TensorDict({}, batch_size=[self.num_steps, env.num_envs])
+        for key, value in storage.items():
+            data.set(key, value)
+        data = data.transpose(0, 1)
+        data.names = [None, "time"]
+        return data, env._hand_out(observation)
+
+    def _collect(self, observation: spaces.Value, storage: dict[Key, Tensor]) -> spaces.Value:
+        # Everything that computes: this is what gets compiled. It writes into the storage, where time comes first.
+        rows = {key: value.unbind(0) for key, value in storage.items()}
+        for step in range(self.num_steps):
+            transition, observation = self._transition(observation)
+            if not rows:  # only the first transition of all tells what there is to keep
+                self._remember(transition)
+                storage |= {key: memory.empty() for key, memory in self._memory.items()}
+                rows = {key: value.unbind(0) for key, value in storage.items()}
+            for key, row in rows.items():
+                row[step].copy_(transition.get(key))
+        return observation
+
+    def _transition(self, observation: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+        env = self.env
+        td = _act(env, self.policy, TensorDict({"observation": observation}, batch_size=[env.num_envs]))
+        env._check_action(td)
+        successor, observation = env._advance(td["action"])
+        return td.set("next", successor), observation
+
+    def _remember(self, transition: TensorDict) -> None:
+        known, keys = set(transition.keys(True)), self.keys
+        unknown = [key for key in keys or () if key not in known]
+        if unknown:
+            raise ValueError(f"Rollout needs keys among {sorted(map(str, known))}, but got {unknown}.")
+        kept = transition if keys is None else transition.select(*keys)
+        for key, leaf in kept.items(True, True):
+            self._memory[key] = Recycled((self.num_steps, *leaf.shape), leaf.dtype, leaf.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is compiled stands before the method of its name, and belongs to the rollout it was made for.
+        return {name: value for name, value in self.__dict__.items() if not callable(getattr(type(self), name, None))}
+
+    def __repr__(self) -> str:
+        return f"Rollout({self.env!r}, num_steps={self.num_steps})"
+
+
+def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
+    """`num_steps` transitions of every env, and where to act next: one call of a `Rollout`.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> data, td = rollout(ScriptedEnv(2, episode_lengths=3), None, 4)
+    >>> data["next", "terminated"].shape
+    torch.Size([2, 4, 1])
+    """
+    return Rollout(env, policy, num_steps)(td)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from gymnasium import Space, spaces
 from gymnasium.wrappers.utils import create_zero_array
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torchwrap import arguments, random
 
@@ -238,7 +239,20 @@ def check(name: str, what: str, space: Space[Any], value: object, num_envs: int,
 
 def free_to_look(tensor: Tensor) -> bool:
     """Whether the host can look at values for nothing: in CPU memory, and not while a graph is traced."""
-    return tensor.is_cpu and not torch.compiler.is_compiling()
+    return tensor.is_cpu and not tracing(tensor)
+
+
+def tracing(tensor: Tensor) -> bool:
+    """Whether this is a tensor without values, from which a graph is made."""
+    return isinstance(tensor, FakeTensor) or torch.compiler.is_compiling()
+
+
+def once(tensor: Tensor) -> Tensor:
+    """The tensor, computed once: a compiler would compute what is small again for each element that it is combined with.
+
+    A view by strides is where PyTorch's inductor has to have its input in memory.
+    """
+    return tensor.as_strided(tensor.shape, tensor.stride()) if tracing(tensor) else tensor
 
 
 def where(mask: Tensor, first: Value, second: Value) -> Value:

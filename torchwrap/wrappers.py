@@ -25,7 +25,7 @@ class Wrapper(Env):
         if not isinstance(env, Env):
             hint = "torchwrap.make and torchwrap.interop.gymnasium.from_gymnasium give one"
             raise TypeError(f"{type(self).__name__} needs a torchwrap.Env first, but got {type(env).__name__}: {hint}.")
-        if "_advance" in env.__dict__:
+        if "_advance" in vars(env) or "_transform_step" in vars(env):
             raise ValueError(f"{type(self).__name__} needs an env that is not compiled yet, but got {env!r}: compile it last.")
         super().__init__(env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
         self.env = env
@@ -122,13 +122,21 @@ class TransformedEnv(Wrapper):
     def _step(self, td: TensorDict) -> TensorDict:
         for stream in self.streams:
             stream.next_draw()
-        action = self.transform.action(td["action"])
-        return self.transform.step(self.env._step(TensorDict({"action": action}, batch_size=[self.num_envs])))
+        td.set("action", self.transform.action(td["action"]))
+        return self._transform_step(self.env._step(td))
 
     def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
         for stream in self.streams:
             stream.next_episode(mask)
-        return self.transform.reset(self.env._reset(mask, **keywords), mask)
+        return self._transform_reset(self.env._reset(mask, **keywords), mask)
+
+    # A method each, so that each can be a graph where a foreign simulator is below.
+
+    def _transform_step(self, td: TensorDict) -> TensorDict:
+        return self.transform.step(td)
+
+    def _transform_reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        return self.transform.reset(td, mask)
 
     def __repr__(self) -> str:
         text = repr(self.env)

@@ -1,94 +1,50 @@
-"""What a stack of transforms costs by itself: a whole step minus a step of the bare env, beside three peers."""
+"""What a stack of transforms costs by itself: a whole step minus a step of the bare env, by number of envs."""
 
 from __future__ import annotations
 
-import importlib
-import operator
-import statistics
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
-from . import torchwrap_side
-from .measure import take_turns
+from .measure import Case, Figures, Options, Row, compare
+from .report import ratios, table
 
-NUM_ENVS = (64, 1024, 16384)
-PEERS = {
-    "torchrl": "TorchRL, 7 transforms",
-    "sb3": "Stable-Baselines3, 3 wrappers",
-    "gymnasium": "Gymnasium, 3 wrappers: no clip, no stack",
-}
-LABELS = {"torchwrap": "torchwrap, 7 transforms", **PEERS}
+THREE = ("RecordEpisodeStatistics", "NormalizeObservation", "NormalizeReward")
+SEVEN = (
+    *("ClipAction", "RecordEpisodeStatistics", "NormalizeObservation", "ClipObservation", "FrameStackObservation"),
+    *("NormalizeReward", "ClipReward"),
+)
+TORCHRL = ("StepCounter", "RewardSum", "VecNormV2", "ClipTransform", "CatFrames", "RewardScaling", "RewardClipping")
+REFERENCES = ("torchwrap-eager", "torchwrap-compiled")
+COLUMNS = {"bare": "bare_us", "whole": "whole_us", "added": "us", "(median)": "us_median"}
 
 
-def run(
-    num_envs: Sequence[int] = NUM_ENVS, seconds: float = 0.3, repeats: int = 7, peers: Sequence[str] = tuple(PEERS)
-) -> dict[str, dict[str, Any]]:
-    """`{"glue/<side>/<num_envs>": figures}`, in microseconds a step; a peer that cannot be imported has `skipped` alone."""
-    sides: dict[str, ModuleType | str] = {"torchwrap": torchwrap_side}
-    for peer in peers:
-        try:
-            sides[peer] = importlib.import_module(f".{peer}_peer", __package__)
-        except ImportError as error:
-            sides[peer] = f"{type(error).__name__}: {error}"
-    figures = {}
-    for number in num_envs:
-        measured = _measure(
-            {name: side for name, side in sides.items() if isinstance(side, ModuleType)}, number, seconds, repeats
-        )
-        for name, side in sides.items():
-            figures[f"glue/{name}/{number}"] = {"skipped": side} if isinstance(side, str) else measured[name]
+def run(options: Options) -> Figures:
+    figures: Figures = {}
+    cuda = options.device != "cpu"
+    for n in options.num_envs or ((4096, 65536, 1048576) if cuda else (1, 64, 1024, 16384)):
+        seven, three = ours(n, SEVEN, options), ours(n, THREE, options)
+        if not cuda:
+            seven["torchrl"] = _pair("torchrl", TORCHRL, num_envs=n)
+            seven["sb3"] = _pair("sb3", True, False, num_envs=n)
+            three["gymnasium"] = _pair("gymnasium", THREE, num_envs=n)
+        for stack, rows in (("seven", seven), ("three", three)):
+            found = compare(rows, options, REFERENCES)
+            figures.update({f"glue/{stack} {name}/{n}": row for name, row in found.items()})
     return figures
 
 
-def _measure(sides: dict[str, ModuleType], num_envs: int, seconds: float, repeats: int) -> dict[str, dict[str, Any]]:
-    steps = {}
-    for name, side in sides.items():
-        steps[f"{name} bare"] = side.bare(num_envs)
-        steps[f"{name} whole"] = side.whole(num_envs)
-    times = take_turns(steps, seconds, repeats)
-    # Differences and ratios within one round: neighbours that slow the machine down for a while slow everybody down.
-    glue = {name: _pairwise(operator.sub, times[f"{name} whole"], times[f"{name} bare"]) for name in sides}
-    figures = {name: _figures(times[f"{name} bare"], times[f"{name} whole"], glue[name], num_envs) for name in sides}
-    for name, theirs in figures.items():
-        if name != "torchwrap":
-            theirs["ratio"] = theirs["glue_us"] / figures["torchwrap"]["glue_us"]
-            theirs["ratio_median"] = statistics.median(_pairwise(operator.truediv, glue[name], glue["torchwrap"]))
-    return figures
+def ours(num_envs: int, transforms: Sequence[str], options: Options) -> dict[str, Row]:
+    arguments = {"num_envs": num_envs, "device": options.device}
+    rows = {"torchwrap-eager": _pair("torchwrap", transforms, compiled=False, **arguments)}
+    if options.compile:
+        rows["torchwrap-compiled"] = _pair("torchwrap", transforms, compiled=True, **arguments)
+    return rows
 
 
-def _pairwise(operation: Callable[[float, float], float], first: list[float], second: list[float]) -> list[float]:
-    return [operation(a, b) for a, b in zip(first, second, strict=True)]
+def _pair(side: str, whole: Any, bare: Any = None, **arguments: Any) -> Row:
+    return Row(*(Case(side, "scripted", {**arguments, "transforms": transforms}) for transforms in (whole, bare)))
 
 
-def _figures(bare: list[float], whole: list[float], glue: list[float], num_envs: int) -> dict[str, Any]:
-    return {
-        "num_envs": num_envs,
-        "repeats": len(bare),
-        "bare_us": min(bare),
-        "whole_us": min(whole),
-        "glue_us": min(whole) - min(bare),
-        "bare_median_us": statistics.median(bare),
-        "whole_median_us": statistics.median(whole),
-        "glue_median_us": statistics.median(glue),
-    }
-
-
-def table(figures: dict[str, dict[str, Any]]) -> str:
-    """The figures to read; a ratio says how many times our glue the peer's is."""
-    head = ("bare", "whole", "glue", "(median)")
-    lines = [
-        "glue: a whole step minus a step of the bare env, microseconds; lowest of the repeats, except where it says median",
-        f"{'N':>6}  {'side':<42} {' '.join(f'{word:>8}' for word in head)} {'ratio':>7} {'(med.)':>7}",
-    ]
-    for key, row in figures.items():
-        _, name, num_envs = key.split("/")
-        start = f"{num_envs:>6}  {LABELS.get(name, name):<42}"
-        if "skipped" in row:
-            lines.append(f"{start} skipped: {row['skipped']}")
-            continue
-        columns = [f"{row['bare_us']:8.0f} {row['whole_us']:8.0f} {row['glue_us']:8.0f} {row['glue_median_us']:8.0f}"]
-        if "ratio" in row:
-            columns.append(f"{row['ratio']:7.2f} {row['ratio_median']:7.2f}")
-        lines.append(" ".join([start, *columns]))
-    return "\n".join(lines)
+def show(figures: Figures) -> str:
+    title = "glue: a whole step minus a step of the bare env, microseconds; x: times ours"
+    return table(title, figures, {**COLUMNS, **ratios(REFERENCES)})

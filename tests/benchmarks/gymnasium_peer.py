@@ -1,16 +1,33 @@
-"""Gymnasium's side: three of its vector wrappers on the same script in NumPy, in its default auto-reset mode."""
+"""Gymnasium's side: its vector wrappers on the same script in NumPy, on its own CartPole, and on HalfCheetah."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics
+from gymnasium.wrappers import vector as wrappers
 
 from . import script
-from .measure import Step
+from .worker import Timed
+
+WRAPPERS: dict[str, Callable[[VectorEnv], VectorEnv]] = {
+    "ClipAction": wrappers.ClipAction,
+    "RescaleAction": lambda env: wrappers.RescaleAction(env, np.float32(-2), np.float32(2)),
+    "RecordEpisodeStatistics": wrappers.RecordEpisodeStatistics,
+    "NormalizeObservation": wrappers.NormalizeObservation,
+    "FlattenObservation": wrappers.FlattenObservation,
+    "TransformObservation": lambda env: wrappers.TransformObservation(
+        env, lambda observation: observation * 0.5, single_observation_space=env.single_observation_space
+    ),
+    "NormalizeReward": wrappers.NormalizeReward,
+    "ClipReward": lambda env: wrappers.ClipReward(env, -10, 10),
+    "TransformReward": lambda env: wrappers.TransformReward(env, lambda reward: reward * 0.1),
+}
 
 
 class Script(VectorEnv):
@@ -40,21 +57,35 @@ class Script(VectorEnv):
         return observation, reward, terminated, truncated, {}
 
 
-def bare(num_envs: int) -> Step:
-    return _stepper(Script(num_envs))
-
-
-def whole(num_envs: int) -> Step:
-    return _stepper(NormalizeReward(NormalizeObservation(RecordEpisodeStatistics(Script(num_envs)))))
-
-
-def _stepper(env: VectorEnv) -> Step:
-    action = script.actions(env.num_envs).numpy()
+def scripted(num_envs: int, transforms: Sequence[str] | None = None) -> Timed:
+    env = _build(Script(num_envs), transforms)
     env.reset()
-    env.unwrapped.script.elapsed[:] = script.elapsed(env.num_envs)
+    env.unwrapped.script.elapsed[:] = script.elapsed(num_envs)
+    return _stepper(env, [script.actions(num_envs).numpy()])
 
-    def step():
-        _, _, terminated, truncated, _ = env.step(action)
-        return terminated | truncated
 
-    return step
+def cartpole(num_envs: int, transforms: Sequence[str] | None) -> Timed:
+    """Gymnasium's CartPole in NumPy, all envs at once."""
+    env = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+    env = _build(env, transforms)
+    env.reset(seed=0)
+    random = np.random.default_rng(0)
+    return _stepper(env, [random.integers(0, 2, num_envs) for _ in range(16)])
+
+
+def half_cheetah(mode: str, transforms: Sequence[str] | None, num_envs: int = 8) -> Timed:
+    env = _build(gymnasium.make_vec("HalfCheetah-v5", num_envs, vectorization_mode=mode), transforms)
+    env.reset(seed=0)
+    random = np.random.default_rng(0)
+    return _stepper(env, [random.uniform(-1.5, 1.5, (num_envs, 6)).astype(np.float32) for _ in range(16)])
+
+
+def _build(env: VectorEnv, transforms: Sequence[str] | None) -> VectorEnv:
+    for name in transforms or ():
+        env = WRAPPERS[name](env)
+    return env
+
+
+def _stepper(env: VectorEnv, actions: Sequence[np.ndarray]) -> Timed:
+    turns = itertools.cycle(actions)
+    return Timed(lambda: env.step(next(turns)))

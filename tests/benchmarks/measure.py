@@ -1,36 +1,196 @@
-"""How long a step takes, fairly: everything that is to be compared takes turns within one process."""
+"""What runs where, in turn: a worker process for each thing that is to be timed, side by side in one run."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import json
+import operator
+import os
 import platform
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
+ROOT = Path(__file__).parents[2]
+LIBRARIES = (
+    *("torch", "tensordict", "gymnasium", "numpy", "mujoco", "torchrl", "stable-baselines3"),
+    *("jax", "gymnax", "optax", "envpool"),
+)
 
-Step = Callable[[], Any]
-"""One step of a batch of envs that resets itself; gives `done`, `(num_envs,)` or `(num_envs, 1)`."""
-
-LIBRARIES = ("torch", "tensordict", "gymnasium", "numpy", "torchrl", "stable-baselines3")
+Figures = dict[str, dict[str, Any]]
+"""`{"<suite>/<row>/<number of envs>": {figure: value}}`; a row that could not be measured has a reason, `skipped`."""
 
 
-def machine() -> dict[str, Any]:
+@dataclass
+class Options:
+    """The command line; a suite takes what concerns it."""
+
+    num_envs: Sequence[int] | None = None
+    """Batch sizes; each suite's own where None."""
+    seconds: float = 0.3
+    repeats: int = 7
+    num_steps: int = 16
+    """Steps of a compiled rollout."""
+    seeds: Sequence[int] = (1, 2, 3, 4, 5)
+    threads: int | None = None
+    """For every library; each one's own default where None."""
+    device: str = "cpu"
+    """Of torchwrap; peers stay on the CPU."""
+    compile: bool = True
+    """Whether rows that need torch.compile are measured."""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """The interpreter of a side, where it is another than ours."""
+
+
+class Case(NamedTuple):
+    """A function of a side, `torchwrap_side.py` or `<side>_peer.py`, and its arguments."""
+
+    side: str
+    function: str
+    arguments: dict[str, Any]
+
+    def command(self, options: Options, what: str) -> list[str]:
+        module = "torchwrap_side" if self.side == "torchwrap" else f"{self.side}_peer"
+        python = options.pythons.get(self.side.split("_")[0], sys.executable)
+        arguments = json.dumps(self.arguments)
+        return [python, "-m", "tests.benchmarks.worker", module, self.function, arguments, what]
+
+
+class Row(NamedTuple):
+    """What is to be timed; where there is a `bare` case, what the whole adds to it."""
+
+    whole: Case
+    bare: Case | None = None
+
+
+def environment(options: Options, **more: str) -> dict[str, str]:
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", **more}
+    if options.threads is not None:
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last is XLA's
+        variables.update(dict.fromkeys(names, str(options.threads)))
+    return variables
+
+
+class Worker:
+    """A process that runs one case, and answers."""
+
+    def __init__(self, case: Case, options: Options, what: str = "time", **variables: str) -> None:
+        command, pipe = case.command(options, what), subprocess.PIPE
+        self.process = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,  # simulators and compilers warn; what stops a worker is in its answer
+            text=True,
+            cwd=ROOT,
+            env=environment(options, **variables),
+        )
+
+    def answer(self) -> Any:
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"skipped": f"the process ended, with {self.process.wait()}"}
+
+    def turn(self, seconds: float) -> Any:
+        print("turn", seconds, file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def ask(case: Case, options: Options, what: str = "call", **variables: str) -> dict[str, Any]:
+    """The first answer of a fresh process."""
+    worker = Worker(case, options, what, **variables)
+    answer = worker.answer()
+    worker.close()
+    return answer
+
+
+def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str] = ()) -> Figures:
+    """Every row's figures, all of them measured in turn; `ratio` says how many times a reference's microseconds a row takes.
+
+    `us` is the lowest of the repeats: of a step, or of a whole step minus a bare one. `us_median` and `ratio_median` come from
+    differences and ratios within one round: neighbours that slow the machine down for a while slow everybody down.
+    """
+    cases = {json.dumps(case): case for row in rows.values() for case in row if case is not None}
+    answers, times = take_turns(cases, options)
+    figures: Figures = {}
+    costs = {}
+    for name, row in rows.items():
+        keys = [json.dumps(case) for case in row if case is not None]
+        failed = [answers[key] for key in keys if "skipped" in answers[key]]
+        if failed:
+            figures[name] = failed[0]
+            continue
+        whole, bare = times[keys[0]], times[keys[-1]] if row.bare else [0.0] * options.repeats
+        costs[name] = _pairwise(operator.sub, whole, bare)
+        figures[name] = {"us": min(whole) - min(bare), "us_median": statistics.median(costs[name]), "whole_us": min(whole)}
+        if row.bare:
+            figures[name]["bare_us"] = min(bare)
+        figures[name]["build_seconds"] = answers[keys[0]]["build_seconds"]
+        if moved := answers[keys[0]]["bytes"]:
+            figures[name].update(bytes=moved, gigabytes_per_second=moved / min(whole) / 1e3)
+    for reference in (reference for reference in references if reference in costs):
+        for name in (name for name in costs if name not in references):
+            if min(figures[reference]["us"], *costs[reference]) <= 0:
+                continue  # lost in the noise
+            ratios = _pairwise(operator.truediv, costs[name], costs[reference])
+            figures[name].setdefault("ratio", {})[reference] = figures[name]["us"] / figures[reference]["us"]
+            figures[name].setdefault("ratio_median", {})[reference] = statistics.median(ratios)
+    return figures
+
+
+def take_turns(cases: Mapping[str, Case], options: Options) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Each worker's first answer, and its microseconds a step, once a repeat: a turn for each, in order.
+
+    The first round does not count.
+    """
+    # Several processes that compile at once need no pools of further ones, which would stay and disturb.
+    workers = {name: Worker(case, options, TORCHINDUCTOR_COMPILE_THREADS="1") for name, case in cases.items()}
+    answers = {name: worker.answer() for name, worker in workers.items()}
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for repeat in range(options.repeats + 1):
+        for name, worker in workers.items():
+            if "skipped" in answers[name]:
+                continue
+            figure = worker.turn(options.seconds)
+            if isinstance(figure, dict):
+                answers[name] = figure
+            elif repeat > 0:
+                times[name].append(figure)
+    for worker in workers.values():
+        worker.close()
+    return answers, times
+
+
+def _pairwise(operation: Callable[[float, float], float], first: list[float], second: list[float]) -> list[float]:
+    return [operation(a, b) for a, b in zip(first, second, strict=True)]
+
+
+def machine(options: Options) -> dict[str, Any]:
     """What figures depend on: processor, threads, versions."""
-    versions = {}
-    for library in LIBRARIES:
-        try:
-            versions[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            versions[library] = None
     return {
         "platform": platform.platform(),
         "processor": _processor(),
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "versions": versions,
+        "cores": os.cpu_count(),
+        "device": options.device,
+        "threads": options.threads or "each library's default",
+        "versions": {side: _versions(python) for side, python in {"torchwrap": sys.executable, **options.pythons}.items()},
     }
+
+
+def _versions(python: str) -> dict[str, str]:
+    script = (
+        "import importlib.metadata as m, json, platform\n"
+        f"found = {{d.name.lower().replace('_', '-'): d.version for d in m.distributions()}}\n"
+        f"print(json.dumps({{'python': platform.python_version(), **{{n: found[n] for n in {LIBRARIES} if n in found}}}}))"
+    )
+    return json.loads(subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout)
 
 
 def _processor() -> str:
@@ -39,24 +199,3 @@ def _processor() -> str:
             return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor()
-
-
-@torch.no_grad()
-def take_turns(steps: Mapping[str, Step], seconds: float, repeats: int) -> dict[str, list[float]]:
-    """Microseconds a step of each, once a repeat: a turn of `seconds` for each, in order. The first round does not count."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(repeats + 1):
-        for name, step in steps.items():
-            figure = _turn(step, seconds)
-            if repeat > 0:
-                times[name].append(figure)
-    return times
-
-
-def _turn(step: Step, seconds: float) -> float:
-    start, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - start) < seconds or count == 0:
-        for _ in range(5):
-            step()
-        count += 5
-    return elapsed / count * 1e6

@@ -1,4 +1,4 @@
-"""How long PPO takes to solve CartPole-v1: examples/ppo.py in turn with Stable-Baselines3's tuned PPO, a process each."""
+"""How long PPO takes to solve CartPole-v1: examples/ppo.py, Stable-Baselines3's tuned PPO, and PPO in JAX, a process each."""
 
 from __future__ import annotations
 
@@ -7,50 +7,79 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-SEEDS = (1, 2, 3, 4, 5)
+from .measure import ROOT, Case, Figures, Options, ask, environment
+from .report import table
+
+PEERS = ("sb3", "jax")
 
 
-def run(
-    num_envs: Sequence[int] = (), seconds: float = 0, repeats: int = 0, seeds: Sequence[int] = SEEDS
-) -> dict[str, dict[str, Any]]:
-    """`{"ppo/<side>/<seed>": figures}`: seconds of training until the latest 100 episodes return 475 on average."""
-    figures = {}
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            _python(str(ROOT / "examples" / "ppo.py"), "--seed", str(seed), "--out", folder)
-            figures[f"ppo/torchwrap/{seed}"] = json.loads((Path(folder) / "metrics.json").read_text())
-        try:
-            peer = json.loads(_python("-m", "tests.benchmarks.sb3_peer", str(seed)).splitlines()[-1])
-            if peer["seconds_to_target"] and figures[f"ppo/torchwrap/{seed}"]["seconds_to_target"]:
-                peer["ratio"] = peer["seconds_to_target"] / figures[f"ppo/torchwrap/{seed}"]["seconds_to_target"]
-        except subprocess.CalledProcessError as error:
-            peer = {"skipped": error.stderr.strip().splitlines()[-1]}
-        figures[f"ppo/sb3/{seed}"] = peer
-    return figures
+def run(options: Options) -> Figures:
+    """Seconds of training, and seconds since the process began, until the latest 100 episodes return 475 on average."""
+    figures: Figures = {}
+    for seed in options.seeds:
+        rows = {"torchwrap": _ours(seed, options)}
+        rows["sb3"] = ask(Case("sb3", "solve_cartpole", {"seed": seed, "started": time.time()}), options)
+        rows["jax"] = ask(Case("jax_ppo", "solve_cartpole", {"seed": seed, "started": time.time()}), options)
+        for name in PEERS:
+            for figure in ("seconds_to_target", "wall_seconds_to_target"):
+                if rows[name].get(figure) and rows["torchwrap"].get(figure):
+                    rows[name].setdefault("ratio", {})[figure] = rows[name][figure] / rows["torchwrap"][figure]
+        figures.update({f"ppo/{name}/{seed}": row for name, row in rows.items()})
+    return {**figures, **_medians(figures)}
 
 
-def _python(*arguments: str) -> str:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def _ours(seed: int, options: Options) -> dict[str, Any]:
+    script = str(ROOT / "examples" / "ppo.py")
+    # The script counts from main() on; before that there are only imports, which are all that --help waits for.
+    start = time.perf_counter()
+    _python(options, script, "--help")
+    imports = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        _python(options, script, "--seed", str(seed), "--device", options.device, "--out", folder)
+        figures = json.loads((Path(folder) / "metrics.json").read_text())
+    seconds = figures["seconds_to_target"]
+    return {**figures, "import_seconds": imports, "wall_seconds_to_target": seconds and seconds + imports}
 
 
-def table(figures: dict[str, dict[str, Any]]) -> str:
-    """The figures to read; a ratio says how many times our seconds the peer took."""
-    lines = ["ppo: CartPole-v1, training until the latest 100 episodes return 475 on average", f"{'seed':>6}  {'side':<42}"]
-    lines[1] += f"{'steps':>9} {'seconds':>8} {'evaluation':>11} {'ratio':>7}"
-    for key, row in figures.items():
-        _, name, seed = key.split("/")
-        start = f"{seed:>6}  {'torchwrap, examples/ppo.py' if name == 'torchwrap' else 'Stable-Baselines3, tuned PPO':<42}"
-        if "skipped" in row:
-            lines.append(f"{start}skipped: {row['skipped']}")
+def _python(options: Options, *arguments: str) -> None:
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, env=environment(options))
+
+
+def _medians(figures: Figures) -> Figures:
+    """Each side's median over the seeds; one that was not solved counts as endless, so that it is not left out."""
+    found: Figures = {}
+    for name in ("torchwrap", *PEERS):
+        rows = [row for key, row in figures.items() if key.split("/")[1] == name]
+        if not rows or any("skipped" in row for row in rows):
             continue
-        reached = row["seconds_to_target"]
-        columns = f"{row['env_steps_to_target']:9d} {reached:8.2f}" if reached else f"{'never':>9} {'':>8}"
-        evaluation = f"{row['eval_mean_return']:11.1f}" if "eval_mean_return" in row else " " * 11
-        lines.append(f"{start}{columns} {evaluation}" + (f" {row['ratio']:7.2f}" if "ratio" in row else ""))
-    ratios = [row["ratio"] for row in figures.values() if "ratio" in row]
-    return "\n".join(lines) + (f"\nmedian ratio: {statistics.median(ratios):.2f}" if ratios else "")
+        row: dict[str, Any] = {}
+        for figure in ("env_steps_to_target", "seconds_to_target", "wall_seconds_to_target", "steps_per_second"):
+            middle = statistics.median(float("inf") if one[figure] is None else one[figure] for one in rows)
+            row[figure] = None if middle == float("inf") else middle
+        found[f"ppo/{name}/median"] = row
+    for name in PEERS:
+        peer, ours = found.get(f"ppo/{name}/median", {}), found.get("ppo/torchwrap/median", {})
+        for figure in ("seconds_to_target", "wall_seconds_to_target"):
+            if peer.get(figure) and ours.get(figure):
+                peer.setdefault("ratio", {})[figure] = peer[figure] / ours[figure]
+    return found
+
+
+def show(figures: Figures) -> str:
+    columns = {
+        "env steps": "env_steps_to_target",
+        "steps/s": "steps_per_second",
+        "compile s": "compile_seconds",
+        "training s": "seconds_to_target",
+        "wall s": "wall_seconds_to_target",
+        "evaluation": "eval_mean_return",
+        "x training": "ratio.seconds_to_target",
+        "x wall": "ratio.wall_seconds_to_target",
+    }
+    return table(
+        "ppo: CartPole-v1 by seed, until the latest 100 episodes return 475 on average; x: times ours", figures, columns
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
@@ -14,7 +12,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from . import script
-from .measure import Step
+from .worker import Timed
 
 
 class Script(VecEnv):
@@ -55,19 +53,14 @@ class Script(VecEnv):
         return [False] * self.num_envs
 
 
-def bare(num_envs: int) -> Step:
-    return _stepper(Script(num_envs))
-
-
-def whole(num_envs: int) -> Step:
-    return _stepper(VecFrameStack(VecNormalize(VecMonitor(Script(num_envs))), 4))
-
-
-def _stepper(env: VecEnv) -> Step:
-    action = script.actions(env.num_envs).numpy()
+def scripted(num_envs: int, transforms: bool) -> Timed:
+    env: VecEnv = Script(num_envs)
+    if transforms:
+        env = VecFrameStack(VecNormalize(VecMonitor(env)), 4)
+    action = script.actions(num_envs).numpy()
     env.reset()
-    env.unwrapped.script.elapsed[:] = script.elapsed(env.num_envs)
-    return lambda: env.step(action)[2]
+    env.unwrapped.script.elapsed[:] = script.elapsed(num_envs)
+    return Timed(lambda: env.step(action))
 
 
 class StopWhenSolved(BaseCallback):
@@ -76,8 +69,11 @@ class StopWhenSolved(BaseCallback):
         return len(latest) < 100 or np.mean([episode["r"] for episode in latest]) < 475
 
 
-def solve_cartpole(seed: int) -> dict[str, Any]:
-    """Training with the hyperparameters of rl-baselines3-zoo; `lin_` there is a linear schedule to zero."""
+def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
+    """Training with the hyperparameters of rl-baselines3-zoo; `lin_` there is a linear schedule to zero.
+
+    `started` is when the process was, in seconds since 1970.
+    """
 
     def linear(value: float):
         return lambda remaining: remaining * value
@@ -89,8 +85,9 @@ def solve_cartpole(seed: int) -> dict[str, Any]:
     start = time.perf_counter()
     model.learn(100_000, callback=StopWhenSolved())
     seconds, solved = time.perf_counter() - start, model.num_timesteps < 100_000
-    return {"env_steps_to_target": model.num_timesteps if solved else None, "seconds_to_target": seconds if solved else None}
-
-
-if __name__ == "__main__":
-    print(json.dumps(solve_cartpole(int(sys.argv[1]))))
+    return {
+        "env_steps_to_target": model.num_timesteps if solved else None,
+        "seconds_to_target": seconds if solved else None,
+        "wall_seconds_to_target": time.time() - started if solved else None,
+        "steps_per_second": model.num_timesteps / seconds,
+    }

@@ -25,8 +25,8 @@ def actions(num_envs: int) -> Tensor:
     return torch.linspace(-2, 2, num_envs * ACTION).view(num_envs, ACTION)
 
 
-def scripted(num_envs: int) -> ScriptedEnv:
-    return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH)
+def scripted(num_envs: int, device: str = "cpu") -> ScriptedEnv:
+    return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, device=device)
 
 
 class NumpyScript:

@@ -1,12 +1,15 @@
-"""TorchRL's side: seven of its transforms on the same script, as an EnvBase."""
+"""TorchRL's side: seven of its transforms on the same envs, each as an EnvBase."""
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import (
     CatFrames,
     ClipTransform,
@@ -16,28 +19,42 @@ from torchrl.envs import (
     RewardScaling,
     RewardSum,
     StepCounter,
+    Transform,
     TransformedEnv,
     VecNormV2,
 )
 
+import torchwrap as tw
+
 from . import script
-from .measure import Step
+from .worker import Timed
+
+TRANSFORMS: dict[str, Callable[[], Transform]] = {
+    "StepCounter": StepCounter,
+    "RewardSum": RewardSum,
+    "VecNormV2": lambda: VecNormV2(in_keys=["observation"], reduce_batch_dims=True),
+    "ClipTransform": lambda: ClipTransform(in_keys=["observation"], low=-10.0, high=10.0),
+    "CatFrames": lambda: CatFrames(N=4, dim=-1, in_keys=["observation"]),
+    "RewardScaling": lambda: RewardScaling(loc=0.0, scale=0.1),
+    "RewardClipping": lambda: RewardClipping(-10, 10),
+}
 
 
-class Script(EnvBase):
-    """The arithmetic of a ScriptedEnv, behind TorchRL's interface: what is subtracted is the same work."""
+class Batch(EnvBase):
+    """An env of ours behind TorchRL's interface, eager: what is below the transforms is the same work."""
 
-    def __init__(self, num_envs: int) -> None:
-        super().__init__(device="cpu", batch_size=[num_envs])
-        self.script = script.scripted(num_envs)
-        self.observation_spec = Composite(observation=Unbounded((num_envs, script.OBSERVATION)), shape=(num_envs,))
-        self.action_spec = Bounded(-1, 1, (num_envs, script.ACTION))
-        self.reward_spec = Unbounded((num_envs, 1))
-        flags = {key: Categorical(2, (num_envs, 1), dtype=torch.bool) for key in ("done", "terminated", "truncated")}
-        self.done_spec = Composite(flags, shape=(num_envs,))
+    def __init__(self, env: tw.Env, action_spec: TensorSpec) -> None:
+        super().__init__(device="cpu", batch_size=[env.num_envs])
+        self.ours, n = env, env.num_envs
+        observation = Unbounded((n, *env.single_observation_space.shape))
+        self.observation_spec = Composite(observation=observation, shape=(n,))
+        self.action_spec = action_spec
+        self.reward_spec = Unbounded((n, 1))
+        flags = {key: Categorical(2, (n, 1), dtype=torch.bool) for key in ("done", "terminated", "truncated")}
+        self.done_spec = Composite(flags, shape=(n,))
 
     def _step(self, tensordict: TensorDict) -> TensorDict:
-        successor = self.script._step(tensordict).exclude("info")
+        successor = self.ours._step(tensordict).exclude("info")
         return successor.set("done", successor["terminated"] | successor["truncated"])
 
     def _reset(self, tensordict: TensorDict | None, **kwargs) -> TensorDict:
@@ -45,41 +62,37 @@ class Script(EnvBase):
         everywhere = torch.ones(num_envs, dtype=torch.bool)
         mask = everywhere if tensordict is None or "_reset" not in tensordict else tensordict["_reset"].squeeze(-1)
         done = torch.zeros(num_envs, 1, dtype=torch.bool)
-        return self.script._reset(mask).update({"done": done, "terminated": done.clone(), "truncated": done.clone()})
+        return self.ours._reset(mask).update({"done": done, "terminated": done.clone(), "truncated": done.clone()})
 
     def _set_seed(self, seed: int | None) -> None:
         pass
 
 
-def bare(num_envs: int) -> Step:
-    return _stepper(Script(num_envs))
+def scripted(num_envs: int, transforms: Sequence[str] | None) -> Timed:
+    env = Batch(script.scripted(num_envs), Bounded(-1, 1, (num_envs, script.ACTION)))
+    stepper = _stepper(env, transforms, [script.actions(num_envs)])
+    env.ours.elapsed.copy_(script.elapsed(num_envs))
+    return stepper
 
 
-def whole(num_envs: int) -> Step:
-    transforms = Compose(
-        StepCounter(),
-        RewardSum(),
-        VecNormV2(in_keys=["observation"], reduce_batch_dims=True),
-        ClipTransform(in_keys=["observation"], low=-10.0, high=10.0),
-        CatFrames(N=4, dim=-1, in_keys=["observation"]),
-        RewardScaling(loc=0.0, scale=0.1),
-        RewardClipping(-10, 10),
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*non-empty batch-size is experimental")
-        return _stepper(TransformedEnv(Script(num_envs), transforms))
+def cartpole(num_envs: int, transforms: Sequence[str] | None) -> Timed:
+    """Our dynamics, eager: TorchRL has no batch of CartPoles of its own in tensors."""
+    generator = torch.Generator().manual_seed(0)
+    actions = [torch.randint(2, (num_envs,), generator=generator) for _ in range(16)]
+    return _stepper(Batch(tw.make("CartPole-v1", num_envs), Categorical(2, (num_envs,))), transforms, actions)
 
 
-def _stepper(env: EnvBase) -> Step:
-    (num_envs,) = env.batch_size
-    action = script.actions(num_envs)
-    td = env.reset()
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    base.script.elapsed.copy_(script.elapsed(num_envs))
+def _stepper(env: EnvBase, transforms: Sequence[str] | None, actions: Sequence[Tensor]) -> Timed:
+    if transforms is not None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*non-empty batch-size is experimental")
+            env = TransformedEnv(env, Compose(*(TRANSFORMS[name]() for name in transforms)))
+    turns, td = itertools.cycle(actions), env.reset()
 
-    def step():
+    @torch.no_grad()
+    def call() -> TensorDict:
         nonlocal td
-        transition, td = env.step_and_maybe_reset(td.set("action", action))
-        return transition["next", "done"]
+        transition, td = env.step_and_maybe_reset(td.set("action", next(turns)))
+        return transition
 
-    return step
+    return Timed(call)

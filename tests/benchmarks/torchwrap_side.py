@@ -1,40 +1,119 @@
-"""Our side: seven transforms on a ScriptedEnv, eager."""
+"""Our side: stacks of transforms by name, on whatever is to be stepped, eager, compiled, or in compiled rollouts."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
 
 import torchwrap as tw
 from torchwrap import transforms as T
 
 from . import script
-from .measure import Step
+from .worker import Timed
+
+TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
+    "ClipAction": T.ClipAction,
+    "RescaleAction": lambda: T.RescaleAction(-2, 2),
+    "RecordEpisodeStatistics": T.RecordEpisodeStatistics,
+    "TimeLimit": lambda: T.TimeLimit(1000),
+    "NormalizeObservation": T.NormalizeObservation,
+    "ClipObservation": lambda: T.ClipObservation(-10, 10),
+    "FrameStackObservation": lambda: T.FrameStackObservation(4),
+    "FlattenObservation": T.FlattenObservation,
+    "TransformObservation": lambda: T.TransformObservation(lambda observation: observation * 0.5),
+    "NormalizeReward": T.NormalizeReward,
+    "ClipReward": lambda: T.ClipReward(-10, 10),
+    "TransformReward": lambda: T.TransformReward(lambda reward: reward * 0.1),
+}
 
 
-def bare(num_envs: int) -> Step:
-    return _stepper(script.scripted(num_envs))
-
-
-def whole(num_envs: int) -> Step:
-    env = tw.TransformedEnv(
-        script.scripted(num_envs),
-        T.ClipAction(),
-        T.RecordEpisodeStatistics(),
-        T.NormalizeObservation(),
-        T.ClipObservation(-10, 10),
-        T.FrameStackObservation(4),
-        T.NormalizeReward(),
-        T.ClipReward(-10, 10),
-    )
-    return _stepper(env)
-
-
-def _stepper(env: tw.Env) -> Step:
-    action = script.actions(env.num_envs)
+def scripted(num_envs: int, transforms: Sequence[str] | None = None, compiled: bool = False, device: str = "cpu") -> Timed:
+    """A step of a ScriptedEnv; `transforms` is None for the bare env, and [] for a TransformedEnv with nothing in it."""
+    env = _build(script.scripted(num_envs, device), transforms, compiled)
     td = env.reset(seed=0)
-    env.unwrapped.elapsed.copy_(script.elapsed(env.num_envs))
+    env.unwrapped.elapsed.copy_(script.elapsed(num_envs))
+    return _stepper(env, td, [script.actions(num_envs).to(device)])
 
-    def step():
-        nonlocal td
-        transition, td = env.step(td.set("action", action))
-        return transition["next", "done"]
 
-    return step
+def cartpole(
+    num_envs: int,
+    transforms: Sequence[str] | None,
+    compiled: bool = False,
+    num_steps: int | None = None,
+    device: str = "cpu",
+) -> Timed:
+    """A step with actions made beforehand, or a rollout of `num_steps` with random ones."""
+    env = tw.make("CartPole-v1", num_envs, device=device)
+    if num_steps is None:
+        env = _build(env, transforms, compiled)
+        generator = torch.Generator().manual_seed(0)
+        actions = [torch.randint(2, (num_envs,), generator=generator).to(device) for _ in range(16)]
+        return _stepper(env, env.reset(seed=0), actions)
+    env = _build(env, transforms, compiled=False)
+    collect = tw.Rollout(env, None, num_steps)
+    if compiled:
+        collect = tw.compile(collect)
+    data, td = collect(env.reset(seed=0))
+
+    def call() -> None:
+        nonlocal data, td
+        data, td = collect(td)
+
+    return Timed(call, num_steps, _wait(device), (_state(env, call) + _bytes(data)) // num_steps)
+
+
+def half_cheetah(mode: str, transforms: Sequence[str] | None, compiled: bool = False, num_envs: int = 8) -> Timed:
+    """A step of Gymnasium's HalfCheetah-v5, "sync" or "async"."""
+    env = tw.make("HalfCheetah-v5", num_envs, backend="gymnasium", vectorization_mode=mode)
+    env = _build(env, transforms, compiled)
+    generator = torch.Generator().manual_seed(0)
+    actions = [torch.rand(num_envs, 6, generator=generator) * 3 - 1.5 for _ in range(16)]
+    return _stepper(env, env.reset(seed=0), actions)
+
+
+def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:
+    """What memory can do: a large tensor copied."""
+    source, target = torch.zeros(2, num_bytes, dtype=torch.uint8, device=device)
+    return Timed(lambda: target.copy_(source), 1, _wait(device), 2 * num_bytes)
+
+
+def _build(env: tw.Env, transforms: Sequence[str] | None, compiled: bool) -> tw.Env:
+    if transforms is not None:
+        env = tw.TransformedEnv(env, T.Compose([TRANSFORMS[name]() for name in transforms]))
+    return tw.compile(env) if compiled else env
+
+
+def _stepper(env: tw.Env, td: TensorDict, actions: Sequence[Tensor]) -> Timed:
+    turns = itertools.cycle(actions)
+    transition = None
+
+    def call() -> TensorDict:
+        nonlocal transition, td
+        transition, td = env.step(td.set("action", next(turns)))
+        return transition
+
+    # At least: the action is read, and what is handed out is written.
+    moved = _state(env, call) + _bytes(actions[0]) + _bytes(call()["next"]) + _bytes(td)
+    return Timed(call, 1, _wait(env.device), moved)
+
+
+def _state(env: tw.Env, call: Callable[[], Any]) -> int:
+    """Bytes of what the env remembers: read at each call, and written where it changes."""
+    before = {name: buffer.clone() for name, buffer in env.named_buffers()}
+    for _ in range(10):
+        call()
+    return sum(_bytes(buffer) * (1 if buffer.equal(before[name]) else 2) for name, buffer in env.named_buffers())
+
+
+def _bytes(value: Tensor | TensorDict) -> int:
+    leaves: Any = [value] if isinstance(value, Tensor) else value.values(True, True)
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+
+def _wait(device: Any) -> Callable[[], None]:
+    return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None

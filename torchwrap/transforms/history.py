@@ -32,7 +32,7 @@ class FrameStackObservation(Transform):
     tensor([0., 0., 1.])
     """
 
-    frames = Buffer()
+    earlier = Buffer()
     padding = Buffer()
 
     def __init__(self, stack_size: int, *, padding_type: str | Any = "reset") -> None:
@@ -54,21 +54,18 @@ class FrameStackObservation(Transform):
                 raise ValueError(f"FrameStackObservation needs a padding_type in {space}, but got {self.padding_type!r}.")
             padding = torch.tensor(self.padding_type, dtype=padding.dtype, device=device)
         self.repeats_first = isinstance(self.padding_type, str) and self.padding_type == "reset"
-        frames = padding.expand(signature.num_envs, self.stack_size, *padding.shape).clone()
+        earlier = padding.expand(signature.num_envs, self.stack_size - 1, *padding.shape).clone()
         self.register_buffer("padding", padding, persistent=False)
-        self.register_buffer("frames", frames, persistent=False)
+        self.register_buffer("earlier", earlier, persistent=False)
         return signature.replace(single_observation_space=batch_space(space, self.stack_size))
 
     def step(self, td: TensorDict) -> TensorDict:
-        frames = self.frames
-        stacked = torch.cat([frames[:, 1:], td["observation"].unsqueeze(1)], 1)
-        frames.copy_(stacked)
+        stacked = torch.cat([self.earlier, td["observation"].unsqueeze(1)], 1)
+        self.earlier.copy_(stacked[:, 1:])
         return td.set("observation", stacked)
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        frames, observation = self.frames, td["observation"]
-        padding = observation.unsqueeze(1) if self.repeats_first else self.padding
-        spaces.write(mask, padding.expand_as(frames), frames)
-        if not self.repeats_first:
-            spaces.write(mask, observation, frames[:, -1])
-        return td.set("observation", frames.clone())
+        first = td["observation"].unsqueeze(1)
+        before = (first if self.repeats_first else self.padding).expand_as(self.earlier)
+        spaces.write(mask, before, self.earlier)
+        return td.set("observation", torch.cat([before, first], 1))

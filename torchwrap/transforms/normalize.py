@@ -73,7 +73,7 @@ class RunningMeanStd(nn.Module):
         scale = var.add_(epsilon).rsqrt_()
         if differences.dtype == torch.float32:
             mean, scale = mean.float(), scale.float()
-        return differences.sub_(mean).mul_(scale).float()
+        return differences.sub_(spaces.once(mean)).mul_(spaces.once(scale)).float()
 
     def _differences(self, rows: Tensor, mask: Tensor | None, learn: bool) -> Tensor:
         # From the reference; if they are to be learned, those in the mask are counted.
@@ -88,9 +88,9 @@ class RunningMeanStd(nn.Module):
             reference.copy_(counted[0])
             squares.zero_()
         elif not look:
-            first = rows[:1] if mask is None else rows.index_select(0, mask.long().argmax(0, keepdim=True))
-            begins = (count == 0) & (True if mask is None else mask.any())
-            reference.copy_(torch.where(begins, first[0], reference))
+            # Of row 0, or never: to search for the first row in the mask would cost two passes at every step.
+            begins = (count == 0) & (True if mask is None else mask[:1])
+            reference.copy_(torch.where(begins, rows[0], reference))
             squares.masked_fill_(begins, 0)
         differences = counted = rows - reference
         number: Tensor | int = len(rows)
@@ -199,7 +199,8 @@ class NormalizeReward(Transform):
         torch.add(reward, returns, alpha=self.gamma, out=returns)
         if self.training:
             statistics.update(returns)
-        return td.set("reward", reward * statistics.var.add_(self.epsilon).rsqrt_().float())
+        scale = statistics.var.add_(self.epsilon).rsqrt_().float()
+        return td.set("reward", reward * spaces.once(scale))
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         self.discounted_return.masked_fill_(mask.unsqueeze(-1), 0)

@@ -1,0 +1,62 @@
+"""The whole step of CartPole-v1 with observations normalised, clipped and stacked: envs, transforms, resets, all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .measure import Case, Figures, Options, Row, compare
+from .report import ratios, table
+
+STACK = ("NormalizeObservation", "ClipObservation", "FrameStackObservation")
+TORCHRL = ("VecNormV2", "ClipTransform", "CatFrames")
+REFERENCES = ("torchwrap-compiled", "torchwrap-rollout")
+LONG = 128
+
+
+def run(options: Options) -> Figures:
+    figures: Figures = {}
+    cuda = options.device != "cpu"
+    for n in options.num_envs or ((4096, 65536, 1048576) if cuda else (1, 64, 1024, 16384)):
+        found = compare({**_ours(n, options), **({} if cuda else _theirs(n, options))}, options, REFERENCES)
+        figures.update({f"cartpole/{name}/{n}": row for name, row in found.items()})
+    copy = compare({"copy": Row(Case("torchwrap", "copy", {"device": options.device}))}, options)["copy"]
+    for key, row in figures.items():
+        if "gigabytes_per_second" in row and "skipped" not in copy:
+            row["of_copy"] = row["gigabytes_per_second"] / copy["gigabytes_per_second"]
+        if "us" in row:
+            row["steps_per_second"] = int(key.split("/")[-1]) / row["us"] * 1e6
+    return {**figures, "cartpole/copy/1": copy}
+
+
+def _ours(n: int, options: Options) -> dict[str, Row]:
+    shared: dict[str, Any] = {"num_envs": n, "device": options.device}
+    ways: dict[str, dict[str, Any]] = {"eager": {}}
+    if options.compile:
+        ways.update(compiled={"compiled": True}, rollout={"compiled": True, "num_steps": options.num_steps})
+    rows = {f"torchwrap-{way}": _row("torchwrap", **shared, **keywords, transforms=STACK) for way, keywords in ways.items()}
+    for way in ("eager", "compiled") if options.compile else ("eager",):  # a bare rollout takes too long to compile
+        rows[f"torchwrap-bare-{way}"] = _row("torchwrap", **shared, **ways[way], transforms=None)
+    return rows
+
+
+def _theirs(n: int, options: Options) -> dict[str, Row]:
+    rows = {}
+    for kind, stack in (("gymnax", True), ("gymnax-bare", False)):
+        for way, steps in (("step", None), (f"scan-{options.num_steps}", options.num_steps), (f"scan-{LONG}", LONG)):
+            rows[f"{kind}-{way}"] = _row("jax", num_envs=n, stack=stack, num_steps=steps)
+    rows["gymnasium-normalise"] = _row("gymnasium", num_envs=n, transforms=STACK[:1])
+    rows["gymnasium-bare"] = _row("gymnasium", num_envs=n, transforms=None)
+    rows["envpool-bare"] = _row("envpool", num_envs=n)
+    rows["torchrl"] = _row("torchrl", num_envs=n, transforms=TORCHRL)
+    rows["torchrl-bare"] = _row("torchrl", num_envs=n, transforms=None)
+    return rows
+
+
+def _row(side: str, **arguments: Any) -> Row:
+    return Row(Case(side, "cartpole", arguments))
+
+
+def show(figures: Figures) -> str:
+    columns = {"us": "us", "(median)": "us_median", "steps/s": "steps_per_second", "GB/s": "gigabytes_per_second"}
+    title = "cartpole: microseconds a step of all envs; x: times ours; of copy: bytes that must move, at the speed of a copy"
+    return table(title, figures, {**columns, "of copy": "of_copy", **ratios(REFERENCES)})

@@ -1,0 +1,105 @@
+"""gymnax's side: its CartPole-v1 under the same transforms, written in JAX as gymnax's users write them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .worker import Timed
+
+FRAMES = 4
+
+
+class Statistics(NamedTuple):
+    """Sums about a first observation, so that float32 does not cancel."""
+
+    reference: jax.Array
+    count: jax.Array
+    total: jax.Array
+    squares: jax.Array
+
+    def add(self, observation: jax.Array, weight: jax.Array) -> Statistics:
+        away = (observation - self.reference) * weight[:, None]
+        return Statistics(
+            self.reference, self.count + weight.sum(), self.total + away.sum(0), self.squares + jnp.square(away).sum(0)
+        )
+
+    def normalise_and_clip(self, observation: jax.Array) -> jax.Array:
+        mean = self.total / self.count
+        scale = jax.lax.rsqrt(self.squares / self.count - jnp.square(mean) + 1e-8)
+        return ((observation - self.reference - mean) * scale).clip(-10, 10)
+
+
+class Carry(NamedTuple):
+    key: jax.Array
+    state: Any
+    observation: jax.Array
+    statistics: Statistics
+
+
+class CartPole:
+    """A batch of gymnax's CartPole-v1; with `stack`, observations are normalised, clipped and stacked, final ones too."""
+
+    def __init__(self, num_envs: int, stack: bool) -> None:
+        self.env, self.params = gymnax.make("CartPole-v1")
+        self.num_envs, self.stack = num_envs, stack
+
+    def reset(self, key: jax.Array) -> Carry:
+        key, sub = jax.random.split(key)
+        first, state = jax.vmap(self.env.reset, (0, None))(jax.random.split(sub, self.num_envs), self.params)
+        zeros = jnp.zeros(4)
+        statistics = Statistics(first[0], jnp.zeros(()), zeros, zeros).add(first, jnp.ones(self.num_envs))
+        if self.stack:
+            first = self._repeat(statistics.normalise_and_clip(first))
+        return Carry(key, state, first, statistics)
+
+    def step(self, carry: Carry, action: jax.Array) -> tuple[Carry, dict[str, jax.Array]]:
+        """Where to act next, and what a rollout stores."""
+        key, sub = jax.random.split(carry.key)
+        keys = jax.random.split(sub, self.num_envs)
+        first, state, reward, terminated, truncated, info = jax.vmap(self.env.step, (0, 0, 0, None))(
+            keys, carry.state, action, self.params
+        )
+        final, statistics, done = info["final_observation"], carry.statistics, terminated | truncated
+        observation = first
+        if self.stack:
+            # Every real observation counts once: final ones, and first ones where an episode began.
+            statistics = statistics.add(final, jnp.ones(self.num_envs)).add(first, done.astype(jnp.float32))
+            final = jnp.concatenate([carry.observation[:, 1:], statistics.normalise_and_clip(final)[:, None]], 1)
+            begun = self._repeat(statistics.normalise_and_clip(first))
+            observation = jnp.where(done[:, None, None], begun, final)
+        flags = {"terminated": terminated, "truncated": truncated, "done": done}
+        transition = {"observation": carry.observation, "action": action, "next_observation": final, "reward": reward, **flags}
+        return Carry(key, state, observation, statistics), transition
+
+    def random_step(self, carry: Carry, _: None) -> tuple[Carry, dict[str, jax.Array]]:
+        key, sub = jax.random.split(carry.key)
+        return self.step(carry._replace(key=key), jax.random.randint(sub, (self.num_envs,), 0, 2))
+
+    def _repeat(self, observation: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(observation[:, None], (self.num_envs, FRAMES, 4))
+
+
+def cartpole(num_envs: int, stack: bool, num_steps: int | None = None) -> Timed:
+    """One jitted step with actions made beforehand, or `num_steps` in a `lax.scan` with random ones."""
+    env = CartPole(num_envs, stack)
+    carry = jax.jit(env.reset)(jax.random.key(0))
+    transition: Any = None
+    if num_steps is None:
+        step = jax.jit(env.step, donate_argnums=0)
+        random = np.random.default_rng(0)
+        actions = itertools.cycle([jnp.asarray(random.integers(0, 2, num_envs)) for _ in range(16)])
+    else:
+        step = jax.jit(lambda carry, _: jax.lax.scan(env.random_step, carry, length=num_steps), donate_argnums=0)
+        actions = itertools.repeat(None)
+
+    def call() -> None:
+        nonlocal carry, transition
+        carry, transition = step(carry, next(actions))
+
+    return Timed(call, num_steps or 1, lambda: jax.block_until_ready((carry, transition)))

@@ -1,0 +1,22 @@
+"""What each further transform costs: glue by the number of transforms, from none to eight."""
+
+from __future__ import annotations
+
+from .glue import COLUMNS, SEVEN, ours
+from .measure import Figures, Options, compare
+from .report import table
+
+EIGHT = (*SEVEN, "FlattenObservation")
+
+
+def run(options: Options) -> Figures:
+    figures: Figures = {}
+    for n in options.num_envs or (1024,):
+        for number in range(len(EIGHT) + 1):
+            found = compare(ours(n, EIGHT[:number], options), options)
+            figures.update({f"number/{number} {name}/{n}": row for name, row in found.items()})
+    return figures
+
+
+def show(figures: Figures) -> str:
+    return table(f"number: glue of the first so many of {', '.join(EIGHT)}", figures, COLUMNS)

@@ -1,0 +1,74 @@
+"""Figures as one picture: the only file that imports matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .measure import Figures
+
+GLUE = {
+    "seven torchwrap-compiled": "torchwrap, compiled",
+    "seven torchwrap-eager": "torchwrap, eager",
+    "seven sb3": "Stable-Baselines3",
+    "seven torchrl": "TorchRL",
+}
+CARTPOLE = {
+    "torchwrap-rollout": "torchwrap, compiled rollout",
+    "torchwrap-compiled": "torchwrap, compiled step",
+    "gymnax-scan": "gymnax, lax.scan",
+    "gymnasium-normalise": "Gymnasium, normalised only",
+    "envpool-bare": "EnvPool, no transforms",
+    "torchrl": "TorchRL",
+}
+PPO = {"torchwrap": "torchwrap", "jax": "JAX, jitted whole", "sb3": "Stable-Baselines3"}
+COLORS = {"torchwrap": "C3", "gymnax": "C0", "JAX": "C0", "Stable": "C1", "TorchRL": "C2", "Gymnasium": "C4", "EnvPool": "C5"}
+
+
+def draw(figures: Figures, path: str) -> None:
+    """What transforms cost, how fast CartPole steps, how long PPO takes; a panel whose suite was not run stays empty."""
+    picture = Figure(figsize=(15, 4), layout="constrained")
+    glue, cartpole, ppo = picture.subplots(1, 3)
+    _lines(glue, figures, "glue", GLUE, "us")
+    glue.set(title="A stack of seven transforms", ylabel="microseconds it adds to a step")
+    _lines(cartpole, figures, "cartpole", CARTPOLE, "steps_per_second")
+    cartpole.set(title="CartPole-v1, normalised, clipped, stacked", ylabel="env steps a second")
+    _bars(ppo, figures)
+    ppo.set(title="PPO solves CartPole-v1", xlabel="seconds, from the start of the process")
+    picture.savefig(path, dpi=120)
+
+
+def _lines(axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], figure: str) -> None:
+    for row, label in labels.items():
+        points = sorted(
+            (int(key.split("/")[2]), value[figure])
+            for key, value in figures.items()
+            if key.startswith(f"{suite}/") and _is(key.split("/")[1], row) and value.get(figure, 0) > 0
+        )
+        if points:
+            eager = "--" if label.endswith(("eager", "step")) else "-"
+            axes.loglog(*zip(*points, strict=True), eager, marker="o", color=_color(label), label=label)
+    axes.set(xlabel="envs")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend(fontsize="small")
+
+
+def _is(row: str, name: str) -> bool:
+    # The scan of as many steps as the rollout has; the longer one is left out.
+    return row == name or (name == "gymnax-scan" and row.startswith("gymnax-scan") and not row.endswith("-128"))
+
+
+def _bars(axes: Axes, figures: Figures) -> None:
+    seconds = {label: figures.get(f"ppo/{name}/median", {}).get("wall_seconds_to_target") for name, label in PPO.items()}
+    found = {label: value for label, value in seconds.items() if value is not None}
+    bars = axes.barh(list(found), list(found.values()), color=[_color(label) for label in found])
+    axes.bar_label(bars, fmt="%.1f", padding=3)
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+
+
+def _color(label: str) -> str:
+    return next(color for name, color in COLORS.items() if label.startswith(name))

@@ -1,0 +1,68 @@
+"""What it takes to begin: seconds to import, and to compile with an empty cache and with a warm one."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from .cartpole import STACK
+from .glue import SEVEN
+from .measure import ROOT, Case, Figures, Options, ask, environment
+from .report import table
+
+IMPORT = """
+import json, time
+start = time.perf_counter()
+import torch, tensordict, gymnasium
+before = time.perf_counter()
+import torchwrap
+print(json.dumps([before - start, time.perf_counter() - before]))
+"""
+
+
+def run(options: Options) -> Figures:
+    figures = {"startup/import/1": _imports(options)}
+    n = (options.num_envs or (1024,))[0]
+    shared = {"num_envs": n, "compiled": True, "device": options.device}
+    cases = {
+        "step of seven": Case("torchwrap", "scripted", {**shared, "transforms": SEVEN}),
+        "CartPole step": Case("torchwrap", "cartpole", {**shared, "transforms": STACK}),
+        "CartPole rollout": Case("torchwrap", "cartpole", {**shared, "transforms": STACK, "num_steps": options.num_steps}),
+    }
+    for name, case in cases.items() if options.compile else ():
+        with tempfile.TemporaryDirectory() as cache:
+            # The second process finds what the first has left.
+            answers = [ask(case, options, "time", TORCHINDUCTOR_CACHE_DIR=cache) for _ in range(2)]
+        figures[f"startup/{name}/{n}"] = next(
+            (answer for answer in answers if "skipped" in answer),
+            dict(zip(("cold_seconds", "warm_seconds"), (answer.get("build_seconds") for answer in answers), strict=True)),
+        )
+    peer = Case("jax", "cartpole", {"num_envs": n, "stack": True, "num_steps": options.num_steps})
+    answer = ask(peer, options, "time")
+    cold = {"cold_seconds": answer.get("build_seconds")}
+    figures[f"startup/gymnax scan/{n}"] = answer if "skipped" in answer else cold
+    return figures
+
+
+def _imports(options: Options) -> dict[str, float]:
+    """Medians over fresh processes; the first, which may have to read from the disk, does not count."""
+    command = [sys.executable, "-c", IMPORT]
+    runs = [
+        json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=environment(options)).stdout)
+        for _ in range(options.repeats + 1)
+    ]
+    below, ours = zip(*runs[1:], strict=True)
+    return {"dependencies_seconds": statistics.median(below), "import_seconds": statistics.median(ours)}
+
+
+def show(figures: Figures) -> str:
+    columns = {
+        "torch, tensordict, gymnasium": "dependencies_seconds",
+        "import torchwrap": "import_seconds",
+        "compile, cold": "cold_seconds",
+        "compile, warm": "warm_seconds",
+    }
+    return table("startup: seconds", figures, columns)
