@@ -49,7 +49,7 @@ class Args:
     target_return: float | None = None
     """what counts as solved; the env's registered reward threshold where None"""
     compile: bool = False
-    """one graph for a native env's whole step, and one for the loss"""
+    """graphs for env and policy together (for the transforms alone where Gymnasium steps), and for the loss"""
     out: Path | None = None
     """folder for the results; runs/ppo-<env> where None"""
     learning_rate: float | None = None
@@ -195,8 +195,6 @@ def main(args: Args) -> dict[str, object]:
             setattr(args, name, value)
     env = make_env(args, args.num_envs)
     native = isinstance(env.unwrapped, tw.FunctionalEnv)
-    if args.compile and native:
-        env = tw.compile(env)
     if args.target_return is None:
         args.target_return = env.spec.reward_threshold
     out = args.out or Path("runs") / f"ppo-{args.env}"
@@ -207,6 +205,10 @@ def main(args: Args) -> dict[str, object]:
     loss_of = torch.compile(ppo_loss) if args.compile else ppo_loss
     statistics = next(module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics))
 
+    needed = ["observation", "action", *(("next", key) for key in ("observation", "reward", "terminated", "done"))]
+    collect = tw.Rollout(env, agent.act, args.num_steps, keys=needed)
+    if args.compile:
+        tw.compile(collect if native else env)
     steps_per_update = args.num_envs * args.num_steps
     num_updates = -(-args.total_steps // steps_per_update)
     curve, reached = [], None
@@ -217,7 +219,7 @@ def main(args: Args) -> dict[str, object]:
             optimizer.param_groups[0]["lr"] = args.learning_rate * left
             # A tensor, so that a compiled loss stays one graph.
             clip = torch.tensor(args.clip * (left if args.anneal_clip else 1.0), device=args.device)
-            data, td = tw.rollout(env, agent.act, args.num_steps, td)
+            data, td = collect(td)
             batch = prepare(agent, data, args)
             for _ in range(args.epochs):
                 for rows in torch.randperm(len(batch), device=args.device).split(args.minibatch_size):

@@ -139,6 +139,7 @@ class Env(nn.Module):
         The latter is the observation last handed out, as you left it.
         """
         self._check_begun("snapshot")
+        assert self._observation is not None
         self._check_can_snapshot()
         buffers = TensorDict({name: buffer.clone() for name, buffer in self.named_buffers()}, batch_size=[])
         return TensorDict({"buffers": buffers, "observation": self._observation.clone()}, batch_size=[])

@@ -144,7 +144,7 @@ class FunctionalEnv(Env):
     def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
         self.stream.next_episode(mask)
         first = self._call("initial", **(options or {}))
-        state = {name: spaces.where(mask, first[name], value) for name, value in self.state.items()}
+        state = {name: spaces.once(spaces.where(mask, first[name], value)) for name, value in self.state.items()}
         self._write(state)
         return TensorDict({"observation": self._call("observation", state)}, batch_size=[self.num_envs])
 

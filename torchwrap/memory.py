@@ -13,6 +13,14 @@ from torch import Tensor
 _LEAST_BYTES, _MOST_PIECES = 2**18, 4
 
 
+def keep_freed() -> None:
+    """Lets the C library keep up to 64 MiB of freed memory for the next step, instead of having it mapped and zeroed again.
+
+    glibc takes the largest piece of up to 32 MiB that was freed so far for the measure of what comes and goes.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)
+
+
 class Recycled:
     """Tensors of one shape, in memory that is used again as soon as nobody holds it any more, by any view.
 
@@ -38,6 +46,7 @@ class Recycled:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         self.num_bytes = math.prod(shape) * dtype.itemsize
         self.pieces: list[np.ndarray[Any, Any]] = []
+        self.unheld = 0  # references to a piece that nobody uses
 
     def empty(self) -> Tensor:
         """A tensor of memory that nobody else holds."""

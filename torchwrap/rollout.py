@@ -18,6 +18,8 @@ Policy = Callable[[TensorDict], Any]
 """Takes where to act, a TensorDict `(num_envs,)` with `observation`; gives it with `action`, or the action itself."""
 
 Key = str | tuple[str, ...]
+Row = dict[Key, Tensor]
+"""Where a transition is stored: a tensor `(num_envs, ...)` for each key."""
 
 
 def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
@@ -67,14 +69,13 @@ class Rollout:
 
     @torch.no_grad()
     def __call__(self, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
-        """The transitions from `td` on, as `env.step` or an earlier call left it (a reset where None), and where to act next."""
+        """The transitions from `td` on, as a step or an earlier call left it (a reset where None), and where to act next."""
         env = self.env
         td = env.reset() if td is None else td
         env._check_begun("a rollout")
         what = "a rollout from an observation"
         spaces.check(env._name(), what, env.single_observation_space, td["observation"], env.num_envs, env.device)
-        storage = {key: memory.empty() for key, memory in self._memory.items()}
-        observation = self._collect(td["observation"], storage)
+        storage, observation = self._collect(td["observation"])
         data = TensorDict({}, batch_size=[self.num_steps, env.num_envs])
         for key, value in storage.items():
             data.set(key, value)
@@ -82,18 +83,27 @@ class Rollout:
         data.names = [None, "time"]
         return data, env._hand_out(observation)
 
-    def _collect(self, observation: spaces.Value, storage: dict[Key, Tensor]) -> spaces.Value:
-        # Everything that computes: this is what gets compiled. It writes into the storage, where time comes first.
-        rows = {key: value.unbind(0) for key, value in storage.items()}
-        for step in range(self.num_steps):
+    def _collect(self, observation: spaces.Value) -> tuple[Row, spaces.Value]:
+        # Everything that computes: the storage, where time comes first, and where to act next.
+        first = None
+        if not self._memory:  # only the first transition of all tells what there is to keep
+            first, observation = self._transition(observation)
+            self._remember(first)
+        storage, rows = self._storage()
+        if first is not None:
+            _write(first, rows.pop(0))
+        return storage, self._fill(observation, tuple(rows))
+
+    def _fill(self, observation: spaces.Value, rows: tuple[Row, ...]) -> spaces.Value:
+        for row in rows:
             transition, observation = self._transition(observation)
-            if not rows:  # only the first transition of all tells what there is to keep
-                self._remember(transition)
-                storage |= {key: memory.empty() for key, memory in self._memory.items()}
-                rows = {key: value.unbind(0) for key, value in storage.items()}
-            for key, row in rows.items():
-                row[step].copy_(transition.get(key))
+            _write(transition, row)
         return observation
+
+    def _storage(self) -> tuple[Row, list[Row]]:
+        storage = {key: memory.empty() for key, memory in self._memory.items()}
+        steps = zip(*[value.unbind(0) for value in storage.values()], strict=True)
+        return storage, [dict(zip(storage, step, strict=True)) for step in steps]
 
     def _transition(self, observation: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         env = self.env
@@ -109,7 +119,7 @@ class Rollout:
             raise ValueError(f"Rollout needs keys among {sorted(map(str, known))}, but got {unknown}.")
         kept = transition if keys is None else transition.select(*keys)
         for key, leaf in kept.items(True, True):
-            self._memory[key] = Recycled((self.num_steps, *leaf.shape), leaf.dtype, leaf.device)
+            self._memory[key] = Recycled((self.num_steps, *leaf.shape), leaf.dtype, self.env.device)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is compiled stands before the method of its name, and belongs to the rollout it was made for.
@@ -117,6 +127,11 @@ class Rollout:
 
     def __repr__(self) -> str:
         return f"Rollout({self.env!r}, num_steps={self.num_steps})"
+
+
+def _write(transition: TensorDict, row: Row) -> None:
+    for key, place in row.items():
+        place.copy_(transition.get(key))
 
 
 def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
