@@ -81,7 +81,9 @@ def test_the_library_imports_its_four_dependencies_alone():
     ("words", "home"),
     [
         (("torch.rand", "torch.Generator", "torch.normal", "manual_seed", "multinomial"), "torchwrap.random"),
-        (("torch.compile(", "torch.cuda.graph"), "torchwrap.compile"),
+        (("torch.compile(", "torch.cuda.graph", "CUDAGraph"), "torchwrap.compile"),
+        (("make_fx", "torch._inductor", "torch._dynamo"), "torchwrap.compile"),
+        (("getrefcount",), "torchwrap.memory"),
         (("torch.distributed",), "torchwrap.distributed"),
         (("weights_only=False", "pickle"), "nowhere"),
     ],

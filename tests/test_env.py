@@ -215,9 +215,9 @@ def test_the_first_reset_is_one_of_every_env():
 
 def test_stepping_or_a_snapshot_before_the_first_reset_is_refused():
     env = ScriptedEnv(2)
-    with pytest.raises(RuntimeError, match=r"ScriptedEnv.step needs reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"ScriptedEnv needs reset\(\) first, but got step"):
         env.step(TensorDict({"action": env.sample_action()}, [2]))
-    with pytest.raises(RuntimeError, match=r"ScriptedEnv.snapshot needs reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"ScriptedEnv needs reset\(\) first, but got snapshot"):
         env.snapshot()
 
 

@@ -424,7 +424,7 @@ def test_a_snapshot_with_another_observation_is_refused_and_nothing_has_changed(
 
 
 def test_a_snapshot_needs_a_reset_first():
-    with pytest.raises(RuntimeError, match=r"snapshot needs reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"needs reset\(\) first, but got snapshot"):
         FunctionalEnv(Walk(), 2).snapshot()
 
 
@@ -707,7 +707,7 @@ def test_a_bad_mask_is_refused_and_nothing_has_changed():
 
 def test_step_and_a_partial_reset_need_a_reset_first():
     env = FunctionalEnv(Walk(), 2)
-    with pytest.raises(RuntimeError, match=r"step needs reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"needs reset\(\) first, but got step"):
         env.step(TensorDict({"action": torch.zeros(2, 1)}, [2]))
     with pytest.raises(RuntimeError, match="needs a first reset of every env"):
         env.reset(mask=torch.tensor([True, False]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -9,12 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwrap import arguments, memory, spaces
 from torchwrap.env import Env
 from torchwrap.rollout import Rollout, Row
-from torchwrap.transforms.base import Compose, Transform
+from torchwrap.transforms.base import Transform
 from torchwrap.wrappers import TransformedEnv, Wrapper
 
 Target = TypeVar("Target", Env, Rollout)
@@ -131,7 +134,7 @@ class Graph:
         self.slots: list[tuple[dict[str, Any], str]] = [
             (tensors, name)
             for module in self.modules
-            for tensors in (module._buffers, module._parameters)
+            for tensors in _tensors_of(module)
             for name, tensor in tensors.items()
             if tensor is not None
         ]
@@ -145,8 +148,8 @@ class Graph:
 
     def program(self, *values: Any) -> Program:
         """What runs the graph for inputs like these; it is made where it is missing."""
-        tensors, name = self.slots[0]
-        key = (tensors[name].device, _structure(values), *[module.training for module in self.modules])
+        device = next(iter([*self.buffers(), *_leaves(values)])).device
+        key = (device, _structure(values), *[module.training for module in self.modules])
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._make(values)
@@ -180,38 +183,57 @@ class Graph:
             nonlocal result
             self._put(tensors[:count])
             result = self.function(*build(iter(tensors[count:])))
-            for (_, name), one, other in zip(self.slots, tensors, self.buffers(), strict=False):
-                if one is not other:
-                    raise ValueError(f"the buffer {name} is not written in place")
+            self._check_state(tensors[:count], attributes)
             return list(_leaves(result))
 
-        held, numbers = self.buffers(), self._numbers()
+        held, attributes, checks = (
+            self.buffers(),
+            [_attributes(module) for module in self.modules],
+            Distribution._validate_args,
+        )
+        Distribution.set_default_validate_args(False)  # they look at values
+        mode = FakeTensorMode(allow_non_fake_inputs=True)  # which has no values, not even numbers that are not known yet
         try:
-            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
-            if numbers != self._numbers():
-                raise ValueError("a number in Python changes, which a graph does not see")
+            with mode:
+                graph = make_fx(flat)(*[mode.from_tensor(tensor) for tensor in example])
+        except _State as error:
+            raise ValueError(f"compile needs state in buffers that are written in place, but got {error}.") from None
         except Exception as error:
             what = f"compile needs tensor operators whose results nobody looks at on the host, but got {_culprit(error)}"
             raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
         finally:
+            Distribution.set_default_validate_args(checks)
             self._put(held)
+            for module, before in zip(self.modules, attributes, strict=True):
+                vars(module).update(before)
         return graph, result, example
 
     def _put(self, buffers: Iterable[Tensor]) -> None:
         for (tensors, name), tensor in zip(self.slots, buffers, strict=True):
             tensors[name] = tensor
 
-    def _numbers(self) -> list[dict[str, Any]]:
-        kinds = (bool, int, float, str)
-        return [{key: value for key, value in vars(module).items() if type(value) in kinds} for module in self.modules]
+    def _check_state(self, buffers: Iterable[Tensor], attributes: list[dict[str, Any]]) -> None:
+        names = {id(tensors): type(module).__name__ for module in self.modules for tensors in _tensors_of(module)}
+        for (tensors, name), tensor in zip(self.slots, buffers, strict=True):
+            if tensors.get(name) is not tensor:
+                raise _State(f"another tensor as {names[id(tensors)]}.{name}")
+        for module, before in zip(self.modules, attributes, strict=True):
+            for name, value in _attributes(module).items():
+                same = name in before and (value is before[name] or (isinstance(value, list | dict) and value == before[name]))
+                if not same:
+                    raise _State(f"another {type(value).__name__} as {type(module).__name__}.{name}")
+
+
+class _State(Exception):
+    """What a graph would not remember."""
 
 
 class _Collect:
     """A rollout as a graph of `unroll` steps that write into the storage, run again and again; on CUDA by one launch."""
 
     def __init__(self, rollout: Rollout, *, backend: str, options: dict[str, Any], static_outputs: bool, unroll: int) -> None:
-        env, policy = rollout.env, rollout.policy
-        modules = [env, *(part for part in (policy, getattr(policy, "__self__", None)) if isinstance(part, nn.Module))]
+        env = rollout.env
+        modules = [env, *_modules(rollout.policy)]
         self.rollout, self.static_outputs, self.unroll = rollout, static_outputs, unroll
         self.fill = Graph(rollout._fill, modules, backend=backend, options=options, replayed=False)
         self.replays: dict[Run, _Replay] = {}
@@ -225,7 +247,7 @@ class _Collect:
         storage, rows = self.rollout._storage()
         pieces = [tuple(rows[start : start + self.unroll]) for start in range(0, len(rows), self.unroll)]
         first, last = (self.fill.program(observation, piece) for piece in (pieces[0], pieces[-1]))
-        leaves = [[place for row in piece for place in row.values()] for piece in pieces]
+        leaves = [[place for place in _leaves(piece)] for piece in pieces]
         return storage, [
             (first if len(piece) == self.unroll else last, places) for piece, places in zip(pieces, leaves, strict=True)
         ]
@@ -283,34 +305,57 @@ class _Replay:
 # Tensors, TensorDicts, and tuples of them.
 
 
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, tuple):
+        return list(enumerate(value))
+    return [(key, value[key]) for key in sorted(value.keys(), key=str)]
+
+
 def _leaves(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value.contiguous()
     else:
-        for part in value if isinstance(value, tuple) else value.values():
+        for _, part in _parts(value):
             yield from _leaves(part)
 
 
 def _structure(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return None
-    if isinstance(value, tuple):
-        return tuple([_structure(part) for part in value])
-    return tuple([(key, _structure(part)) for key, part in value.items()])
+    return None if isinstance(value, Tensor) else tuple([(key, _structure(part)) for key, part in _parts(value)])
 
 
 def _builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
     """What puts leaves in the order of `_leaves` together to a value like this one."""
     if isinstance(value, Tensor):
         return next
+    parts = {key: _builder(part) for key, part in _parts(value)}
     if isinstance(value, tuple):
-        parts = [_builder(part) for part in value]
-        return lambda leaves: tuple([part(leaves) for part in parts])
+        return lambda leaves: tuple([part(leaves) for part in parts.values()])
     if isinstance(value, dict):
-        keyed = {key: _builder(part) for key, part in value.items()}
-        return lambda leaves: {key: part(leaves) for key, part in keyed.items()}
-    named, batch_size = {key: _builder(part) for key, part in value.items()}, value.batch_size
-    return lambda leaves: TensorDict({key: part(leaves) for key, part in named.items()}, batch_size=batch_size)
+        return lambda leaves: {key: part(leaves) for key, part in parts.items()}
+    batch_size = value.batch_size
+    return lambda leaves: TensorDict({key: part(leaves) for key, part in parts.items()}, batch_size=batch_size)
+
+
+def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._buffers, module._parameters
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    # Lists and dicts as they are now; what belongs to nn.Module is looked after elsewhere.
+    return {
+        name: value.copy() if type(value) in (list, dict) else value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    }
+
+
+def _modules(policy: Any) -> list[nn.Module]:
+    """Those that a policy is, is a method of, or is a function around."""
+    found = [policy, getattr(policy, "__self__", None)]
+    if inspect.isfunction(policy) or inspect.ismethod(policy):
+        names = inspect.getclosurevars(policy)
+        found += [*names.nonlocals.values(), *names.globals.values()]
+    return [value for value in found if isinstance(value, nn.Module)]
 
 
 def _layers(env: Env) -> Iterator[Env]:
@@ -325,7 +370,7 @@ def _culprit(error: Exception) -> str:
     found, trace = "the policy", error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, Env | Transform) and not isinstance(owner, Wrapper | Compose):
+        if isinstance(owner, Env | Transform):
             found = f"{type(owner).__name__}.{trace.tb_frame.f_code.co_name}"
         trace = trace.tb_next
     return found

@@ -73,6 +73,9 @@ class Rollout:
         env = self.env
         td = env.reset() if td is None else td
         env._check_begun("a rollout")
+        if not isinstance(td, TensorDictBase) or "observation" not in td.keys():
+            kind = TypeError if not isinstance(td, TensorDictBase) else ValueError
+            raise kind(f'Rollout needs a TensorDict with "observation" to begin with, but got {td!r}.')
         what = "a rollout from an observation"
         spaces.check(env._name(), what, env.single_observation_space, td["observation"], env.num_envs, env.device)
         storage, observation = self._collect(td["observation"])

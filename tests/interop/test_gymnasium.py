@@ -693,7 +693,7 @@ def test_a_bad_mask_is_refused(bridge, mask):
 
 def test_step_and_a_partial_reset_need_a_reset_first(bridge):
     env = bridge(scripted(2))
-    with pytest.raises(RuntimeError, match=r"step needs reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"needs reset\(\) first, but got step"):
         env.step(TensorDict({"action": torch.zeros(2, 2)}, batch_size=[2]))
     with pytest.raises(RuntimeError, match="needs a first reset of every env"):
         env.reset(mask=torch.tensor([True, False]))

@@ -137,9 +137,9 @@ def test_frame_stack_leaves_rows_outside_the_mask_as_they_were(padding_type):
 def test_frame_stack_with_an_empty_mask_changes_nothing():
     env = scripted(num_envs=2, episode_lengths=None)
     advance(env, env.reset(), 2)
-    before = env.transform.frames.clone()
+    before = env.transform.earlier.clone()
     env.transform.reset(TensorDict({"observation": torch.full((2, 1), -5.0)}, [2]), torch.zeros(2, dtype=torch.bool))
-    assert torch.equal(env.transform.frames, before)
+    assert torch.equal(env.transform.earlier, before)
 
 
 def test_frame_stack_is_reset_by_the_user_in_mid_episode_like_by_an_end():
