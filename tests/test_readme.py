@@ -32,4 +32,4 @@ def test_the_two_commands_name_the_torch_version():
 
 
 def test_the_public_names_are_few():
-    assert len(tw.__all__) <= 12 and all(hasattr(tw, name) for name in tw.__all__)
+    assert len(tw.__all__) <= 13 and all(hasattr(tw, name) for name in tw.__all__)

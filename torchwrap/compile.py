@@ -143,12 +143,15 @@ class Graph:
         self.programs: dict[Any, Program] = {}
 
     def __call__(self, *values: Any) -> Any:
-        run, build = self.program(*values)
-        return build(iter(run([*self.buffers(), *_leaves(values)])))
+        tensors = [*self.buffers(), *_leaves(values)]
+        run, build = self._program(tensors[0].device, values)
+        return build(iter(run(tensors)))
 
     def program(self, *values: Any) -> Program:
         """What runs the graph for inputs like these; it is made where it is missing."""
-        device = next(iter([*self.buffers(), *_leaves(values)])).device
+        return self._program([*self.buffers(), *_leaves(values)][0].device, values)
+
+    def _program(self, device: torch.device, values: Any) -> Program:
         key = (device, _structure(values), *[module.training for module in self.modules])
         program = self.programs.get(key)
         if program is None:
@@ -186,17 +189,16 @@ class Graph:
             self._check_state(tensors[:count], attributes)
             return list(_leaves(result))
 
-        held, attributes, checks = (
-            self.buffers(),
-            [_attributes(module) for module in self.modules],
-            Distribution._validate_args,
-        )
+        held, attributes = self.buffers(), [_attributes(module) for module in self.modules]
+        checks = Distribution._validate_args
         Distribution.set_default_validate_args(False)  # they look at values
         mode = FakeTensorMode(allow_non_fake_inputs=True)  # which has no values, not even numbers that are not known yet
         try:
             with mode:
                 graph = make_fx(flat)(*[mode.from_tensor(tensor) for tensor in example])
         except _State as error:
+            for module, before in zip(self.modules, attributes, strict=True):
+                vars(module).update(before)
             raise ValueError(f"compile needs state in buffers that are written in place, but got {error}.") from None
         except Exception as error:
             what = f"compile needs tensor operators whose results nobody looks at on the host, but got {_culprit(error)}"
@@ -204,8 +206,6 @@ class Graph:
         finally:
             Distribution.set_default_validate_args(checks)
             self._put(held)
-            for module, before in zip(self.modules, attributes, strict=True):
-                vars(module).update(before)
         return graph, result, example
 
     def _put(self, buffers: Iterable[Tensor]) -> None:
@@ -240,21 +240,18 @@ class _Collect:
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
         alone = Graph(rollout._transition, modules, backend=backend, options=options)
         rollout._remember(alone.trace((observation,))[1][0])
-        self._chunks(observation)
+        # A CUDA graph writes into the same storage each time; elsewhere each call has its own.
+        self.kept = rollout._storage() if env.device.type == "cuda" else None
+        self._chunks(observation, (self.kept or rollout._storage())[1])
 
-    def _chunks(self, observation: spaces.Value) -> tuple[Row, list[tuple[Program, list[Tensor]]]]:
-        # New storage, and what fills it piece by piece.
-        storage, rows = self.rollout._storage()
+    def _chunks(self, observation: spaces.Value, rows: list[Row]) -> list[tuple[Program, list[Tensor]]]:
         pieces = [tuple(rows[start : start + self.unroll]) for start in range(0, len(rows), self.unroll)]
         first, last = (self.fill.program(observation, piece) for piece in (pieces[0], pieces[-1]))
-        leaves = [[place for place in _leaves(piece)] for piece in pieces]
-        return storage, [
-            (first if len(piece) == self.unroll else last, places) for piece, places in zip(pieces, leaves, strict=True)
-        ]
+        return [(first if len(piece) == self.unroll else last, list(_leaves(piece))) for piece in pieces]
 
     def __call__(self, observation: spaces.Value) -> tuple[Row, spaces.Value]:
-        storage, chunks = self._chunks(observation)
-        buffers, count = self.fill.buffers(), len(self.fill.slots)
+        storage, rows = self.kept or self.rollout._storage()
+        chunks, buffers, count = self._chunks(observation, rows), self.fill.buffers(), len(self.fill.slots)
 
         def collect(tensors: list[Tensor]) -> list[Tensor]:
             buffers, leaves = tensors[:count], tensors[count:]
@@ -264,7 +261,7 @@ class _Collect:
 
         (run, build), _ = chunks[0]
         whole: Run = collect
-        if buffers[0].device.type == "cuda":  # this storage, if it is the first, is the graph's own from here on
+        if self.kept:
             whole = self.replays.setdefault(run, _Replay(collect, count, self.static_outputs))
         tensors = iter(whole([*buffers, *_leaves(observation)]))
         return {key: next(tensors) for key in storage}, build(tensors)

@@ -67,5 +67,6 @@ class FrameStackObservation(Transform):
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         first = td["observation"].unsqueeze(1)
         before = (first if self.repeats_first else self.padding).expand_as(self.earlier)
-        spaces.write(mask, before, self.earlier)
-        return td.set("observation", torch.cat([before, first], 1))
+        stacked = torch.cat([before, first], 1)
+        spaces.write(mask, stacked[:, 1:], self.earlier)
+        return td.set("observation", stacked)
