@@ -856,12 +856,7 @@ def test_a_compiled_rollout_follows_its_policy_as_that_learns(holder):
         assert all(((after[key] - before[key]).abs() > 1e-3).float().mean() > 0.9 for key in ("logits", "value"))
 
 
-DEEP = pytest.mark.xfail(strict=True, reason="bug: train() and eval() are not seen of a module in a partial or a list")
-
-
-@pytest.mark.parametrize(
-    "holder", [pytest.param(name, marks=[DEEP] if name in ("a partial", "a list") else []) for name in HOLDERS]
-)
+@pytest.mark.parametrize("holder", HOLDERS)
 def test_dropout_is_on_in_train_and_off_in_eval(holder):
     network, both = policies(holder, dropout=0.5)
     for _ in range(2):

@@ -147,3 +147,10 @@ def test_threads_get_tensors_of_their_own():
 def test_on_cuda_tensors_are_pytorchs_own():
     memory = recycled(device="cuda")
     assert memory.empty().device.type == "cuda" and not memory.pieces
+
+
+def test_copies_leave_the_memory_behind():
+    recycled = Recycled((2**20,), torch.float32)
+    recycled.empty()
+    assert len(pickle.dumps(recycled)) < 10_000
+    assert copy.deepcopy(recycled).empty().shape == (2**20,)

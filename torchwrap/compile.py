@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -346,13 +347,23 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _modules(policy: Any) -> list[nn.Module]:
+def _modules(policy: Any, above: tuple[Any, ...] = ()) -> list[nn.Module]:
     """Those that a policy is, is a method of, or is a function around."""
-    found = [policy, getattr(policy, "__self__", None)]
-    if inspect.isfunction(policy) or inspect.ismethod(policy):
+    if isinstance(policy, nn.Module):
+        return [policy]
+    if any(policy is one for one in above):
+        return []
+    parts: list[Any] = []
+    if isinstance(policy, functools.partial):
+        parts = [policy.func, *policy.args, *policy.keywords.values()]
+    elif isinstance(policy, list | tuple | dict):
+        parts = list(policy.values() if isinstance(policy, dict) else policy)
+    elif inspect.ismethod(policy):
+        parts = [policy.__self__, policy.__func__]
+    elif inspect.isfunction(policy):
         names = inspect.getclosurevars(policy)
-        found += [*names.nonlocals.values(), *names.globals.values()]
-    return [value for value in found if isinstance(value, nn.Module)]
+        parts = [*names.nonlocals.values(), *(value for value in names.globals.values() if isinstance(value, nn.Module))]
+    return [module for part in parts for module in _modules(part, (*above, policy))]
 
 
 def _layers(env: Env) -> Iterator[Env]:

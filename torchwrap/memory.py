@@ -61,5 +61,8 @@ class Recycled:
         self.unheld = sys.getrefcount(self.pieces[-1])
         return self._tensor(self.pieces[-1])
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pieces": []}
+
     def _tensor(self, piece: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(piece).view(self.dtype).view(self.shape)

@@ -104,6 +104,8 @@ class Rollout:
         return observation
 
     def _storage(self) -> tuple[Row, list[Row]]:
+        for memory in self._memory.values():
+            memory.device = self.env.device
         storage = {key: memory.empty() for key, memory in self._memory.items()}
         steps = zip(*[value.unbind(0) for value in storage.values()], strict=True)
         return storage, [dict(zip(storage, step, strict=True)) for step in steps]
