@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchwrap import arguments, memory, spaces
+from torchwrap import arguments, memory, spaces, tree
 from torchwrap.env import Env
 from torchwrap.rollout import Rollout, Row
 from torchwrap.transforms.base import Transform
@@ -144,16 +144,16 @@ class Graph:
         self.programs: dict[Any, Program] = {}
 
     def __call__(self, *values: Any) -> Any:
-        tensors = [*self.buffers(), *_leaves(values)]
+        tensors = [*self.buffers(), *tree.leaves(values)]
         run, build = self._program(tensors[0].device, values)
         return build(iter(run(tensors)))
 
     def program(self, *values: Any) -> Program:
         """What runs the graph for inputs like these; it is made where it is missing."""
-        return self._program([*self.buffers(), *_leaves(values)][0].device, values)
+        return self._program([*self.buffers(), *tree.leaves(values)][0].device, values)
 
     def _program(self, device: torch.device, values: Any) -> Program:
-        key = (device, _structure(values), *[module.training for module in self.modules])
+        key = (device, tree.structure(values), *[module.training for module in self.modules])
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._make(values)
@@ -176,19 +176,19 @@ class Graph:
             return compiled(*tensors)
 
         replayed = self.replayed and device.type == "cuda"
-        return Program(_Replay(run, len(self.slots), self.static_outputs) if replayed else run, _builder(result))
+        return Program(_Replay(run, len(self.slots), self.static_outputs) if replayed else run, tree.builder(result))
 
     def trace(self, values: Any) -> tuple[torch.fx.GraphModule, Any, list[Tensor]]:
         """The graph of operators, the result without its values, and an example of the graph's input."""
-        example = [tensor.detach() for tensor in (*self.buffers(), *_leaves(values))]
-        build, count, result = _builder(values), len(self.slots), None
+        example = [tensor.detach() for tensor in (*self.buffers(), *tree.leaves(values))]
+        build, count, result = tree.builder(values), len(self.slots), None
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             nonlocal result
             self._put(tensors[:count])
             result = self.function(*build(iter(tensors[count:])))
             self._check_state(tensors[:count], attributes)
-            return list(_leaves(result))
+            return list(tree.leaves(result))
 
         held, attributes = self.buffers(), [_attributes(module) for module in self.modules]
         checks = Distribution._validate_args
@@ -248,7 +248,7 @@ class _Collect:
     def _chunks(self, observation: spaces.Value, rows: list[Row]) -> list[tuple[Program, list[Tensor]]]:
         pieces = [tuple(rows[start : start + self.unroll]) for start in range(0, len(rows), self.unroll)]
         first, last = (self.fill.program(observation, piece) for piece in (pieces[0], pieces[-1]))
-        return [(first if len(piece) == self.unroll else last, list(_leaves(piece))) for piece in pieces]
+        return [(first if len(piece) == self.unroll else last, list(tree.leaves(piece))) for piece in pieces]
 
     def __call__(self, observation: spaces.Value) -> tuple[Row, spaces.Value]:
         storage, rows = self.kept or self.rollout._storage()
@@ -264,7 +264,7 @@ class _Collect:
         whole: Run = collect
         if self.kept:
             whole = self.replays.setdefault(run, _Replay(collect, count, self.static_outputs))
-        tensors = iter(whole([*buffers, *_leaves(observation)]))
+        tensors = iter(whole([*buffers, *tree.leaves(observation)]))
         return {key: next(tensors) for key in storage}, build(tensors)
 
 
@@ -298,40 +298,6 @@ class _Replay:
             self.outputs = self.run([*self.buffers, *self.inputs])
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
-
-
-# Tensors, TensorDicts, and tuples of them.
-
-
-def _parts(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, tuple):
-        return list(enumerate(value))
-    return [(key, value[key]) for key in sorted(value.keys(), key=str)]
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value.contiguous()
-    else:
-        for _, part in _parts(value):
-            yield from _leaves(part)
-
-
-def _structure(value: Any) -> Any:
-    return None if isinstance(value, Tensor) else tuple([(key, _structure(part)) for key, part in _parts(value)])
-
-
-def _builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
-    """What puts leaves in the order of `_leaves` together to a value like this one."""
-    if isinstance(value, Tensor):
-        return next
-    parts = {key: _builder(part) for key, part in _parts(value)}
-    if isinstance(value, tuple):
-        return lambda leaves: tuple([part(leaves) for part in parts.values()])
-    if isinstance(value, dict):
-        return lambda leaves: {key: part(leaves) for key, part in parts.items()}
-    batch_size = value.batch_size
-    return lambda leaves: TensorDict({key: part(leaves) for key, part in parts.items()}, batch_size=batch_size)
 
 
 def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
