@@ -65,8 +65,10 @@ class FrameStackObservation(Transform):
         return td.set("observation", stacked)
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        first = td["observation"].unsqueeze(1)
-        before = (first if self.repeats_first else self.padding).expand_as(self.earlier)
-        stacked = torch.cat([before, first], 1)
+        first = spaces.once(td["observation"]).unsqueeze(1)
+        if self.repeats_first:
+            stacked = first.expand(-1, self.stack_size, *self.padding.shape).clone()
+        else:
+            stacked = torch.cat([self.padding.expand_as(self.earlier), first], 1)
         spaces.write(mask, stacked[:, 1:], self.earlier)
         return td.set("observation", stacked)
