@@ -172,8 +172,13 @@ class Graph:
         else:
             compiled = torch._dynamo.lookup_backend(self.backend)(graph, example)
 
+        bools = [place for place, leaf in enumerate(tree.leaves(result)) if leaf.dtype == torch.bool]
+
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-            return compiled(*tensors)
+            leaves = list(compiled(*tensors))
+            for place in bools:
+                leaves[place] = leaves[place].view(torch.bool)
+            return leaves
 
         replayed = self.replayed and device.type == "cuda"
         return Program(_Replay(run, len(self.slots), self.static_outputs) if replayed else run, tree.builder(result))
@@ -188,7 +193,7 @@ class Graph:
             self._put(tensors[:count])
             result = self.function(*build(iter(tensors[count:])))
             self._check_state(tensors[:count], attributes)
-            return list(tree.leaves(result))
+            return [spaces.as_bytes(leaf) for leaf in tree.leaves(result)]
 
         held, attributes = self.buffers(), [_attributes(module) for module in self.modules]
         checks = Distribution._validate_args
@@ -243,24 +248,33 @@ class _Collect:
         rollout._remember(alone.trace((observation,))[1][0])
         # A CUDA graph writes into the same storage each time; elsewhere each call has its own.
         self.kept = rollout._storage() if env.device.type == "cuda" else None
-        self._chunks(observation, (self.kept or rollout._storage())[1])
+        self._programs(observation, self.kept or rollout._storage())
 
-    def _chunks(self, observation: spaces.Value, rows: list[Row]) -> list[tuple[Program, list[Tensor]]]:
-        pieces = [tuple(rows[start : start + self.unroll]) for start in range(0, len(rows), self.unroll)]
-        first, last = (self.fill.program(observation, piece) for piece in (pieces[0], pieces[-1]))
-        return [(first if len(piece) == self.unroll else last, list(tree.leaves(piece))) for piece in pieces]
+    def _programs(self, observation: spaces.Value, storage: Row) -> tuple[list[Program], list[list[Tensor]]]:
+        # What to run one after the other, and the places that each writes to: rows of the storage, their keys in the order
+        # of `tree.leaves`. Bools are bytes there, which a graph on the CPU stores in vectors.
+        keys, num_steps, unroll = sorted(storage, key=str), self.rollout.num_steps, self.unroll
+        bools = {key for key, value in storage.items() if value.dtype == torch.bool}
+        columns = [(storage[key].view(torch.uint8) if key in bools else storage[key]).unbind(0) for key in keys]
+        rows = list(zip(*columns, strict=True))
+        pieces = [rows[start : start + unroll] for start in range(0, num_steps, unroll)]
+        first, last = (
+            self.fill.program(observation, tuple([dict(zip(keys, row, strict=True)) for row in piece]))
+            for piece in (pieces[0], pieces[-1])
+        )
+        return [first] * (len(pieces) - 1) + [last], [[place for row in piece for place in row] for piece in pieces]
 
     def __call__(self, observation: spaces.Value) -> tuple[Row, spaces.Value]:
-        storage, rows = self.kept or self.rollout._storage()
-        chunks, buffers, count = self._chunks(observation, rows), self.fill.buffers(), len(self.fill.slots)
+        storage = self.kept or self.rollout._storage()
+        (programs, pieces), buffers, count = self._programs(observation, storage), self.fill.buffers(), len(self.fill.slots)
 
         def collect(tensors: list[Tensor]) -> list[Tensor]:
             buffers, leaves = tensors[:count], tensors[count:]
-            for (run, _), places in chunks:
+            for (run, _), places in zip(programs, pieces, strict=True):
                 leaves = list(run([*buffers, *leaves, *places]))
             return [*storage.values(), *leaves]
 
-        (run, build), _ = chunks[0]
+        run, build = programs[0]
         whole: Run = collect
         if self.kept:
             whole = self.replays.setdefault(run, _Replay(collect, count, self.static_outputs))

@@ -115,7 +115,7 @@ class Env(nn.Module):
     def _advance(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         # Everything of a step that computes, and nothing that checks: this is what gets compiled.
         successor = self._step(TensorDict({"action": action}, batch_size=[self.num_envs]))
-        done = successor["terminated"] | successor["truncated"]
+        done = spaces.once(successor["terminated"] | successor["truncated"])
         successor.set("done", done)
         observation = successor["observation"]
         # The reset pass is skipped only where the host knows that no episode ended: for nothing, or because a simulator on

@@ -92,7 +92,9 @@ class Rollout:
         if not self._memory:  # only the first transition of all tells what there is to keep
             first, observation = self._transition(observation)
             self._remember(first)
-        storage, rows = self._storage()
+        storage = self._storage()
+        steps = zip(*[value.unbind(0) for value in storage.values()], strict=True)
+        rows = [dict(zip(storage, step, strict=True)) for step in steps]
         if first is not None:
             _write(first, rows.pop(0))
         return storage, self._fill(observation, tuple(rows))
@@ -103,12 +105,10 @@ class Rollout:
             _write(transition, row)
         return observation
 
-    def _storage(self) -> tuple[Row, list[Row]]:
+    def _storage(self) -> Row:
         for memory in self._memory.values():
             memory.device = self.env.device
-        storage = {key: memory.empty() for key, memory in self._memory.items()}
-        steps = zip(*[value.unbind(0) for value in storage.values()], strict=True)
-        return storage, [dict(zip(storage, step, strict=True)) for step in steps]
+        return {key: memory.empty() for key, memory in self._memory.items()}
 
     def _transition(self, observation: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         env = self.env
@@ -136,7 +136,8 @@ class Rollout:
 
 def _write(transition: TensorDict, row: Row) -> None:
     for key, place in row.items():
-        place.copy_(transition.get(key))
+        value = transition.get(key)
+        place.copy_(spaces.as_bytes(value) if place.dtype == torch.uint8 else value)
 
 
 def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:

@@ -207,6 +207,9 @@ def contains(space: Space[Any], value: Value) -> bool:
         low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
         return bool(((value >= low) & (value <= high)).all())
     count, start = counts(space, value.device)
+    if isinstance(count, int) and isinstance(start, int):
+        low, high = value.aminmax()
+        return int(low) >= start and int(high) < start + count
     value = value.long()
     return bool(((value >= start) & (value < start + count)).all())
 
@@ -250,9 +253,19 @@ def tracing(tensor: Tensor) -> bool:
 def once(tensor: Tensor) -> Tensor:
     """The tensor, computed once: a compiler would compute what is small again for each element that it is combined with.
 
-    A view by strides is where PyTorch's inductor has to have its input in memory.
+    A view by strides is where PyTorch's inductor has to have its input in memory; bools as floats, for on CPUs it stores and
+    loads a vector of bools one by one.
     """
-    return tensor.as_strided(tensor.shape, tensor.stride()) if tracing(tensor) else tensor
+    if not tracing(tensor):
+        return tensor
+    if tensor.dtype == torch.bool:
+        return once(tensor.float()) != 0
+    return tensor.as_strided(tensor.shape, tensor.stride())
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Bools as uint8 0 and 1, by way of floats: see `once`. Other tensors as they are."""
+    return tensor.float().to(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def where(mask: Tensor, first: Value, second: Value) -> Value:

@@ -61,18 +61,18 @@ class RecordEpisodeStatistics(Transform):
         return td.set(self.length_key, self.running_length.add_(1).long())
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        row = mask.unsqueeze(-1)
-        finished = row & (self.running_length > 0)
-        record = torch.cat([self.running_return, self.running_length], 1)
+        row, finished = mask.unsqueeze(-1), mask & (self.running_length[:, 0] > 0)
         if spaces.free_to_look(mask):
-            record = record[finished.squeeze(-1)]
-            place = torch.arange(1, len(record) + 1) + self.count
+            rows = finished.nonzero().squeeze(1)
+            record = torch.cat([self.running_return[rows], self.running_length[rows]], 1)
+            place = torch.arange(1, len(rows) + 1) + self.count
             self.records.index_copy_(0, place.remainder_(self.ring_size), record)
-            self.count.add_(len(record))
+            self.count.add_(len(rows))
         else:
-            rank = finished.squeeze(-1).cumsum(0)
-            place = torch.where(finished.squeeze(-1), (rank + self.count) % self.ring_size, self.behind)
-            self.records.index_copy_(0, place, torch.where(finished, record, 0))
+            record = torch.cat([self.running_return, self.running_length], 1)
+            rank = finished.cumsum(0)
+            place = torch.where(finished, (rank + self.count) % self.ring_size, self.behind)
+            self.records.index_copy_(0, place, torch.where(finished.unsqueeze(-1), record, 0))
             self.count.add_(rank[-1:])
         self.running_return.masked_fill_(row, 0)
         self.running_length.masked_fill_(row, 0)

@@ -64,10 +64,19 @@ class RunningMeanStd(nn.Module):
 
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
         """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set."""
+        if mask is not None and spaces.free_to_look(mask):
+            rows, mask = rows[mask], None
         self._differences(rows, mask, learn=True)
 
     def normalize(self, rows: Tensor, epsilon: float, mask: Tensor | None = None, learn: bool = False) -> Tensor:
-        """(rows - mean) / sqrt(var + epsilon), float32; with `learn`, after `update(rows, mask)`."""
+        """(rows - mean) / sqrt(var + epsilon), float32; with `learn`, after `update(rows, mask)`.
+
+        Where the host can look at the mask, only rows in it are computed; the others are 0.
+        """
+        if mask is not None and spaces.free_to_look(mask):
+            places = mask.nonzero().squeeze(1)
+            few = self.normalize(rows.index_select(0, places), epsilon, learn=learn)
+            return torch.zeros(rows.shape).index_copy_(0, places, few)
         differences = self._differences(rows, mask, learn)
         mean, var = self._moments()
         scale = var.add_(epsilon).rsqrt_()
@@ -80,24 +89,17 @@ class RunningMeanStd(nn.Module):
         reference, squares, count = self.reference, self.squares, self.count
         if not learn:
             return rows - reference
-        look = spaces.free_to_look(rows)
-        if look and not count:
-            counted = rows if mask is None else rows[mask]
-            if not len(counted):
-                return rows - reference
-            reference.copy_(counted[0])
-            squares.zero_()
-        elif not look:
+        if not spaces.free_to_look(rows):
             # Of row 0, or never: to search for the first row in the mask would cost two passes at every step.
             begins = (count == 0) & (True if mask is None else mask[:1])
             reference.copy_(torch.where(begins, rows[0], reference))
             squares.masked_fill_(begins, 0)
+        elif not count and len(rows):
+            reference.copy_(rows[0])
+            squares.zero_()
         differences = counted = rows - reference
         number: Tensor | int = len(rows)
-        if mask is not None and look:
-            counted = differences[mask]
-            number = len(counted)
-        elif mask is not None:
+        if mask is not None:
             counted = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), differences, 0)
             number = mask.sum()
         counted = counted.double()
