@@ -36,7 +36,7 @@ class FunctionalEnv(Env):
     `reward(state, action, next_state, rng)` and `terminal(state, rng)`. A state is a dict of tensors (one tensor a field
     vectorises best), `rng` is a `torchwrap.random.Key`: the same functions of it always draw the same numbers. Each
     function is written for one world and batched by `torch.vmap`, or, where the class sets `broadcasts = True`, is called
-    with `(num_envs,)` in front of every shape.
+    with a dimension of worlds in front of every shape: all of them, or in `initial` those that begin anew.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space`.
@@ -119,7 +119,8 @@ class FunctionalEnv(Env):
     @property
     def state(self) -> dict[str, Tensor]:
         """The simulator's state by field, each `(num_envs, ...)`: the buffers themselves, so write to them in place."""
-        return {name: getattr(self, f"state_{name}") for name in self.fields}
+        buffers = self._buffers  # sooner than nn.Module's look-up
+        return {name: buffers[f"state_{name}"] for name in self.fields}  # type: ignore[misc]
 
     def _step(self, td: TensorDict) -> TensorDict:
         self.stream.next_draw()
@@ -143,10 +144,16 @@ class FunctionalEnv(Env):
 
     def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
         self.stream.next_episode(mask)
-        first = self._call("initial", **(options or {}))
-        state = {name: spaces.once(spaces.where(mask, first[name], value)) for name, value in self.state.items()}
-        self._write(state)
-        return TensorDict({"observation": self._call("observation", state)}, batch_size=[self.num_envs])
+        if spaces.free_to_look(mask):
+            places = mask.nonzero().squeeze(1)
+            if len(places):
+                first = self._call("initial", places=places, options=options)
+                for name, value in self.state.items():
+                    value.index_copy_(0, places, first[name])
+        else:
+            first = self._call("initial", options=options)
+            self._write({name: spaces.once(spaces.where(mask, first[name], value)) for name, value in self.state.items()})
+        return TensorDict({"observation": self._call("observation", self.state)}, batch_size=[self.num_envs])
 
     def _check_options(self, options: dict[str, Any]) -> None:
         known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]
@@ -154,7 +161,7 @@ class FunctionalEnv(Env):
         if unknown:
             raise ValueError(f"{self._name()}.reset needs options among {known}, but got {unknown}.")
         try:
-            self._call("initial", **options)
+            self._call("initial", options=options)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 
@@ -162,8 +169,12 @@ class FunctionalEnv(Env):
         for name, value in self.state.items():
             value.copy_(state[name])
 
-    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, places: Tensor | None = None, options: dict[str, Any] | None = None) -> Any:
+        # For all worlds, or for those in some places alone.
+        options = options or {}
         function, key = getattr(self.func_env, name), self.stream.key()
+        if places is not None:
+            key = key.at(places)
         key = key._replace(tag=key.tag + _FUNCTIONS.index(name))
 
         def alone(words: tuple[Tensor, ...], *arguments: Any) -> Any:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torchwrap.buffer import Buffer
 
 _WORD = 0xFFFFFFFF
+_FEW = 8
 _MULTIPLIERS, _WEYL = np.array([[[0xD2511F53], [0xCD9E8D57]], [[0xBB67AE85], [0x9E3779B9]]], np.uint64)
 _MASK, _SHIFT = np.uint64(_WORD), np.uint64(32)
 _BLOCK_BITS = 24  # of the second counter word; the 8 bits above it are the tag
@@ -45,6 +46,10 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
             pass
         else:
             return tuple([torch.from_numpy(word) for word in _philox_of_arrays(*words)])
+    return _rounds(k0, k1, c0, c1, c2, c3)
+
+
+def _rounds(k0: Any, k1: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[Any, ...]:
     for _ in range(10):
         # The product of two words fits 64 bits; int64 wraps, and the mask below undoes the arithmetic shift. The words
         # c1 and c3 keep garbage above bit 32 until they are masked together with the next c0 and c2.
@@ -57,10 +62,13 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
 def _philox_of_arrays(*words: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
     # The same for eager mode on the CPU, where PyTorch's 120 operators would cost more than the rest of a step of few envs.
     # NumPy's cost half of that, and half as many do: the two products of a round are one, of pairs.
-    shape = np.broadcast_shapes(*[word.shape for word in words])
+    shape = np.broadcast(*words).shape
     pairs = np.empty((6, *shape), np.int64)
     for place, number in enumerate((2, 4, 5, 3, 1, 0)):
         pairs[place] = words[number]
+    if pairs[0].size <= _FEW:  # Python's own numbers are sooner done
+        few = [_rounds(k0, k1, c0, c1, c2, c3) for c0, c2, c3, c1, k1, k0 in pairs.reshape(6, -1).T.tolist()]
+        return list(np.array(few).T.reshape(4, *shape))
     c02, c31, k10 = pairs.view(np.uint64).reshape(3, 2, -1)
     for number in range(10):
         product = c02 * _MULTIPLIERS
@@ -89,6 +97,11 @@ class Key(NamedTuple):
         if not 0 < number < 256:
             raise ValueError(f"Key.part needs a number from 1 to 255, but got {number}.")
         return self._replace(env=self.env + (number << _ENV_BITS))
+
+    def at(self, places: Tensor) -> Key:
+        """The keys of some envs alone, by their places (int64)."""
+        low, high, env, episode, draw = (word.index_select(0, places) for word in self[:5])
+        return Key(low, high, env, episode, draw, self.tag)
 
 
 def bits(key: Key, count: int) -> Tensor:
