@@ -222,11 +222,12 @@ def main(args: Args) -> dict[str, object]:
             data, td = collect(td)
             batch = prepare(agent, data, args)
             for _ in range(args.epochs):
-                for rows in torch.randperm(len(batch), device=args.device).split(args.minibatch_size):
-                    loss = loss_of(agent, batch[rows], clip, args)
+                shuffled = batch[torch.randperm(len(batch), device=args.device)]
+                for minibatch in shuffled.split(args.minibatch_size):
+                    loss = loss_of(agent, minibatch, clip, args)
                     optimizer.zero_grad()
                     loss.backward()
-                    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm, foreach=True)
                     optimizer.step()
             bar.update(steps_per_update)
             returns = statistics.return_queue

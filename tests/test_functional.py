@@ -300,6 +300,26 @@ def test_a_partial_reset_leaves_the_other_envs_alone(func_env):
     assert not (out[:, :, [0, 3]]["reward"] == reference[:, :, [0, 3]]["reward"]).all()
 
 
+class Places(BroadcastWalk):
+    def initial(self, rng, params=None, places=0.0):
+        self.worlds = rng.env.tolist()
+        return super().initial(rng, start=places)
+
+
+def test_only_worlds_that_begin_anew_are_made():
+    func_env = Places()
+    env = FunctionalEnv(func_env, 4)
+    td = env.reset()
+    assert func_env.worlds == [0, 1, 2, 3]
+    env.step(td.set("action", torch.tensor([[0.0], [3], [0], [3]])))
+    assert func_env.worlds == [1, 3]
+    func_env.worlds = None
+    assert equal(env.reset(mask=torch.zeros(4, dtype=torch.bool)), td.select("observation"))
+    assert func_env.worlds is None
+    observation = env.reset(mask=torch.tensor([False, False, True, False]), options={"places": 7.0})["observation"]
+    assert observation.tolist() == [[0, 0], [0, 0], [70, 70], [0, 0]]
+
+
 def test_a_partial_reset_with_a_seed_begins_that_seeds_first_episode():
     env, fresh = FunctionalEnv(Noisy(), 4), FunctionalEnv(Noisy(), 4)
     _, td = play(env, env.reset(seed=5), torch.zeros(3, 4, 3))

@@ -40,6 +40,11 @@ def test_philox_gives_the_published_vectors(key, counter, expected):
     given = random.philox(words_of(key), words_of(counter))
     assert " ".join(f"{int(word):08x}" for word in given) == expected
     assert reference([int(w) for w in words_of(key)], [int(w) for w in words_of(counter)]) == tuple(int(w) for w in given)
+    # A few numbers are Python's, many are NumPy's, and where there are no values they are PyTorch's.
+    many = random.philox(words_of(key), tuple(word.expand(50) for word in words_of(counter)))
+    assert all(torch.equal(word.expand(50), others) for word, others in zip(given, many, strict=True))
+    batched = torch.vmap(lambda *words: random.philox(words[:2], words[2:]))(*words_of(key), *words_of(counter))
+    assert all(torch.equal(word, others) for word, others in zip(given, batched, strict=True))
 
 
 def test_philox_equals_python_integers_on_random_input():

@@ -50,7 +50,7 @@ def compile(
         target: an env, or a rollout; it is given back.
         backend: as for `torch.compile`; "eager" runs the graph's operators one by one.
         static_outputs: on CUDA, hand out the graph's own memory, which the next step overwrites.
-        unroll: steps of a rollout in one graph. More of them save up to half of the time of a few dozen envs, nothing of that
+        unroll: steps of a rollout in one graph. More of them save up to half of the time of a few dozen envs, a sixth of that
             of a thousand, and take as many times longer to compile.
         options: for inductor.
 

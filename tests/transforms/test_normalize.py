@@ -278,8 +278,10 @@ def test_normalize_observation_counts_only_rows_inside_the_mask():
     rows = torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]])
     env.transform.reset(TensorDict({"observation": rows}, [4]), torch.zeros(4, dtype=torch.bool))
     assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
-    env.transform.reset(TensorDict({"observation": rows}, [4]), torch.tensor([False, True, False, True]))
+    td = env.transform.reset(TensorDict({"observation": rows}, [4]), torch.tensor([False, True, False, True]))
     assert_statistics(env.transform.statistics, [scripted().reset()["observation"], rows[[1, 3]]])
+    normal = env.transform.eval()(TensorDict({"observation": rows}, [4]))["observation"]
+    assert torch.equal(td["observation"], torch.where(torch.tensor([[False], [True], [False], [True]]), normal, 0))
 
 
 def test_normalize_observation_learns_in_train_and_freezes_in_eval():
