@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchwrap import arguments, memory, spaces, tree
 from torchwrap.env import Env
@@ -168,7 +169,11 @@ class Graph:
         device = example[0].device
         if self.backend == "inductor":
             options = _INDUCTOR | (_INDUCTOR_CPU if device.type == "cpu" else {}) | self.options
-            compiled = torch._inductor.compile(graph, [*example], options=options)
+            # Caches of compiled graphs, on disk, ask for a ShapeEnv. Tracing has none: it would let unknown numbers pass.
+            mode = FakeTensorMode(shape_env=ShapeEnv())
+            fakes: list[Any] = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
+            with torch._guards.tracing(torch._guards.TracingContext(mode)):
+                compiled = torch._inductor.compile(graph, fakes, options=options)
         else:
             compiled = torch._dynamo.lookup_backend(self.backend)(graph, example)
 
