@@ -103,6 +103,13 @@ def dtype(space: Space[Any]) -> torch.dtype:
     return found
 
 
+def box(owner: str, what: str, space: Space[Any], floats: bool = False) -> spaces.Box:
+    """The space, if it is a Box (of floats); else a TypeError on behalf of `owner`, which needs one for `what`."""
+    if not isinstance(space, spaces.Box) or (floats and not np.issubdtype(space.dtype, np.floating)):
+        raise TypeError(f"{owner} needs a Box {what} space{' of floats' * floats}, but got {space}.")
+    return space
+
+
 def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") -> Value:
     """The member of a space nearest to zero (Gymnasium's `create_zero_array`), once for each env, in memory of its own."""
 

@@ -4,76 +4,14 @@ import functools
 
 import pytest
 import torch
+from catalogue import DICT, TRANSFORMS
 from gymnasium import spaces
 from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap import random
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv, check_env, check_transform
 
-DICT = spaces.Dict(
-    position=spaces.Discrete(3, start=1),
-    image=spaces.Box(0, 255, (2, 2), "uint8"),
-    rest=spaces.Tuple([spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])]),
-)
-IMAGE = spaces.Box(0, 255, (4, 4, 3), "uint8")
-
-
-class AddNoise(T.ObservationTransform):
-    """What someone outside might write: a transform that draws."""
-
-    def setup(self, signature):
-        self.stream, signature = signature.stream()
-        return signature
-
-    def observation(self, observation):
-        return observation + random.normal(self.stream.key(), observation.shape[1:])
-
-
-TRANSFORMS = {
-    "RecordEpisodeStatistics": (lambda: T.RecordEpisodeStatistics(3), ScriptedEnv),
-    "NormalizeObservation": (T.NormalizeObservation, ScriptedEnv),
-    "NormalizeObservation of images": (T.NormalizeObservation, functools.partial(ScriptedEnv, observation_space=IMAGE)),
-    "ClipObservation": (lambda: T.ClipObservation(-5, 5), ScriptedEnv),
-    "FrameStackObservation": (lambda: T.FrameStackObservation(3), ScriptedEnv),
-    "FrameStackObservation of images": (
-        lambda: T.FrameStackObservation(3, padding_type="zero"),
-        functools.partial(ScriptedEnv, observation_space=IMAGE),
-    ),
-    "FrameStackObservation of numbers": (
-        lambda: T.FrameStackObservation(2, padding_type=2),
-        functools.partial(ScriptedEnv, observation_space=spaces.Discrete(3)),
-    ),
-    "FlattenObservation": (T.FlattenObservation, functools.partial(ScriptedEnv, observation_space=DICT)),
-    "TransformObservation": (lambda: T.TransformObservation(torch.tanh), ScriptedEnv),
-    "NormalizeReward": (T.NormalizeReward, ScriptedEnv),
-    "ClipReward": (lambda: T.ClipReward(-1, 1), ScriptedEnv),
-    "TransformReward": (lambda: T.TransformReward(torch.tanh), ScriptedEnv),
-    "ClipAction": (T.ClipAction, ScriptedEnv),
-    "RescaleAction": (lambda: T.RescaleAction(-2, 2), ScriptedEnv),
-    "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
-    "AddNoise": (AddNoise, ScriptedEnv),
-    "Compose of none": (lambda: T.Compose([]), ScriptedEnv),
-    "Compose of seven": (
-        lambda: T.Compose(
-            [
-                T.ClipAction(),
-                T.RecordEpisodeStatistics(),
-                T.NormalizeObservation(),
-                T.ClipObservation(-10, 10),
-                T.FrameStackObservation(4),
-                T.NormalizeReward(),
-                T.ClipReward(-10, 10),
-            ]
-        ),
-        ScriptedEnv,
-    ),
-    "on CartPole": (
-        lambda: T.Compose([T.RecordEpisodeStatistics(), T.TimeLimit(9)]),
-        functools.partial(tw.make, "CartPole-v1"),
-    ),
-}
 ENVS = {
     "ScriptedEnv": ScriptedEnv,
     "ScriptedEnv of a Dict": functools.partial(ScriptedEnv, observation_space=DICT, action_space=spaces.Discrete(4, start=-1)),

@@ -195,3 +195,40 @@ def test_clip_action_refuses_an_action_of_another_shape_or_dtype_before_anything
     with pytest.raises((TypeError, ValueError), match=r"ScriptedEnv|TransformedEnv"):
         env.step(td.set("action", torch.zeros(2, *shape)))
     assert env.unwrapped.elapsed.tolist() == [0, 0]
+
+
+def test_transform_action_equals_gymnasiums():
+    space, wider = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-9, 9, (3,), np.float32)
+    env = scripted(space, T.TransformAction(lambda action: action / 9, wider), num_envs=16)
+    oracle = wrappers.TransformAction(Bare(space), lambda action: action / 9, wider)
+    assert env.single_action_space == oracle.action_space
+    actions = random_actions(wider)
+    np.testing.assert_array_equal(arrived(env, actions), np.stack([oracle.action(action) for action in actions]))
+
+
+def test_transform_action_makes_a_finite_set_of_continuous_actions():
+    moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    env = scripted(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: moves[action], spaces.Discrete(4)), num_envs=3)
+    assert arrived(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda: T.TransformAction(3), TypeError, "TransformAction needs a callable func, but got 3"),
+        (lambda: T.TransformAction(abs, 3), TypeError, "TransformAction needs a gymnasium Space as action_space, but got 3"),
+        (
+            lambda: scripted(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action[:, :1])),
+            ValueError,
+            r"TransformAction needs func to give actions of shape \(2, 2\)",
+        ),
+        (
+            lambda: scripted(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action.double())),
+            TypeError,
+            "TransformAction needs func to give actions of dtype torch.float32",
+        ),
+    ],
+)
+def test_transform_action_refuses_what_does_not_fit(build, error, match):
+    with pytest.raises(error, match=match):
+        build()

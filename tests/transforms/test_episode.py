@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import chance
 import gymnasium
 import numpy as np
 import pytest
@@ -297,3 +298,61 @@ def test_episode_transforms_take_numpys_integers():
     data, _ = tw.rollout(env, None, 6)
     assert data["next", "truncated"][0, :, 0].tolist() == [False, False, True] * 2
     assert env.get_wrapper_attr("signature").max_episode_steps == 3
+
+
+AWARE = [
+    spaces.Box(-1, 1, (3,), np.float32),
+    spaces.Box(0, 255, (2, 2), np.uint8),
+    spaces.Box(-1, 1, (2,), np.float64),
+    spaces.Discrete(4, start=1),
+    spaces.Dict(a=spaces.Box(-1, 1, (2,)), z=spaces.Discrete(3)),
+    spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)]),
+]
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("normalize_time", [True, False])
+@pytest.mark.parametrize("space", AWARE, ids=str)
+def test_time_aware_observation_equals_gymnasiums(space, normalize_time, flatten):
+    def oracle():
+        limited = wrappers.TimeLimit(chance.Chance(space), 3)
+        return wrappers.TimeAwareObservation(limited, flatten, normalize_time, dict_time_key="elapsed")
+
+    ours = T.TimeAwareObservation(flatten, normalize_time, dict_time_key="elapsed")
+    chance.assert_agree(chance.make(space, T.TimeLimit(3), ours), [oracle() for _ in range(3)])
+
+
+def test_time_aware_observation_takes_the_limit_of_the_env():
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 2), T.TimeAwareObservation(flatten=False))
+    assert env.single_observation_space["time"].high == 500
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda: T.TimeAwareObservation(1), TypeError, "TimeAwareObservation needs flatten as a bool, but got 1"),
+        (
+            lambda: T.TimeAwareObservation(True, None),
+            TypeError,
+            "TimeAwareObservation needs normalize_time as a bool, but got None",
+        ),
+        (
+            lambda: T.TimeAwareObservation(dict_time_key=3),
+            TypeError,
+            "TimeAwareObservation needs dict_time_key as text, but got 3",
+        ),
+        (
+            lambda: chance.make(AWARE[0], T.TimeAwareObservation()),
+            ValueError,
+            "TimeAwareObservation needs an env with a limit of steps",
+        ),
+        (
+            lambda: chance.make(AWARE[4], T.TimeLimit(3), T.TimeAwareObservation(dict_time_key="z")),
+            ValueError,
+            "TimeAwareObservation needs a dict_time_key that is free, but got 'z'",
+        ),
+    ],
+)
+def test_time_aware_observation_refuses_wrong_arguments_and_spaces(build, error, match):
+    with pytest.raises(error, match=match):
+        build()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from chance import Chance, assert_same, make
+from chance import Chance, assert_agree, assert_same, make
 from gymnasium import spaces, wrappers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from tensordict import TensorDict
@@ -16,6 +16,9 @@ FREE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (4, 5, 3), np.uint8)
 ABOVE_ZERO = spaces.Box(np.float32([2, -9]), np.float32([5, -7]))
 GRID = spaces.MultiDiscrete([3, 4], start=[1, -2])
+PAIR = spaces.Tuple([ABOVE_ZERO, spaces.Discrete(3, start=1)])
+TREE = spaces.Dict(image=IMAGE, grid=GRID, pair=PAIR)
+MEMBER = {"image": np.full((4, 5, 3), 7, np.uint8), "grid": np.array([2, 0]), "pair": (np.float32([3, -8]), np.int64(2))}
 
 
 def advance(env, td, num_steps=1):
@@ -48,6 +51,10 @@ CASES = [
     (GRID, np.array([3, 1])),
     (spaces.MultiBinary(3), "reset"),
     (spaces.MultiBinary([2, 3]), "zero"),
+    (PAIR, "reset"),
+    (TREE, "reset"),
+    (TREE, "zero"),
+    (TREE, MEMBER),
 ]
 
 
@@ -137,9 +144,9 @@ def test_frame_stack_leaves_rows_outside_the_mask_as_they_were(padding_type):
 def test_frame_stack_with_an_empty_mask_changes_nothing():
     env = scripted(num_envs=2, episode_lengths=None)
     advance(env, env.reset(), 2)
-    before = env.transform.earlier.clone()
+    before = env.transform.memories[0].earlier.clone()
     env.transform.reset(TensorDict({"observation": torch.full((2, 1), -5.0)}, [2]), torch.zeros(2, dtype=torch.bool))
-    assert torch.equal(env.transform.earlier, before)
+    assert torch.equal(env.transform.memories[0].earlier, before)
 
 
 def test_frame_stack_is_reset_by_the_user_in_mid_episode_like_by_an_end():
@@ -221,8 +228,7 @@ def test_frame_stack_takes_numpys_integers_as_gymnasium_does():
 @pytest.mark.parametrize(
     ("space", "padding_type", "error", "match"),
     [
-        (spaces.Dict(a=FREE), "reset", TypeError, "FrameStackObservation needs observations of one tensor, but got Dict"),
-        (spaces.Tuple([FREE, FREE]), "zero", TypeError, "FrameStackObservation needs .* but got Tuple"),
+        (spaces.Dict(a=FREE), {"b": np.zeros(3, np.float32)}, ValueError, "needs a padding_type in Dict.* but got {'b'"),
         (ABOVE_ZERO, np.float32([0, 0]), ValueError, r"FrameStackObservation needs a padding_type in Box.* but got array"),
         (FREE, np.float32([1]), ValueError, r"FrameStackObservation needs a padding_type in Box.* but got array\(\[1"),
         (FREE, None, ValueError, "FrameStackObservation needs a padding_type in Box.* but got None"),
@@ -234,3 +240,29 @@ def test_frame_stack_takes_numpys_integers_as_gymnasium_does():
 def test_frame_stack_refuses_an_unfit_space(space, padding_type, error, match):
     with pytest.raises(error, match=match):
         tw.TransformedEnv(ScriptedEnv(2, observation_space=space), T.FrameStackObservation(2, padding_type=padding_type))
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "space", [FREE, IMAGE, ABOVE_ZERO, spaces.Discrete(4, start=-2), GRID, PAIR, TREE], ids=lambda s: str(s)[:30]
+)
+def test_delay_observation_equals_gymnasiums(space, delay):
+    oracles = [wrappers.DelayObservation(Chance(space), delay) for _ in range(3)]
+    assert_agree(make(space, T.DelayObservation(delay)), oracles, num_steps=40)
+
+
+def test_delay_observation_of_a_long_episode_by_hand():
+    env = tw.TransformedEnv(ScriptedEnv(2, (1,), episode_lengths=(4, 3)), T.DelayObservation(2))
+    td, seen = env.reset(), []
+    for _ in range(6):
+        successor, td = advance(env, td)
+        seen.append((successor.flatten().tolist(), td["observation"].flatten().tolist()))
+    assert [first for (first, _), _ in seen] == [0, 0, 1, 2, 0, 0]
+    assert [second for (_, second), _ in seen] == [0, 1000, 1001, 0, 1000, 1001]
+    assert [second for _, (_, second) in seen] == [0, 1000, 0, 0, 1000, 1001]
+
+
+@pytest.mark.parametrize(("delay", "error"), [(-1, ValueError), (1.5, TypeError), (None, TypeError), (True, ValueError)])
+def test_delay_observation_refuses_what_is_no_delay(delay, error):
+    with pytest.raises(error, match="DelayObservation needs"):
+        T.DelayObservation(delay)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from chance import Chance, assert_same, make
+from chance import Chance, assert_agree, make
 from gymnasium import spaces, wrappers
 from tensordict import TensorDict
 
@@ -16,23 +16,6 @@ IMAGE = spaces.Box(0, 255, (4, 5, 3), np.uint8)
 FREE = spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
 TREE = spaces.Dict(position=VECTOR, kind=spaces.Discrete(3, start=-1), pair=spaces.Tuple([IMAGE, spaces.MultiBinary(2)]))
 GRID = spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[0, 1], [-2, 5]]))
-
-
-def assert_agree(env, oracles, num_steps=25):
-    # Ours against single envs with Gymnasium's wrapper, which are reset by hand where their episode ended.
-    num_ended = 0
-    assert env.single_observation_space == oracles[0].observation_space
-    td = env.reset(seed=5)
-    assert_same(td["observation"], [oracle.reset(seed=5 + i)[0] for i, oracle in enumerate(oracles)])
-    for _ in range(num_steps):
-        transition, td = env.step(td.set("action", env.sample_action()))
-        steps = [oracle.step(0) for oracle in oracles]
-        assert_same(transition["next", "observation"], [step[0] for step in steps])
-        ended = [step[2] or step[3] for step in steps]
-        begun = [oracle.reset()[0] if over else step[0] for oracle, step, over in zip(oracles, steps, ended, strict=True)]
-        assert_same(td["observation"], begun)
-        num_ended += sum(ended)
-    assert num_ended > num_steps / 4
 
 
 @pytest.mark.parametrize(
@@ -184,3 +167,94 @@ def test_an_observation_transform_refuses_wrong_arguments(build, error, match):
 def test_an_observation_transform_refuses_an_unfit_space(space, transform, error, match):
     with pytest.raises(error, match=match):
         tw.TransformedEnv(ScriptedEnv(2, observation_space=space), transform)
+
+
+def both(space, transform, wrapper):
+    return make(space, transform), [wrapper(Chance(space)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, "int64", np.dtype(np.uint8)])
+@pytest.mark.parametrize(
+    "space", [spaces.Box(0, 9, (2, 3), np.float32), IMAGE, spaces.Discrete(4, start=2), spaces.MultiBinary(3)]
+)
+def test_dtype_observation_equals_gymnasiums(space, dtype):
+    with np.errstate(over="ignore"):
+        assert_agree(*both(space, T.DtypeObservation(dtype), lambda env: wrappers.DtypeObservation(env, dtype)))
+
+
+def test_dtype_observation_keeps_multi_discrete():
+    space = spaces.MultiDiscrete([2, 5], start=[1, 7])
+    assert_agree(*both(space, T.DtypeObservation(np.int32), lambda env: wrappers.DtypeObservation(env, np.int32)))
+
+
+def test_dtype_observation_takes_pytorchs_dtypes():
+    assert make(IMAGE, T.DtypeObservation(torch.float16)).reset()["observation"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("keys", [["kind"], ["pair", "kind"], ("position", "kind", "pair")])
+def test_filter_observation_equals_gymnasiums(keys):
+    assert_agree(*both(TREE, T.FilterObservation(keys), lambda env: wrappers.FilterObservation(env, keys)))
+
+
+@pytest.mark.parametrize("keys", [[1], [2, 0], (0, 1, 2)])
+def test_filter_observation_of_tuples_equals_gymnasiums(keys):
+    space = spaces.Tuple([VECTOR, spaces.Discrete(3), IMAGE])
+    assert_agree(*both(space, T.FilterObservation(keys), lambda env: wrappers.FilterObservation(env, keys)))
+
+
+@pytest.mark.parametrize("shape", [(60,), (5, 12), (1, 60, 1)])
+def test_reshape_observation_equals_gymnasiums(shape):
+    assert_agree(*both(IMAGE, T.ReshapeObservation(shape), lambda env: wrappers.ReshapeObservation(env, shape)))
+
+
+def test_reshape_observation_outside_an_env_takes_any_batch_size():
+    env = make(IMAGE, T.ReshapeObservation((20, 3)))
+    td = TensorDict({"observation": torch.zeros(2, 7, *IMAGE.shape, dtype=torch.uint8)}, [2, 7])
+    assert env.transform(td)["observation"].shape == (2, 7, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (
+            lambda: T.DtypeObservation("float31"),
+            TypeError,
+            "DtypeObservation needs a dtype of NumPy or PyTorch, but got 'float31'",
+        ),
+        (
+            lambda: make(TREE, T.DtypeObservation("float32")),
+            TypeError,
+            "DtypeObservation needs a space whose values fit float32",
+        ),
+        (lambda: make(VECTOR, T.DtypeObservation("U3")), TypeError, "DtypeObservation needs a space whose values fit"),
+        (lambda: T.FilterObservation("kind"), TypeError, "FilterObservation needs filter_keys as a list, but got 'kind'"),
+        (lambda: T.FilterObservation(3), TypeError, "FilterObservation needs filter_keys as a list, but got 3"),
+        (lambda: T.FilterObservation([]), ValueError, r"FilterObservation needs filter_keys, each once, but got \[\]"),
+        (lambda: T.FilterObservation([1, 1]), ValueError, r"FilterObservation needs filter_keys, each once, but got \[1, 1\]"),
+        (
+            lambda: make(TREE, T.FilterObservation(["no"])),
+            ValueError,
+            r"among \['kind', 'pair', 'position'\], but got \['no'\]",
+        ),
+        (lambda: make(TREE, T.FilterObservation([0])), ValueError, r"among \['kind', 'pair', 'position'\], but got \[0\]"),
+        (
+            lambda: make(VECTOR, T.FilterObservation([0])),
+            TypeError,
+            "FilterObservation needs a Dict or Tuple observation space",
+        ),
+        (lambda: make(spaces.Tuple([VECTOR]), T.FilterObservation([1])), ValueError, r"among \[0\], but got \[1\]"),
+        (lambda: make(spaces.Tuple([VECTOR]), T.FilterObservation([False])), ValueError, r"among \[0\], but got \[False\]"),
+        (lambda: T.ReshapeObservation(4), TypeError, "ReshapeObservation needs shape as a tuple, but got 4"),
+        (lambda: T.ReshapeObservation((2, -1)), ValueError, "ReshapeObservation needs shape of at least 1, but got -1"),
+        (
+            lambda: T.ReshapeObservation((2.0,)),
+            TypeError,
+            "ReshapeObservation needs an integer shape of at least 1, but got 2.0",
+        ),
+        (lambda: make(VECTOR, T.ReshapeObservation((2, 2))), ValueError, r"needs a shape with 3 elements, but got \(2, 2\)"),
+        (lambda: make(TREE, T.ReshapeObservation((2, 2))), TypeError, "ReshapeObservation needs a Box observation space"),
+    ],
+)
+def test_wrong_arguments_and_spaces_are_refused_by_name(build, error, match):
+    with pytest.raises(error, match=match):
+        build()

@@ -134,3 +134,28 @@ def test_a_reward_transform_refuses_wrong_arguments(build, error, match):
 def test_transform_reward_refuses_a_function_that_gives_no_rewards(func, error, match):
     with pytest.raises(error, match=match):
         tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(func))
+
+
+def test_scale_reward_equals_gymnasiums_transform_reward():
+    oracles, env = (
+        [wrappers.TransformReward(Chance(), lambda reward: reward * 0.25) for _ in range(4)],
+        tw.TransformedEnv(
+            from_gymnasium(SyncVectorEnv([Chance] * 4, autoreset_mode=AutoresetMode.DISABLED)), T.ScaleReward(0.25)
+        ),
+    )
+    td = env.reset(seed=7)
+    for i, oracle in enumerate(oracles):
+        oracle.reset(seed=7 + i)
+    for _ in range(20):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        steps = [oracle.step(0) for oracle in oracles]
+        assert transition["next", "reward"].flatten().tolist() == [step[1] for step in steps]
+        for oracle, step in zip(oracles, steps, strict=True):
+            if step[2] or step[3]:
+                oracle.reset()
+
+
+@pytest.mark.parametrize("scale", ["1", None, True, float("nan")])
+def test_scale_reward_needs_a_number(scale):
+    with pytest.raises((TypeError, ValueError), match="ScaleReward needs a number as scale, but got"):
+        T.ScaleReward(scale)

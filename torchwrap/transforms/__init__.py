@@ -1,12 +1,22 @@
-"""Transforms: observation, history, normalize, reward, action, episode; one file a family, `base` under all of them."""
+"""Transforms: observation, image, history, normalize, rescale, discretize, reward, action, episode; one file a family."""
 
-from torchwrap.transforms.action import ClipAction, RescaleAction
+from torchwrap.transforms.action import ClipAction, TransformAction
 from torchwrap.transforms.base import ActionTransform, Compose, ObservationTransform, RewardTransform, Transform
-from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeLimit
-from torchwrap.transforms.history import FrameStackObservation
+from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
+from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
+from torchwrap.transforms.history import DelayObservation, FrameStackObservation
+from torchwrap.transforms.image import GrayscaleObservation, ResizeObservation
 from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward, RunningMeanStd
-from torchwrap.transforms.observation import ClipObservation, FlattenObservation, TransformObservation
-from torchwrap.transforms.reward import ClipReward, TransformReward
+from torchwrap.transforms.observation import (
+    ClipObservation,
+    DtypeObservation,
+    FilterObservation,
+    FlattenObservation,
+    ReshapeObservation,
+    TransformObservation,
+)
+from torchwrap.transforms.rescale import RescaleAction, RescaleObservation
+from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
 
 __all__ = [
     "ActionTransform",
@@ -14,17 +24,29 @@ __all__ = [
     "ClipObservation",
     "ClipReward",
     "Compose",
+    "DelayObservation",
+    "DiscretizeAction",
+    "DiscretizeObservation",
+    "DtypeObservation",
+    "FilterObservation",
     "FlattenObservation",
     "FrameStackObservation",
+    "GrayscaleObservation",
     "NormalizeObservation",
     "NormalizeReward",
     "ObservationTransform",
     "RecordEpisodeStatistics",
     "RescaleAction",
+    "RescaleObservation",
+    "ReshapeObservation",
+    "ResizeObservation",
     "RewardTransform",
     "RunningMeanStd",
+    "ScaleReward",
+    "TimeAwareObservation",
     "TimeLimit",
     "Transform",
+    "TransformAction",
     "TransformObservation",
     "TransformReward",
 ]

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import Space
 from torch import Tensor
 
-from torchwrap.buffer import Buffer
-from torchwrap.spaces import Signature
+from torchwrap import spaces
+from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.base import ActionTransform
 
 
-def _box(signature: Signature, name: str) -> gymnasium.spaces.Box:
-    space = signature.single_action_space
-    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise TypeError(f"{name} needs a Box action space of floats, but got {space}.")
-    return space
+class TransformAction(ActionTransform):
+    """Applies a function to the batch of actions, before the env gets them.
+
+    Args:
+        func: takes actions as `action_space` has them, with `num_envs` in front, and gives new ones as the env needs them.
+        action_space: what one agent's action is; as the env's where None.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(-1, 1, (1,))), TransformAction(torch.tanh))
+    >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[0.5]])))
+    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
+    tensor([[0.4621]])
+    """
+
+    def __init__(self, func: Callable[[Value], Value], action_space: Space[Any] | None = None) -> None:
+        super().__init__()
+        if not callable(func):
+            raise TypeError(f"TransformAction needs a callable func, but got {func!r}.")
+        if action_space is not None and not isinstance(action_space, Space):
+            raise TypeError(f"TransformAction needs a gymnasium Space as action_space, but got {action_space!r}.")
+        self.func = func
+        self.action_space = action_space
+
+    def setup(self, signature: Signature) -> Signature:
+        below, n, device = signature.single_action_space, signature.num_envs, signature.device
+        space = below if self.action_space is None else self.action_space
+        given = self.func(spaces.zeros(space, n, device))
+        spaces.check("TransformAction", "func to give actions", below, given, n, device)
+        return signature.replace(single_action_space=space)
+
+    def action(self, action: Value) -> Value:
+        return self.func(action)
 
 
 class ClipAction(ActionTransform):
@@ -37,7 +66,7 @@ class ClipAction(ActionTransform):
     high: Any
 
     def setup(self, signature: Signature) -> Signature:
-        space = _box(signature, "ClipAction")
+        space = spaces.box("ClipAction", "action", signature.single_action_space, floats=True)
         for name, bound in (("low", space.low), ("high", space.high)):
             self.__dict__.pop(name, None)
             if (bound == bound.flat[0]).all():
@@ -49,56 +78,3 @@ class ClipAction(ActionTransform):
 
     def action(self, action: Tensor) -> Tensor:
         return action.clamp(self.low, self.high)
-
-
-class RescaleAction(ActionTransform):
-    """Maps actions from [min_action, max_action] to the env's bounds, affinely and without clipping.
-
-    Args:
-        min_action: the agent's lower bound, a number or an array of the action's shape.
-        max_action: the agent's upper bound.
-
-    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(0, 10, (1,))), RescaleAction(-1, 1))
-    >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[0.5]])))
-    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
-    tensor([[7.5000]])
-    """
-
-    gradient = Buffer()
-    intercept = Buffer()
-
-    def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
-        super().__init__()
-        try:
-            low, high = np.broadcast_arrays(np.asarray(min_action, np.float64), np.asarray(max_action, np.float64))
-            ordered = bool((np.isfinite(low) & np.isfinite(high) & (low < high)).all())
-        except (TypeError, ValueError):
-            ordered = False
-        if not ordered:
-            raise ValueError(f"RescaleAction needs finite min_action < max_action, but got {min_action!r} and {max_action!r}.")
-        self.min_action = min_action
-        self.max_action = max_action
-
-    def setup(self, signature: Signature) -> Signature:
-        space = _box(signature, "RescaleAction")
-        if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
-            raise ValueError(f"RescaleAction needs an action space with finite bounds, low < high, but got {space}.")
-        try:
-            low, high = (np.broadcast_to(bound, space.shape) for bound in (self.min_action, self.max_action))
-        except ValueError:
-            shape = np.broadcast_shapes(np.shape(self.min_action), np.shape(self.max_action))
-            raise ValueError(f"RescaleAction needs bounds that fit shape {space.shape}, but got {shape}.") from None
-        # Gymnasium's rescale_box: env = (agent - intercept) / gradient, both formed in double precision.
-        gradient = (np.float64(high) - low) / (space.high.astype(np.float64) - space.low)
-        intercept = gradient * -space.low.astype(np.float64) + low
-        for name, value in (("gradient", gradient), ("intercept", intercept)):
-            tensor = torch.as_tensor(value.astype(space.dtype), device=signature.device)
-            self.register_buffer(name, tensor, persistent=False)
-        box: gymnasium.spaces.Box = gymnasium.spaces.Box(
-            low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype
-        )
-        return signature.replace(single_action_space=box)
-
-    def action(self, action: Tensor) -> Tensor:
-        return (action - self.intercept) / self.gradient

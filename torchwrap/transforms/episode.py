@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -131,3 +136,75 @@ class TimeLimit(Transform):
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         self.elapsed.masked_fill_(mask.unsqueeze(-1), 0)
         return td
+
+
+class TimeAwareObservation(Transform):
+    """Adds the number of steps since the episode began.
+
+    Args:
+        flatten: whether observation and time become one vector, as Gymnasium's `flatten` makes it.
+        normalize_time: whether time is a share of the limit, float32 in [0, 1], and not a number of steps, int32.
+        dict_time_key: where the time goes in a `Dict` observation.
+
+    Shape: time is `(num_envs, 1)`. `Dict` observations get it under `dict_time_key`, `Tuple` ones at the end, others become a
+    `Dict` of "obs" and "time".
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, (1,)), TimeLimit(4), TimeAwareObservation(normalize_time=True))
+    >>> env.step(env.reset().set("action", env.sample_action()))[1]["observation"]
+    tensor([[1.0000, 0.2500]])
+    """
+
+    elapsed = Buffer()
+
+    def __init__(self, flatten: bool = True, normalize_time: bool = False, *, dict_time_key: str = "time") -> None:
+        super().__init__()
+        for name, flag in (("flatten", flatten), ("normalize_time", normalize_time)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"TimeAwareObservation needs {name} as a bool, but got {flag!r}.")
+        if not isinstance(dict_time_key, str):
+            raise TypeError(f"TimeAwareObservation needs dict_time_key as text, but got {dict_time_key!r}.")
+        self.flatten = flatten
+        self.normalize_time = normalize_time
+        self.dict_time_key = dict_time_key
+
+    def setup(self, signature: Signature) -> Signature:
+        limit, below = signature.max_episode_steps, signature.single_observation_space
+        if limit is None:
+            raise ValueError("TimeAwareObservation needs an env with a limit of steps, but got none: put TimeLimit below it.")
+        self.limit = limit
+        time = gym_spaces.Box(0.0, 1.0) if self.normalize_time else gym_spaces.Box(0, limit, dtype=np.int32)
+        parts = spaces.children(below)
+        self.time_key = self.dict_time_key
+        self.space: gymnasium.Space[Any]
+        if isinstance(below, gym_spaces.Tuple):
+            self.time_key, self.space = str(len(below.spaces)), gym_spaces.Tuple((*below.spaces, time))
+        elif isinstance(below, gym_spaces.Dict):
+            if self.time_key in below.spaces:
+                raise ValueError(
+                    f"TimeAwareObservation needs a dict_time_key that is free, but got {self.time_key!r} in {below}."
+                )
+            self.space = gym_spaces.Dict({self.time_key: time, **below.spaces})
+        else:
+            self.time_key, self.space = "time", gym_spaces.Dict(obs=below, time=time)
+        self.alone = parts is None
+        above = gym_spaces.utils.flatten_space(self.space) if self.flatten else self.space
+        self.dtype = spaces.dtype(above) if self.flatten else None
+        elapsed = torch.zeros(signature.num_envs, 1, dtype=torch.int64, device=signature.device)
+        self.register_buffer("elapsed", elapsed, persistent=False)
+        return signature.replace(single_observation_space=above)
+
+    def _aware(self, td: TensorDict) -> TensorDict:
+        observation = td["observation"]
+        time = (self.elapsed.double() / self.limit).float() if self.normalize_time else self.elapsed.int()
+        parts = {"obs": observation} if self.alone else dict(observation.items())
+        aware = TensorDict({**parts, self.time_key: time}, batch_size=time.shape[:1])
+        return td.set("observation", spaces.flatten(self.space, aware, self.dtype) if self.dtype is not None else aware)
+
+    def step(self, td: TensorDict) -> TensorDict:
+        self.elapsed.add_(1)
+        return self._aware(td)
+
+    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        self.elapsed.masked_fill_(mask.unsqueeze(-1), 0)
+        return self._aware(td)

@@ -140,9 +140,7 @@ class NormalizeObservation(ObservationTransform):
         self.epsilon = arguments.number("NormalizeObservation", "epsilon", epsilon, above=0)
 
     def setup(self, signature: Signature) -> Signature:
-        space = signature.single_observation_space
-        if not isinstance(space, gymnasium.spaces.Box):
-            raise TypeError(f"NormalizeObservation needs a Box observation space, but got {space}.")
+        space = spaces.box("NormalizeObservation", "observation", signature.single_observation_space)
         wide = space.dtype in (np.float64, np.int32, np.int64)
         dtype = torch.float64 if wide else torch.float32
         self.statistics = RunningMeanStd(space.shape or (1,), signature.device, dtype)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
+from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import arguments, spaces
@@ -72,18 +73,16 @@ class ClipObservation(ObservationTransform):
         self.max_obs = self.high = arguments.number("ClipObservation", "max_obs", max_obs, low=self.min_obs)
 
     def setup(self, signature: Signature) -> Signature:
-        space = signature.single_observation_space
-        if not isinstance(space, gymnasium.spaces.Box):
-            raise TypeError(f"ClipObservation needs a Box observation space, but got {space}.")
+        space = spaces.box("ClipObservation", "observation", signature.single_observation_space)
         if np.issubdtype(space.dtype, np.integer):
-            limits = np.iinfo(space.dtype)
+            limits = np.iinfo(space.dtype)  # type: ignore[type-var]
             self.low = math.ceil(max(self.min_obs, limits.min))
             self.high = math.floor(min(self.max_obs, limits.max))
             if self.low > self.high:
                 raise ValueError(f"ClipObservation needs bounds with a value of {space.dtype} between, but got {self!r}.")
         else:
             # Bounds beyond the dtype are none.
-            largest = float(np.finfo(space.dtype).max)
+            largest = float(np.finfo(space.dtype).max)  # type: ignore[type-var]
             self.low, self.high = (
                 bound if abs(bound) <= largest else math.copysign(math.inf, bound) for bound in (self.min_obs, self.max_obs)
             )
@@ -117,3 +116,117 @@ class FlattenObservation(ObservationTransform):
 
     def observation(self, observation: Value) -> Tensor:
         return spaces.flatten(self.space, observation, self.dtype)
+
+
+class DtypeObservation(ObservationTransform):
+    """Casts observations.
+
+    Args:
+        dtype: NumPy's or PyTorch's.
+
+    Shape: unchanged. `Discrete` and `MultiBinary` become a Box of their values, `MultiDiscrete` stays one.
+
+    >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> images = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+    >>> TransformedEnv(ScriptedEnv(1, observation_space=images), DtypeObservation("float32")).reset()["observation"]
+    tensor([[ 0., 10.]])
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        self.dtype = dtype
+        try:
+            self.numpy_dtype = np.dtype(torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype)
+        except TypeError as error:
+            raise TypeError(f"DtypeObservation needs a dtype of NumPy or PyTorch, but got {dtype!r}.") from error
+
+    def setup(self, signature: Signature) -> Signature:
+        space, to = signature.single_observation_space, self.numpy_dtype
+        try:
+            if isinstance(space, gymnasium.spaces.Box):
+                with np.errstate(over="ignore"):  # of Gymnasium's own look at infinite bounds
+                    new: Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, to)
+            elif isinstance(space, gymnasium.spaces.Discrete):
+                new = gymnasium.spaces.Box(space.start, space.start + space.n - 1, (), to)
+            elif isinstance(space, gymnasium.spaces.MultiDiscrete):
+                new = gymnasium.spaces.MultiDiscrete(space.nvec, to, start=space.start)
+            elif isinstance(space, gymnasium.spaces.MultiBinary):
+                new = gymnasium.spaces.Box(0, 1, space.shape, to)
+            else:
+                raise TypeError("it is not a single array")
+            self.torch_dtype = spaces.dtype(new)
+        except (TypeError, ValueError, AssertionError, OverflowError) as error:
+            raise TypeError(f"DtypeObservation needs a space whose values fit {to}, but got {space}: {error}.") from error
+        return signature.replace(single_observation_space=new)
+
+    def observation(self, observation: Tensor) -> Tensor:
+        return observation.to(self.torch_dtype)
+
+
+class FilterObservation(ObservationTransform):
+    """Keeps some parts of a `Dict` or `Tuple` observation.
+
+    Args:
+        filter_keys: the keys to keep, or for a `Tuple` the places.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Discrete(5), right=gymnasium.spaces.Discrete(5))
+    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=parts), FilterObservation(["left"]))
+    >>> list(env.reset()["observation"].keys())
+    ['left']
+    """
+
+    def __init__(self, filter_keys: Sequence[str | int]) -> None:
+        super().__init__()
+        if isinstance(filter_keys, str) or not isinstance(filter_keys, Sequence):
+            raise TypeError(f"FilterObservation needs filter_keys as a list, but got {filter_keys!r}.")
+        if not filter_keys or len(set(filter_keys)) != len(filter_keys):
+            raise ValueError(f"FilterObservation needs filter_keys, each once, but got {filter_keys!r}.")
+        self.filter_keys = filter_keys
+
+    def setup(self, signature: Signature) -> Signature:
+        space, keys = signature.single_observation_space, self.filter_keys
+        if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+            raise TypeError(f"FilterObservation needs a Dict or Tuple observation space, but got {space}.")
+        known = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set(range(len(space.spaces)))
+        if not set(keys) <= known or any(isinstance(key, bool) for key in keys):
+            raise ValueError(f"FilterObservation needs filter_keys among {sorted(known)}, but got {keys!r}.")
+        if isinstance(space, gymnasium.spaces.Dict):
+            self.kept = {str(key): str(key) for key in keys}
+            new: Space[Any] = gymnasium.spaces.Dict({key: space.spaces[key] for key in self.kept})
+        else:
+            self.kept = {str(place): str(key) for place, key in enumerate(keys)}
+            new = gymnasium.spaces.Tuple([space.spaces[int(key)] for key in self.kept.values()])
+        return signature.replace(single_observation_space=new)
+
+    def observation(self, observation: Value) -> Value:
+        return TensorDict({new: observation[old] for new, old in self.kept.items()}, batch_size=observation.batch_size)
+
+
+class ReshapeObservation(ObservationTransform):
+    """Gives observations another shape.
+
+    Args:
+        shape: the shape of one env's observation, with as many elements as before.
+
+    >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> TransformedEnv(ScriptedEnv(3, observation_shape=(4,)), ReshapeObservation((2, 2))).reset()["observation"].shape
+    torch.Size([3, 2, 2])
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        if not isinstance(shape, tuple | list):
+            raise TypeError(f"ReshapeObservation needs shape as a tuple, but got {shape!r}.")
+        self.shape = tuple([arguments.integer("ReshapeObservation", "shape", size, at_least=1) for size in shape])
+
+    def setup(self, signature: Signature) -> Signature:
+        box = spaces.box("ReshapeObservation", "observation", signature.single_observation_space)
+        if math.prod(self.shape) != math.prod(box.shape):
+            raise ValueError(f"ReshapeObservation needs a shape with {math.prod(box.shape)} elements, but got {self.shape}.")
+        self.dims = len(box.shape)
+        low, high = box.low.reshape(self.shape), box.high.reshape(self.shape)
+        return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, self.shape, box.dtype))
+
+    def observation(self, observation: Tensor) -> Tensor:
+        return observation.reshape(*observation.shape[: observation.dim() - self.dims], *self.shape)

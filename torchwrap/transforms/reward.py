@@ -69,3 +69,22 @@ class ClipReward(RewardTransform):
 
     def reward(self, reward: Tensor) -> Tensor:
         return reward.clamp(self.min_reward, self.max_reward)
+
+
+class ScaleReward(RewardTransform):
+    """Multiplies the reward.
+
+    Args:
+        scale: by what.
+
+    >>> import torch; from tensordict import TensorDict
+    >>> ScaleReward(0.5)(TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2]))["reward"].flatten()
+    tensor([-2.5000,  2.5000])
+    """
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = arguments.number("ScaleReward", "scale", scale)
+
+    def reward(self, reward: Tensor) -> Tensor:
+        return reward * self.scale

@@ -1,0 +1,6 @@
+"""Tests in every folder find `catalogue`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

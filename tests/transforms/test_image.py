@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from chance import Chance, assert_agree, make
+from gymnasium import spaces, wrappers
+
+from torchwrap import transforms as T
+
+
+def images(*shape):
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+def resized(frames, shape):
+    """Ours, of a batch of frames."""
+    env = make(images(*frames.shape[1:]), T.ResizeObservation(shape))
+    return env.transform.observation(torch.from_numpy(frames)).numpy()
+
+
+def noise(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+@pytest.mark.parametrize("keep_dim", [False, True])
+def test_grayscale_observation_equals_gymnasiums(keep_dim):
+    space = images(6, 5, 3)
+    oracles = [wrappers.GrayscaleObservation(Chance(space), keep_dim) for _ in range(3)]
+    assert_agree(make(space, T.GrayscaleObservation(keep_dim)), oracles)
+
+
+def test_grayscale_observation_equals_gymnasiums_for_every_gray_and_a_million_colours():
+    grays = np.arange(256, dtype=np.uint8)[:, None].repeat(3, 1)
+    colours = np.concatenate([grays, noise(1_000_000, 3)])[:, None]
+    oracle = wrappers.GrayscaleObservation(Chance(images(len(colours), 1, 3)))
+    given = T.GrayscaleObservation().observation(torch.from_numpy(colours))
+    np.testing.assert_array_equal(given.numpy(), oracle.observation(colours))
+    assert (given[:256, 0].numpy() != grays[:, 0]).sum() == 8  # Gymnasium cuts off what float64 does not quite reach
+
+
+SIZES = [
+    ((210, 160), (84, 84)),
+    ((210, 160), (64, 64)),
+    ((210, 160), (96, 96)),
+    ((250, 160), (84, 84)),
+    ((480, 640), (84, 84)),
+    ((96, 96), (84, 84)),
+    ((64, 64), (48, 48)),
+    ((168, 126), (84, 84)),
+    ((84, 160), (84, 84)),
+    ((160, 84), (84, 84)),
+    ((96, 96), (32, 32)),  # whole blocks from here on
+    ((96, 64), (32, 32)),
+    ((64, 96), (32, 32)),
+    ((128, 32), (32, 32)),
+    ((168, 168), (84, 84)),  # exactly half
+    ((40, 20), (10, 10)),
+    ((9, 7), (1, 1)),
+    ((7, 5), (7, 5)),
+]
+
+
+@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize(("before", "after"), SIZES, ids=str)
+def test_resize_observation_equals_opencvs_inter_area_in_every_bit(before, after, channels):
+    frames = noise(4, *before, *channels)
+    frames[0], frames[1] = 255, np.linspace(0, 255, frames[1].size).reshape(frames[1].shape)
+    oracle = [cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA).reshape(*after, *channels) for frame in frames]
+    np.testing.assert_array_equal(resized(frames, after), np.stack(oracle))
+
+
+@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 3), (6, 5), (3, 4)])
+def test_resize_observation_equals_gymnasiums_in_episodes_and_spaces(shape, channels):
+    space = images(12, 8, *channels)
+    oracles = [wrappers.ResizeObservation(Chance(space), shape) for _ in range(3)]
+    assert_agree(make(space, T.ResizeObservation(shape)), oracles)
+
+
+def test_images_outside_an_env_take_any_batch_size():
+    frames = torch.from_numpy(noise(2, 3, 12, 8, 3))
+    resize = make(images(12, 8, 3), T.ResizeObservation((5, 5))).transform
+    torch.testing.assert_close(resize.observation(frames)[1, 2], resize.observation(frames[1, 2:])[0], rtol=0, atol=0)
+    assert T.GrayscaleObservation(keep_dim=True).observation(frames).shape == (2, 3, 12, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda: T.GrayscaleObservation(1), TypeError, "GrayscaleObservation needs keep_dim as a bool, but got 1"),
+        (
+            lambda: make(images(4, 4), T.GrayscaleObservation()),
+            ValueError,
+            "GrayscaleObservation needs images with 3 channels",
+        ),
+        (
+            lambda: make(images(4, 4, 4), T.GrayscaleObservation()),
+            ValueError,
+            "GrayscaleObservation needs images with 3 channels",
+        ),
+        (lambda: make(images(4), T.GrayscaleObservation()), TypeError, "GrayscaleObservation needs images as Box"),
+        (lambda: make(spaces.Discrete(3), T.GrayscaleObservation()), TypeError, "GrayscaleObservation needs images as Box"),
+        (
+            lambda: make(spaces.Box(0, 1, (4, 4, 3)), T.GrayscaleObservation()),
+            TypeError,
+            "GrayscaleObservation needs images as Box",
+        ),
+        (
+            lambda: make(spaces.Box(0, 9, (4, 4), np.uint8), T.ResizeObservation((2, 2))),
+            TypeError,
+            "ResizeObservation needs images",
+        ),
+        (
+            lambda: make(images(4, 4), T.ResizeObservation((5, 2))),
+            ValueError,
+            r"a shape of at most \(4, 4\), but got \(5, 2\)",
+        ),
+        (
+            lambda: make(images(4, 4, 3), T.ResizeObservation((2, 5))),
+            ValueError,
+            r"a shape of at most \(4, 4\), but got \(2, 5\)",
+        ),
+        (lambda: T.ResizeObservation(84), TypeError, r"ResizeObservation needs shape as \(height, width\), but got 84"),
+        (lambda: T.ResizeObservation((84, 84, 3)), TypeError, r"ResizeObservation needs shape as \(height, width\)"),
+        (lambda: T.ResizeObservation((84, 0)), ValueError, "ResizeObservation needs shape of at least 1, but got 0"),
+        (
+            lambda: T.ResizeObservation((84, 8.5)),
+            TypeError,
+            "ResizeObservation needs an integer shape of at least 1, but got 8.5",
+        ),
+    ],
+)
+def test_wrong_arguments_and_spaces_are_refused_by_name(build, error, match):
+    with pytest.raises(error, match=match):
+        build()

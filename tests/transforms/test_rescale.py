@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from chance import Chance, assert_agree, make
+from gymnasium import spaces, wrappers
+
+from torchwrap import transforms as T
+
+# Gymnasium warns about the bounds it rounds to the space's dtype.
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+INF = np.inf
+BOX = spaces.Box(-2, 7, (3,), np.float32)
+CASES = [
+    (BOX, -1.0, 1.0),
+    (BOX, np.float32([-1, 0, 5]), np.float32([0, 1, 1000])),
+    (spaces.Box(np.float32([-2, 0.1, 5]), np.float32([2, 0.5, 1000])), 0.0, 1.0),
+    (spaces.Box(0, 255, (2, 2), np.float64), 0.0, 1.0),
+    (spaces.Box(-1, 1, (), np.float32), 0.0, 3.0),
+    (spaces.Box(np.float32([-INF, 0, -1]), np.float32([1, INF, 1])), np.float32([-INF, 3, 0]), np.float32([5, INF, 1])),
+    (spaces.Box(-INF, INF, (2,), np.float32), -INF, INF),
+]
+
+
+@pytest.mark.parametrize(("space", "low", "high"), CASES, ids=str)
+def test_rescale_observation_equals_gymnasiums(space, low, high):
+    oracles = [wrappers.RescaleObservation(Chance(space), low, high) for _ in range(3)]
+    assert_agree(make(space, T.RescaleObservation(low, high)), oracles)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda: T.RescaleObservation(1, 1), ValueError, "RescaleObservation needs min_obs < max_obs, but got 1 and 1"),
+        (lambda: T.RescaleObservation("a", 1), ValueError, "RescaleObservation needs min_obs < max_obs, but got 'a' and 1"),
+        (lambda: T.RescaleObservation(np.nan, 1), ValueError, "RescaleObservation needs min_obs < max_obs, but got nan and 1"),
+        (lambda: T.RescaleObservation([0, 0], [1, 1, 1]), ValueError, "RescaleObservation needs min_obs < max_obs"),
+        (lambda: make(BOX, T.RescaleObservation([0, 0], 1)), ValueError, r"bounds that fit shape \(3,\), but got \(2,\)"),
+        (
+            lambda: make(BOX, T.RescaleObservation([[0, 0, 0]], 1)),
+            ValueError,
+            r"bounds that fit shape \(3,\), but got \(1, 3\)",
+        ),
+        (lambda: make(BOX, T.RescaleObservation(-INF, 1)), ValueError, "needs bounds that are infinite where those of Box"),
+        (
+            lambda: make(CASES[-1][0], T.RescaleObservation(0, 1)),
+            ValueError,
+            "needs bounds that are infinite where those of Box",
+        ),
+        (
+            lambda: make(spaces.Box(2, 2, (1,)), T.RescaleObservation(0, 1)),
+            ValueError,
+            "needs an observation space with low < high",
+        ),
+        (
+            lambda: make(spaces.Box(0, 9, (2,), np.uint8), T.RescaleObservation(0, 1)),
+            TypeError,
+            "a Box observation space of floats",
+        ),
+        (lambda: make(spaces.Discrete(2), T.RescaleObservation(0, 1)), TypeError, "a Box observation space of floats"),
+    ],
+)
+def test_wrong_arguments_and_spaces_are_refused_by_name(build, error, match):
+    with pytest.raises(error, match=match):
+        build()

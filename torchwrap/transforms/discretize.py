@@ -1,0 +1,153 @@
+"""Boxes cut into bins of equal width."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchwrap import arguments, spaces
+from torchwrap.buffer import Buffer
+from torchwrap.spaces import Signature
+from torchwrap.transforms.base import ActionTransform, ObservationTransform
+
+
+class _Bins(nn.Module):
+    """The bins of a box, dimension after dimension: their edges, and one number for all of them, the last one fastest."""
+
+    edges = Buffer()
+    centers = Buffer()
+    counts = Buffer()
+    strides = Buffer()
+
+    def __init__(self, name: str, box: gymnasium.spaces.Box, bins: int | tuple[int, ...], device: torch.device) -> None:
+        super().__init__()
+        low, high = box.low.ravel(), box.high.ravel()
+        if not (np.isfinite(low) & np.isfinite(high)).all():
+            raise ValueError(f"{name} needs a box with finite bounds, but got {box}.")
+        counts = (bins,) * low.size if isinstance(bins, int) else bins
+        if len(counts) != low.size:
+            raise ValueError(f"{name} needs bins for each of {low.size} dimensions, but got {bins!r}.")
+        if math.prod(counts) >= 2**63:
+            raise ValueError(f"{name} needs fewer than 2**63 bins in all, but got {bins!r} in {low.size} dimensions.")
+        self.shape, self.dtype = box.shape, spaces.dtype(box)
+        # As Gymnasium has them, of the box's own dtype; as far as there are fewer, edges that nothing reaches.
+        lines = [np.linspace(*ends) for ends in zip(low, high, np.add(counts, 1), strict=True)]
+        most = max(counts)
+        edges = [np.pad(line, (0, most + 1 - len(line)), constant_values=np.inf) for line in lines]
+        centers = [np.pad(0.5 * (line[:-1] + line[1:]), (0, most + 1 - len(line))) for line in lines]
+        strides = np.cumprod([1, *counts[:0:-1]])[::-1].copy()
+        for key, value in (("edges", edges), ("centers", centers), ("counts", counts), ("strides", strides)):
+            array = np.array(value, np.float64 if key in ("edges", "centers") else np.int64)
+            self.register_buffer(key, torch.as_tensor(array, device=device), persistent=False)
+
+    def space(self, multidiscrete: bool) -> gymnasium.Space[Any]:
+        counts = self.counts.tolist()
+        return gymnasium.spaces.MultiDiscrete(counts) if multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
+
+    def join(self, places: Tensor) -> Tensor:
+        """Places `(..., dimensions)` as one number."""
+        return (places * self.strides).sum(-1)
+
+    def split(self, number: Tensor) -> Tensor:
+        return number.unsqueeze(-1) // self.strides % self.counts
+
+
+def _bins(name: str, bins: Any) -> int | tuple[int, ...]:
+    if isinstance(bins, tuple | list | np.ndarray):
+        return tuple([arguments.integer(name, "bins", count, at_least=1) for count in bins])
+    return arguments.integer(name, "bins", bins, at_least=1)
+
+
+def _flag(name: str, multidiscrete: Any) -> bool:
+    if not isinstance(multidiscrete, bool):
+        raise TypeError(f"{name} needs multidiscrete as a bool, but got {multidiscrete!r}.")
+    return multidiscrete
+
+
+class DiscretizeObservation(ObservationTransform):
+    """Says in which bin each component of the observation lies, or with one number in which of all.
+
+    Args:
+        bins: how many for each dimension, or a tuple with a number for each.
+        multidiscrete: whether each dimension keeps a number of its own.
+
+    Shape: a Box with finite bounds to `(num_envs,)` int64, or `(num_envs, dimensions)`.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> box = gymnasium.spaces.Box(0, 40, (2,), np.float32)
+    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=box), DiscretizeObservation(4, multidiscrete=True))
+    >>> env.reset()["observation"]  # of 0 and 10
+    tensor([[0, 1]])
+    """
+
+    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
+        super().__init__()
+        self.bins = _bins("DiscretizeObservation", bins)
+        self.multidiscrete = _flag("DiscretizeObservation", multidiscrete)
+
+    def setup(self, signature: Signature) -> Signature:
+        box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space)
+        self.places = _Bins("DiscretizeObservation", box, self.bins, signature.device)
+        return signature.replace(single_observation_space=self.places.space(self.multidiscrete))
+
+    def observation(self, observation: Tensor) -> Tensor:
+        bins = self.places
+        values = observation.flatten(observation.dim() - len(bins.shape)) if bins.shape else observation.unsqueeze(-1)
+        # How many inner edges are not above it; what lies beyond the outer ones belongs to the last bin there.
+        inner = bins.edges[:, 1:]
+        places = (values.double().unsqueeze(-1) >= inner).sum(-1).minimum(bins.counts - 1)
+        return places if self.multidiscrete else bins.join(places)
+
+    def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper edges of bins, `(..., dimensions)` both, in the dtype of the box."""
+        bins = self.places
+        places = (observation if self.multidiscrete else bins.split(observation)).unsqueeze(-1)
+        edges = bins.edges.expand(*places.shape[:-1], -1)
+        low, high = edges.gather(-1, places), edges.gather(-1, places + 1)
+        return low.squeeze(-1).to(bins.dtype), high.squeeze(-1).to(bins.dtype)
+
+
+class DiscretizeAction(ActionTransform):
+    """Takes the number of a bin for an action: its centre is done.
+
+    Args:
+        bins: how many for each dimension, or a tuple with a number for each.
+        multidiscrete: whether each dimension has a number of its own.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    >>> env = TransformedEnv(ScriptedEnv(2, action_space=box), DiscretizeAction(4))
+    >>> transition, _ = env.step(env.reset().set("action", torch.tensor([0, 3])))
+    >>> transition["next", "info", "action"].flatten()  # what a ScriptedEnv got
+    tensor([-0.7500,  0.7500])
+    """
+
+    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
+        super().__init__()
+        self.bins = _bins("DiscretizeAction", bins)
+        self.multidiscrete = _flag("DiscretizeAction", multidiscrete)
+
+    def setup(self, signature: Signature) -> Signature:
+        box = spaces.box("DiscretizeAction", "action", signature.single_action_space)
+        self.places = _Bins("DiscretizeAction", box, self.bins, signature.device)
+        return signature.replace(single_action_space=self.places.space(self.multidiscrete))
+
+    def action(self, action: Tensor) -> Tensor:
+        bins = self.places
+        places = (action if self.multidiscrete else bins.split(action)).unsqueeze(-1)
+        centers = bins.centers.expand(*places.shape[:-1], -1).gather(-1, places).squeeze(-1)
+        return centers.reshape(*places.shape[:-2], *bins.shape).to(bins.dtype)
+
+    def revert_action(self, action: Tensor) -> Tensor:
+        """The bins with the nearest centres, in the form that `action` takes."""
+        bins = self.places
+        values = action.flatten(action.dim() - len(bins.shape)) if bins.shape else action.unsqueeze(-1)
+        far = torch.arange(bins.centers.shape[1], device=action.device) >= bins.counts.unsqueeze(-1)
+        distance = (bins.centers - values.double().unsqueeze(-1)).abs().masked_fill(far, math.inf)
+        places = distance.argmin(-1)
+        return places if self.multidiscrete else bins.join(places)

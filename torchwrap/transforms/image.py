@@ -1,0 +1,142 @@
+"""Transforms of images: frames `(num_envs, height, width)` or `(num_envs, height, width, channels)`, uint8."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchwrap import arguments
+from torchwrap.buffer import Buffer
+from torchwrap.spaces import Signature
+from torchwrap.transforms.base import ObservationTransform
+
+
+def _image(signature: Signature, name: str) -> gymnasium.spaces.Box:
+    space = signature.single_observation_space
+    fits = isinstance(space, gymnasium.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+    if not fits or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
+        raise TypeError(f"{name} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
+    return space  # type: ignore[return-value]
+
+
+def _image_space(*shape: int) -> gymnasium.spaces.Box:
+    return gymnasium.spaces.Box(0, 255, shape, np.uint8)
+
+
+class GrayscaleObservation(ObservationTransform):
+    """Makes one channel of three: 0.2125 red + 0.7154 green + 0.0721 blue in float64, and cut off, as Gymnasium has it.
+
+    Args:
+        keep_dim: whether the channel's dimension stays.
+
+    Shape: `(height, width, 3)` uint8 to `(height, width)` or `(height, width, 1)`.
+
+    >>> from tensordict import TensorDict
+    >>> white = torch.full((1, 1, 1, 3), 255, dtype=torch.uint8)
+    >>> GrayscaleObservation()(TensorDict({"observation": white}, [1]))["observation"]
+    tensor([[[255]]], dtype=torch.uint8)
+    """
+
+    def __init__(self, keep_dim: bool = False) -> None:
+        super().__init__()
+        if not isinstance(keep_dim, bool):
+            raise TypeError(f"GrayscaleObservation needs keep_dim as a bool, but got {keep_dim!r}.")
+        self.keep_dim = keep_dim
+
+    def setup(self, signature: Signature) -> Signature:
+        space = _image(signature, "GrayscaleObservation")
+        if space.shape[2:] != (3,):
+            raise ValueError(f"GrayscaleObservation needs images with 3 channels, but got {space}.")
+        height, width, _ = space.shape
+        return signature.replace(single_observation_space=_image_space(height, width, *(1,) * self.keep_dim))
+
+    def observation(self, observation: Tensor) -> Tensor:
+        red, green, blue = observation.unbind(-1)
+        gray = (0.2125 * red.double() + 0.7154 * green.double() + 0.0721 * blue.double()).to(torch.uint8)
+        return gray.unsqueeze(-1) if self.keep_dim else gray
+
+
+class ResizeObservation(ObservationTransform):
+    """Makes images smaller: each new pixel is the mean of the area it covers, bit for bit as OpenCV's `INTER_AREA`.
+
+    Where both ratios are whole numbers, sums of blocks are exact; else rows and then columns are weighted sums in float32, in
+    OpenCV's order. Halves are rounded to even; OpenCV has a path of its own for exactly half the size, which rounds them up.
+
+    Args:
+        shape: the new height and width, at most the old ones.
+
+    Shape: `(height, width)` or `(height, width, channels)` uint8 to `(*shape)` or `(*shape, channels)`.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), ResizeObservation((84, 84)))
+    >>> env.reset()["observation"].shape
+    torch.Size([1, 84, 84, 3])
+    """
+
+    row_places, row_weights, column_places, column_weights = Buffer(), Buffer(), Buffer(), Buffer()
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        if not isinstance(shape, tuple | list) or len(shape) != 2:
+            raise TypeError(f"ResizeObservation needs shape as (height, width), but got {shape!r}.")
+        height, width = (arguments.integer("ResizeObservation", "shape", size, at_least=1) for size in shape)
+        self.shape = height, width
+
+    def setup(self, signature: Signature) -> Signature:
+        space = _image(signature, "ResizeObservation")
+        old, new = space.shape[:2], self.shape
+        if new[0] > old[0] or new[1] > old[1]:
+            raise ValueError(f"ResizeObservation needs a shape of at most {old}, but got {new}: it makes images smaller.")
+        self.channels = len(space.shape) - 2
+        # Sizes of whole blocks, where both are.
+        self.block = (old[0] // new[0], old[1] // new[1]) if old[0] % new[0] == old[1] % new[1] == 0 else None
+        for name, before, after in (("row", old[0], new[0]), ("column", old[1], new[1])):
+            places, weights = _taps(before, after)
+            self.register_buffer(f"{name}_places", places.to(signature.device), persistent=False)
+            self.register_buffer(f"{name}_weights", weights.to(signature.device), persistent=False)
+        return signature.replace(single_observation_space=_image_space(*new, *space.shape[2:]))
+
+    def observation(self, observation: Tensor) -> Tensor:
+        row, column = -2 - self.channels, -1 - self.channels
+        if self.block is not None:
+            blocks = observation.unflatten(column, (-1, self.block[1])).unflatten(row - 1, (-1, self.block[0]))
+            total = blocks.sum((row - 1, column), dtype=torch.int32)
+            if self.block == (2, 2):
+                return (total + 2 >> 2).to(torch.uint8)
+            mean = total.float() * (1 / math.prod(self.block))
+        else:
+            mean = _weigh(observation.float(), column, self.column_places, self.column_weights)
+            mean = _weigh(mean, row, self.row_places, self.row_weights)
+        return mean.round().clamp(0, 255).to(torch.uint8)
+
+
+def _taps(before: int, after: int) -> tuple[Tensor, Tensor]:
+    # For each of `after` cells on a line of `before` pixels: which pixels it covers, and their shares of it, as OpenCV's
+    # computeResizeAreaTab has them. `(most, after)` both; where there are fewer, the weight is 0.
+    scale, taps = before / after, []
+    for cell in range(after):
+        first, last = cell * scale, cell * scale + scale
+        width = min(scale, before - first)
+        end = min(math.floor(last), before - 1)
+        start = min(math.ceil(first), end)
+        covered = [(start - 1, (start - first) / width)] if start - first > 1e-3 else []
+        covered += [(pixel, 1 / width) for pixel in range(start, end)]
+        covered += [(end, min(last - end, 1, width) / width)] if last - end > 1e-3 else []
+        taps.append(covered)
+    most = max(map(len, taps))
+    padded = torch.tensor([covered + [(0, 0.0)] * (most - len(covered)) for covered in taps], dtype=torch.float64)
+    return padded[..., 0].long().t().contiguous(), padded[..., 1].float().t().contiguous()
+
+
+def _weigh(image: Tensor, dim: int, places: Tensor, weights: Tensor) -> Tensor:
+    # One tap after the other, each product rounded before it is added.
+    weights = weights.view(*weights.shape, *(1,) * (-1 - dim))
+    total = image.index_select(dim, places[0]) * weights[0]
+    for pixel, weight in zip(places[1:], weights[1:], strict=True):
+        total = total + image.index_select(dim, pixel) * weight
+    return total
