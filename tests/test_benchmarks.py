@@ -304,9 +304,9 @@ def test_every_transform_is_measured(load):
 
 @pytest.mark.parametrize("side", ["torchwrap_side", "gymnasium_peer"])
 def test_every_transform_steps(load, side):
-    known = load("gymnasium_peer").WRAPPERS if side == "gymnasium_peer" else load("torchwrap_side").TRANSFORMS
-    for name in known:
-        load(side).scripted(3, [name]).call()
+    theirs, see = side == "gymnasium_peer", load("each").SEE
+    for name in load("gymnasium_peer").WRAPPERS if theirs else load("torchwrap_side").TRANSFORMS:
+        load(side).scripted(3, [name], **({} if theirs else {"see": see.get(name, "numbers")})).call()
 
 
 def test_gymnax_side_counts_every_observation_once_and_stacks(load):

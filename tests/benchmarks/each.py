@@ -6,7 +6,7 @@ from .glue import COLUMNS, REFERENCES, ours
 from .measure import Case, Figures, Options, Row, compare
 from .report import ratios, table
 
-# Whether Gymnasium has a vector wrapper of that name.
+# Whether Gymnasium has a vector wrapper of that name, and the script in NumPy what it takes.
 TRANSFORMS = {
     "ClipAction": True,
     "RescaleAction": True,
@@ -17,9 +17,29 @@ TRANSFORMS = {
     "FrameStackObservation": False,
     "FlattenObservation": True,
     "TransformObservation": True,
+    "DelayObservation": False,
+    "DiscretizeObservation": False,
+    "DtypeObservation": True,
+    "FilterObservation": False,
+    "GrayscaleObservation": False,
+    "RescaleObservation": False,
+    "ReshapeObservation": True,
+    "ResizeObservation": False,
+    "TimeAwareObservation": False,
+    "DiscretizeAction": False,
+    "TransformAction": True,
+    "ScaleReward": False,
     "NormalizeReward": True,
     "ClipReward": True,
     "TransformReward": True,
+}
+# What is seen, where it is not the script's numbers.
+SEE = {
+    "DiscretizeObservation": "bounded numbers",
+    "RescaleObservation": "bounded numbers",
+    "FilterObservation": "parts",
+    "GrayscaleObservation": "images",
+    "ResizeObservation": "images",
 }
 
 
@@ -27,7 +47,7 @@ def run(options: Options) -> Figures:
     figures: Figures = {}
     for n in options.num_envs or (1024,):
         for name, known in TRANSFORMS.items():
-            rows = ours(n, [name], options)
+            rows = ours(n, [name], options, see=SEE.get(name, "numbers"))
             if known:
                 cases = [Case("gymnasium", "scripted", {"num_envs": n, "transforms": part}) for part in ([name], None)]
                 rows["gymnasium"] = Row(*cases)

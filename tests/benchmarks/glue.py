@@ -33,8 +33,8 @@ def run(options: Options) -> Figures:
     return figures
 
 
-def ours(num_envs: int, transforms: Sequence[str], options: Options) -> dict[str, Row]:
-    arguments = {"num_envs": num_envs, "device": options.device}
+def ours(num_envs: int, transforms: Sequence[str], options: Options, **more: Any) -> dict[str, Row]:
+    arguments = {"num_envs": num_envs, "device": options.device, **more}
     rows = {"torchwrap-eager": _pair("torchwrap", transforms, compiled=False, **arguments)}
     if options.compile:
         rows["torchwrap-compiled"] = _pair("torchwrap", transforms, compiled=True, **arguments)

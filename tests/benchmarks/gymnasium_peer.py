@@ -24,6 +24,9 @@ WRAPPERS: dict[str, Callable[[VectorEnv], VectorEnv]] = {
     "TransformObservation": lambda env: wrappers.TransformObservation(
         env, lambda observation: observation * 0.5, single_observation_space=env.single_observation_space
     ),
+    "DtypeObservation": lambda env: wrappers.DtypeObservation(env, np.float64),
+    "ReshapeObservation": lambda env: wrappers.ReshapeObservation(env, (1, script.OBSERVATION)),
+    "TransformAction": lambda env: wrappers.TransformAction(env, lambda action: action * 0.5),
     "NormalizeReward": wrappers.NormalizeReward,
     "ClipReward": lambda env: wrappers.ClipReward(env, -10, 10),
     "TransformReward": lambda env: wrappers.TransformReward(env, lambda reward: reward * 0.1),

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -26,18 +27,37 @@ TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
     "FrameStackObservation": lambda: T.FrameStackObservation(4),
     "FlattenObservation": T.FlattenObservation,
     "TransformObservation": lambda: T.TransformObservation(lambda observation: observation * 0.5),
+    "DelayObservation": lambda: T.DelayObservation(4),
+    "DiscretizeObservation": lambda: T.DiscretizeObservation(10, multidiscrete=True),
+    "DtypeObservation": lambda: T.DtypeObservation("float64"),
+    "FilterObservation": lambda: T.FilterObservation(["numbers"]),
+    "GrayscaleObservation": T.GrayscaleObservation,
+    "RescaleObservation": lambda: T.RescaleObservation(-1, 1),
+    "ReshapeObservation": lambda: T.ReshapeObservation((1, script.OBSERVATION)),
+    "ResizeObservation": lambda: T.ResizeObservation((48, 48)),
+    "TimeAwareObservation": lambda: T.Compose([T.TimeLimit(1000), T.TimeAwareObservation()]),
+    "DiscretizeAction": lambda: T.DiscretizeAction(3),
+    "TransformAction": lambda: T.TransformAction(lambda action: action * 0.5),
+    "ScaleReward": lambda: T.ScaleReward(0.1),
     "NormalizeReward": T.NormalizeReward,
     "ClipReward": lambda: T.ClipReward(-10, 10),
     "TransformReward": lambda: T.TransformReward(lambda reward: reward * 0.1),
 }
 
 
-def scripted(num_envs: int, transforms: Sequence[str] | None = None, compiled: bool = False, device: str = "cpu") -> Timed:
+def scripted(
+    num_envs: int,
+    transforms: Sequence[str] | None = None,
+    compiled: bool = False,
+    device: str = "cpu",
+    see: str = "numbers",
+) -> Timed:
     """A step of a ScriptedEnv; `transforms` is None for the bare env, and [] for a TransformedEnv with nothing in it."""
-    env = _build(script.scripted(num_envs, device), transforms, compiled)
+    env = _build(script.scripted(num_envs, device, see), transforms, compiled)
     td = env.reset(seed=0)
     env.unwrapped.elapsed.copy_(script.elapsed(num_envs))
-    return _stepper(env, td, [script.actions(num_envs).to(device)])
+    floats = isinstance(env.single_action_space, gymnasium.spaces.Box)
+    return _stepper(env, td, [script.actions(num_envs).to(device) if floats else env.sample_action()])
 
 
 def cartpole(

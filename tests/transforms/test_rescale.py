@@ -16,6 +16,7 @@ CASES = [
     (BOX, np.float32([-1, 0, 5]), np.float32([0, 1, 1000])),
     (spaces.Box(np.float32([-2, 0.1, 5]), np.float32([2, 0.5, 1000])), 0.0, 1.0),
     (spaces.Box(0, 255, (2, 2), np.float64), 0.0, 1.0),
+    (spaces.Box(np.float32([0.1, -1e-3, -0.7, 3]), np.float32([0.7, 1e3, 1e-5, 3.1])), -0.3, 0.9),
     (spaces.Box(-1, 1, (), np.float32), 0.0, 3.0),
     (spaces.Box(np.float32([-INF, 0, -1]), np.float32([1, INF, 1])), np.float32([-INF, 3, 0]), np.float32([5, INF, 1])),
     (spaces.Box(-INF, INF, (2,), np.float32), -INF, INF),

@@ -196,7 +196,7 @@ class TimeAwareObservation(Transform):
 
     def _aware(self, td: TensorDict) -> TensorDict:
         observation = td["observation"]
-        time = (self.elapsed.double() / self.limit).float() if self.normalize_time else self.elapsed.int()
+        time = self.elapsed / self.limit if self.normalize_time else self.elapsed.int()
         parts = {"obs": observation} if self.alone else dict(observation.items())
         aware = TensorDict({**parts, self.time_key: time}, batch_size=time.shape[:1])
         return td.set("observation", spaces.flatten(self.space, aware, self.dtype) if self.dtype is not None else aware)
