@@ -17,7 +17,7 @@ ACTION = 6
 SPACES: dict[str, Any] = {
     "numbers": spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32),
     "bounded numbers": spaces.Box(-1e6, 1e6, (OBSERVATION,), np.float32),
-    "images": spaces.Box(0, 255, (64, 64, 3), np.uint8),
+    "images": spaces.Box(0, 255, (24, 24, 3), np.uint8),
     "parts": spaces.Dict(numbers=spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32), kind=spaces.Discrete(3)),
 }
 

@@ -34,7 +34,7 @@ TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
     "GrayscaleObservation": T.GrayscaleObservation,
     "RescaleObservation": lambda: T.RescaleObservation(-1, 1),
     "ReshapeObservation": lambda: T.ReshapeObservation((1, script.OBSERVATION)),
-    "ResizeObservation": lambda: T.ResizeObservation((48, 48)),
+    "ResizeObservation": lambda: T.ResizeObservation((18, 18)),
     "TimeAwareObservation": lambda: T.Compose([T.TimeLimit(1000), T.TimeAwareObservation()]),
     "DiscretizeAction": lambda: T.DiscretizeAction(3),
     "TransformAction": lambda: T.TransformAction(lambda action: action * 0.5),
