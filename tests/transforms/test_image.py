@@ -6,6 +6,7 @@ import pytest
 import torch
 from chance import Chance, assert_agree, make
 from gymnasium import spaces, wrappers
+from tensordict import TensorDict
 
 from torchwrap import transforms as T
 
@@ -84,6 +85,17 @@ def test_images_outside_an_env_take_any_batch_size():
     resize = make(images(12, 8, 3), T.ResizeObservation((5, 5))).transform
     torch.testing.assert_close(resize.observation(frames)[1, 2], resize.observation(frames[1, 2:])[0], rtol=0, atol=0)
     assert T.GrayscaleObservation(keep_dim=True).observation(frames).shape == (2, 3, 12, 8, 1)
+
+
+@pytest.mark.parametrize(
+    "make_transform", [T.GrayscaleObservation, lambda: T.ResizeObservation((5, 5))], ids=["gray", "small"]
+)
+def test_a_reset_computes_only_images_of_envs_that_begin_anew(make_transform):
+    transform, frames = make(images(12, 8, 3), make_transform()).transform, torch.from_numpy(noise(3, 12, 8, 3))
+    mask, expected = torch.tensor([False, True, False]), transform.observation(frames)
+    given = transform.reset(TensorDict({"observation": frames}, [3]), mask)["observation"]
+    assert given.dtype == torch.uint8 and torch.equal(given[1], expected[1]) and not given[[0, 2]].any()
+    assert transform.reset(TensorDict({"observation": frames}, [3]), ~mask & mask)["observation"].shape == expected.shape
 
 
 @pytest.mark.parametrize(

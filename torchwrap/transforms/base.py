@@ -9,6 +9,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from torchwrap import spaces
 from torchwrap.spaces import Signature, Value
 
 
@@ -72,6 +73,9 @@ class Transform(nn.Module):
 class ObservationTransform(Transform):
     """Base for transforms of each observation by itself: write `observation`, and `setup` where the space changes."""
 
+    costly = False
+    """Whether to compute, of a reset's observations (one tensor), only those in the mask where the host can look at it."""
+
     def observation(self, observation: Value) -> Value:
         raise NotImplementedError
 
@@ -79,7 +83,12 @@ class ObservationTransform(Transform):
         return td.set("observation", self.observation(td["observation"]))
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        return td.set("observation", self.observation(td["observation"]))
+        observation = td["observation"]
+        if self.costly and spaces.free_to_look(mask):
+            places = mask.nonzero().squeeze(1)
+            few = self.observation(observation.index_select(0, places))
+            return td.set("observation", few.new_zeros(len(mask), *few.shape[1:]).index_copy_(0, places, few))
+        return td.set("observation", self.observation(observation))
 
     def forward(self, td: TensorDict) -> TensorDict:
         return self._alone(td, "observation", self.observation)

@@ -41,6 +41,8 @@ class GrayscaleObservation(ObservationTransform):
     tensor([[[255]]], dtype=torch.uint8)
     """
 
+    costly = True
+
     def __init__(self, keep_dim: bool = False) -> None:
         super().__init__()
         if not isinstance(keep_dim, bool):
@@ -78,6 +80,7 @@ class ResizeObservation(ObservationTransform):
     torch.Size([1, 84, 84, 3])
     """
 
+    costly = True
     row_places, row_weights, column_places, column_weights = Buffer(), Buffer(), Buffer(), Buffer()
 
     def __init__(self, shape: tuple[int, int]) -> None:
