@@ -32,6 +32,20 @@ class AddNoise(T.ObservationTransform):
         return observation + random.normal(self.stream.key(), observation.shape[1:])
 
 
+def seven():
+    return T.Compose(
+        [
+            T.ClipAction(),
+            T.RecordEpisodeStatistics(),
+            T.NormalizeObservation(),
+            T.ClipObservation(-10, 10),
+            T.FrameStackObservation(4),
+            T.NormalizeReward(),
+            T.ClipReward(-10, 10),
+        ]
+    )
+
+
 TRANSFORMS = {
     "RecordEpisodeStatistics": (lambda: T.RecordEpisodeStatistics(3), ScriptedEnv),
     "NormalizeObservation": (T.NormalizeObservation, ScriptedEnv),
@@ -87,20 +101,7 @@ TRANSFORMS = {
     "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
     "AddNoise": (AddNoise, ScriptedEnv),
     "Compose of none": (lambda: T.Compose([]), ScriptedEnv),
-    "Compose of seven": (
-        lambda: T.Compose(
-            [
-                T.ClipAction(),
-                T.RecordEpisodeStatistics(),
-                T.NormalizeObservation(),
-                T.ClipObservation(-10, 10),
-                T.FrameStackObservation(4),
-                T.NormalizeReward(),
-                T.ClipReward(-10, 10),
-            ]
-        ),
-        ScriptedEnv,
-    ),
+    "Compose of seven": (seven, ScriptedEnv),
     "on CartPole": (
         lambda: T.Compose([T.RecordEpisodeStatistics(), T.TimeLimit(9)]),
         functools.partial(tw.make, "CartPole-v1"),

@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 import torch
-from catalogue import DICT, IMAGE
+from catalogue import DICT, IMAGE, seven
 from catalogue import TRANSFORMS as CATALOGUE
 from gymnasium import spaces
 from tensordict import TensorDict
@@ -26,20 +26,6 @@ N, STEPS = 5, 500
 AOT, INDUCTOR = 2e-6, 1e-4
 
 ACTIONS = spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(4, start=-1))
-
-
-def seven():
-    return T.Compose(
-        [
-            T.ClipAction(),
-            T.RecordEpisodeStatistics(),
-            T.NormalizeObservation(),
-            T.ClipObservation(-10, 10),
-            T.FrameStackObservation(4),
-            T.NormalizeReward(),
-            T.ClipReward(-10, 10),
-        ]
-    )
 
 
 images, dicts = functools.partial(ScriptedEnv, observation_space=IMAGE), functools.partial(ScriptedEnv, observation_space=DICT)
