@@ -95,6 +95,49 @@ def test_frame_stack_and_time_limit_work_on_a_batch():
     assert data["next", "truncated"][..., 0].tolist() == [[False, True]] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("DelayObservation", lambda: T.DelayObservation(1)),
+        ("DiscretizeObservation", lambda: T.DiscretizeObservation(2)),
+        ("TimeAwareObservation", lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()])),
+        ("DiscretizeAction", lambda: T.DiscretizeAction(2)),
+    ],
+)
+def test_what_has_no_vector_wrapper_works_on_a_batch(name, make):
+    assert hasattr(wrappers, name) and not hasattr(wrappers.vector, name)
+    data, _ = tw.rollout(
+        tw.TransformedEnv(ScriptedEnv(3, observation_space=gymnasium.spaces.Box(0, 40, (2,), np.float32)), make()), None, 2
+    )
+    assert data["next", "observation"].shape[:2] == (3, 2)
+
+
+class Image(Ones):
+    observation_space = gymnasium.spaces.Box(0, 255, (2, 2), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full((2, 2), 200, np.uint8), {}
+
+
+def images(transform):
+    vector_env = SyncVectorEnv([Image], autoreset_mode=AutoresetMode.DISABLED)
+    return tw.TransformedEnv(tw.interop.gymnasium.from_gymnasium(vector_env), *transform).reset()["observation"]
+
+
+def test_images_are_not_made_larger():
+    assert wrappers.ResizeObservation(Image(), (4, 4)).reset()[0].shape == (4, 4)
+    with pytest.raises(ValueError, match="at most"):
+        images([T.ResizeObservation((4, 4))])
+
+
+def test_integers_are_not_rescaled_to_zero():
+    assert not wrappers.RescaleObservation(Image(), 0, 1).reset()[0].any()
+    with pytest.raises(TypeError, match="of floats"):
+        images([T.RescaleObservation(0, 1)])
+    np.testing.assert_allclose(images([T.DtypeObservation("float32"), T.RescaleObservation(0, 1)]), 200 / 255, rtol=1e-6)
+
+
 def test_a_reset_in_mid_episode_closes_the_episode():
     theirs = wrappers.RecordEpisodeStatistics(Ones())
     theirs.reset()

@@ -23,6 +23,18 @@ def integer(owner: str, name: str, value: Any, at_least: int) -> int:
     return number
 
 
+def flag(owner: str, name: str, value: Any) -> bool:
+    """`value`, True or False itself.
+
+    >>> flag("GrayscaleObservation", "keep_dim", 1)
+    Traceback (most recent call last):
+    TypeError: GrayscaleObservation needs keep_dim as a bool, but got 1.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner} needs {name} as a bool, but got {value!r}.")
+    return value
+
+
 def number(
     owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, above: float = -math.inf
 ) -> float:

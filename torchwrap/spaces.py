@@ -287,6 +287,13 @@ def where(mask: Tensor, first: Value, second: Value) -> Value:
     return torch.where(mask.view(-1, *(1,) * (first.dim() - 1)), first, second)
 
 
+def only(mask: Tensor, value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The function of rows in the mask (bool, `(num_envs,)`, which the host can look at), and zeros elsewhere."""
+    places = mask.nonzero().squeeze(1)
+    rows = function(value.index_select(0, places))
+    return rows.new_zeros(len(mask), *rows.shape[1:]).index_copy_(0, places, rows)
+
+
 def write(mask: Tensor, value: Tensor, buffer: Tensor) -> None:
     """Rows of `value` into the buffer where `mask` (bool, `(num_envs,)`)."""
     if free_to_look(mask):

@@ -85,9 +85,7 @@ class ObservationTransform(Transform):
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         observation = td["observation"]
         if self.costly and spaces.free_to_look(mask):
-            places = mask.nonzero().squeeze(1)
-            few = self.observation(observation.index_select(0, places))
-            return td.set("observation", few.new_zeros(len(mask), *few.shape[1:]).index_copy_(0, places, few))
+            return td.set("observation", spaces.only(mask, observation, self.observation))
         return td.set("observation", self.observation(observation))
 
     def forward(self, td: TensorDict) -> TensorDict:

@@ -49,6 +49,11 @@ class _Bins(nn.Module):
         counts = self.counts.tolist()
         return gymnasium.spaces.MultiDiscrete(counts) if multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
 
+    def flat(self, value: Tensor) -> Tensor:
+        """Values of the box as float64 `(..., dimensions, 1)`, to be held against lines of edges or centres."""
+        batch = value.shape[: value.dim() - len(self.shape)]
+        return value.double().reshape(*batch, -1, 1)
+
     def join(self, places: Tensor) -> Tensor:
         """Places `(..., dimensions)` as one number."""
         return (places * self.strides).sum(-1)
@@ -61,12 +66,6 @@ def _bins(name: str, bins: Any) -> int | tuple[int, ...]:
     if isinstance(bins, tuple | list | np.ndarray):
         return tuple([arguments.integer(name, "bins", count, at_least=1) for count in bins])
     return arguments.integer(name, "bins", bins, at_least=1)
-
-
-def _flag(name: str, multidiscrete: Any) -> bool:
-    if not isinstance(multidiscrete, bool):
-        raise TypeError(f"{name} needs multidiscrete as a bool, but got {multidiscrete!r}.")
-    return multidiscrete
 
 
 class DiscretizeObservation(ObservationTransform):
@@ -88,7 +87,7 @@ class DiscretizeObservation(ObservationTransform):
     def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
         self.bins = _bins("DiscretizeObservation", bins)
-        self.multidiscrete = _flag("DiscretizeObservation", multidiscrete)
+        self.multidiscrete = arguments.flag("DiscretizeObservation", "multidiscrete", multidiscrete)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space)
@@ -97,10 +96,9 @@ class DiscretizeObservation(ObservationTransform):
 
     def observation(self, observation: Tensor) -> Tensor:
         bins = self.places
-        values = observation.flatten(observation.dim() - len(bins.shape)) if bins.shape else observation.unsqueeze(-1)
         # How many inner edges are not above it; what lies beyond the outer ones belongs to the last bin there.
         inner = bins.edges[:, 1:]
-        places = (values.double().unsqueeze(-1) >= inner).sum(-1).minimum(bins.counts - 1)
+        places = (bins.flat(observation) >= inner).sum(-1).minimum(bins.counts - 1)
         return places if self.multidiscrete else bins.join(places)
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +128,7 @@ class DiscretizeAction(ActionTransform):
     def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
         self.bins = _bins("DiscretizeAction", bins)
-        self.multidiscrete = _flag("DiscretizeAction", multidiscrete)
+        self.multidiscrete = arguments.flag("DiscretizeAction", "multidiscrete", multidiscrete)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("DiscretizeAction", "action", signature.single_action_space)
@@ -146,8 +144,7 @@ class DiscretizeAction(ActionTransform):
     def revert_action(self, action: Tensor) -> Tensor:
         """The bins with the nearest centres, in the form that `action` takes."""
         bins = self.places
-        values = action.flatten(action.dim() - len(bins.shape)) if bins.shape else action.unsqueeze(-1)
         far = torch.arange(bins.centers.shape[1], device=action.device) >= bins.counts.unsqueeze(-1)
-        distance = (bins.centers - values.double().unsqueeze(-1)).abs().masked_fill(far, math.inf)
+        distance = (bins.centers - bins.flat(action)).abs().masked_fill(far, math.inf)
         places = distance.argmin(-1)
         return places if self.multidiscrete else bins.join(places)

@@ -159,13 +159,10 @@ class TimeAwareObservation(Transform):
 
     def __init__(self, flatten: bool = True, normalize_time: bool = False, *, dict_time_key: str = "time") -> None:
         super().__init__()
-        for name, flag in (("flatten", flatten), ("normalize_time", normalize_time)):
-            if not isinstance(flag, bool):
-                raise TypeError(f"TimeAwareObservation needs {name} as a bool, but got {flag!r}.")
         if not isinstance(dict_time_key, str):
             raise TypeError(f"TimeAwareObservation needs dict_time_key as text, but got {dict_time_key!r}.")
-        self.flatten = flatten
-        self.normalize_time = normalize_time
+        self.flatten = arguments.flag("TimeAwareObservation", "flatten", flatten)
+        self.normalize_time = arguments.flag("TimeAwareObservation", "normalize_time", normalize_time)
         self.dict_time_key = dict_time_key
 
     def setup(self, signature: Signature) -> Signature:

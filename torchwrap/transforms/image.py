@@ -45,9 +45,7 @@ class GrayscaleObservation(ObservationTransform):
 
     def __init__(self, keep_dim: bool = False) -> None:
         super().__init__()
-        if not isinstance(keep_dim, bool):
-            raise TypeError(f"GrayscaleObservation needs keep_dim as a bool, but got {keep_dim!r}.")
-        self.keep_dim = keep_dim
+        self.keep_dim = arguments.flag("GrayscaleObservation", "keep_dim", keep_dim)
 
     def setup(self, signature: Signature) -> Signature:
         space = _image(signature, "GrayscaleObservation")

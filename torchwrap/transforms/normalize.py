@@ -74,9 +74,7 @@ class RunningMeanStd(nn.Module):
         Where the host can look at the mask, only rows in it are computed; the others are 0.
         """
         if mask is not None and spaces.free_to_look(mask):
-            places = mask.nonzero().squeeze(1)
-            few = self.normalize(rows.index_select(0, places), epsilon, learn=learn)
-            return torch.zeros(rows.shape).index_copy_(0, places, few)
+            return spaces.only(mask, rows, lambda few: self.normalize(few, epsilon, learn=learn))
         differences = self._differences(rows, mask, learn)
         mean, var = self._moments()
         scale = var.add_(epsilon).rsqrt_()
