@@ -17,6 +17,9 @@ DICT = spaces.Dict(
     image=spaces.Box(0, 255, (2, 2), "uint8"),
     rest=spaces.Tuple([spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])]),
 )
+BOXES = spaces.Dict(
+    speed=spaces.Box(-9, 9, (2,)), more=spaces.Tuple([spaces.Box(0, 255, (2, 2), "uint8"), spaces.Box(-1, 1, (), "float64")])
+)
 IMAGE = spaces.Box(0, 255, (4, 4, 3), "uint8")
 FINITE = spaces.Box(0, 40, (3,))
 
@@ -46,6 +49,8 @@ def seven():
     )
 
 
+# What cannot be in a graph; it keeps the rest of the contract.
+UNCAPTURED = {"PassiveEnvChecker": (T.PassiveEnvChecker, ScriptedEnv)}
 TRANSFORMS = {
     "RecordEpisodeStatistics": (lambda: T.RecordEpisodeStatistics(3), ScriptedEnv),
     "NormalizeObservation": (T.NormalizeObservation, ScriptedEnv),
@@ -88,7 +93,12 @@ TRANSFORMS = {
         lambda: T.ResizeObservation((2, 2)),
         functools.partial(ScriptedEnv, observation_space=IMAGE),
     ),
+    "AddWhiteNoise": (lambda: T.AddWhiteNoise(0.3, True), functools.partial(ScriptedEnv, observation_space=IMAGE)),
+    "ObstructView": (lambda: T.ObstructView(0.5, 2), functools.partial(ScriptedEnv, observation_space=IMAGE)),
+    "NormalizeObservation of a Dict": (T.NormalizeObservation, functools.partial(ScriptedEnv, observation_space=BOXES)),
     "TransformAction": (lambda: T.TransformAction(torch.tanh), ScriptedEnv),
+    "StickyAction": (lambda: T.StickyAction(0.5, (1, 3)), ScriptedEnv),
+    "EvalWrapper": (T.EvalWrapper, ScriptedEnv),
     "DiscretizeAction": (lambda: T.DiscretizeAction(3), ScriptedEnv),
     "ScaleReward": (lambda: T.ScaleReward(0.1), ScriptedEnv),
     "FlattenObservation": (T.FlattenObservation, functools.partial(ScriptedEnv, observation_space=DICT)),

@@ -35,6 +35,19 @@ def flag(owner: str, name: str, value: Any) -> bool:
     return value
 
 
+def probability(owner: str, name: str, value: Any) -> float:
+    """`value`, a number in [0, 1).
+
+    >>> probability("StickyAction", "repeat_action_probability", 1)
+    Traceback (most recent call last):
+    ValueError: StickyAction needs repeat_action_probability in [0, 1), but got 1.
+    """
+    given = number(owner, name, value, 0, 1)
+    if given == 1:
+        raise ValueError(f"{owner} needs {name} in [0, 1), but got {value!r}.")
+    return given
+
+
 def number(
     owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, above: float = -math.inf
 ) -> float:

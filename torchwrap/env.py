@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchwrap import spaces
-from torchwrap.random import Stream
+from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
 
@@ -51,7 +52,7 @@ class Env(nn.Module):
     ) -> None:
         super().__init__()
         self.signature = signature
-        self.spec = spec
+        self._spec = spec
         self.metadata = metadata or {}
         self.render_mode = render_mode
         self.action_stream = Stream(signature.num_envs, signature.first_index, tag=1, device=signature.device)
@@ -91,6 +92,8 @@ class Env(nn.Module):
             self._check_mask(mask)
         if seed is not None:
             seed = _check_seed(self, seed)
+        elif self._observation is None:
+            seed = fresh_seed()  # so that a run that nobody has seeded can be run again
         arguments = {"options": options} if options else {}
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
@@ -202,12 +205,29 @@ class Env(nn.Module):
         return self.action_stream.env.device
 
     @property
+    def spec(self) -> Any:
+        """Gymnasium's `EnvSpec`, with every wrapper and transform: `torchwrap.make(env.spec)` makes another env like this."""
+        return self._spec
+
+    @property
+    def np_random_seed(self) -> int | tuple[int, ...] | None:
+        """The seed in force, drawn by the first reset where nobody gave one; of each env, where they differ."""
+        if self._observation is None:
+            return None
+        words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
+        seeds = tuple(low + (high << 32) for low, high in words)
+        return seeds[0] if len(set(seeds)) == 1 else seeds
+
+    @property
     def unwrapped(self) -> Env:
         return self
 
-    def render(self) -> Any:
-        """What Gymnasium's `render` gives, where the env can draw itself."""
-        raise NotImplementedError(f"{self._name()} cannot render.")
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """Pictures of all envs, or of some: NumPy's, `(height, width, 3)` uint8, as Gymnasium's.
+
+        It needs `render_mode="rgb_array"` at construction.
+        """
+        raise NotImplementedError(f"{self._name()} needs to be able to draw itself for render, but got an env that is not.")
 
     def close(self) -> None:
         """Frees what the env holds outside of PyTorch."""
@@ -222,7 +242,8 @@ class Env(nn.Module):
     # Checks: all before anything has changed.
 
     def _name(self) -> str:
-        return self.spec.id if self.spec is not None else type(self).__name__
+        spec = self.unwrapped._spec
+        return spec.id if spec is not None else type(self).__name__
 
     def _check_begun(self, what: str) -> None:
         if self._observation is None:

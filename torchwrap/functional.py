@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torchwrap import arguments, spaces
 from torchwrap.env import Env
 from torchwrap.random import Key, Stream
+from torchwrap.repeat import repeat
 from torchwrap.spaces import Signature
 
 # Their places are the tags of their keys: no two functions of a step draw the same numbers.
@@ -43,7 +45,9 @@ class FunctionalEnv(Env):
         num_envs: how many worlds.
         device: where they live.
         max_episode_steps: truncates episodes of that length; never where None.
+        action_repeat: does each action that often, or until the episode ends, and sums the rewards; the limit counts each.
         first_index: global index of the first world, for a shard of a larger run.
+        render_mode: "rgb_array" where the functions have `render_init` and `render_image`; no pictures where None.
         spec: Gymnasium's `EnvSpec`, where there is one.
 
     Reset options are passed on as keyword arguments of `initial`.
@@ -61,16 +65,24 @@ class FunctionalEnv(Env):
         *,
         device: torch.device | str = "cpu",
         max_episode_steps: int | None = None,
+        action_repeat: int = 1,
         first_index: int = 0,
+        render_mode: str | None = None,
         spec: Any = None,
     ) -> None:
         if max_episode_steps is not None:
             arguments.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
+        metadata = getattr(func_env, "metadata", {})
+        if render_mode not in (None, *metadata.get("render_modes", ())):
+            modes = metadata.get("render_modes", [])
+            raise ValueError(f"FunctionalEnv needs a render_mode in {modes} or None, but got {render_mode!r}.")
         signature = Signature(
             num_envs, func_env.observation_space, func_env.action_space, torch.device(device), max_episode_steps, first_index
         )
-        super().__init__(signature, spec=spec, metadata=getattr(func_env, "metadata", None))
+        super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
+        self.action_repeat = arguments.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
+        self._painter: Any = None
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.fields: list[str] = []
         self.aliasing: set[str] = set()
@@ -123,6 +135,9 @@ class FunctionalEnv(Env):
         return {name: buffers[f"state_{name}"] for name in self.fields}  # type: ignore[misc]
 
     def _step(self, td: TensorDict) -> TensorDict:
+        return repeat(self._one_step, td, self.action_repeat)
+
+    def _one_step(self, td: TensorDict) -> TensorDict:
         self.stream.next_draw()
         state, action = self.state, td["action"]
         next_state = self._call("transition", state, action)
@@ -154,6 +169,24 @@ class FunctionalEnv(Env):
             first = self._call("initial", options=options)
             self._write({name: spaces.once(spaces.where(mask, first[name], value)) for name, value in self.state.items()})
         return TensorDict({"observation": self._call("observation", self.state)}, batch_size=[self.num_envs])
+
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
+        if self.render_mode is None:
+            raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
+        if self._painter is None:
+            self._painter = self.func_env.render_init()
+        states = {name: value.cpu() for name, value in self.state.items()}
+        frames = []
+        for row in range(self.num_envs) if envs is None else envs:
+            state = {name: value[row] for name, value in states.items()}
+            self._painter, frame = self.func_env.render_image(state, self._painter)
+            frames.append(frame)
+        return tuple(frames)
+
+    def close(self) -> None:
+        if self._painter is not None:
+            self.func_env.render_close(self._painter)
+            self._painter = None
 
     def _check_options(self, options: dict[str, Any]) -> None:
         known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]

@@ -68,7 +68,7 @@ def _philox_of_arrays(*words: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]
         pairs[place] = words[number]
     if pairs[0].size <= _FEW:  # Python's own numbers are sooner done
         few = [_rounds(k0, k1, c0, c1, c2, c3) for c0, c2, c3, c1, k1, k0 in pairs.reshape(6, -1).T.tolist()]
-        return list(np.array(few).T.reshape(4, *shape))
+        return list(np.array(few, np.int64).T.reshape(4, *shape))
     c02, c31, k10 = pairs.view(np.uint64).reshape(3, 2, -1)
     for number in range(10):
         product = c02 * _MULTIPLIERS
@@ -102,6 +102,11 @@ class Key(NamedTuple):
         """The keys of some envs alone, by their places (int64)."""
         low, high, env, episode, draw = (word.index_select(0, places) for word in self[:5])
         return Key(low, high, env, episode, draw, self.tag)
+
+
+def fresh_seed() -> int:
+    """A seed from the operating system, small enough for every simulator."""
+    return secrets.randbits(31)
 
 
 def bits(key: Key, count: int) -> Tensor:

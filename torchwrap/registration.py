@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,8 +9,9 @@ from typing import Any, Literal
 import gymnasium
 import torch
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 
-from torchwrap import arguments
+from torchwrap import arguments, recipe
 from torchwrap.env import Env
 from torchwrap.envs.cartpole import CartPole
 from torchwrap.functional import FunctionalEnv
@@ -21,26 +21,28 @@ NATIVE = {"CartPole-v1": CartPole}
 
 
 def make(
-    id: str,
-    num_envs: int = 1,
+    id: str | EnvSpec,
+    num_envs: int | None = None,
     *,
     backend: Literal["torch", "gymnasium"] | None = None,
-    device: torch.device | str = "cpu",
-    first_index: int = 0,
+    device: torch.device | str | None = None,
+    first_index: int | None = None,
     max_episode_steps: int | None = None,
+    render_mode: str | None = None,
     vectorization_mode: Literal["sync", "async"] | None = None,
-    info_keys: Sequence[str] | Mapping[str, Space[Any]] = (),
+    info_keys: Sequence[str] | Mapping[str, Space[Any]] | None = None,
     **kwargs: Any,
 ) -> Env:
-    """`num_envs` envs of one id: torchwrap's own where there is one, else Gymnasium's.
+    """`num_envs` envs of one id: torchwrap's own where there is one, else Gymnasium's; or another env like that of a spec.
 
     Args:
-        id: as registered with Gymnasium.
-        num_envs: how many.
+        id: as registered with Gymnasium; or an env's `spec`, whose arguments hold where none are given here.
+        num_envs: how many; one where None.
         backend: "torch" for torchwrap's own, "gymnasium" for Gymnasium's; the first that has it where None.
-        device: where tensors live.
-        first_index: global index of the first env; `rank * num_envs` places a shard of a larger run.
+        device: where tensors live; the CPU where None.
+        first_index: global index of the first env; `rank * num_envs` places a shard of a larger run; 0 where None.
         max_episode_steps: truncates episodes of that length; the registered limit where None, no limit where -1.
+        render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium: "sync" (one process, the default) or "async" (a process for each env).
         info_keys: for Gymnasium: what of `info` to pass on, see `torchwrap.interop.gymnasium.from_gymnasium`.
         kwargs: for the env's constructor.
@@ -50,23 +52,43 @@ def make(
 
     >>> make("CartPole-v1", num_envs=4)
     <CartPole-v1(num_envs=4, device=cpu)>
+    >>> make(make("CartPole-v1", num_envs=4).spec, num_envs=2)
+    <CartPole-v1(num_envs=2, device=cpu)>
     """
+    given = {
+        **{"num_envs": num_envs, "backend": backend, "device": None if device is None else str(device)},
+        **{"first_index": first_index, "max_episode_steps": max_episode_steps, "render_mode": render_mode},
+        **{"vectorization_mode": vectorization_mode, "info_keys": info_keys, **kwargs},
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(id, EnvSpec):
+        limit = -1 if id.max_episode_steps is None else id.max_episode_steps
+        env = make(id.id, **{**id.kwargs, "max_episode_steps": limit, **given})
+        for layer in id.additional_wrappers:
+            env = recipe.rebuild(layer, env)
+        return env
     if not isinstance(id, str):
-        raise TypeError(f"make needs an id, a string, but got {id!r}.")
-    arguments.integer("make", "num_envs", num_envs, at_least=1)
+        raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}.")
+    number = arguments.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (max_episode_steps != -1 or not isinstance(max_episode_steps, int)):
         arguments.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
     if backend not in (None, "torch", "gymnasium"):
         raise ValueError(f'make needs backend "torch" or "gymnasium", but got {backend!r}.')
     if backend == "torch" and id not in NATIVE:
         raise ValueError(f'make needs an id in {sorted(NATIVE)} for backend="torch", but got {id!r}.')
+    if vectorization_mode not in (None, "sync", "async"):
+        raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
     module, _, name = id.rpartition(":")  # Gymnasium's "module:id" imports what registers the id
     try:
         if module:
             importlib.import_module(module)
-        spec = copy.deepcopy(gymnasium.spec(name))
+        spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}") from None
+    spec = recipe.replace(spec, kwargs={**spec.kwargs, **given})
+    if max_episode_steps is not None:
+        spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
+    where: dict[str, Any] = {"device": device or "cpu", "first_index": first_index or 0}
     if id in NATIVE and backend != "gymnasium":
         if vectorization_mode is not None or info_keys:
             raise ValueError(f'make needs backend="gymnasium" for vectorization_mode and info_keys, but got {id!r} in torch.')
@@ -76,17 +98,9 @@ def make(
             raise ValueError(
                 f'make needs arguments that {id} takes in torch, or backend="gymnasium", but got: {error}'
             ) from None
-        if max_episode_steps is not None:
-            spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
-        spec.kwargs.update(kwargs)
-        return FunctionalEnv(
-            func_env, num_envs, device=device, max_episode_steps=spec.max_episode_steps, first_index=first_index, spec=spec
-        )
-    if vectorization_mode not in (None, "sync", "async"):
-        raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
+        where.update(max_episode_steps=spec.max_episode_steps, render_mode=render_mode, spec=spec)
+        return FunctionalEnv(func_env, number, **where)
+    more = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
+    kwargs.update({name: value for name, value in more.items() if value is not None})
     interop = importlib.import_module("torchwrap.interop.gymnasium")  # a foreign library is imported when it is asked for
-    return interop.make(
-        id, num_envs, vectorization_mode or "sync", device=device, first_index=first_index, info_keys=info_keys, **kwargs
-    )
+    return interop.make(id, number, vectorization_mode or "sync", spec=spec, info_keys=info_keys or (), **where, **kwargs)

@@ -20,6 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchwrap import arguments, random
 
+REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+"""What a reward is."""
+
 Value: TypeAlias = Any
 """A Tensor, or a TensorDict where the space is a `Dict` or `Tuple`."""
 
@@ -84,6 +87,14 @@ def build(space: Space[Any], make: Callable[[tuple[str, ...], Space[Any]], Tenso
         return TensorDict({key: walk(part, (*path, key)) for key, part in parts.items()}, batch_size=[num_envs])
 
     return walk(space, ())
+
+
+def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, path: tuple[str, ...] = ()) -> Value:
+    """A value with each of its tensors replaced by `function(path, tensor)`."""
+    if isinstance(value, Tensor):
+        return function(path, value)
+    parts = {key: apply(function, value[key], (*path, key)) for key in value.keys()}
+    return TensorDict(parts, batch_size=value.batch_size)
 
 
 def dtype(space: Space[Any]) -> torch.dtype:
@@ -210,15 +221,21 @@ def contains(space: Space[Any], value: Value) -> bool:
         return all(contains(part, value[key]) for key, part in parts.items())
     if not isinstance(value, Tensor) or value.dtype != dtype(space) or value.shape[1:] != (space.shape or ()):
         return False
-    if isinstance(space, spaces.Box):
-        low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
-        return bool(((value >= low) & (value <= high)).all())
-    count, start = counts(space, value.device)
-    if isinstance(count, int) and isinstance(start, int):
+    count, start = counts(space, value.device) if isinstance(space, spaces.Discrete) else (None, None)
+    if isinstance(count, int) and isinstance(start, int):  # the most frequent, at every step
         low, high = value.aminmax()
         return int(low) >= start and int(high) < start + count
+    return not outside(space, value).any()
+
+
+def outside(space: Space[Any], value: Tensor) -> Tensor:
+    """Which components of a leaf's batched value are not within its bounds, bool of the same shape; NaN is not."""
+    if isinstance(space, spaces.Box):
+        low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
+        return ~((value >= low) & (value <= high))
+    count, start = counts(space, value.device)
     value = value.long()
-    return bool(((value >= start) & (value < start + count)).all())
+    return (value < start) | (value >= start + count)
 
 
 def check(name: str, what: str, space: Space[Any], value: object, num_envs: int, device: torch.device) -> None:

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from catalogue import DICT, TRANSFORMS
+from catalogue import DICT, TRANSFORMS, UNCAPTURED
 from gymnasium import spaces
 from tensordict import TensorDict
 
@@ -30,9 +30,15 @@ def test_every_transform_keeps_the_contract(name):
     check_transform(*TRANSFORMS[name])
 
 
+@pytest.mark.parametrize("name", UNCAPTURED)
+def test_what_cannot_be_in_a_graph_keeps_the_rest_of_it(name):
+    with pytest.raises(AssertionError, match=f"compile: needs a step that is one graph, but got .*{name}"):
+        check_transform(*UNCAPTURED[name])
+
+
 def test_every_transform_is_in_the_table():
     bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
-    assert set(T.__all__) - bases <= set(TRANSFORMS)
+    assert set(T.__all__) - bases <= set(TRANSFORMS | UNCAPTURED)
 
 
 @pytest.mark.parametrize("name", ENVS)

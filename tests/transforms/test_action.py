@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import torchwrap as tw
+from torchwrap import random
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
@@ -232,3 +233,77 @@ def test_transform_action_makes_a_finite_set_of_continuous_actions():
 def test_transform_action_refuses_what_does_not_fit(build, error, match):
     with pytest.raises(error, match=match):
         build()
+
+
+# StickyAction
+
+
+class Recording(T.StickyAction):
+    def action(self, action):
+        key = self.stream.key()
+        count = self.longest - self.shortest + 1
+        self.drawn = random.uniform(key), random.integers(key.part(1), count) + self.shortest
+        return super().action(action)
+
+
+class Replayed:
+    # Draws for Gymnasium what ours drew.
+    def uniform(self):
+        return self.drawn[0]
+
+    def integers(self, low, high):
+        assert low <= self.drawn[1] < high
+        return self.drawn[1]
+
+
+@pytest.mark.parametrize("duration", [1, 3, (1, 4), (2, 2)])
+@pytest.mark.parametrize("probability", [0, 0.25, 0.9])
+@pytest.mark.parametrize("lengths", [(1,), (7, 3, 1), None])
+def test_sticky_action_is_gymnasiums_for_the_same_draws(probability, duration, lengths):
+    sticky = Recording(probability, duration)
+    env = tw.TransformedEnv(ScriptedEnv(5, action_space=spaces.Discrete(1000), episode_lengths=lengths), sticky)
+    oracles = [wrappers.StickyAction(Bare(spaces.Discrete(1000)), probability, duration) for _ in range(5)]
+    for oracle in oracles:
+        oracle.unwrapped._np_random = Replayed()
+    td, repeated = env.reset(seed=0), 0
+    for _ in range(40):
+        action = env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        for row, oracle in enumerate(oracles):
+            oracle.unwrapped._np_random.drawn = [numbers[row].item() for numbers in sticky.drawn]
+            expected = oracle.action(action[row].item())
+            assert transition["next", "info", "action"][row] == expected
+            repeated += expected != action[row].item()
+            if transition["next", "done"][row]:
+                oracle.last_action, oracle.is_sticky_actions, oracle.num_repeats, oracle.repeats_taken = None, False, 0, 0
+    assert (repeated > 0) == (probability > 0 and lengths != (1,))
+
+
+def test_every_part_of_a_dict_action_sticks_together():
+    space = spaces.Dict(a=spaces.Discrete(1000), b=spaces.Tuple([spaces.Box(-1, 1, (2,))]))
+    env = tw.TransformedEnv(ScriptedEnv(50, action_space=space, episode_lengths=None), T.StickyAction(0.5))
+    td = env.reset(seed=0)
+    before = env.sample_action()
+    _, td = env.step(td.set("action", before.clone()))
+    chosen = env.sample_action()
+    given = env.step(td.set("action", chosen.clone()))[0]["next", "info", "action"]
+    stuck = given["a"] == before["a"]
+    assert 10 < stuck.sum() < 40 and (given["a"] == torch.where(stuck, before["a"], chosen["a"])).all()
+    assert (given["b", "0"] == torch.where(stuck.unsqueeze(1), before["b", "0"], chosen["b", "0"])).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((1,), ValueError, r"StickyAction needs repeat_action_probability in \[0, 1\), but got 1"),
+        ((-0.1,), ValueError, r"StickyAction needs repeat_action_probability in \[0, 1\], but got -0.1"),
+        (("0.5",), TypeError, "repeat_action_probability in .*, but got '0.5'"),
+        ((0.5, 0), ValueError, "repeat_action_duration of at least 1, but got 0"),
+        ((0.5, 1.5), TypeError, "integer repeat_action_duration of at least 1, but got 1.5"),
+        ((0.5, (3, 2)), ValueError, "repeat_action_duration of at least 3, but got 2"),
+        ((0.5, (1, 2, 3)), ValueError, r"repeat_action_duration as one number or two, but got \(1, 2, 3\)"),
+    ],
+)
+def test_sticky_action_refuses_wrong_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        T.StickyAction(*arguments)

@@ -356,3 +356,49 @@ def test_time_aware_observation_takes_the_limit_of_the_env():
 def test_time_aware_observation_refuses_wrong_arguments_and_spaces(build, error, match):
     with pytest.raises(error, match=match):
         build()
+
+
+# EvalWrapper
+
+
+@pytest.mark.parametrize("name", ["eager", "compiled"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_first_episodes_alone_count(ending, name):
+    # Lengths by env, then by episode: row i begins with lengths[i], rewards 1, 2, 3, ...; info is the action, of ones.
+    lengths = (1, 4, 2, 6)
+    env = ScriptedEnv(4, action_space=spaces.Box(-1, 1, (1,)), episode_lengths=lengths, ending=ending)
+    env = tw.TransformedEnv(env, T.EvalWrapper(["action"]))
+    transform = env.transform
+    env = tw.compile(env, backend="aot_eager") if name == "compiled" else env
+    td = env.reset(seed=0)
+    for step in range(1, 10):
+        _, td = env.step(td.set("action", torch.ones(4, 1)))
+        counted = [min(step, length) for length in lengths]
+        assert transform.episode_metrics["reward"].flatten().tolist() == [n * (n + 1) / 2 for n in counted]
+        assert transform.episode_metrics["action"].flatten().tolist() == counted
+        assert transform.episode_steps.flatten().tolist() == counted
+        assert transform.active_episodes.flatten().tolist() == [length > step for length in lengths]
+
+
+def test_a_reset_of_ones_own_begins_another_first_episode():
+    env = tw.TransformedEnv(ScriptedEnv(3, episode_lengths=(1, 4, 4)), T.EvalWrapper())
+    td = env.reset(seed=0)
+    for _ in range(2):
+        _, td = env.step(td.set("action", env.sample_action()))
+    td = env.reset(mask=torch.tensor([True, True, False]))
+    transform = env.transform
+    assert transform.active_episodes.all() and transform.episode_metrics["reward"].flatten().tolist() == [0, 0, 3]
+    env.step(td.set("action", env.sample_action()))
+    assert transform.episode_steps.flatten().tolist() == [1, 1, 3]
+
+
+def test_eval_wrapper_agrees_with_evaluate():
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.EvalWrapper())
+    returns = tw.evaluate(env, lambda td: (td["observation"][:, 2] > 0).long(), 8)["episode_return"]
+    assert env.transform.episode_metrics["reward"].flatten().tolist() == returns.tolist()
+
+
+@pytest.mark.parametrize("metrics", ["speed", ["reward"], [3]])
+def test_eval_wrapper_refuses_names_that_are_none(metrics):
+    with pytest.raises(TypeError, match="EvalWrapper needs metrics as a list of names other than"):
+        T.EvalWrapper(metrics)

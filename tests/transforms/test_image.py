@@ -8,6 +8,7 @@ from chance import Chance, assert_agree, make
 from gymnasium import spaces, wrappers
 from tensordict import TensorDict
 
+from torchwrap import random
 from torchwrap import transforms as T
 
 
@@ -145,5 +146,100 @@ def test_a_reset_computes_only_images_of_envs_that_begin_anew(make_transform):
     ],
 )
 def test_wrong_arguments_and_spaces_are_refused_by_name(build, error, match):
+    with pytest.raises(error, match=match):
+        build()
+
+
+# Noise
+
+
+class Replayed:
+    # Draws for Gymnasium, for env 0, what ours drew.
+    def __init__(self, key, grayscale, number, shape):
+        counts = torch.tensor([76, 149, 29]) if grayscale else 255
+        self.noise = random.integers(key.part(1), counts, shape)[0].numpy()
+        self.where = random.uniform(key, shape[:2])[0].numpy()
+        self.centers = random.integers(key, shape[0] * shape[1], (number,))[0].numpy()
+
+    def integers(self, low, high, size, dtype=None):
+        if dtype is None:
+            return self.centers
+        assert self.noise.max() < np.max(high)
+        return self.noise.astype(dtype)
+
+    def random(self, shape):
+        return self.where
+
+
+class Picture(Chance):
+    render_mode = "rgb_array"
+
+    def render(self):
+        return self.picture
+
+
+@pytest.mark.parametrize("grayscale", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("AddWhiteNoise", (0,)),
+        ("AddWhiteNoise", (0.3,)),
+        ("ObstructView", (0.0, 5)),
+        ("ObstructView", (0.5, 1)),
+        ("ObstructView", (0.5, 4)),
+        ("ObstructView", (0.9, 7)),
+    ],
+)
+def test_noise_is_gymnasiums_for_the_same_draws(kind, arguments, grayscale):
+    shape = (30, 21, 3)
+    env = make(images(*shape), getattr(T, kind)(*arguments, grayscale), num_envs=4)
+    env.reset(seed=3)
+    key, frames = env.transform.stream.key(), torch.from_numpy(noise(4, *shape))
+    given = env.transform.observation(frames)
+    theirs = Picture(images(*shape))
+    theirs.picture = frames[0].numpy()
+    theirs._np_random = Replayed(key, grayscale, getattr(env.transform, "number", 0), shape)
+    oracle = getattr(wrappers, kind)(theirs, *arguments, grayscale)
+    np.testing.assert_array_equal(given[0].numpy(), oracle.render())
+    changed = (given != frames).any(-1).float().mean().item()
+    assert changed == 0 if arguments[0] == 0 else 0.2 < changed < 0.9
+    assert (given[0] != given[1]).any() or arguments[0] == 0
+
+
+def test_noise_is_new_at_every_step_and_in_every_episode():
+    env = make(images(20, 20), T.AddWhiteNoise(0.5), num_envs=2)
+    td, seen = env.reset(seed=3), []
+    zeros = torch.zeros(2, 20, 20, dtype=torch.uint8)
+    for _ in range(12):
+        seen.append(env.transform.observation(zeros))
+        _, td = env.step(td.set("action", env.sample_action()))
+    assert all((one != two).any() for place, one in enumerate(seen) for two in seen[:place])
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda: T.AddWhiteNoise(1), ValueError, r"AddWhiteNoise needs probability_of_noise_per_pixel in \[0, 1\), but got 1"),
+        (lambda: T.AddWhiteNoise(None), TypeError, "AddWhiteNoise needs probability_of_noise_per_pixel in .*, but got None"),
+        (lambda: T.AddWhiteNoise(0.5, 1), TypeError, "AddWhiteNoise needs is_noise_grayscale as a bool, but got 1"),
+        (lambda: T.ObstructView(1.5, 3), ValueError, r"ObstructView needs obstructed_pixels_ratio in \[0, 1\], but got 1.5"),
+        (lambda: T.ObstructView(0.5, 0), ValueError, "ObstructView needs obstruction_width of at least 1, but got 0"),
+        (lambda: T.ObstructView(0.5, 2.0), TypeError, "ObstructView needs an integer obstruction_width .*, but got 2.0"),
+        (lambda: T.ObstructView(0.5, 2, "no"), TypeError, "ObstructView needs is_noise_grayscale as a bool, but got 'no'"),
+        (lambda: make(images(4, 4), T.AddWhiteNoise(0.5, True)), ValueError, "AddWhiteNoise needs images with 3 channels for"),
+        (
+            lambda: make(images(4, 4, 1), T.ObstructView(0.5, 2, True)),
+            ValueError,
+            "ObstructView needs images with 3 channels for",
+        ),
+        (
+            lambda: make(spaces.Box(0, 1, (4, 4)), T.AddWhiteNoise(0.5)),
+            TypeError,
+            r"AddWhiteNoise needs images as Box\(0, 255",
+        ),
+        (lambda: make(spaces.Discrete(3), T.ObstructView(0.5, 2)), TypeError, r"ObstructView needs images as Box\(0, 255"),
+    ],
+)
+def test_noise_refuses_wrong_arguments_and_spaces(build, error, match):
     with pytest.raises(error, match=match):
         build()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import copy
 import io
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from catalogue import BOXES
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
@@ -236,6 +238,29 @@ def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prio
     for _ in range(40):
         following, td = step(env, td)
         np.testing.assert_allclose(following["observation"], oracle.step(np.zeros(4, int))[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [None, (1,), (5, 3, 2), 4])
+def test_each_box_of_a_dict_has_statistics_of_all_that_was_seen_of_it(lengths):
+    below = ScriptedEnv(3, observation_space=BOXES, episode_lengths=lengths)
+    env, plain = (tw.TransformedEnv(copy.deepcopy(below), part) for part in (T.NormalizeObservation(), T.Compose([])))
+    (td, raw), seen = (each.reset(seed=0) for each in (env, plain)), []
+    for key in (paths := list(raw["observation"].keys(True, True))):
+        seen.append([*raw["observation", key].numpy()])
+    for _ in range(12):
+        action = env.sample_action()
+        _, td = env.step(td.set("action", action))
+        transition, raw = plain.step(raw.set("action", action))
+        for key, rows in zip(paths, seen, strict=True):
+            rows += [*transition["next", "observation", key].numpy()]
+            rows += [*raw["observation", key][transition["next", "done"].squeeze(-1)].numpy()]
+    assert env.single_observation_space["more"][0] == spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
+    assert isinstance(env.transform.statistics, torch.nn.ModuleList) and len(env.transform.state_dict()) == 3 * 4
+    alone = env.transform(raw.select("observation"))  # with what is known now, whenever a row came
+    for key, rows in zip(paths, seen, strict=True):
+        exact = np.array(rows, np.float64)
+        normal = (raw["observation", key].double().numpy() - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-8)
+        np.testing.assert_allclose(alone["observation", key], normal, rtol=1e-5, atol=1e-5)
 
 
 def test_normalize_and_clip_observation_equal_stable_baselines_vec_normalize():
@@ -491,10 +516,16 @@ def test_normalize_reward_takes_the_ends_of_its_ranges(arguments):
 
 
 @pytest.mark.parametrize(
-    "space", [spaces.Discrete(3), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 2]), spaces.Dict(a=spaces.Box(0, 1, (1,)))]
+    ("space", "got"),
+    [
+        (spaces.Discrete(3), "Discrete"),
+        (spaces.MultiBinary(2), "MultiBinary"),
+        (spaces.MultiDiscrete([2, 2]), "MultiDiscrete"),
+        (spaces.Dict(a=spaces.Box(0, 1, (1,)), b=spaces.Discrete(2)), "Discrete"),
+    ],
 )
-def test_normalize_observation_refuses_a_space_that_is_no_box(space):
-    with pytest.raises(TypeError, match=f"NormalizeObservation needs a Box observation space, but got {type(space).__name__}"):
+def test_normalize_observation_refuses_a_space_that_is_no_box(space, got):
+    with pytest.raises(TypeError, match=f"NormalizeObservation needs a Box observation space, but got {got}"):
         tw.TransformedEnv(ScriptedEnv(2, observation_space=space), T.NormalizeObservation())
 
 

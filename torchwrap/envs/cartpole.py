@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.experimental.functional import FuncEnv
 from torch import Tensor
 
@@ -33,6 +34,7 @@ class CartPole(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
     x_limit, theta_limit = 2.4, 12 * 2 * math.pi / 360
 
     action_space = spaces.Discrete(2)
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 50}
 
     def __init__(self, sutton_barto_reward: bool = False, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -73,3 +75,14 @@ class CartPole(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
 
     def terminal(self, state: State, rng: Key, params: Any = None) -> Tensor:
         return (state["x"].abs() > self.x_limit) | (state["theta"].abs() > self.theta_limit)
+
+    def render_init(self, params: Any = None, **kwargs: Any) -> CartPoleEnv:
+        return CartPoleEnv(render_mode="rgb_array")
+
+    def render_image(self, state: State, render_state: CartPoleEnv, params: Any = None) -> tuple[CartPoleEnv, Any]:
+        # Gymnasium draws it, from the state that it is handed.
+        render_state.state = np.array([float(state[name]) for name in ("x", "x_dot", "theta", "theta_dot")])
+        return render_state, render_state.render()
+
+    def render_close(self, render_state: CartPoleEnv, params: Any = None) -> None:
+        render_state.close()

@@ -60,6 +60,7 @@ def make(
     device: torch.device | str,
     first_index: int,
     info_keys: InfoKeys,
+    spec: Any,
     vector_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
@@ -68,7 +69,7 @@ def make(
     vector_env = gymnasium.make_vec(
         id, num_envs, vectorization_mode=vectorization_mode, vector_kwargs={**(vector_kwargs or {}), **ours}, **kwargs
     )
-    return from_gymnasium(vector_env, device=device, info_keys=info_keys, first_index=first_index)
+    return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index, spec=spec)
 
 
 class GymnasiumEnv(Env):
@@ -83,6 +84,7 @@ class GymnasiumEnv(Env):
         device: torch.device | str,
         info_keys: InfoKeys,
         first_index: int,
+        spec: Any = None,
     ) -> None:
         if not isinstance(vector_env, VectorEnv):
             raise TypeError(
@@ -97,8 +99,8 @@ class GymnasiumEnv(Env):
                 'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}), '
                 'or with torchwrap.make(id, num_envs, backend="gymnasium").'
             )
-        spec = copy.deepcopy(vector_env.spec)
-        if spec is not None:
+        if spec is None and vector_env.spec is not None:
+            spec = copy.deepcopy(vector_env.spec)
             # make_vec leaves a limit of its caller's among the arguments; Gymnasium's -1 is none.
             limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
             spec.max_episode_steps = None if limit == -1 else limit
@@ -195,8 +197,11 @@ class GymnasiumEnv(Env):
     def _column(self, values: Any, dtype: Any) -> Tensor:
         return spaces.tensor(np.array(values, dtype)[:, None], self.device)
 
-    def render(self) -> Any:
-        return self.vector_env.render()
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
+        if self.render_mode is None:
+            raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
+        frames: Any = self.vector_env.render()
+        return tuple(frames if envs is None else [frames[row] for row in envs])
 
     def close(self) -> None:
         self.vector_env.close()

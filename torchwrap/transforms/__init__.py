@@ -1,11 +1,12 @@
-"""Transforms: observation, image, history, normalize, rescale, discretize, reward, action, episode; one file a family."""
+"""Transforms: observation, image, history, normalize, rescale, discretize, reward, action, episode, checker."""
 
-from torchwrap.transforms.action import ClipAction, TransformAction
+from torchwrap.transforms.action import ClipAction, StickyAction, TransformAction
 from torchwrap.transforms.base import ActionTransform, Compose, ObservationTransform, RewardTransform, Transform
+from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
-from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
+from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.history import DelayObservation, FrameStackObservation
-from torchwrap.transforms.image import GrayscaleObservation, ResizeObservation
+from torchwrap.transforms.image import AddWhiteNoise, GrayscaleObservation, ObstructView, ResizeObservation
 from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward, RunningMeanStd
 from torchwrap.transforms.observation import (
     ClipObservation,
@@ -20,6 +21,7 @@ from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
 
 __all__ = [
     "ActionTransform",
+    "AddWhiteNoise",
     "ClipAction",
     "ClipObservation",
     "ClipReward",
@@ -28,6 +30,7 @@ __all__ = [
     "DiscretizeAction",
     "DiscretizeObservation",
     "DtypeObservation",
+    "EvalWrapper",
     "FilterObservation",
     "FlattenObservation",
     "FrameStackObservation",
@@ -35,6 +38,8 @@ __all__ = [
     "NormalizeObservation",
     "NormalizeReward",
     "ObservationTransform",
+    "ObstructView",
+    "PassiveEnvChecker",
     "RecordEpisodeStatistics",
     "RescaleAction",
     "RescaleObservation",
@@ -43,6 +48,7 @@ __all__ = [
     "RewardTransform",
     "RunningMeanStd",
     "ScaleReward",
+    "StickyAction",
     "TimeAwareObservation",
     "TimeLimit",
     "Transform",

@@ -9,11 +9,13 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
+from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
+from torchwrap import arguments, random, spaces
+from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.base import ActionTransform
+from torchwrap.transforms.base import ActionTransform, Transform
 
 
 class TransformAction(ActionTransform):
@@ -48,6 +50,73 @@ class TransformAction(ActionTransform):
 
     def action(self, action: Value) -> Value:
         return self.func(action)
+
+
+class StickyAction(Transform):
+    """Does the last action again, by chance: Machado and others, "Revisiting the Arcade Learning Environment", 2018.
+
+    Args:
+        repeat_action_probability: how probable it is that a series of repeats begins, in [0, 1).
+        repeat_action_duration: how many steps a series lasts; a pair of bounds for a number that is drawn.
+
+    An episode's first action is always the agent's.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> space = gymnasium.spaces.Box(-1, 1, (1,))
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=space), StickyAction(0.999, repeat_action_duration=(2, 3)))
+    >>> td = env.reset(seed=0)
+    >>> for number in range(3):
+    ...     transition, td = env.step(td.set("action", torch.tensor([[number / 2]])))
+    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
+    tensor([[0.]])
+    """
+
+    acted = Buffer()
+    left = Buffer()
+
+    def __init__(self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1) -> None:
+        super().__init__()
+        self.repeat_action_probability = arguments.probability(
+            "StickyAction", "repeat_action_probability", repeat_action_probability
+        )
+        self.repeat_action_duration = repeat_action_duration
+        bounds = repeat_action_duration if isinstance(repeat_action_duration, tuple | list) else (repeat_action_duration,) * 2
+        if len(bounds) != 2:
+            raise ValueError(f"StickyAction needs repeat_action_duration as one number or two, but got {bounds!r}.")
+        name = "repeat_action_duration"
+        self.shortest = arguments.integer("StickyAction", name, bounds[0], at_least=1)
+        self.longest = arguments.integer("StickyAction", name, bounds[1], at_least=self.shortest)
+
+    def setup(self, signature: Signature) -> Signature:
+        n, space = signature.num_envs, signature.single_action_space
+        self.last = {path: f"last_{number}" for number, (path, _) in enumerate(spaces.leaves(space))}
+        zeros = spaces.zeros(space, n, signature.device)
+        for path, name in self.last.items():
+            self.register_buffer(name, zeros[path] if path else zeros, persistent=False)
+        for name, dtype in (("acted", torch.bool), ("left", torch.int64)):
+            self.register_buffer(name, torch.zeros(n, dtype=dtype, device=signature.device), persistent=False)
+        self.stream, signature = signature.stream()
+        return signature
+
+    def action(self, action: Value) -> Value:
+        key, left = self.stream.key(), self.left
+        begins = self.acted & (left == 0) & (random.uniform(key) < self.repeat_action_probability)
+        left = torch.where(begins, random.integers(key.part(1), self.longest - self.shortest + 1) + self.shortest, left)
+        repeats = left > 0
+
+        def latest(path: tuple[str, ...], chosen: Tensor) -> Tensor:
+            last = self.get_buffer(self.last[path])
+            last.copy_(spaces.where(repeats, last, chosen))
+            return last.clone()
+
+        self.left.copy_((left - 1).clamp(min=0))
+        self.acted.fill_(True)
+        return spaces.apply(latest, action)
+
+    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        self.acted.masked_fill_(mask, False)
+        self.left.masked_fill_(mask, 0)
+        return td
 
 
 class ClipAction(ActionTransform):

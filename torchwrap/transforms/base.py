@@ -34,6 +34,9 @@ class Transform(nn.Module):
     in_use = False
     """Whether an env has it; a transform has room for the state of one."""
 
+    def __init__(self) -> None:
+        super().__init__()  # and so takes no arguments, where nn.Module takes any
+
     def setup(self, signature: Signature) -> Signature:
         return signature
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -102,6 +103,69 @@ class RecordEpisodeStatistics(Transform):
         count = self.episode_count
         places = torch.arange(max(0, count - self.buffer_length), count, device=self.count.device) + 1
         return self.records[places % self.ring_size]
+
+
+class EvalWrapper(Transform):
+    """Sums up each env's first episode alone, as Brax's wrapper of that name: so short ones count no more than long ones.
+
+    It goes on top of the other transforms. A reset of your own begins another first episode.
+
+    Args:
+        metrics: names of what else to sum, numbers `(num_envs, 1)` that the env has in its `info`.
+
+    The results, to be read when no episode is active any more: `episode_metrics`, a dict of sums `(num_envs, 1)` float32 for
+    "reward" and each name; `active_episodes`, bool, and `episode_steps`, int64, both `(num_envs, 1)`.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(2, episode_lengths=(1, 2)), EvalWrapper())
+    >>> td = env.reset()
+    >>> while env.transform.active_episodes.any():
+    ...     _, td = env.step(td.set("action", env.sample_action()))
+    >>> env.transform.episode_metrics["reward"].flatten()  # 1, and 1 + 2
+    tensor([1., 3.])
+    """
+
+    sums = Buffer()
+    active_episodes = Buffer()
+    episode_steps = Buffer()
+    ended = Buffer()
+
+    def __init__(self, metrics: Sequence[str] = ()) -> None:
+        super().__init__()
+        if isinstance(metrics, str) or not all(isinstance(name, str) and name != "reward" for name in metrics):
+            raise TypeError(f'EvalWrapper needs metrics as a list of names other than "reward", but got {metrics!r}.')
+        self.metrics = list(metrics)
+
+    def setup(self, signature: Signature) -> Signature:
+        n, device = signature.num_envs, signature.device
+        self.register_buffer("sums", torch.zeros(n, 1 + len(self.metrics), device=device), persistent=False)
+        self.register_buffer("episode_steps", torch.zeros(n, 1, dtype=torch.int64, device=device), persistent=False)
+        for name in ("active_episodes", "ended"):
+            self.register_buffer(name, torch.zeros(n, 1, dtype=torch.bool, device=device), persistent=False)
+        return signature
+
+    @property
+    def episode_metrics(self) -> dict[str, Tensor]:
+        """Sums over each env's first episode, by name."""
+        return dict(zip(["reward", *self.metrics], self.sums.clone().split(1, 1), strict=True))
+
+    def step(self, td: TensorDict) -> TensorDict:
+        active = self.active_episodes
+        values = [td["reward"], *(td["info", name] for name in self.metrics)]
+        self.sums.add_(torch.where(active, torch.cat(values, 1), 0))
+        self.episode_steps.add_(active)
+        torch.logical_or(td["terminated"], td["truncated"], out=self.ended)
+        active.logical_and_(~self.ended)
+        return td
+
+    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        # After an episode's last step it is the env that begins anew; else somebody else did.
+        anew = mask.unsqueeze(1) & ~self.ended
+        self.sums.masked_fill_(anew, 0)
+        self.episode_steps.masked_fill_(anew, 0)
+        self.active_episodes.logical_or_(anew)
+        self.ended.masked_fill_(mask.unsqueeze(1), False)
+        return td
 
 
 class TimeLimit(Transform):

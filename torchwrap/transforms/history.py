@@ -33,23 +33,15 @@ class _History(Transform):
     """Base for transforms that remember each tensor of an observation by itself."""
 
     def _remember(self, signature: Signature, make: Callable[[Path, Space[Any]], _Memory]) -> None:
-        self.space = signature.single_observation_space
-        self.memory_of = {path: make(path, leaf) for path, leaf in spaces.leaves(self.space)}
+        self.memory_of = {path: make(path, leaf) for path, leaf in spaces.leaves(signature.single_observation_space)}
         self.memories = nn.ModuleList(self.memory_of.values())
 
     def step(self, td: TensorDict) -> TensorDict:
-        return self._each(td, lambda memory, frame: memory.step(frame))
+        return td.set("observation", spaces.apply(lambda path, frame: self.memory_of[path].step(frame), td["observation"]))
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        return self._each(td, lambda memory, first: memory.reset(first, mask))
-
-    def _each(self, td: TensorDict, function: Callable[[_Memory, Tensor], Tensor]) -> TensorDict:
-        observation = td["observation"]
-
-        def make(path: Path, _: Space[Any]) -> Tensor:
-            return function(self.memory_of[path], observation[path] if path else observation)
-
-        return td.set("observation", spaces.build(self.space, make, td.batch_size[0]))
+        first = td["observation"]
+        return td.set("observation", spaces.apply(lambda path, frame: self.memory_of[path].reset(frame, mask), first))
 
 
 class _Frames(_Memory):

@@ -8,11 +8,14 @@ import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from torchwrap import arguments
+from torchwrap import arguments, random
 from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import ObservationTransform
+
+_GRAY_NOISE = (76, 149, 29)
 
 
 def _image(signature: Signature, name: str) -> gymnasium.spaces.Box:
@@ -21,6 +24,23 @@ def _image(signature: Signature, name: str) -> gymnasium.spaces.Box:
     if not fits or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
         raise TypeError(f"{name} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
     return space  # type: ignore[return-value]
+
+
+def _colour(signature: Signature, name: str, grayscale: bool) -> gymnasium.spaces.Box:
+    space = _image(signature, name)
+    if grayscale and space.shape[2:] != (3,):
+        raise ValueError(f"{name} needs images with 3 channels for is_noise_grayscale, but got {space}.")
+    return space
+
+
+def _put_noise(key: random.Key, where: Tensor, images: Tensor, grayscale: bool) -> Tensor:
+    # The numbers below 255, and for gray those below 255 times a channel's share of it, are Gymnasium's.
+    if grayscale:
+        shares = torch.tensor(_GRAY_NOISE, device=images.device)
+        noise = random.integers(key.part(1), shares, images.shape[1:]).sum(-1, keepdim=True)
+    else:
+        noise = random.integers(key.part(1), 255, images.shape[1:])
+    return torch.where(where if images.dim() == 3 else where.unsqueeze(-1), noise.to(torch.uint8), images)
 
 
 def _image_space(*shape: int) -> gymnasium.spaces.Box:
@@ -114,6 +134,83 @@ class ResizeObservation(ObservationTransform):
             mean = _weigh(observation.float(), column, self.column_places, self.column_weights)
             mean = _weigh(mean, row, self.row_places, self.row_weights)
         return mean.round().clamp(0, 255).to(torch.uint8)
+
+
+class AddWhiteNoise(ObservationTransform):
+    """Puts noise in the place of some pixels, each with the same probability.
+
+    Args:
+        probability_of_noise_per_pixel: that probability, below 1.
+        is_noise_grayscale: whether noise has the same value in all three channels.
+
+    Shape: images `(height, width[, channels])` uint8, and unchanged; of three channels, where noise is gray.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), AddWhiteNoise(0.5))
+    >>> env.reset()["observation"].shape
+    torch.Size([1, 210, 160, 3])
+    """
+
+    def __init__(self, probability_of_noise_per_pixel: float, is_noise_grayscale: bool = False) -> None:
+        super().__init__()
+        self.probability_of_noise_per_pixel = arguments.probability(
+            "AddWhiteNoise", "probability_of_noise_per_pixel", probability_of_noise_per_pixel
+        )
+        self.is_noise_grayscale = arguments.flag("AddWhiteNoise", "is_noise_grayscale", is_noise_grayscale)
+
+    def setup(self, signature: Signature) -> Signature:
+        _colour(signature, "AddWhiteNoise", self.is_noise_grayscale)
+        self.stream, signature = signature.stream()
+        return signature
+
+    def observation(self, observation: Tensor) -> Tensor:
+        key, (height, width) = self.stream.key(), observation.shape[1:3]
+        noisy = random.uniform(key, (height, width)) < self.probability_of_noise_per_pixel
+        return _put_noise(key, noisy, observation, self.is_noise_grayscale)
+
+
+class ObstructView(ObservationTransform):
+    """Puts squares of noise at random places.
+
+    Args:
+        obstructed_pixels_ratio: how much of the picture they cover, below 1; less where they overlap, or reach over the edge.
+        obstruction_width: of a square, in pixels.
+        is_noise_grayscale: whether noise has the same value in all three channels.
+
+    Shape: images `(height, width[, channels])` uint8, and unchanged; of three channels, where noise is gray.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), ObstructView(0.3, 20))
+    >>> env.reset()["observation"].shape
+    torch.Size([1, 210, 160, 3])
+    """
+
+    def __init__(self, obstructed_pixels_ratio: float, obstruction_width: int, is_noise_grayscale: bool = False) -> None:
+        super().__init__()
+        self.obstructed_pixels_ratio = arguments.probability(
+            "ObstructView", "obstructed_pixels_ratio", obstructed_pixels_ratio
+        )
+        self.obstruction_width = arguments.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
+        self.is_noise_grayscale = arguments.flag("ObstructView", "is_noise_grayscale", is_noise_grayscale)
+
+    def setup(self, signature: Signature) -> Signature:
+        height, width = _colour(signature, "ObstructView", self.is_noise_grayscale).shape[:2]
+        self.number = int(height * width * (self.obstructed_pixels_ratio / self.obstruction_width**2))
+        self.stream, signature = signature.stream()
+        return signature
+
+    def observation(self, observation: Tensor) -> Tensor:
+        key, (num_envs, height, width) = self.stream.key(), observation.shape[:3]
+        centers = random.integers(key, height * width, (self.number,))
+        hidden = torch.zeros(num_envs, height * width, device=observation.device).scatter(1, centers, 1.0)
+        # A pixel is hidden where there is a centre among those around it: a maximum over columns, and over rows.
+        size = self.obstruction_width
+        low, high = (size - 1) // 2, size // 2
+        hidden = functional.pad(hidden.view(num_envs, 1, height, width), (low, high, low, high))
+        hidden = functional.max_pool2d(functional.max_pool2d(hidden, (size, 1), 1), (1, size), 1)
+        return _put_noise(key, hidden[:, 0] > 0, observation, self.is_noise_grayscale)
 
 
 def _taps(before: int, after: int) -> tuple[Tensor, Tensor]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import arguments, spaces
 from torchwrap.buffer import Buffer
-from torchwrap.spaces import Signature
+from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.base import ObservationTransform, Transform
 
 
@@ -124,7 +127,7 @@ class NormalizeObservation(ObservationTransform):
     Args:
         epsilon: added to the variance.
 
-    Shape: a Box of any shape and dtype to Box(-inf, inf) float32 of the same shape.
+    Shape: a Box of any shape and dtype to Box(-inf, inf) float32 of the same shape; each Box of a `Dict` or `Tuple` by itself.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2, observation_shape=(1,)), NormalizeObservation())
@@ -138,23 +141,40 @@ class NormalizeObservation(ObservationTransform):
         self.epsilon = arguments.number("NormalizeObservation", "epsilon", epsilon, above=0)
 
     def setup(self, signature: Signature) -> Signature:
-        space = spaces.box("NormalizeObservation", "observation", signature.single_observation_space)
-        wide = space.dtype in (np.float64, np.int32, np.int64)
-        dtype = torch.float64 if wide else torch.float32
-        self.statistics = RunningMeanStd(space.shape or (1,), signature.device, dtype)
-        unbounded: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
-        return signature.replace(single_observation_space=unbounded)
+        below = signature.single_observation_space
+        boxes = {path: spaces.box("NormalizeObservation", "observation", leaf) for path, leaf in spaces.leaves(below)}
+        self.statistics_of = {path: _statistics(box, signature.device) for path, box in boxes.items()}
+        each = list(self.statistics_of.values())
+        self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
+        return signature.replace(single_observation_space=_unbounded(below))
 
-    def observation(self, observation: Tensor) -> Tensor:
-        return self.statistics.normalize(observation, self.epsilon).view(observation.shape)
+    def _normal(self, observation: Value, mask: Tensor | None = None, learn: bool = False) -> Value:
+        def normal(path: tuple[str, ...], rows: Tensor) -> Tensor:
+            return self.statistics_of[path].normalize(rows, self.epsilon, mask, learn)
+
+        return spaces.apply(normal, observation)
+
+    def observation(self, observation: Value) -> Value:
+        return self._normal(observation)
 
     def step(self, td: TensorDict) -> TensorDict:
-        normal = self.statistics.normalize(td["observation"], self.epsilon, learn=self.training)
-        return td.set("observation", normal)
+        return td.set("observation", self._normal(td["observation"], learn=self.training))
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        normal = self.statistics.normalize(td["observation"], self.epsilon, mask, learn=self.training)
-        return td.set("observation", normal)
+        return td.set("observation", self._normal(td["observation"], mask, self.training))
+
+
+def _statistics(box: gymnasium.spaces.Box, device: torch.device) -> RunningMeanStd:
+    wide = box.dtype in (np.float64, np.int32, np.int64)
+    return RunningMeanStd(box.shape or (1,), device, torch.float64 if wide else torch.float32)
+
+
+def _unbounded(space: Space[Any]) -> Space[Any]:
+    if isinstance(space, gymnasium.spaces.Dict):
+        return gymnasium.spaces.Dict({key: _unbounded(part) for key, part in space.spaces.items()})
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return gymnasium.spaces.Tuple([_unbounded(part) for part in space.spaces])
+    return gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
 
 
 class NormalizeReward(Transform):

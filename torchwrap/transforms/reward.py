@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import gymnasium
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchwrap import arguments, spaces
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import RewardTransform
-
-_REWARD: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
 class TransformReward(RewardTransform):
@@ -36,7 +32,7 @@ class TransformReward(RewardTransform):
 
     def setup(self, signature: Signature) -> Signature:
         given = self.func(torch.zeros(signature.num_envs, 1, device=signature.device))
-        spaces.check("TransformReward", "func to give rewards", _REWARD, given, signature.num_envs, signature.device)
+        spaces.check("TransformReward", "func to give rewards", spaces.REWARD, given, signature.num_envs, signature.device)
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:

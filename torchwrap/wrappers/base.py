@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchwrap import recipe
 from torchwrap.env import Env
 from torchwrap.random import Stream
 from torchwrap.transforms.base import Compose, Transform
@@ -27,7 +29,7 @@ class Wrapper(Env):
             raise TypeError(f"{type(self).__name__} needs a torchwrap.Env first, but got {type(env).__name__}: {hint}.")
         if "_advance" in vars(env) or "_transform_step" in vars(env):
             raise ValueError(f"{type(self).__name__} needs an env that is not compiled yet, but got {env!r}: compile it last.")
-        super().__init__(env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
+        super().__init__(env.signature, metadata=env.metadata, render_mode=env.render_mode)
         self.env = env
         self.action_stream = env.action_stream  # one a stack, so that wrapping does not change what is sampled
         self.can_snapshot = env.can_snapshot
@@ -51,8 +53,15 @@ class Wrapper(Env):
     def unwrapped(self) -> Env:
         return self.env.unwrapped
 
-    def render(self) -> Any:
-        return self.env.render()
+    @property
+    def spec(self) -> Any:
+        below = self.env.spec
+        if below is None:
+            return None
+        return recipe.replace(below, additional_wrappers=(*below.additional_wrappers, recipe.record(self)))
+
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
+        return self.env.render(envs)
 
     def close(self) -> None:
         self.env.close()
@@ -129,6 +138,11 @@ class TransformedEnv(Wrapper):
         for stream in self.streams:
             stream.next_episode(mask)
         return self._transform_reset(self.env._reset(mask, **keywords), mask)
+
+    @property
+    def transforms(self) -> list[Transform]:
+        """As they were given: the one, or the one that they became."""
+        return [self.transform]
 
     # A method each, so that each can be a graph where a foreign simulator is below.
 

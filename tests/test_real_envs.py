@@ -1,0 +1,216 @@
+"""Transforms beside Gymnasium's wrappers on real envs: the same names and arguments, step by step, from the same seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import ale_py
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from transforms.chance import assert_same
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+gymnasium.register_envs(ale_py)
+
+# Gymnasium warns about bounds that it rounds to the space's dtype.
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+PONG = {"frameskip": 4, "repeat_action_probability": 0.0}  # nothing left to chance
+WORLDS = {  # an id, its arguments, steps to take, and how episodes end meanwhile
+    "poles": ("CartPole-v1", {}, 90, {"terminated"}),
+    "short poles": ("CartPole-v1", {"max_episode_steps": 15}, 90, {"terminated", "truncated", "both"}),
+    "one step": ("CartPole-v1", {"max_episode_steps": 1}, 8, {"truncated"}),
+    "pendulums": ("Pendulum-v1", {"max_episode_steps": 7}, 30, {"truncated"}),
+    "cars": ("MountainCarContinuous-v0", {"max_episode_steps": 6}, 30, {"truncated"}),
+    "acrobots": ("Acrobot-v1", {"max_episode_steps": 9}, 30, {"truncated"}),
+    "reachers": ("Reacher-v5", {"max_episode_steps": 5}, 20, {"truncated"}),
+    "pongs": ("ALE/Pong-v5", {"max_episode_steps": 6, **PONG}, 20, {"truncated"}),
+    "long pongs": ("ALE/Pong-v5", {"max_episode_steps": 80, **PONG}, 165, {"truncated"}),
+}
+INFO = {"Reacher-v5": ["reward_dist", "reward_ctrl"], "ALE/Pong-v5": ["lives", "episode_frame_number"]}
+
+
+def use(name, **arguments):
+    return name, arguments
+
+
+STACK, TIME = "FrameStackObservation", "TimeAwareObservation"
+GRAY, SQUARE = use("GrayscaleObservation"), use("ResizeObservation", shape=(84, 84))
+SMALL = ["poles", "short poles", "one step", "pendulums", "cars", "acrobots", "reachers"]
+EVERYWHERE = [  # stacks of transforms, innermost first
+    [use(STACK, stack_size=1)],
+    [use(STACK, stack_size=3)],
+    [use(STACK, stack_size=4, padding_type="zero")],
+    [use("DelayObservation", delay=0)],
+    [use("DelayObservation", delay=3)],
+    [use("FlattenObservation")],
+    [use(TIME)],
+    [use(TIME, normalize_time=True)],
+    [use(TIME, flatten=False)],
+    [use(TIME, flatten=False, normalize_time=True, dict_time_key="clock")],
+    [use(TIME, flatten=False), use("FilterObservation", filter_keys=["time"]), use("FlattenObservation")],
+    [use(TIME, flatten=False), use(TIME, flatten=False, dict_time_key="again"), use(STACK, stack_size=2)],
+    [use("RecordEpisodeStatistics"), use("TimeLimit", max_episode_steps=4)],
+    [use("TimeLimit", max_episode_steps=4), use("RecordEpisodeStatistics"), use("TransformReward", func=lambda r: -2 * r)],
+    [use("TransformReward", func=abs), use("RecordEpisodeStatistics")],
+    [use("ClipReward", min_reward=-0.1, max_reward=0.5)],
+    [use("ClipReward", max_reward=-0.3)],
+    [use("DelayObservation", delay=1), use(STACK, stack_size=2), use("DelayObservation", delay=2)],
+]
+SPECIAL = {
+    "poles": [
+        [use(STACK, stack_size=3, padding_type=np.float32([1, 2, 0.1, -2]))],
+        [use("DtypeObservation", dtype=np.float64)],
+        [use("ReshapeObservation", shape=(2, 2))],
+        [use("TransformObservation", func=lambda o: o[..., 1:3], observation_space=spaces.Box(-np.inf, np.inf, (2,)))],
+        [use("TransformAction", func=lambda action: 1 - action, action_space=None)],
+    ],
+    "short poles": [[use("TimeLimit", max_episode_steps=9), use(TIME, normalize_time=True), use(STACK, stack_size=8)]],
+    "pendulums": [
+        [use("TransformObservation", func=lambda obs: obs.clip(-0.5, 0.5), observation_space=None)],
+        [use("RescaleObservation", min_obs=-1.0, max_obs=3.0), use("TimeLimit", max_episode_steps=5), use(TIME)],
+        [use("DiscretizeObservation", bins=(2, 3, 5)), use(STACK, stack_size=2)],
+        [use("ClipAction")],
+        [use("RescaleAction", min_action=-1.0, max_action=0.3)],
+        [use("DiscretizeAction", bins=5)],
+        [use("DiscretizeAction", bins=(4,), multidiscrete=True)],
+    ],
+    "cars": [
+        [use("RescaleObservation", min_obs=np.array([0, -1]), max_obs=np.array([1, 0.7]))],
+        [use("DiscretizeObservation", bins=8)],  # each episode begins with velocity 0, which is an edge
+        [use("DiscretizeObservation", bins=(100, 31), multidiscrete=True), use(TIME)],
+        [use("RescaleAction", min_action=-0.7, max_action=0.3), use("ClipAction")],
+        [use("TransformAction", func=lambda a: 1.5 * a, action_space=None)],  # beyond the bounds, which costs reward
+    ],
+    "acrobots": [
+        [use("RescaleObservation", min_obs=-1.0, max_obs=1.0), use("DiscretizeObservation", bins=3)],
+        [use("DiscretizeObservation", bins=(1, 2, 3, 4, 5, 6), multidiscrete=True)],
+    ],
+    "reachers": [
+        [use("DtypeObservation", dtype=np.float32), use("ReshapeObservation", shape=(5, 2))],
+        [use("ClipAction"), use("TransformAction", func=lambda a: 2 * a, action_space=spaces.Box(-9, 9, (2,)))],
+        [use("RescaleAction", min_action=np.array([-1, 0.0]), max_action=np.array([5, 0.1]))],
+        [use("DiscretizeAction", bins=(3, 4))],
+        [use("DiscretizeAction", bins=(3, 4), multidiscrete=True)],
+    ],
+    "pongs": [
+        [GRAY, use("ResizeObservation", shape=(105, 80))],  # exactly half
+        [use("GrayscaleObservation", keep_dim=True), SQUARE],
+        [SQUARE, use(TIME), use("DelayObservation", delay=2)],
+        [use("ResizeObservation", shape=(70, 40)), use("DtypeObservation", dtype=np.float32)],  # whole blocks
+        [use(TIME, flatten=False), use(STACK, stack_size=3, padding_type="zero")],
+        [use(STACK, stack_size=2, padding_type=np.full((210, 160, 3), 7, np.uint8))],
+    ],
+    "long pongs": [
+        [use("RecordEpisodeStatistics"), GRAY, SQUARE, use(STACK, stack_size=4), use("ClipReward", min_reward=-0.5)],
+    ],
+}
+CASES = [(world, []) for world in WORLDS]
+CASES += [(world, stack) for world in SMALL for stack in EVERYWHERE]
+CASES += [(world, stack) for world, stacks in SPECIAL.items() for stack in stacks]
+
+
+def build(world, stack):
+    # Ours, a batch; and theirs, one by one.
+    id, arguments, *_ = WORLDS[world]
+    env = tw.make(id, 3, backend="gymnasium", info_keys=INFO.get(id, ()), **arguments)
+    oracles = [gymnasium.make(id, **arguments) for _ in range(3)]
+    for name, settings in stack:
+        oracles = [getattr(wrappers, name)(oracle, **settings) for oracle in oracles]
+    return tw.TransformedEnv(env, *[getattr(T, name)(**settings) for name, settings in stack]), oracles
+
+
+def assert_agree(env, oracles, num_steps):
+    # Where an episode of theirs ended, it is reset by hand. Returns how episodes ended.
+    assert env.single_observation_space == oracles[0].observation_space
+    assert env.single_action_space == oracles[0].action_space
+    td, endings = env.reset(seed=3), Counter()
+    seen = [oracle.reset(seed=3 + i)[0] for i, oracle in enumerate(oracles)]
+    for step in range(num_steps):
+        if step == 3:  # in mid-episode, so that from here on even those of one length do not end together
+            td = env.reset(mask=torch.tensor([False, True, False]))
+            seen[1], _ = oracles[1].reset()
+        assert_same(td["observation"], seen)
+        action = env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        seen, reward, *flags, info = zip(*[o.step(a.numpy()) for o, a in zip(oracles, action, strict=True)], strict=True)
+        successor, seen = transition["next"], list(seen)
+        assert_same(successor["observation"], seen)
+        assert_same(successor["reward"], np.float32(reward)[:, None])
+        assert_same(torch.cat([successor["terminated"], successor["truncated"]], 1), np.transpose(flags))
+        for key in env.unwrapped.info_spaces:
+            assert_same(successor["info", key], np.float32([one[key] for one in info])[:, None])
+        for row, (terminated, truncated) in enumerate(zip(*flags, strict=True)):
+            if not terminated and not truncated:
+                continue
+            endings["both" if terminated and truncated else "terminated" if terminated else "truncated"] += 1
+            seen[row], _ = oracles[row].reset()
+            if "episode" in info[row]:  # sums in float64 of rewards, of which ours come in float32
+                assert successor["episode_return"][row].item() == pytest.approx(info[row]["episode"]["r"], rel=1e-6)
+                assert successor["episode_length"][row].item() == info[row]["episode"]["l"]
+    assert_same(td["observation"], seen)
+    return endings
+
+
+@pytest.mark.parametrize(
+    ("world", "stack"), CASES, ids=lambda value: value if isinstance(value, str) else "+".join(name for name, _ in value)
+)
+def test_a_transform_equals_gymnasiums_wrapper_on_a_real_env(world, stack):
+    endings = assert_agree(*build(world, stack), WORLDS[world][2])
+    assert endings.total() >= 6
+    if not stack:
+        assert set(endings) == WORLDS[world][3]
+
+
+def test_a_time_limit_truncates_where_gymnasiums_does_and_lets_terminate():
+    assert set(assert_agree(*build("poles", [use("TimeLimit", max_episode_steps=15)]), 90)) == WORLDS["short poles"][3]
+
+
+def test_every_transform_that_gymnasium_has_is_tested_here():
+    # But what normalises, which differs on purpose; what draws, from streams of its own; and what changes nothing.
+    others = {"NormalizeObservation", "NormalizeReward", "AddWhiteNoise", "ObstructView", "StickyAction", "PassiveEnvChecker"}
+    tested = {name for _, stack in CASES for name, _ in stack}
+    assert tested == {name for name in T.__all__ if hasattr(wrappers, name)} - others
+
+
+@pytest.mark.parametrize("world", ["poles", "short poles", "pendulums", "cars"])
+def test_normalised_and_stacked_streams_equal_stable_baselines(world):
+    # Theirs does not count final observations: what is learned of observations is frozen before there are any.
+    id, arguments, num_steps, _ = WORLDS[world]
+    env = tw.TransformedEnv(
+        tw.make(id, 3, backend="gymnasium", **arguments),
+        T.NormalizeObservation(),
+        T.ClipObservation(-2, 2),
+        T.FrameStackObservation(4, padding_type="zero"),
+        T.FlattenObservation(),
+        T.NormalizeReward(),
+        T.ClipReward(-3, 3),
+    )
+    rewards = VecNormalize(DummyVecEnv([lambda: gymnasium.make(id, **arguments)] * 3), norm_obs=False, clip_reward=3)
+    observations = VecNormalize(rewards, norm_reward=False, clip_obs=2)
+    observations.obs_rms.count = rewards.ret_rms.count = 0  # without its prior sample that nobody saw
+    vec = VecFrameStack(observations, 4)
+    vec.seed(3)
+    td, first, num_ended = env.reset(seed=3), vec.reset(), 0
+    np.testing.assert_allclose(td["observation"], first, rtol=1e-4, atol=1e-4)
+    for step in range(num_steps):
+        if step == 5:
+            env.transform.transforms[0].eval()
+            observations.training = False
+        action = env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        following, reward, done, infos = vec.step(action.numpy())
+        np.testing.assert_allclose(td["observation"], following, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(transition["next", "reward"][:, 0], reward, rtol=1e-4)
+        np.testing.assert_array_equal(transition["next", "done"][:, 0], done)
+        for row in np.flatnonzero(done):
+            final, only_truncated = infos[row]["terminal_observation"], infos[row]["TimeLimit.truncated"]
+            np.testing.assert_allclose(transition["next", "observation"][row], final, rtol=1e-4, atol=1e-4)
+            assert transition["next", "terminated"][row].item() != only_truncated
+        num_ended += done.sum()
+    assert num_ended >= 6

@@ -1,0 +1,63 @@
+"""A transform that changes nothing and looks at everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import Space
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap.spaces import Signature, Value
+from torchwrap.transforms.base import Transform
+
+
+class PassiveEnvChecker(Transform):
+    """Raises where an action, an observation or a reward is not what the spaces below say, or not finite.
+
+    It reads all values on the host at every step, which is slow, and no graph can hold it: leave it out of what is compiled.
+    Put it first, to check the env, or further out, to check the transforms below it. `torchwrap.testing.check_env` checks the
+    rest of the contract.
+
+    Raises:
+        ValueError: at the step or reset where it happens.
+
+    >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(2), PassiveEnvChecker())
+    >>> _ = env.step(env.reset().set("action", torch.full((2, 6), torch.nan)))
+    Traceback (most recent call last):
+    ValueError: PassiveEnvChecker needs actions in Box(-1.0, 1.0, (6,), float32), but got nan in env 0.
+    """
+
+    def setup(self, signature: Signature) -> Signature:
+        self.signature = signature
+        return signature
+
+    def action(self, action: Value) -> Value:
+        _check("actions", self.signature.single_action_space, action)
+        return action.clone()
+
+    def step(self, td: TensorDict) -> TensorDict:
+        _check("observations", self.signature.single_observation_space, td["observation"])
+        _check("rewards", spaces.REWARD, td["reward"])
+        return td
+
+    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
+        _check("observations", self.signature.single_observation_space, td["observation"], mask)
+        return td
+
+
+def _check(what: str, space: Space[Any], value: Value, mask: Tensor | None = None) -> None:
+    for path, leaf in spaces.leaves(space):
+        part = value[path] if path else value
+        where = f"{what}{list(path) if path else ''} in {leaf}"
+        if part.dtype != spaces.dtype(leaf) or part.shape[1:] != (leaf.shape or ()):
+            got = f"{tuple(part.shape)} {part.dtype}"
+            raise ValueError(f"PassiveEnvChecker needs {where}, but got {got}.")
+        wrong = spaces.outside(leaf, part) | ~part.isfinite()
+        if mask is not None:
+            wrong = wrong & mask.view(-1, *(1,) * (part.dim() - 1))
+        if wrong.any():
+            first = wrong.nonzero()[0].tolist()
+            raise ValueError(f"PassiveEnvChecker needs {where}, but got {part[tuple(first)].item()} in env {first[0]}.")
