@@ -146,7 +146,7 @@ def test_spaces_and_properties_are_gymnasiums():
 
 
 def test_a_base_env_without_render_says_so():
-    with pytest.raises(NotImplementedError, match="ScriptedEnv cannot render"):
+    with pytest.raises(NotImplementedError, match="ScriptedEnv needs to be able to draw itself"):
         ScriptedEnv(1).render()
 
 

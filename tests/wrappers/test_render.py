@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import functools
+import sys
+
+import cv2
+import gymnasium
+import numpy as np
+import pygame
+import pytest
+import torch
+from gymnasium import wrappers
+from gymnasium.utils.save_video import capped_cubic_video_schedule
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap import wrappers as W
+from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.testing import ScriptedEnv, check_env
+from torchwrap.wrappers.render import capped_cubic, tiled
+
+
+def make(num_envs=2, **arguments):
+    return tw.make("CartPole-v1", num_envs, render_mode="rgb_array", **{"max_episode_steps": 5, **arguments})
+
+
+def push(env, td, times=1):
+    for _ in range(times):
+        transition, td = env.step(td.set("action", torch.zeros(env.num_envs, dtype=torch.int64)))
+    return transition, td
+
+
+def draw(observation):
+    theirs = gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped
+    theirs.state = np.asarray(observation, np.float64)
+    return theirs.render()
+
+
+def test_a_native_env_draws_what_gymnasium_draws():
+    env = make(3)
+    _, td = push(env, env.reset(seed=1), 3)
+    for frame, state in zip(env.render(), td["observation"], strict=True):
+        np.testing.assert_array_equal(frame, draw(state))
+    (frame,) = env.render([2])
+    np.testing.assert_array_equal(frame, draw(td["observation"][2]))
+    env.close()
+
+
+@pytest.mark.parametrize("backend", ["torch", "gymnasium"])
+def test_pictures_as_observations_are_those_of_the_true_successor(backend):
+    env = W.AddRenderObservation(make(backend=backend), render_only=False)
+    assert env.single_observation_space["pixels"] == gymnasium.spaces.Box(0, 255, (400, 600, 3), np.uint8)
+    td = env.reset(seed=1)
+    for step in range(6):
+        transition, td = push(env, td)
+        assert transition["next", "done"].all() == (step == 4)
+        for observation in (transition["next", "observation"], td["observation"]):
+            for pixels, state in zip(observation["pixels"], observation["state"], strict=True):
+                # Gymnasium draws its float64 state, which may fall on another pixel than what it hands out in float32.
+                assert (np.abs(pixels.numpy().astype(int) - draw(state)) > 0).mean() < 1e-3
+    env.close()
+
+
+def test_pictures_alone_beside_a_dict_and_through_image_transforms():
+    env = tw.TransformedEnv(
+        W.AddRenderObservation(make()), T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)
+    )
+    assert env.reset(seed=0)["observation"].shape == (2, 4, 84, 84)
+    see = T.TransformObservation(lambda obs: obs, None)
+    parts = tw.TransformedEnv(make(), T.TimeAwareObservation(flatten=False), see)
+    env = W.AddRenderObservation(parts, render_only=False, render_key="picture")
+    theirs = wrappers.AddRenderObservation(
+        wrappers.TimeAwareObservation(
+            gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=5), flatten=False
+        ),
+        render_only=False,
+        render_key="picture",
+    )
+    assert env.single_observation_space == theirs.observation_space
+    assert set(env.reset()["observation"].keys()) == {"picture", "obs", "time"}
+
+
+def test_wrappers_that_look_keep_the_contract_of_an_env(tmp_path):
+    for wrapper in (
+        W.RenderCollection,
+        functools.partial(W.RecordVideo, video_folder=tmp_path, episode_trigger=lambda _: False),
+    ):
+        check_env(
+            lambda wrapper=wrapper, **arguments: wrapper(
+                tw.make("CartPole-v1", backend="gymnasium", render_mode="rgb_array", **arguments)
+            )
+        )
+
+
+def test_a_collection_is_of_an_episode_and_can_be_had_when_it_ended():
+    env = W.RenderCollection(make(backend="gymnasium"))
+    assert env.render_mode == "rgb_array_list"
+    theirs = wrappers.RenderCollection(gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=5))
+    theirs.reset(seed=1)
+    td = env.reset(seed=1)
+    for _ in range(5):
+        _, td = push(env, td)
+        theirs.step(0)
+    ours, expected = env.render(), theirs.render()
+    assert len(ours) == 2 and len(ours[0]) == len(expected) == 6
+    np.testing.assert_array_equal(np.stack(ours[0]), np.stack(expected))
+    _, td = push(env, td, 2)
+    assert [len(frames) for frames in env.render()] == [3, 3] and [len(frames) for frames in env.render()] == [0, 0]
+    env.close()
+
+
+def test_a_collection_may_be_kept():
+    env = W.RenderCollection(make(), pop_frames=False, reset_clean=False)
+    push(env, env.reset(seed=1), 5)
+    assert [len(frames) for frames in env.render()] == [7, 7] and [len(frames) for frames in env.render([1])] == [7]
+
+
+def frames_of(path, fps=50):
+    video, frames = cv2.VideoCapture(str(path)), []
+    assert video.get(cv2.CAP_PROP_FPS) == fps
+    while (read := video.read())[0]:
+        frames.append(read[1][..., ::-1])  # blue comes first
+    return np.stack(frames)
+
+
+def test_videos_are_of_whole_episodes_from_first_to_final_observation(tmp_path):
+    env = W.RecordVideo(make(3), tmp_path, episode_trigger=lambda episode: episode % 2 == 0, envs=[1])
+    _, td = push(env, env.reset(seed=2), 4)
+    final, td = push(env, td)
+    assert final["next", "done"].all()
+    push(env, td, 12)
+    env.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rl-video-episode-0.mp4", "rl-video-episode-2.mp4"]
+    video = frames_of(tmp_path / "rl-video-episode-0.mp4")
+    assert video.shape == (6, 400, 600, 3)
+    wanted, other = draw(final["next", "observation"][1]), draw(td["observation"][1])
+    assert np.abs(video[-1].astype(int) - wanted).mean() < np.abs(video[-1].astype(int) - other).mean()
+
+
+def test_videos_of_some_length_begin_at_a_step_and_show_several_envs(tmp_path):
+    env = W.RecordVideo(
+        make(3),
+        tmp_path / "deep" / "er",
+        step_trigger=lambda step: step == 3,
+        video_length=4,
+        fps=10,
+        name_prefix="a",
+        envs=[0, 1, 2],
+    )
+    push(env, env.reset(seed=2), 12)
+    env.close()
+    (path,) = (tmp_path / "deep" / "er").iterdir()
+    assert path.name == "a-step-3.mp4" and frames_of(path, fps=10).shape == (4, 800, 1200, 3)
+
+
+def test_a_video_cut_short_is_whole_when_the_env_is_closed(tmp_path):
+    env = W.RecordVideo(make(), tmp_path)
+    push(env, env.reset(seed=2), 2)
+    assert [path.name for path in tmp_path.iterdir()] == [".rl-video-episode-0.mp4"]
+    env.close()
+    assert frames_of(tmp_path / "rl-video-episode-0.mp4").shape[0] == 3
+
+
+def test_the_schedule_is_gymnasiums():
+    assert all(capped_cubic(episode) == capped_cubic_video_schedule(episode) for episode in range(5000))
+
+
+@pytest.mark.parametrize(("number", "shape"), [(1, (2, 3)), (2, (2, 6)), (3, (4, 6)), (4, (4, 6)), (5, (4, 9)), (9, (6, 9))])
+def test_tiles_stand_in_rows(number, shape):
+    picture = tiled([np.full((2, 3, 3), place + 1, np.uint8) for place in range(number)])
+    assert picture.shape == (*shape, 3)
+    assert picture[::2, ::3, 0].flatten().tolist() == [*range(1, number + 1), *[0] * (picture[::2, ::3, 0].size - number)]
+
+
+def test_a_window_shows_the_env(monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    env = W.HumanRendering(make(2), screen_size=(600, 200), envs=[0, 1])
+    _, td = push(env, env.reset(seed=0), 2)
+    shown = pygame.surfarray.array3d(pygame.display.get_surface()).swapaxes(0, 1)
+    wide = np.concatenate([draw(state) for state in td["observation"]], 1)
+    assert shown.shape == (200, 600, 3) and np.abs(shown.astype(int) - wide[::2, ::2].astype(int)).mean() < 5
+    assert env.render_mode == "human"
+    env.close()
+    assert pygame.display.get_surface() is None
+
+
+@pytest.mark.parametrize("name", ["imageio", "pygame"])
+def test_a_library_that_is_missing_is_named(monkeypatch, tmp_path, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"torchwrap.interop.{name}", raising=False)
+    with pytest.raises(ImportError, match=name):
+        W.RecordVideo(make(), tmp_path) if name == "imageio" else W.HumanRendering(make())
+
+
+def same_step():
+    vector_env = gymnasium.make_vec(
+        "CartPole-v1", 1, vectorization_mode="sync", render_mode="rgb_array", vector_kwargs={"autoreset_mode": "SameStep"}
+    )
+    return from_gymnasium(vector_env)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (
+            lambda: W.AddRenderObservation(tw.make("CartPole-v1")),
+            ValueError,
+            'AddRenderObservation needs an env made with render_mode="rgb_array", but got None',
+        ),
+        (lambda: W.RecordVideo(ScriptedEnv(1), "x"), ValueError, "RecordVideo needs an env made with"),
+        (
+            lambda: W.RenderCollection(W.RenderCollection(make())),
+            ValueError,
+            "RenderCollection needs .* but got 'rgb_array_list'",
+        ),
+        (lambda: W.HumanRendering(tw.make("CartPole-v1")), ValueError, "HumanRendering needs an env made with"),
+        (
+            lambda: W.AddRenderObservation(same_step()),
+            ValueError,
+            "DISABLED, which shows how an episode ended, but got one in SAME_STEP",
+        ),
+        (lambda: W.AddRenderObservation(make(), 1), TypeError, "render_only as a bool, but got 1"),
+        (lambda: W.AddRenderObservation(make(), False, "state"), ValueError, "render_key that is free, but got 'state'"),
+        (lambda: W.AddRenderObservation(make(), False, 3), TypeError, "render_key as text, but got 3"),
+        (lambda: W.RenderCollection(make(), "no"), TypeError, "pop_frames as a bool, but got 'no'"),
+        (lambda: W.RenderCollection(make(), True, None), TypeError, "reset_clean as a bool, but got None"),
+        (lambda: W.RecordVideo(make(), 3), TypeError, "video_folder and name_prefix as text, but got 3"),
+        (lambda: W.RecordVideo(make(), "x", 7), TypeError, "episode_trigger as a function of a number, but got 7"),
+        (lambda: W.RecordVideo(make(), "x", None, "y"), TypeError, "step_trigger as a function of a number, but got 'y'"),
+        (lambda: W.RecordVideo(make(), "x", video_length=-1), ValueError, "video_length of at least 0, but got -1"),
+        (lambda: W.RecordVideo(make(), "x", fps=0), ValueError, "fps of at least 1, but got 0"),
+        (lambda: W.RecordVideo(make(), "x", envs=[2]), ValueError, r"envs among the 2 there are, but got \[2\]"),
+        (lambda: W.RecordVideo(make(), "x", envs=[]), ValueError, r"envs among the 2 there are, but got \[\]"),
+        (lambda: W.HumanRendering(make(), 600), TypeError, r"screen_size as \(width, height\), but got 600"),
+        (lambda: W.HumanRendering(make(), (600, 0)), ValueError, "screen_size of at least 1, but got 0"),
+        (lambda: W.HumanRendering(make(), envs=[5]), ValueError, r"envs among the 2 there are, but got \[5\]"),
+        (lambda: tw.make("CartPole-v1").render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),
+        (
+            lambda: tw.make("CartPole-v1", backend="gymnasium").render(),
+            RuntimeError,
+            'needs render_mode="rgb_array" at construction',
+        ),
+        (lambda: tw.compile(W.AddRenderObservation(make())), ValueError, "compile needs tensor operators"),
+        (lambda: tw.compile(W.RenderCollection(make())), ValueError, "compile needs tensor operators"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_arguments_are_refused(build, error, words):
+    with pytest.raises(error, match=words):
+        build()

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import functools
+
+import ale_py
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap import wrappers as W
+from torchwrap.envs.cartpole import CartPole
+from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.testing import ScriptedEnv, check_env
+
+gymnasium.register_envs(ale_py)
+
+REPEATS = {
+    "RepeatAction": lambda env: W.RepeatAction(env, 3),
+    "MaxAndSkipObservation": lambda env: W.MaxAndSkipObservation(env, 3),
+}
+IMAGES = functools.partial(ScriptedEnv, observation_space=spaces.Box(0, 255, (4, 4, 3), "uint8"))
+
+
+@pytest.mark.parametrize("make", [ScriptedEnv, IMAGES, functools.partial(tw.make, "CartPole-v1")])
+@pytest.mark.parametrize("name", REPEATS)
+def test_they_keep_the_contract_of_an_env(name, make):
+    check_env(lambda **arguments: REPEATS[name](make(**arguments)))
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_they_keep_it_on_gymnasium(name):
+    make = functools.partial(tw.make, "CartPole-v1", backend="gymnasium", max_episode_steps=10)
+    check_env(lambda **arguments: REPEATS[name](make(**arguments)))
+
+
+class Counting(gymnasium.Env):
+    """Observes (env, episode, steps) scaled, the first column falling, so that a maximum is seen; lengths by episode."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, lengths, ending):
+        self.lengths, self.ending, self.episode = lengths, ending, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.steps = 0
+        return self.observation(), {}
+
+    def observation(self):
+        return np.float32([-self.steps, self.steps])
+
+    def step(self, action):
+        assert self.steps < self.length, "a step after the end"
+        self.steps += 1
+        over = self.steps == self.length
+        return (
+            self.observation(),
+            float(self.steps),
+            over and self.ending != "truncated",
+            over and self.ending != "terminated",
+            {},
+        )
+
+    @property
+    def length(self):
+        return self.lengths[self.episode % len(self.lengths)]
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
+@pytest.mark.parametrize("repeats", [1, 2, 4])
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("lengths", [[(1,), (2,), (7,)], [(5,), (5,), (5,)], [(8,), (4,), (100,)]], ids=str)
+def test_repeat_action_is_gymnasiums_in_each_env(lengths, mode, repeats, ending):
+    # Every episode of an env is as long as the others: an episode that is begun only to be thrown away changes nothing.
+    vector_env = SyncVectorEnv([functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode)
+    env = W.RepeatAction(from_gymnasium(vector_env), repeats)
+    theirs = [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths]
+    compare(env, theirs, 12)
+
+
+def compare(env, theirs, num_steps, action=0):
+    td = env.reset(seed=0)
+    np.testing.assert_array_equal(td["observation"].numpy(), np.stack([one.reset(seed=i)[0] for i, one in enumerate(theirs)]))
+    for _ in range(num_steps):
+        transition, td = env.step(td.set("action", torch.full((len(theirs),), action)))
+        steps = [one.step(action) for one in theirs]
+        following = transition["next"]
+        np.testing.assert_array_equal(following["observation"].numpy(), np.stack([step[0] for step in steps]))
+        for place, key in ((1, "reward"), (2, "terminated"), (3, "truncated")):
+            assert following[key].flatten().tolist() == [step[place] for step in steps], key
+        first = [one.reset()[0] if step[2] or step[3] else step[0] for one, step in zip(theirs, steps, strict=True)]
+        np.testing.assert_array_equal(td["observation"].numpy(), np.stack(first))
+
+
+def test_max_and_skip_is_gymnasiums_where_no_episode_ends_in_between():
+    lengths = [(4,), (8,), (100,)]
+    vector_env = SyncVectorEnv([functools.partial(Counting, one, "both") for one in lengths], autoreset_mode="Disabled")
+    theirs = [wrappers.MaxAndSkipObservation(Counting(one, "both"), 4) for one in lengths]
+    compare(W.MaxAndSkipObservation(from_gymnasium(vector_env), 4), theirs, 9)
+
+
+def test_max_and_skip_is_gymnasiums_on_atari():
+    arguments = {"frameskip": 1, "repeat_action_probability": 0.0, "max_episode_steps": 24}
+    env = W.MaxAndSkipObservation(tw.make("ALE/Pong-v5", 2, backend="gymnasium", **arguments), 4)
+    theirs = [wrappers.MaxAndSkipObservation(gymnasium.make("ALE/Pong-v5", **arguments), 4) for _ in range(2)]
+    compare(env, theirs, 14, action=2)
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["eager", "compiled"])
+def test_the_last_two_observations_of_an_episode_by_hand(name):
+    # Episodes of 1, 2, 3 and 5 steps, skip 3: observations (-steps, steps) of the last two steps.
+    class Falling(ScriptedEnv):
+        def _observation_now(self):
+            steps = self.elapsed.float()
+            return torch.stack([-steps, steps], 1)
+
+    class Each(Falling):
+        def _step(self, td):
+            td = super()._step(td)
+            over = self.elapsed >= torch.tensor([1, 2, 3, 5])
+            return td.set("terminated", over.unsqueeze(1)).set("truncated", torch.zeros(4, 1, dtype=torch.bool))
+
+    env = W.MaxAndSkipObservation(Each(4, observation_shape=(2,), episode_lengths=None), 3)
+    env = tw.compile(env, backend="aot_eager") if name == "compiled" else env
+    transition, td = env.step(env.reset().set("action", env.sample_action()))
+    following = transition["next"]
+    assert following["observation"].tolist() == [[-1, 1], [-1, 2], [-2, 3], [-2, 3]]
+    assert following["reward"].flatten().tolist() == [1, 3, 6, 6]
+    assert following["terminated"].flatten().tolist() == [True, True, True, False]
+    assert td["observation"].tolist() == [[0, 0], [0, 0], [0, 0], [-2, 3]]
+    transition, _ = env.step(td.set("action", env.sample_action()))
+    assert transition["next", "observation"][3].tolist() == [-4, 5]
+    assert transition["next", "reward"][3].item() == 9
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 4])
+def test_action_repeat_of_a_functional_env_is_the_wrapper(repeats):
+    inside = tw.FunctionalEnv(CartPole(), 6, max_episode_steps=9, action_repeat=repeats)
+    around = W.RepeatAction(tw.FunctionalEnv(CartPole(), 6, max_episode_steps=9), repeats)
+    actions = [torch.randint(2, (6,), generator=torch.Generator().manual_seed(step)) for step in range(40)]
+    tds = [env.reset(seed=3) for env in (inside, around)]
+    for action in actions:
+        one, two = (env.step(td.set("action", action)) for env, td in zip((inside, around), tds, strict=True))
+        tds = [one[1], two[1]]
+        assert all((one[0][key] == two[0][key]).all() for key in one[0].keys(True, True))
+        assert (one[1]["observation"] == two[1]["observation"]).all()
+        assert one[0]["next", "reward"].max() <= repeats
+
+
+def test_the_limit_counts_every_repeat_and_stops_in_the_middle_of_one():
+    env = W.RepeatAction(ScriptedLimit(), 4)
+    td, rewards = env.reset(seed=0), []
+    for _ in range(3):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        rewards.append(transition["next", "reward"].item())
+    assert rewards == [4, 4, 2] and transition["next", "truncated"].item()
+
+
+def ScriptedLimit():
+    class Still(CartPole):
+        def terminal(self, state, rng, params=None):
+            return state["x"] > torch.inf
+
+    return tw.FunctionalEnv(Still(), 1, max_episode_steps=10)
+
+
+def test_what_remembers_goes_on_top():
+    env = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
+    with pytest.raises(ValueError, match="RepeatAction needs an env without transforms, but got <RecordEpisodeStatistics"):
+        W.RepeatAction(env, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats of at least 1, but got 0"),
+        (lambda: W.RepeatAction(ScriptedEnv(1), 1.5), TypeError, "RepeatAction needs an integer num_repeats .* but got 1.5"),
+        (lambda: W.RepeatAction(gymnasium.make("CartPole-v1"), 2), TypeError, "RepeatAction needs a torchwrap.Env first"),
+        (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip of at least 2, but got 1"),
+        (
+            lambda: W.MaxAndSkipObservation(ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))),
+            TypeError,
+            "MaxAndSkipObservation needs a Box observation space, but got Dict",
+        ),
+        (
+            lambda: tw.FunctionalEnv(CartPole(), 1, action_repeat=0),
+            ValueError,
+            "FunctionalEnv needs action_repeat of at least 1, but got 0",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
