@@ -296,6 +296,7 @@ def test_every_transform_is_measured(load):
     from torchwrap import transforms as T
 
     bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
+    bases.add("PassiveEnvChecker")  # for what is not in a hurry
     assert set(load("each").TRANSFORMS) == set(load("torchwrap_side").TRANSFORMS) == set(T.__all__) - bases
     with_peer = {name for name, known in load("each").TRANSFORMS.items() if known}
     assert with_peer == set(load("gymnasium_peer").WRAPPERS)
@@ -307,6 +308,14 @@ def test_every_transform_steps(load, side):
     theirs, see = side == "gymnasium_peer", load("each").SEE
     for name in load("gymnasium_peer").WRAPPERS if theirs else load("torchwrap_side").TRANSFORMS:
         load(side).scripted(3, [name], **({} if theirs else {"see": see.get(name, "numbers")})).call()
+
+
+def test_images_are_the_same_on_both_sides(load):
+    ours = load("torchwrap_side").atari(3).call()[0]["next", "observation"]
+    theirs = load("opencv_peer").atari(3, "formula")
+    for _ in range(4):
+        stacked = theirs.call()
+    np.testing.assert_array_equal(ours.numpy(), stacked)
 
 
 def test_gymnax_side_counts_every_observation_once_and_stacks(load):

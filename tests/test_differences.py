@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import gymnasium
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import torchwrap as tw
 import torchwrap.interop.gymnasium
 from torchwrap import transforms as T
+from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv
 
 
@@ -102,6 +104,7 @@ def test_frame_stack_and_time_limit_work_on_a_batch():
         ("DiscretizeObservation", lambda: T.DiscretizeObservation(2)),
         ("TimeAwareObservation", lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()])),
         ("DiscretizeAction", lambda: T.DiscretizeAction(2)),
+        ("StickyAction", lambda: T.StickyAction(0.5)),
     ],
 )
 def test_what_has_no_vector_wrapper_works_on_a_batch(name, make):
@@ -110,6 +113,107 @@ def test_what_has_no_vector_wrapper_works_on_a_batch(name, make):
         tw.TransformedEnv(ScriptedEnv(3, observation_space=gymnasium.spaces.Box(0, 40, (2,), np.float32)), make()), None, 2
     )
     assert data["next", "observation"].shape[:2] == (3, 2)
+
+
+def test_an_action_is_repeated_in_a_batch():
+    assert hasattr(wrappers, "RepeatAction") and not hasattr(wrappers.vector, "RepeatAction")
+    data, _ = tw.rollout(W.RepeatAction(ScriptedEnv(3, episode_lengths=3), 2), None, 2)
+    assert data["next", "reward"].squeeze(-1).tolist() == [[3, 3]] * 3
+
+
+def test_the_final_observation_of_max_and_skip_is_of_its_own_steps():
+    theirs = wrappers.MaxAndSkipObservation(Ones(), 4)  # episodes of three steps
+    theirs.reset()
+    assert theirs.step(0)[0] == 1e5 + 3  # the third of four; it wrote one of two frames, and the other one is zeros
+    theirs.reset()
+    theirs.unwrapped.elapsed = 2
+    assert theirs.step(0)[:3:2] == (1e5 + 3, True)  # one step to the end: the frame of the episode before
+    vector_env = SyncVectorEnv([Falling], autoreset_mode=AutoresetMode.DISABLED)
+    falling = wrappers.MaxAndSkipObservation(Falling(), 4)
+    falling.reset()
+    assert falling.step(0)[0] == 0  # zeros that nobody saw
+    env = W.MaxAndSkipObservation(tw.interop.gymnasium.from_gymnasium(vector_env), 4)
+    transition, _ = env.step(env.reset().set("action", env.sample_action()))
+    assert transition["next", "observation"].item() == -2  # of -2 and -3
+
+
+class Falling(Ones):
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return 1e5 - observation, *rest
+
+
+def test_noise_is_in_observations_and_not_in_pictures():
+    theirs = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    assert wrappers.AddWhiteNoise(theirs, 0.5).observation_space == theirs.observation_space
+    theirs.reset(seed=0)
+    plain, noisy = theirs.render(), wrappers.AddWhiteNoise(theirs, 0.5).render()
+    assert 0.3 < (plain != noisy).any(-1).mean() < 0.7
+    ours = W.AddRenderObservation(tw.make("CartPole-v1", backend="gymnasium", render_mode="rgb_array"))
+    env = tw.TransformedEnv(ours, T.AddWhiteNoise(0.5))
+    seen = env.reset(seed=0)["observation"][0].numpy()
+    assert 0.3 < (plain != seen).any(-1).mean() < 0.7 and (env.render()[0] == plain).all()
+
+
+def test_sticky_actions_leave_the_life_of_the_env_alone():
+    def second_start(wrap):
+        env = wrap(gymnasium.make("CartPole-v1"))
+        env.reset(seed=0)
+        for _ in range(3):
+            env.step(0)
+        return env.reset()[0]
+
+    assert (second_start(lambda env: env) != second_start(lambda env: wrappers.StickyAction(env, 0.0))).any()
+    lives = []
+    for transform in (T.Compose([]), T.StickyAction(0.0)):
+        env = tw.TransformedEnv(tw.make("CartPole-v1"), transform)
+        td = env.reset(seed=0)
+        for _ in range(3):
+            env.step(td.set("action", torch.zeros(1, dtype=torch.int64)))
+        lives.append(env.reset()["observation"])
+    assert (lives[0] == lives[1]).all()
+
+
+def test_a_video_is_as_long_as_asked_for(tmp_path):
+    def frames(folder):
+        return int(cv2.VideoCapture(str(next(folder.iterdir()))).get(cv2.CAP_PROP_FRAME_COUNT))
+
+    theirs = wrappers.RecordVideo(
+        gymnasium.make("CartPole-v1", render_mode="rgb_array"), str(tmp_path / "theirs"), video_length=3
+    )
+    ours = W.RecordVideo(tw.make("CartPole-v1", render_mode="rgb_array"), tmp_path / "ours", video_length=3)
+    theirs.reset(seed=0)
+    td = ours.reset(seed=0)
+    for _ in range(6):
+        theirs.step(0)
+        ours.step(td.set("action", torch.zeros(1, dtype=torch.int64)))
+    theirs.close()
+    ours.close()
+    assert (frames(tmp_path / "theirs"), frames(tmp_path / "ours")) == (4, 3)
+
+
+def test_the_env_resets_in_the_step_that_ended():
+    theirs = wrappers.Autoreset(Ones())
+    theirs.reset()
+    steps = [theirs.step(0) for _ in range(4)]
+    assert [step[0].item() for step in steps] == [1e5 + 1, 1e5 + 2, 1e5 + 3, 1e5] and steps[3][1] == 0  # a step of nothing
+    vector_env = SyncVectorEnv([Ones], autoreset_mode=AutoresetMode.DISABLED)
+    env = tw.interop.gymnasium.from_gymnasium(vector_env)
+    td = env.reset()
+    for _ in range(3):
+        transition, td = env.step(td.set("action", env.sample_action()))
+    assert transition["next", "observation"].item() == 1e5 + 3 and td["observation"].item() == 1e5
+    transition, td = env.step(td.set("action", env.sample_action()))
+    assert transition["next", "observation"].item() == 1e5 + 1 and transition["next", "reward"].item() == 1
+
+
+def test_time_is_counted_to_the_limit_that_holds():
+    theirs = wrappers.TimeLimit(gymnasium.make("Pendulum-v1", max_episode_steps=5), 9)
+    theirs = wrappers.TimeAwareObservation(theirs, flatten=False)
+    assert theirs.observation_space["time"].high == 9
+    below = tw.make("Pendulum-v1", max_episode_steps=5)
+    env = tw.TransformedEnv(below, T.TimeLimit(9), T.TimeAwareObservation(flatten=False))
+    assert env.single_observation_space["time"].high == 5
 
 
 class Image(Ones):

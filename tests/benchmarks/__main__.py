@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .measure import Options, machine
 
-SUITES = ("glue", "number", "cartpole", "each", "bridge", "ppo", "startup", "memory")
+SUITES = ("glue", "number", "cartpole", "each", "images", "bridge", "ppo", "startup", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

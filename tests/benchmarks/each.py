@@ -29,6 +29,10 @@ TRANSFORMS = {
     "DiscretizeAction": False,
     "TransformAction": True,
     "ScaleReward": False,
+    "AddWhiteNoise": False,
+    "EvalWrapper": False,
+    "ObstructView": False,
+    "StickyAction": False,
     "NormalizeReward": True,
     "ClipReward": True,
     "TransformReward": True,
@@ -40,6 +44,8 @@ SEE = {
     "FilterObservation": "parts",
     "GrayscaleObservation": "images",
     "ResizeObservation": "images",
+    "AddWhiteNoise": "images",
+    "ObstructView": "images",
 }
 
 

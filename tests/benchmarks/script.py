@@ -37,6 +37,11 @@ def scripted(num_envs: int, device: str = "cpu", see: str = "numbers") -> Script
     return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, observation_space=SPACES[see], device=device)
 
 
+def frames(num_envs: int) -> np.ndarray[Any, Any]:
+    """Noise, as large as Atari's screen."""
+    return np.random.default_rng(0).integers(0, 256, (num_envs, 210, 160, 3), np.uint8)
+
+
 class NumpyScript:
     """`ScriptedEnv` for libraries that step arrays; the same numbers."""
 

@@ -24,6 +24,10 @@ TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
     "TimeLimit": lambda: T.TimeLimit(1000),
     "NormalizeObservation": T.NormalizeObservation,
     "ClipObservation": lambda: T.ClipObservation(-10, 10),
+    "AddWhiteNoise": lambda: T.AddWhiteNoise(0.1),
+    "EvalWrapper": T.EvalWrapper,
+    "ObstructView": lambda: T.ObstructView(0.1, 4),
+    "StickyAction": lambda: T.StickyAction(0.25),
     "FrameStackObservation": lambda: T.FrameStackObservation(4),
     "FlattenObservation": T.FlattenObservation,
     "TransformObservation": lambda: T.TransformObservation(lambda observation: observation * 0.5),
@@ -95,6 +99,34 @@ def half_cheetah(mode: str, transforms: Sequence[str] | None, compiled: bool = F
     generator = torch.Generator().manual_seed(0)
     actions = [torch.rand(num_envs, 6, generator=generator) * 3 - 1.5 for _ in range(16)]
     return _stepper(env, env.reset(seed=0), actions)
+
+
+class Film(tw.Env):
+    """Shows the same frames at each step, as if a simulator elsewhere had made them."""
+
+    can_snapshot = False
+
+    def __init__(self, num_envs: int, device: str) -> None:
+        space = gymnasium.spaces.Box(0, 255, (210, 160, 3), "uint8")
+        super().__init__(tw.Signature(num_envs, space, gymnasium.spaces.Discrete(4), torch.device(device)))
+        self.frames = torch.from_numpy(script.frames(num_envs)).to(device)
+
+    def _step(self, td: TensorDict) -> TensorDict:
+        flags = torch.zeros(2, self.num_envs, 1, dtype=torch.bool, device=self.frames.device).unbind(0)
+        given = {"observation": self.frames, "reward": flags[0].float(), "terminated": flags[0], "truncated": flags[1]}
+        return TensorDict(given, batch_size=[self.num_envs])
+
+    def _reset(self, mask: Tensor) -> TensorDict:
+        return TensorDict({"observation": self.frames}, batch_size=[self.num_envs])
+
+
+def atari(num_envs: int, compiled: bool = False, device: str = "cpu") -> Timed:
+    """Frames in, four small gray ones out."""
+    transforms = [T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)]
+    env: tw.Env = tw.TransformedEnv(Film(num_envs, device), *transforms)
+    env = tw.compile(env) if compiled else env
+    td, action = env.reset(seed=0), env.sample_action()
+    return Timed(lambda: env.step(td.set("action", action)), 1, _wait(device))
 
 
 def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:

@@ -20,6 +20,7 @@ class _Bins(nn.Module):
     """The bins of a box, dimension after dimension: their edges, and one number for all of them, the last one fastest."""
 
     edges = Buffer()
+    inner = Buffer()
     centers = Buffer()
     counts = Buffer()
     strides = Buffer()
@@ -44,15 +45,16 @@ class _Bins(nn.Module):
         for key, value in (("edges", edges), ("centers", centers), ("counts", counts), ("strides", strides)):
             array = np.array(value, np.float64 if key in ("edges", "centers") else np.int64)
             self.register_buffer(key, torch.as_tensor(array, device=device), persistent=False)
+        self.register_buffer("inner", self.edges[:, 1:].contiguous(), persistent=False)
 
     def space(self, multidiscrete: bool) -> gymnasium.Space[Any]:
         counts = self.counts.tolist()
         return gymnasium.spaces.MultiDiscrete(counts) if multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
 
     def flat(self, value: Tensor) -> Tensor:
-        """Values of the box as float64 `(..., dimensions, 1)`, to be held against lines of edges or centres."""
+        """Values of the box as float64 `(..., dimensions)`."""
         batch = value.shape[: value.dim() - len(self.shape)]
-        return value.double().reshape(*batch, -1, 1)
+        return value.double().reshape(*batch, -1)
 
     def join(self, places: Tensor) -> Tensor:
         """Places `(..., dimensions)` as one number."""
@@ -97,8 +99,10 @@ class DiscretizeObservation(ObservationTransform):
     def observation(self, observation: Tensor) -> Tensor:
         bins = self.places
         # How many inner edges are not above it; what lies beyond the outer ones belongs to the last bin there.
-        inner = bins.edges[:, 1:]
-        places = (bins.flat(observation) >= inner).sum(-1).minimum(bins.counts - 1)
+        flat = bins.flat(observation)
+        columns = flat.flatten(end_dim=-2).t().contiguous() if flat.dim() > 1 else flat.unsqueeze(-1)
+        places = torch.searchsorted(bins.inner, columns, right=True)
+        places = places.t().reshape(flat.shape).minimum(bins.counts - 1)
         return places if self.multidiscrete else bins.join(places)
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +149,6 @@ class DiscretizeAction(ActionTransform):
         """The bins with the nearest centres, in the form that `action` takes."""
         bins = self.places
         far = torch.arange(bins.centers.shape[1], device=action.device) >= bins.counts.unsqueeze(-1)
-        distance = (bins.centers - bins.flat(action)).abs().masked_fill(far, math.inf)
+        distance = (bins.centers - bins.flat(action).unsqueeze(-1)).abs().masked_fill(far, math.inf)
         places = distance.argmin(-1)
         return places if self.multidiscrete else bins.join(places)

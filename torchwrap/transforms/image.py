@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import gymnasium
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchwrap import arguments, random
+from torchwrap import arguments, random, spaces
 from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import ObservationTransform
@@ -124,14 +125,16 @@ class ResizeObservation(ObservationTransform):
 
     def observation(self, observation: Tensor) -> Tensor:
         row, column = -2 - self.channels, -1 - self.channels
+        image = spaces.once(observation)  # for each pixel is read several times
         if self.block is not None:
-            blocks = observation.unflatten(column, (-1, self.block[1])).unflatten(row - 1, (-1, self.block[0]))
-            total = blocks.sum((row - 1, column), dtype=torch.int32)
+            total = _add(_add(image.int(), row, self.block[0]), column, self.block[1])
             if self.block == (2, 2):
                 return (total + 2 >> 2).to(torch.uint8)
             mean = total.float() * (1 / math.prod(self.block))
         else:
-            mean = _weigh(observation.float(), column, self.column_places, self.column_weights)
+            # Columns and then rows, each as rows, which lie together in memory.
+            image = image.transpose(row, column).to(torch.float32, memory_format=torch.contiguous_format)
+            mean = _weigh(image, row, self.column_places, self.column_weights).transpose(row, column).contiguous()
             mean = _weigh(mean, row, self.row_places, self.row_weights)
         return mean.round().clamp(0, 255).to(torch.uint8)
 
@@ -229,6 +232,11 @@ def _taps(before: int, after: int) -> tuple[Tensor, Tensor]:
     most = max(map(len, taps))
     padded = torch.tensor([covered + [(0, 0.0)] * (most - len(covered)) for covered in taps], dtype=torch.float64)
     return padded[..., 0].long().t().contiguous(), padded[..., 1].float().t().contiguous()
+
+
+def _add(image: Tensor, dim: int, size: int) -> Tensor:
+    # Sums of `size` neighbours. Slice after slice, for a reduction over so few is slow, compiled or not.
+    return functools.reduce(torch.add, image.unflatten(dim, (-1, size)).unbind(dim))
 
 
 def _weigh(image: Tensor, dim: int, places: Tensor, weights: Tensor) -> Tensor:
