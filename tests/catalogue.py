@@ -1,4 +1,7 @@
-"""Every transform once, as `name: (transform, env it serves)`: what contracts and compilers are tested with."""
+"""Every transform and wrapper once: what contracts, compilers and recipes are tested with.
+
+Transforms are `name: (transform, env it serves)`, wrappers `name: env with it`, both as functions that make them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from gymnasium import spaces
 import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
+from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv
 
 DICT = spaces.Dict(
@@ -116,4 +120,32 @@ TRANSFORMS = {
         lambda: T.Compose([T.RecordEpisodeStatistics(), T.TimeLimit(9)]),
         functools.partial(tw.make, "CartPole-v1"),
     ),
+}
+
+
+def seen(wrapper, **arguments):
+    """A wrapper on what can be looked at; Gymnasium's, for no graph holds a picture."""
+
+    def make(num_envs, **more):
+        env = tw.make("CartPole-v1", num_envs, backend="gymnasium", render_mode="rgb_array", max_episode_steps=9, **more)
+        return wrapper(env, **arguments)
+
+    return make
+
+
+WRAPPERS = {
+    "TransformedEnv": lambda num_envs, **more: tw.TransformedEnv(ScriptedEnv(num_envs, **more)),
+    "RepeatAction": lambda num_envs, **more: W.RepeatAction(ScriptedEnv(num_envs, **more), 3),
+    "RepeatAction of CartPole": lambda num_envs, **more: W.RepeatAction(tw.make("CartPole-v1", num_envs, **more), 3),
+    "RepeatAction of Gymnasium's": lambda num_envs, **more: W.RepeatAction(
+        tw.make("CartPole-v1", num_envs, backend="gymnasium", max_episode_steps=10, **more), 4
+    ),
+    "MaxAndSkipObservation": lambda num_envs, **more: W.MaxAndSkipObservation(ScriptedEnv(num_envs, **more), 3),
+    "MaxAndSkipObservation of images": lambda num_envs, **more: W.MaxAndSkipObservation(
+        ScriptedEnv(num_envs, observation_space=IMAGE, **more), 2
+    ),
+    "AddRenderObservation": seen(W.AddRenderObservation, render_only=False),
+    "RenderCollection": seen(W.RenderCollection),
+    "RecordVideo": seen(W.RecordVideo, video_folder=".", episode_trigger=lambda _: False),
+    "HumanRendering": seen(W.HumanRendering),
 }

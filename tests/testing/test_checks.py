@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import pytest
 import torch
-from catalogue import DICT, TRANSFORMS, UNCAPTURED
+from catalogue import DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
 from gymnasium import spaces
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv, check_env, check_transform
 
 ENVS = {
@@ -36,9 +38,17 @@ def test_what_cannot_be_in_a_graph_keeps_the_rest_of_it(name):
         check_transform(*UNCAPTURED[name])
 
 
-def test_every_transform_is_in_the_table():
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_every_wrapper_keeps_the_contract_of_an_env(name, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr("pygame.time.Clock", lambda: types.SimpleNamespace(tick=lambda fps: None))  # nobody watches
+    check_env(WRAPPERS[name])
+
+
+def test_every_transform_and_wrapper_is_in_the_table():
     bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
     assert set(T.__all__) - bases <= set(TRANSFORMS | UNCAPTURED)
+    assert set(W.__all__) - {"Wrapper"} <= set(WRAPPERS)
 
 
 @pytest.mark.parametrize("name", ENVS)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import sys
 
 import cv2
@@ -16,7 +15,7 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
 from torchwrap.interop.gymnasium import from_gymnasium
-from torchwrap.testing import ScriptedEnv, check_env
+from torchwrap.testing import ScriptedEnv
 from torchwrap.wrappers.render import capped_cubic, tiled
 
 
@@ -78,18 +77,6 @@ def test_pictures_alone_beside_a_dict_and_through_image_transforms():
     )
     assert env.single_observation_space == theirs.observation_space
     assert set(env.reset()["observation"].keys()) == {"picture", "obs", "time"}
-
-
-def test_wrappers_that_look_keep_the_contract_of_an_env(tmp_path):
-    for wrapper in (
-        W.RenderCollection,
-        functools.partial(W.RecordVideo, video_folder=tmp_path, episode_trigger=lambda _: False),
-    ):
-        check_env(
-            lambda wrapper=wrapper, **arguments: wrapper(
-                tw.make("CartPole-v1", backend="gymnasium", render_mode="rgb_array", **arguments)
-            )
-        )
 
 
 def test_a_collection_is_of_an_episode_and_can_be_had_when_it_ended():

@@ -15,27 +15,9 @@ from torchwrap import transforms as T
 from torchwrap import wrappers as W
 from torchwrap.envs.cartpole import CartPole
 from torchwrap.interop.gymnasium import from_gymnasium
-from torchwrap.testing import ScriptedEnv, check_env
+from torchwrap.testing import ScriptedEnv
 
 gymnasium.register_envs(ale_py)
-
-REPEATS = {
-    "RepeatAction": lambda env: W.RepeatAction(env, 3),
-    "MaxAndSkipObservation": lambda env: W.MaxAndSkipObservation(env, 3),
-}
-IMAGES = functools.partial(ScriptedEnv, observation_space=spaces.Box(0, 255, (4, 4, 3), "uint8"))
-
-
-@pytest.mark.parametrize("make", [ScriptedEnv, IMAGES, functools.partial(tw.make, "CartPole-v1")])
-@pytest.mark.parametrize("name", REPEATS)
-def test_they_keep_the_contract_of_an_env(name, make):
-    check_env(lambda **arguments: REPEATS[name](make(**arguments)))
-
-
-@pytest.mark.parametrize("name", REPEATS)
-def test_they_keep_it_on_gymnasium(name):
-    make = functools.partial(tw.make, "CartPole-v1", backend="gymnasium", max_episode_steps=10)
-    check_env(lambda **arguments: REPEATS[name](make(**arguments)))
 
 
 class Counting(gymnasium.Env):
