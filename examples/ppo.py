@@ -3,9 +3,9 @@
 python examples/ppo.py                                                        solves CartPole-v1
 python examples/ppo.py --env HalfCheetah-v5 --num-envs 8 --total-steps 100000
 
-Writes learning_curve.png, checkpoint.pt and metrics.json into --out. The algorithm is Schulman et al. (2017) with the details
-of Huang et al., "The 37 implementation details of PPO" (2022), except that truncated episodes are bootstrapped from their true
-final observation.
+Writes learning_curve.png, checkpoint.pt and metrics.json into --out; --resume goes on from the checkpoint there. The algorithm
+is Schulman et al. (2017) with the details of Huang et al., "The 37 implementation details of PPO" (2022), except that truncated
+episodes are bootstrapped from their true final observation.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Args:
     """graphs for env and policy together (for the transforms alone where Gymnasium steps), and for the loss"""
     out: Path | None = None
     """folder for the results; runs/ppo-<env> where None"""
+    resume: bool = False
+    """go on from the checkpoint in out, where there is one, to the same end as if nothing had happened"""
+    save_every: int = 10
+    """updates between two checkpoints"""
     learning_rate: float | None = None
     """annealed to zero"""
     gamma: float | None = None
@@ -181,6 +185,23 @@ def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:
     plt.close(figure)
 
 
+def save(path: Path, checkpoint: dict[str, object]) -> None:
+    # A file of that name is always whole, whenever the process dies.
+    part = path.with_suffix(".part")
+    torch.save(checkpoint, part)
+    part.replace(path)
+
+
+def load(path: Path, run: dict[str, str]) -> dict[str, object] | None:
+    if not path.exists():
+        return None
+    checkpoint = torch.load(path, weights_only=True)
+    if checkpoint["run"] != run:
+        other = {name: checkpoint["run"].get(name) for name, value in run.items() if checkpoint["run"].get(name) != value}
+        raise ValueError(f"ppo.py --resume needs the arguments of the run in {path.parent}, which had {other}.")
+    return checkpoint
+
+
 def main(args: Args) -> dict[str, object]:
     started = time.perf_counter()
     torch.manual_seed(args.seed)
@@ -211,10 +232,22 @@ def main(args: Args) -> dict[str, object]:
         tw.compile(collect if native else env)
     steps_per_update = args.num_envs * args.num_steps
     num_updates = -(-args.total_steps // steps_per_update)
-    curve, reached = [], None
+    curve, reached, before, first = [], None, 0.0, 0
     td = env.reset(seed=args.seed)
-    with tqdm(total=num_updates * steps_per_update, unit=" steps", unit_scale=True) as bar:
-        for update in range(num_updates):
+    # What a run depends on; a snapshot holds the envs' lives, and PyTorch's own random numbers are the policy's.
+    run = {name: str(value) for name, value in vars(args).items() if name not in ("out", "resume", "save_every")}
+    if args.resume and not env.can_snapshot:
+        raise ValueError(f"ppo.py --resume needs an env of torchwrap's own, but got {env!r}.")
+    checkpoint = load(out / "checkpoint.pt", run) if args.resume else None
+    if checkpoint is not None:
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        td = env.restore(checkpoint["snapshot"])
+        torch.set_rng_state(checkpoint["rng"])
+        curve, reached, before, first = (checkpoint[name] for name in ("curve", "reached", "seconds", "update"))
+    started -= before
+    with tqdm(total=num_updates * steps_per_update, initial=first * steps_per_update, unit=" steps", unit_scale=True) as bar:
+        for update in range(first, num_updates):
             left = 1 - update / num_updates
             optimizer.param_groups[0]["lr"] = args.learning_rate * left
             # A tensor, so that a compiled loss stays one graph.
@@ -238,6 +271,12 @@ def main(args: Args) -> dict[str, object]:
                 full = len(returns) == statistics.buffer_length
                 if reached is None and args.target_return is not None and full and mean_return >= args.target_return:
                     reached = (env_steps, seconds)
+            if (update + 1) % args.save_every == 0 or update + 1 == num_updates:
+                state = {"agent": agent.state_dict(), "env": env.state_dict(), "optimizer": optimizer.state_dict()}
+                if env.can_snapshot:
+                    state |= {"snapshot": env.snapshot().to_dict(), "rng": torch.get_rng_state(), "update": update + 1}
+                seconds = time.perf_counter() - started
+                save(out / "checkpoint.pt", {**state, "run": run, "curve": curve, "reached": reached, "seconds": seconds})
     wall_seconds = time.perf_counter() - started
 
     # Fresh episodes in envs of their own, with what the transforms have learned. Actions are drawn as in training: that is
@@ -263,8 +302,6 @@ def main(args: Args) -> dict[str, object]:
         "eval_mean_return": eval_returns.mean().item(),
     }
     (out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
-    checkpoint = {"agent": agent.state_dict(), "env": env.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(checkpoint, out / "checkpoint.pt")
     if curve:
         plot(out / "learning_curve.png", args, curve)
     env.close()

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -82,3 +86,44 @@ def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_term
 def test_ppo_learns_with_few_steps(ppo, tmp_path):
     metrics = ppo.main(ppo.Args(total_steps=20_000, out=tmp_path))
     assert metrics["eval_mean_return"] > 100  # a random policy's is 22
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
+    arguments = ["--total-steps", "32768", "--num-envs", "16", "--epochs", "4", "--save-every", "3", "--resume"]
+
+    def start(out):
+        command = [sys.executable, str(EXAMPLES / "ppo.py"), *arguments, "--out", str(out)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def figures(out):
+        metrics = json.loads((out / "metrics.json").read_text())
+        timed = {"wall_seconds", "steps_per_second", "seconds_to_target"}
+        return {name: value for name, value in metrics.items() if name not in timed}
+
+    whole, killed, random, updates = start(tmp_path / "whole"), tmp_path / "killed", Random(0), [0]
+    for _ in range(3):
+        process = start(killed)
+        while process.poll() is None and reached(killed) <= updates[-1]:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.1))  # somewhere in an update, or in writing
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        updates.append(reached(killed))
+        assert not (killed / "metrics.json").exists()
+    assert start(killed).wait() == whole.wait() == 0
+    assert updates == sorted(set(updates)) and figures(killed) == figures(tmp_path / "whole")
+    assert figures(killed)["env_steps"] == 32768
+
+
+def reached(out):
+    path = out / "checkpoint.pt"
+    return torch.load(path, weights_only=True)["update"] if path.exists() else 0
+
+
+def test_a_run_goes_on_with_its_own_arguments_alone(ppo, tmp_path):
+    small = dict(num_envs=4, num_steps=8, total_steps=64, epochs=1, out=tmp_path)
+    ppo.main(ppo.Args(**small))
+    with pytest.raises(ValueError, match=r"--resume needs the arguments of the run in .*, which had \{'gamma': '0.98'\}"):
+        ppo.main(ppo.Args(**small, gamma=0.9, resume=True))
+    with pytest.raises(ValueError, match="--resume needs an env of torchwrap's own, but got <FlattenObservation"):
+        ppo.main(ppo.Args(**small, backend="gymnasium", resume=True))
