@@ -3,9 +3,10 @@
 python examples/ppo.py                                                        solves CartPole-v1
 python examples/ppo.py --env HalfCheetah-v5 --num-envs 8 --total-steps 100000
 
-Writes learning_curve.png, checkpoint.pt and metrics.json into --out; --resume goes on from the checkpoint there. The algorithm
-is Schulman et al. (2017) with the details of Huang et al., "The 37 implementation details of PPO" (2022), except that truncated
-episodes are bootstrapped from their true final observation.
+Writes learning_curve.png, checkpoint.pt and metrics.json into --out; --resume goes on from the checkpoint there.
+
+The algorithm is Schulman et al. (2017) with the details of Huang et al., "The 37 implementation details of PPO" (2022), except
+that truncated episodes are bootstrapped from their true final observation.
 """
 
 from __future__ import annotations
