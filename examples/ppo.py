@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,7 +36,7 @@ import matplotlib.pyplot as plt
 
 @dataclass
 class Args:
-    """Hyperparameters that are None take the value that suits the kind of action, see DEFAULTS."""
+    """Hyperparameters that are None take the value that suits the env or the kind of action, see DEFAULTS."""
 
     env: str = "CartPole-v1"
     backend: Literal["torch", "gymnasium"] | None = None
@@ -57,6 +58,8 @@ class Args:
     """go on from the checkpoint in out, where there is one, to the same end as if nothing had happened"""
     save_every: int = 10
     """updates between two checkpoints"""
+    normalize: bool | None = None
+    """observations and rewards, by running statistics"""
     learning_rate: float | None = None
     """annealed to zero"""
     gamma: float | None = None
@@ -82,6 +85,7 @@ DEFAULTS = {
         epochs=10,
         minibatch_size=512,
         anneal_clip=True,
+        normalize=False,
     ),
     "continuous": dict(
         num_envs=8,
@@ -93,24 +97,19 @@ DEFAULTS = {
         epochs=10,
         minibatch_size=64,
         anneal_clip=False,
+        normalize=True,
     ),
 }
 
 
-def make_env(args: Args, num_envs: int) -> tw.Env:
-    env = tw.make(args.env, num_envs, backend=args.backend, device=args.device)
-    if isinstance(env.single_action_space, gymnasium.spaces.Discrete):
-        return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FlattenObservation())
-    return tw.TransformedEnv(
-        env,
-        T.ClipAction(),
-        T.RecordEpisodeStatistics(),
-        T.FlattenObservation(),
-        T.NormalizeObservation(),
-        T.ClipObservation(-10, 10),
-        T.NormalizeReward(gamma=args.gamma),
-        T.ClipReward(-10, 10),
-    )
+def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -> tw.Env:
+    env = make(args.env, num_envs, backend=args.backend, device=args.device)
+    discrete = isinstance(env.single_action_space, gymnasium.spaces.Discrete)
+    transforms = [*([] if discrete else [T.ClipAction()]), T.RecordEpisodeStatistics(), T.FlattenObservation()]
+    if args.normalize:
+        transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
+        transforms += [T.NormalizeReward(gamma=args.gamma), T.ClipReward(-10, 10)]
+    return tw.TransformedEnv(env, *transforms)
 
 
 def mlp(inputs: int, outputs: int, last_gain: float) -> nn.Sequential:
@@ -203,22 +202,22 @@ def load(path: Path, run: dict[str, str]) -> dict[str, object] | None:
     return checkpoint
 
 
-def main(args: Args) -> dict[str, object]:
+def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]:
     started = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(1)  # networks this small lose more by handing work between threads than they gain
 
-    probe = tw.make(args.env, backend=args.backend)
+    probe = make(args.env, 1, backend=args.backend)
     kind = "discrete" if isinstance(probe.single_action_space, gymnasium.spaces.Discrete) else "continuous"
     probe.close()
-    for name, value in DEFAULTS[kind].items():
+    for name, value in {**DEFAULTS[kind], **DEFAULTS.get(args.env, {})}.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    env = make_env(args, args.num_envs)
+    env = make_env(args, args.num_envs, make)
     native = isinstance(env.unwrapped, tw.FunctionalEnv)
     if args.target_return is None:
-        args.target_return = env.spec.reward_threshold
+        args.target_return = getattr(env.spec, "reward_threshold", None)
     out = args.out or Path("runs") / f"ppo-{args.env}"
     out.mkdir(parents=True, exist_ok=True)
 
@@ -282,7 +281,7 @@ def main(args: Args) -> dict[str, object]:
 
     # Fresh episodes in envs of their own, with what the transforms have learned. Actions are drawn as in training: that is
     # the policy that was optimised, and early in training its mode alone can be far worse.
-    eval_env = make_env(args, 20)
+    eval_env = make_env(args, 20, make)
     eval_env.load_state_dict(env.state_dict())
     eval_env.reset(seed=args.seed + 1_000_000)
     eval_returns = tw.evaluate(eval_env, agent.act, 20)["episode_return"]

@@ -14,18 +14,23 @@ import torch
 from tensordict import TensorDict
 
 import torchwrap as tw
+from torchwrap.testing import check_env
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def ppo():
-    spec = importlib.util.spec_from_file_location("ppo", EXAMPLES / "ppo.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ppo"] = module  # dataclasses look their module up
     threads = torch.get_num_threads()
-    spec.loader.exec_module(module)
-    yield module
+    yield load("ppo")
     torch.set_num_threads(threads)
 
 
@@ -127,3 +132,41 @@ def test_a_run_goes_on_with_its_own_arguments_alone(ppo, tmp_path):
         ppo.main(ppo.Args(**small, gamma=0.9, resume=True))
     with pytest.raises(ValueError, match="--resume needs an env of torchwrap's own, but got <FlattenObservation"):
         ppo.main(ppo.Args(**small, backend="gymnasium", resume=True))
+
+
+def test_an_env_of_ones_own_is_trained_as_any_other(ppo, tmp_path):
+    custom = load("custom_env")
+    assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 50
+    check_env(lambda num_envs, **more: tw.FunctionalEnv(custom.PointMass(), num_envs, max_episode_steps=9, **more))
+    ppo.main(ppo.Args(env="PointMass", num_envs=4, num_steps=32, total_steps=512, out=tmp_path), custom.make)
+    assert json.loads((tmp_path / "metrics.json").read_text())["target_return"] is None
+    assert (tmp_path / "learning_curve.png").exists()
+
+
+def test_a_grid_world_seen_as_pictures(capsys):
+    grid = load("grid_world")
+    check_env(lambda num_envs, **more: tw.FunctionalEnv(grid.KeyAndDoor(), num_envs, max_episode_steps=9, **more))
+    env = tw.FunctionalEnv(grid.KeyAndDoor(), 2)
+    td = env.reset(seed=0)
+    walls = torch.ones(8, 8, dtype=torch.bool)
+    walls[1, 1:-1] = False  # one corridor: agent, key, nothing, door in the first world; door next to the agent in the second
+    for name, places in {"agent": (9, 10), "key": (10, 13), "door": (12, 9)}.items():
+        env.state[name].copy_(torch.tensor(places))
+    env.state["walls"].copy_(walls.flatten().expand(2, -1))
+    seen = []
+    for action in (0, 3, 3, 3):  # up, against the wall; then right
+        transition, td = env.step(td.set("action", torch.tensor([action, 2])))
+        seen.append(transition["next"])
+    assert torch.stack([step["reward"][:, 0] for step in seen]).tolist() == [
+        pytest.approx([-0.01, -0.01]),
+        pytest.approx([0.49, -0.01]),  # the key; the second stands at the door without it
+        pytest.approx([-0.01, -0.01]),
+        pytest.approx([0.99, -0.01]),
+    ]
+    assert [step["terminated"].flatten().tolist() for step in seen] == [[False, False]] * 3 + [[True, False]]
+    final = seen[-1]["observation"]
+    assert final["has_key"].tolist() == [1, 0] and final["pixels"].shape == (2, 48, 48, 3)
+    assert final["pixels"][0, 6, 24].tolist() == [220, 30, 30] and final["pixels"][0, 6, 12].tolist() == [0, 0, 0]
+    assert final["pixels"][1, 6, 30].tolist() == [255, 220, 0] and final["pixels"][1, 0, 0].tolist() == [90, 90, 90]
+    grid.main()
+    assert "episodes found the door" in capsys.readouterr().out

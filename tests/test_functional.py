@@ -93,6 +93,12 @@ class Nested(Walk):
         )
 
 
+class Plain(Nested):
+    # The same, in dicts of its own.
+    def observation(self, state, rng, params=None):
+        return {"at": state["place"], "of": {"0": state["count"]}}
+
+
 class BroadcastNested(BroadcastWalk):
     observation_space, observation = Nested.observation_space, Nested.observation
 
@@ -350,7 +356,9 @@ def through_a_file(snapshot):
 
 
 @pytest.mark.parametrize("carry", [lambda snapshot: snapshot, through_a_file], ids=["memory", "file"])
-@pytest.mark.parametrize("func_env", [Noisy(), BroadcastNoisy(), Nested(), BroadcastItself()], ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize(
+    "func_env", [Noisy(), BroadcastNoisy(), Nested(), Plain(), BroadcastItself()], ids=lambda f: type(f).__name__
+)
 def test_a_restored_env_continues_bit_for_bit(func_env, carry):
     env, other = (FunctionalEnv(func_env, 4, max_episode_steps=9) for _ in range(2))
     actions = some_actions(env, 30)
@@ -458,7 +466,7 @@ def test_running_episodes_are_not_in_the_state_dict():
 
 
 @pytest.mark.parametrize(
-    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), BroadcastNested()], ids=lambda f: type(f).__name__
+    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), Plain(), BroadcastNested()], ids=lambda f: type(f).__name__
 )
 def test_what_was_handed_out_is_never_changed(func_env):
     env = FunctionalEnv(func_env, 3, max_episode_steps=3)
@@ -473,7 +481,7 @@ def test_what_was_handed_out_is_never_changed(func_env):
 
 
 @pytest.mark.parametrize(
-    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), BroadcastNested()], ids=lambda f: type(f).__name__
+    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), Plain(), BroadcastNested()], ids=lambda f: type(f).__name__
 )
 def test_writing_into_what_was_handed_out_does_not_reach_the_env(func_env):
     env, same = (FunctionalEnv(func_env, 3, max_episode_steps=3) for _ in range(2))
@@ -676,6 +684,7 @@ def test_fields_may_come_back_in_another_order():
         ({"num_envs": 2, "max_episode_steps": 2.5}, "max_episode_steps of at least 1, but got 2.5"),
         ({"num_envs": 2, "first_index": -1}, "first_index of at least 0, but got -1"),
         ({"num_envs": 2, "first_index": 0.5}, "first_index of at least 0, but got 0.5"),
+        ({"num_envs": 2, "device": "nope"}, "FunctionalEnv needs a device of PyTorch's, but got 'nope'"),
         ({"num_envs": 2, "max_episode_steps": 1, "first_index": 3}, None),
     ],
 )
@@ -685,6 +694,12 @@ def test_bad_arguments_are_refused(arguments, match):
     else:
         with pytest.raises((ValueError, TypeError), match=match):
             FunctionalEnv(Walk(), **arguments)
+
+
+@pytest.mark.parametrize("func_env", [None, Walk, 3, object()], ids=repr)
+def test_what_holds_no_functions_of_an_env_is_refused(func_env):
+    with pytest.raises(TypeError, match="FunctionalEnv needs functions with observation_space and action_space, but got"):
+        FunctionalEnv(func_env, 2)
 
 
 @pytest.mark.parametrize(
@@ -810,3 +825,160 @@ def test_a_tensor_that_an_env_keeps_and_gives_each_time_stays_its_own():
     transition, _ = env.step(td.set("action", env.sample_action()))
     transition["next", "observation"].add_(5)
     assert (goals == 0).all() and (env.func_env.goals == 0).all()
+
+
+# Worlds that differ.
+
+
+class Falling(FuncEnv):
+    # One world; how fast it falls is its own.
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def initial(self, rng, params=None):
+        return {"height": params["from"][0] + random.uniform(rng)}
+
+    def transition(self, state, action, rng, params=None):
+        return {"height": state["height"] - params["gravity"]}
+
+    def observation(self, state, rng, params=None):
+        return state["height"].reshape(1)
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return params["gravity"]
+
+    def terminal(self, state, rng, params=None):
+        return state["height"] < 0
+
+
+class BroadcastFalling(Falling):
+    broadcasts = True
+
+    def initial(self, rng, params=None):
+        return {"height": params["from"][:, 0] + random.uniform(rng)}
+
+    def observation(self, state, rng, params=None):
+        return state["height"].unsqueeze(-1)
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return params["gravity"].clone()
+
+
+def different(n, first=0):
+    return {"gravity": torch.arange(first, first + n) + 1.0, "from": 10 * torch.ones(n, 1)}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("func_env", [Falling(), BroadcastFalling()], ids=["vmap", "broadcast"])
+def test_each_world_has_params_of_its_own(func_env, compiled):
+    env = FunctionalEnv(func_env, 4, params=different(4))
+    alone = [FunctionalEnv(func_env, 1, first_index=row, params=different(1, row)) for row in range(4)]
+    env = tw.compile(env, backend="aot_eager") if compiled else env
+    actions = torch.zeros(20, 4, dtype=torch.int64)
+    together, _ = play(env, env.reset(seed=1), actions)
+    for row, one in enumerate(alone):
+        assert equal(together[:, :, row], play(one, one.reset(seed=1), actions[:, [row]])[0][:, :, 0])
+    assert together[0, 0]["reward"].flatten().tolist() == [1, 2, 3, 4]
+    env.params["gravity"].fill_(7)
+    assert play(env, env.reset(), actions[:1])[0][0, 0]["reward"].flatten().tolist() == [7, 7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"params": {"gravity": 9.8}}, r"params\['gravity'\] as a tensor \(4, ...\), but got float"),
+        ({"params": {"gravity": torch.ones(3)}}, r"params\['gravity'\] as a tensor \(4, ...\), but got \(3,\)"),
+        ({"params": different(4), "reset_pool": 8}, "a reset_pool of 0 where worlds differ in params, but got both"),
+        ({"reset_pool": -1}, "reset_pool of at least 0, but got -1"),
+    ],
+)
+def test_wrong_params_and_pools_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=f"FunctionalEnv needs {words}"):
+        FunctionalEnv(Falling(), 4, **arguments)
+
+
+# First states that are held ready.
+
+
+class Once(Walk):
+    # First states are numbers that tell when they were drawn.
+    def initial(self, rng, params=None):
+        return {"place": random.uniform(rng, (2,)), "count": rng.episode * 1000 + rng.env}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_episodes_begin_in_states_of_the_pool_which_are_drawn_anew(compiled):
+    env = FunctionalEnv(Once(), 6, max_episode_steps=2, reset_pool=512)
+    env = tw.compile(env, backend="aot_eager") if compiled else env
+    td, begun = env.reset(seed=0), [env.state["count"].clone()]
+    for _ in range(300):
+        transition, td = env.step(td.set("action", torch.zeros(6, 1)))
+        if transition["next", "done"].any():
+            begun.append(env.state["count"].clone())
+    begun = torch.stack(begun)
+    turns, slots = begun // 1000, begun % 1000
+    assert slots.max() < 512 and len(slots.unique()) > 400  # of 906 draws
+    assert (turns[0] == 0).all() and turns[-1].unique().tolist() == [1, 2]  # two slots a step, so 256 steps for all
+    assert env.pool.turns.sum() == 600
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_worlds_with_a_pool_do_not_depend_on_each_other(compiled):
+    actions = some_actions(FunctionalEnv(Noisy(), 5), 30)
+    whole = FunctionalEnv(Noisy(), 5, reset_pool=16)
+    whole = tw.compile(whole, backend="aot_eager") if compiled else whole
+    together, _ = play(whole, whole.reset(seed=3), actions)
+    for row in range(5):
+        one = FunctionalEnv(Noisy(), 1, reset_pool=16, first_index=row)
+        assert equal(together[:, :, row], play(one, one.reset(seed=3), actions[:, [row]])[0][:, :, 0])
+
+
+def test_a_pool_is_part_of_a_snapshot_and_begins_anew_with_a_seed():
+    env = FunctionalEnv(Noisy(), 4, reset_pool=8)
+    actions = some_actions(env, 40)
+    once, _ = play(env, env.reset(seed=2), actions)
+    _, td = play(env, env.reset(seed=2), actions[:9])
+    snapshot = env.snapshot()
+    play(env, td, actions)
+    again, _ = play(env, env.restore(snapshot), actions[9:])
+    assert equal(once[9:], again)
+    other, _ = play(env, env.reset(seed=5), actions)
+    assert not equal(once, other)
+
+
+def test_options_go_past_the_pool():
+    env = FunctionalEnv(Walk(), 3, reset_pool=4)
+    assert equal(env.reset(options={"start": 2.0})["observation"], torch.full((3, 2), 20.0))
+
+
+# What does not work is explained.
+
+
+class GlobalNumbers(Walk):
+    def transition(self, state, action, rng, params=None):
+        return {**super().transition(state, action, rng), "place": torch.rand(2)}
+
+
+class BroadcastGlobalNumbers(BroadcastWalk):
+    def initial(self, rng, params=None):
+        return {**super().initial(rng), "place": torch.rand(*rng.env.shape, 2)}
+
+
+class Branching(Walk):
+    def reward(self, state, action, next_state, rng, params=None):
+        return torch.zeros(()) if state["place"][0] > 0 else torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("func_env", "words"),
+    [
+        (GlobalNumbers, "GlobalNumbers.transition needs to draw from its rng, but got RuntimeError"),
+        (BroadcastGlobalNumbers, "BroadcastGlobalNumbers.initial needs to draw from its rng, but got PyTorch's global"),
+        (Branching, "Branching.reward needs tensor operators, torch.where instead of `if`, but got RuntimeError"),
+    ],
+)
+def test_what_cannot_be_batched_is_explained_at_construction(func_env, words):
+    before = torch.get_rng_state()
+    with pytest.raises(TypeError, match=words):
+        FunctionalEnv(func_env(), 3)
+    assert torch.equal(torch.get_rng_state(), before)

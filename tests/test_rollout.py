@@ -105,6 +105,9 @@ def test_what_a_policy_writes_may_be_the_only_key():
     [
         ([], ValueError, r"Rollout needs keys as a list of at least one, but got \[\]"),
         ("action", ValueError, "Rollout needs keys as a list of at least one, but got 'action'"),
+        (3, ValueError, "Rollout needs keys as a list of at least one, but got 3"),
+        ([["action"]], ValueError, r"Rollout needs keys as a list of at least one, but got \[\['action'\]\]"),
+        ([("next", 3)], ValueError, r"Rollout needs keys as a list of at least one, but got \[\('next', 3\)\]"),
         (["action", "value"], ValueError, r"Rollout needs keys among .*reward.*, but got \['value'\]"),
         ([("next", "value")], ValueError, r"Rollout needs keys among .*, but got \[\('next', 'value'\)\]"),
         (["reward", "done"], ValueError, r"Rollout needs keys among .*, but got \['reward', 'done'\]"),
@@ -177,6 +180,8 @@ def test_a_rollout_tells_what_it_is():
 def test_what_no_rollout_can_be_made_of_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         tw.Rollout(*arguments)
+    with pytest.raises(error, match=message.replace("Rollout", "evaluate").replace("num_steps", "num_episodes")):
+        tw.evaluate(*arguments)
 
 
 def state(env):

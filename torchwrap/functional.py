@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchwrap import arguments, spaces
 from torchwrap.env import Env
+from torchwrap.pool import Pool
 from torchwrap.random import Key, Stream
 from torchwrap.repeat import repeat
 from torchwrap.spaces import Signature
@@ -27,6 +28,13 @@ def _leaves(value: Any) -> list[Tensor]:
     return [leaf for part in value.values() for leaf in _leaves(part)]
 
 
+def _needs(error: Exception) -> str:
+    # What PyTorch says of functions that torch.vmap cannot batch is meant for those who know it.
+    if "data-dependent control flow" in str(error):
+        return "tensor operators, torch.where instead of `if`"
+    return "to draw from its rng" if "random operation" in str(error) else "to give tensors"
+
+
 def _storages(*values: Any) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for value in values for leaf in _leaves(value)}
 
@@ -36,9 +44,10 @@ class FunctionalEnv(Env):
 
     The functions are `initial(rng)`, `transition(state, action, rng)`, `observation(state, rng)`,
     `reward(state, action, next_state, rng)` and `terminal(state, rng)`. A state is a dict of tensors (one tensor a field
-    vectorises best), `rng` is a `torchwrap.random.Key`: the same functions of it always draw the same numbers. Each
-    function is written for one world and batched by `torch.vmap`, or, where the class sets `broadcasts = True`, is called
-    with a dimension of worlds in front of every shape: all of them, or in `initial` those that begin anew.
+    vectorises best), an observation of a `Dict` space too; `rng` is a `torchwrap.random.Key`: the same functions of it
+    always draw the same numbers. Each function is written for one world and batched by `torch.vmap`, or, where the class
+    sets `broadcasts = True`, is called with a dimension of worlds in front of every shape: all of them, or in `initial`
+    those that begin anew.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space`.
@@ -47,6 +56,9 @@ class FunctionalEnv(Env):
         max_episode_steps: truncates episodes of that length; never where None.
         action_repeat: does each action that often, or until the episode ends, and sums the rewards; the limit counts each.
         first_index: global index of the first world, for a shard of a larger run.
+        params: what differs between worlds: tensors `(num_envs, ...)` by name. The functions get those of their world.
+        reset_pool: how many first states to hold ready, where `initial` is expensive: an episode begins in one of them at
+            random, and all of them are drawn anew within 256 steps. None where 0.
         render_mode: "rgb_array" where the functions have `render_init` and `render_image`; no pictures where None.
         spec: Gymnasium's `EnvSpec`, where there is one.
 
@@ -67,9 +79,14 @@ class FunctionalEnv(Env):
         max_episode_steps: int | None = None,
         action_repeat: int = 1,
         first_index: int = 0,
+        params: Mapping[str, Tensor] | None = None,
+        reset_pool: int = 0,
         render_mode: str | None = None,
         spec: Any = None,
     ) -> None:
+        if isinstance(func_env, type) or not all(hasattr(func_env, name) for name in ("observation_space", "action_space")):
+            raise TypeError(f"FunctionalEnv needs functions with observation_space and action_space, but got {func_env!r}.")
+        device = arguments.device("FunctionalEnv", device)
         if max_episode_steps is not None:
             arguments.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
         metadata = getattr(func_env, "metadata", {})
@@ -77,27 +94,40 @@ class FunctionalEnv(Env):
             modes = metadata.get("render_modes", [])
             raise ValueError(f"FunctionalEnv needs a render_mode in {modes} or None, but got {render_mode!r}.")
         signature = Signature(
-            num_envs, func_env.observation_space, func_env.action_space, torch.device(device), max_episode_steps, first_index
+            num_envs, func_env.observation_space, func_env.action_space, device, max_episode_steps, first_index
         )
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
         self.action_repeat = arguments.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
         self._painter: Any = None
+        for name, value in (params or {}).items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
+            self.register_buffer(f"params_{name}", value.to(device, copy=True), persistent=False)
+        self.parameter_names = list(params or {})
+        arguments.integer("FunctionalEnv", "reset_pool", reset_pool, at_least=0)
+        if reset_pool and params:
+            raise ValueError("FunctionalEnv needs a reset_pool of 0 where worlds differ in params, but got both.")
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.fields: list[str] = []
         self.aliasing: set[str] = set()
         self._try_out()
+        self.pool = Pool(reset_pool, self.state) if reset_pool else None
 
     def _try_out(self) -> None:
         # One step, to see that what the functions give fits, and which of them give a tensor that is not new at each call.
-        name, n = type(self.func_env).__name__, self.num_envs
+        name, n, global_state = type(self.func_env).__name__, self.num_envs, torch.get_rng_state()
 
         def call(function: str, *arguments: Any) -> Any:
             try:
                 result, again = self._call(function, *arguments), self._call(function, *arguments)
                 given, held = _storages(result), _storages(again, *arguments)
             except Exception as error:
-                raise TypeError(f"{name}.{function} needs to give tensors, but got {type(error).__name__}: {error}") from error
+                raise TypeError(f"{name}.{function} needs {_needs(error)}, but got {type(error).__name__}: {error}") from error
+            if not torch.equal(global_state, torch.get_rng_state()):
+                torch.set_rng_state(global_state)
+                raise TypeError(f"{name}.{function} needs to draw from its rng, but got PyTorch's global generator moved.")
             if given & held or any(0 in leaf.stride() for leaf in _leaves(result)):
                 self.aliasing.add(function)
             return result
@@ -134,7 +164,20 @@ class FunctionalEnv(Env):
         buffers = self._buffers  # sooner than nn.Module's look-up
         return {name: buffers[f"state_{name}"] for name in self.fields}  # type: ignore[misc]
 
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """What differs between worlds, each `(num_envs, ...)`: the buffers themselves."""
+        return {name: self.get_buffer(f"params_{name}") for name in self.parameter_names}
+
+    def _seed(self, seed: int, mask: Tensor) -> None:
+        super()._seed(seed, mask)
+        if self.pool is not None:
+            self.pool.fill(self.pool.slots, self._call("initial", key=self.pool.seed(seed)))
+
     def _step(self, td: TensorDict) -> TensorDict:
+        if self.pool is not None:
+            slots, key = self.pool.next()
+            self.pool.fill(slots, self._call("initial", key=key))
         return repeat(self._one_step, td, self.action_repeat)
 
     def _one_step(self, td: TensorDict) -> TensorDict:
@@ -162,13 +205,19 @@ class FunctionalEnv(Env):
         if spaces.free_to_look(mask):
             places = mask.nonzero().squeeze(1)
             if len(places):
-                first = self._call("initial", places=places, options=options)
+                first = self._first(options, places)
                 for name, value in self.state.items():
                     value.index_copy_(0, places, first[name])
         else:
-            first = self._call("initial", options=options)
+            first = self._first(options)
             self._write({name: spaces.once(spaces.where(mask, first[name], value)) for name, value in self.state.items()})
         return TensorDict({"observation": self._call("observation", self.state)}, batch_size=[self.num_envs])
+
+    def _first(self, options: dict[str, Any] | None, places: Tensor | None = None) -> dict[str, Tensor]:
+        if self.pool is None or options:
+            return self._call("initial", places=places, options=options)
+        key = self.stream.key() if places is None else self.stream.key().at(places)
+        return self.pool.take(key._replace(tag=key.tag + len(_FUNCTIONS)))
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
@@ -202,21 +251,41 @@ class FunctionalEnv(Env):
         for name, value in self.state.items():
             value.copy_(state[name])
 
-    def _call(self, name: str, *arguments: Any, places: Tensor | None = None, options: dict[str, Any] | None = None) -> Any:
-        # For all worlds, or for those in some places alone.
-        options = options or {}
-        function, key = getattr(self.func_env, name), self.stream.key()
-        if places is not None:
-            key = key.at(places)
-        key = key._replace(tag=key.tag + _FUNCTIONS.index(name))
+    def _nested(self, observation: Any) -> spaces.Value:
+        if not isinstance(observation, dict):
+            return observation
+        return TensorDict({key: self._nested(part) for key, part in observation.items()}, batch_size=[self.num_envs])
 
-        def alone(words: tuple[Tensor, ...], *arguments: Any) -> Any:
-            return function(*arguments, rng=Key(*words, key.tag), **options)  # type: ignore[arg-type, call-arg]
+    def _call(
+        self,
+        name: str,
+        *arguments: Any,
+        key: Key | None = None,
+        places: Tensor | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Any:
+        # For all worlds, for those in some places alone, or for nobody's, with a key.
+        function, options, params = getattr(self.func_env, name), options or {}, {}
+        if key is None:
+            key = self.stream.key()
+            key = key._replace(tag=key.tag + _FUNCTIONS.index(name))
+            if self.parameter_names:
+                params = {"params": self.params}
+            if places is not None:
+                key = key.at(places)
+                params = {
+                    what: {name: value.index_select(0, places) for name, value in of.items()} for what, of in params.items()
+                }
+
+        def alone(words: tuple[Tensor, ...], params: dict[str, Any], *arguments: Any) -> Any:
+            return function(*arguments, rng=Key(*words, key.tag), **params, **options)  # type: ignore[arg-type, call-arg]
 
         if getattr(self.func_env, "broadcasts", False):
-            result = function(*arguments, rng=key, **options)
+            result = function(*arguments, rng=key, **params, **options)
         else:
-            result = torch.vmap(alone)(key[:-1], *arguments)
+            result = torch.vmap(alone)(key[:-1], params, *arguments)
+        if name == "observation":
+            result = self._nested(result)
         if name not in self.aliasing:
             return result
         return {key: value.clone() for key, value in result.items()} if isinstance(result, dict) else result.clone()

@@ -13,10 +13,22 @@ from gymnasium.envs.registration import EnvSpec
 
 from torchwrap import arguments, recipe
 from torchwrap.env import Env
+from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
+from torchwrap.envs.classic import ClassicControl
+from torchwrap.envs.mountain_car import MountainCar
+from torchwrap.envs.mountain_car_continuous import MountainCarContinuous
+from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv
 
-NATIVE = {"CartPole-v1": CartPole}
+NATIVE: dict[str, type[ClassicControl]] = {
+    "Acrobot-v1": Acrobot,
+    "CartPole-v0": CartPole,
+    "CartPole-v1": CartPole,
+    "MountainCar-v0": MountainCar,
+    "MountainCarContinuous-v0": MountainCarContinuous,
+    "Pendulum-v1": Pendulum,
+}
 """Ids with an env of our own, in tensors."""
 
 
@@ -55,8 +67,9 @@ def make(
     >>> make(make("CartPole-v1", num_envs=4).spec, num_envs=2)
     <CartPole-v1(num_envs=2, device=cpu)>
     """
+    place = arguments.device("make", "cpu" if device is None else device)
     given = {
-        **{"num_envs": num_envs, "backend": backend, "device": None if device is None else str(device)},
+        **{"num_envs": num_envs, "backend": backend, "device": None if device is None else str(place)},
         **{"first_index": first_index, "max_episode_steps": max_episode_steps, "render_mode": render_mode},
         **{"vectorization_mode": vectorization_mode, "info_keys": info_keys, **kwargs},
     }
@@ -88,7 +101,7 @@ def make(
     spec = recipe.replace(spec, kwargs={**spec.kwargs, **given})
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
-    where: dict[str, Any] = {"device": device or "cpu", "first_index": first_index or 0}
+    where: dict[str, Any] = {"device": place, "first_index": first_index or 0}
     if id in NATIVE and backend != "gymnasium":
         if vectorization_mode is not None or info_keys:
             raise ValueError(f'make needs backend="gymnasium" for vectorization_mode and info_keys, but got {id!r} in torch.')

@@ -22,6 +22,17 @@ Row = dict[Key, Tensor]
 """Where a transition is stored: a tensor `(num_envs, ...)` for each key."""
 
 
+def _check(owner: str, env: Any, policy: Any) -> None:
+    if not isinstance(env, Env):
+        raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}.")
+    if policy is not None and not callable(policy):
+        raise TypeError(f"{owner} needs a policy that can be called, or None, but got {policy!r}.")
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
+
+
 def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
     if policy is None:
         return td.set("action", env.sample_action())
@@ -55,11 +66,9 @@ class Rollout:
     """
 
     def __init__(self, env: Env, policy: Policy | None, num_steps: int, *, keys: Sequence[Key] | None = None) -> None:
-        if not isinstance(env, Env):
-            raise TypeError(f"Rollout needs an Env, but got {type(env).__name__}.")
-        if policy is not None and not callable(policy):
-            raise TypeError(f"Rollout needs a policy that can be called, or None, but got {policy!r}.")
-        if keys is not None and (isinstance(keys, str) or not keys):
+        _check("Rollout", env, policy)
+        listed = isinstance(keys, Sequence) and not isinstance(keys, str) and all(map(_is_key, keys))
+        if keys is not None and not (listed and keys):
             raise ValueError(f"Rollout needs keys as a list of at least one, but got {keys!r}.")
         self.env = env
         self.policy = policy
@@ -169,6 +178,7 @@ def evaluate(env: Env, policy: Policy | None, num_episodes: int) -> TensorDict:
     >>> evaluate(ScriptedEnv(2, episode_lengths=(1, 2)), None, 4)["episode_return"]  # rewards 1, and 1 + 2
     tensor([1., 3., 3., 1.])
     """
+    _check("evaluate", env, policy)
     arguments.integer("evaluate", "num_episodes", num_episodes, at_least=1)
     records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
     running_return, running_length = torch.zeros(2, env.num_envs, 1, device=env.device)

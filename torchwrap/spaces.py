@@ -7,8 +7,9 @@ A value of a space, for `num_envs` envs at once, is a tensor `(num_envs, *space.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -43,8 +44,7 @@ class Signature:
         arguments.integer("An env", "num_envs", self.num_envs, at_least=1)
         arguments.integer("An env", "first_index", self.first_index, at_least=0)
         for space in (self.single_observation_space, self.single_action_space):
-            for _, leaf in leaves(space):
-                dtype(leaf)
+            require(space)
 
     def replace(self, **changes: Any) -> Signature:
         """This signature with some fields changed."""
@@ -97,6 +97,35 @@ def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, p
     return TensorDict(parts, batch_size=value.batch_size)
 
 
+def require(space: Space[Any]) -> None:
+    """Raises unless tensors can hold values of a space."""
+    for _, leaf in leaves(space):
+        dtype(leaf)
+
+
+def argument(owner: str, name: str, space: object) -> Space[Any] | None:
+    """An argument that is a space or None; else an error on behalf of `owner`."""
+    if space is None:
+        return None
+    if not isinstance(space, Space):
+        raise TypeError(f"{owner} needs a gymnasium Space as {name}, but got {space!r}.")
+    try:
+        require(space)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{owner} needs an {name} that tensors can hold, but got {space}: {error}") from error
+    return space
+
+
+def torch_dtype(to: np.dtype[Any]) -> torch.dtype | None:
+    """A dtype of NumPy's in PyTorch; None where it is none of real numbers that PyTorch computes with."""
+    try:
+        found = torch.from_numpy(np.empty(0, to)).dtype
+    except (TypeError, ValueError):
+        return None
+    # PyTorch stores three of them, and computes nothing.
+    return found if to.kind in "biuf" and found not in (torch.uint16, torch.uint32, torch.uint64) else None
+
+
 def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf space.
 
@@ -105,20 +134,22 @@ def dtype(space: Space[Any]) -> torch.dtype:
     """
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
-    try:
-        found = torch.from_numpy(np.empty(0, space.dtype)).dtype
-    except TypeError:
-        found = None
-    if found in (None, torch.uint16, torch.uint32, torch.uint64):  # PyTorch stores these three, and computes nothing
+    found = torch_dtype(np.dtype(space.dtype))
+    if found is None:
         raise TypeError(f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}.")
     return found
 
 
-def box(owner: str, what: str, space: Space[Any], floats: bool = False) -> spaces.Box:
-    """The space, if it is a Box (of floats); else a TypeError on behalf of `owner`, which needs one for `what`."""
-    if not isinstance(space, spaces.Box) or (floats and not np.issubdtype(space.dtype, np.floating)):
-        raise TypeError(f"{owner} needs a Box {what} space{' of floats' * floats}, but got {space}.")
+def box(owner: str, what: str, space: Space[Any], of: Literal["", "numbers", "floats"] = "") -> spaces.Box:
+    """The space, if it is a Box (of what is needed); else a TypeError on behalf of `owner`, which needs one for `what`."""
+    if not isinstance(space, spaces.Box) or space.dtype.kind not in {"": "biuf", "numbers": "iuf", "floats": "f"}[of]:
+        raise TypeError(f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}.")
     return space
+
+
+def bound(limit: float, to: torch.dtype) -> float:
+    """A limit of values of a float dtype, as PyTorch takes it: none where it is beyond them."""
+    return limit if abs(limit) <= torch.finfo(to).max else math.copysign(math.inf, limit)
 
 
 def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") -> Value:
@@ -262,6 +293,18 @@ def check(name: str, what: str, space: Space[Any], value: object, num_envs: int,
         raise ValueError(f"{name} needs {what} on device {device}, but got {value.device}.")
     if not isinstance(space, spaces.Box) and free_to_look(value) and not contains(space, value):
         raise ValueError(f"{name} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
+
+
+def check_function(
+    name: str, what: str, func: Callable[[Value], Value], takes: Space[Any], gives: Space[Any], signature: Signature
+) -> None:
+    """Calls a function once, and raises unless it makes a batched value of one space into one of another."""
+    try:
+        given = func(zeros(takes, signature.num_envs, signature.device))
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} needs a func that takes {what}, but got {type(error).__name__}: {error}") from error
+    check(name, f"func to give {what}", gives, given, signature.num_envs, signature.device)
 
 
 def free_to_look(tensor: Tensor) -> bool:

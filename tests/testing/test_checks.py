@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import types
 
+import numpy as np
 import pytest
 import torch
 from catalogue import DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
@@ -14,10 +15,15 @@ from torchwrap import transforms as T
 from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv, check_env, check_transform
 
+UNEVEN = spaces.Box(np.float32([-1, 0, -8]), np.float32([1, 0.5, 8]))
 ENVS = {
     "ScriptedEnv": ScriptedEnv,
     "ScriptedEnv of a Dict": functools.partial(ScriptedEnv, observation_space=DICT, action_space=spaces.Discrete(4, start=-1)),
     "ScriptedEnv without ends": functools.partial(ScriptedEnv, episode_lengths=None),
+    "ScriptedEnv of uneven bounds": functools.partial(ScriptedEnv, observation_space=UNEVEN),
+    "ScriptedEnv of uneven integers": functools.partial(
+        ScriptedEnv, observation_space=spaces.MultiDiscrete([2, 5], start=[1, -3])
+    ),
     "ScriptedEnv of one-step episodes": functools.partial(ScriptedEnv, episode_lengths=1),
     "CartPole-v1": functools.partial(tw.make, "CartPole-v1"),
     "CartPole-v1 in float64": functools.partial(tw.make, "CartPole-v1", dtype=torch.float64),
@@ -210,3 +216,22 @@ BROKEN_ENVS = [
 def test_a_broken_env_is_told_what_it_breaks(make, message):
     with pytest.raises(AssertionError, match=message):
         check_env(make)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"episode_lengths": 0}, ValueError, "episode_lengths of at least 1, but got 0"),
+        ({"episode_lengths": (3, -1)}, ValueError, "episode_lengths of at least 1, but got -1"),
+        ({"episode_lengths": ()}, ValueError, r"episode_lengths of at least 1, but got \(\)"),
+        ({"episode_lengths": True}, ValueError, "episode_lengths of at least 1, but got True"),
+        ({"episode_lengths": 2.5}, TypeError, "an integer episode_lengths of at least 1, but got 2.5"),
+        ({"episode_lengths": [2.5]}, TypeError, "an integer episode_lengths of at least 1, but got 2.5"),
+        ({"episode_lengths": "3"}, TypeError, "an integer episode_lengths of at least 1, but got '3'"),
+        ({"device": "nope"}, ValueError, "a device of PyTorch's, but got 'nope'"),
+        ({"device": None}, TypeError, "a device of PyTorch's, but got None"),
+    ],
+)
+def test_a_scripted_env_refuses_what_is_no_length_and_no_device(arguments, error, message):
+    with pytest.raises(error, match=f"ScriptedEnv needs {message}"):
+        ScriptedEnv(**arguments)

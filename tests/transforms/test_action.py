@@ -18,6 +18,7 @@ from torchwrap.testing import ScriptedEnv
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 
 PER_DIMENSION = spaces.Box(np.float32([-2, 0, 5]), np.float32([2, 0.5, 1000]))
+STEERING = spaces.Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1]))  # CarRacing's
 ONE_SIDED = spaces.Box(np.float32([-np.inf, 0, -1]), np.float32([1, np.inf, 1]))
 
 
@@ -51,7 +52,27 @@ BOXES = [
 ]
 
 
-@pytest.mark.parametrize("space", [*BOXES, ONE_SIDED, spaces.Box(-np.inf, np.inf, (2,))], ids=str)
+@pytest.mark.parametrize("flip", [1, -1], ids=["low apart", "high apart"])
+def test_clip_action_equals_numpys_clip_where_one_bound_alone_is_uniform(flip):
+    low, high = sorted([STEERING.low * flip, STEERING.high * flip], key=np.sum)
+    env, actions = scripted(spaces.Box(low, high), T.ClipAction(), num_envs=16), random_actions(STEERING)
+    np.testing.assert_array_equal(arrived(env, actions), np.clip(actions, low, high))
+
+
+def test_clip_action_goes_from_one_space_to_another_and_takes_an_empty_one():
+    transform = T.ClipAction()
+    for space in (STEERING, spaces.Box(-1, 1, (3,)), STEERING, spaces.Box(0, 1, (0, 2)), spaces.Box(0, 1, ())):
+        with pytest.raises(ValueError, match="of a kind of its own"):
+            scripted(space, transform, T.TransformAction(refuse))
+        action = torch.full((2, *space.shape), 9.0)
+        assert torch.equal(transform.action(action), torch.from_numpy(space.high).expand_as(action))
+
+
+def refuse(action):
+    raise ValueError("of a kind of its own")
+
+
+@pytest.mark.parametrize("space", [*BOXES, ONE_SIDED, STEERING, spaces.Box(-np.inf, np.inf, (2,))], ids=str)
 def test_clip_action_equals_gymnasiums_in_values_and_space(space):
     env, oracle = scripted(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(Bare(space))
     actions = random_actions(space)
@@ -296,7 +317,7 @@ def test_every_part_of_a_dict_action_sticks_together():
     ("arguments", "error", "match"),
     [
         ((1,), ValueError, r"StickyAction needs repeat_action_probability in \[0, 1\), but got 1"),
-        ((-0.1,), ValueError, r"StickyAction needs repeat_action_probability in \[0, 1\], but got -0.1"),
+        ((-0.1,), ValueError, r"StickyAction needs repeat_action_probability in \[0, 1\), but got -0.1"),
         (("0.5",), TypeError, "repeat_action_probability in .*, but got '0.5'"),
         ((0.5, 0), ValueError, "repeat_action_duration of at least 1, but got 0"),
         ((0.5, 1.5), TypeError, "integer repeat_action_duration of at least 1, but got 1.5"),

@@ -371,8 +371,11 @@ def test_an_error_in_a_users_function_keeps_the_place_where_it_was_raised():
 
     with pytest.raises(ValueError, match="of the user's own") as caught:
         scripted(T.TimeLimit(3), T.TransformObservation(broken))
-    raised = [error for error in (caught.value, caught.value.__cause__) if error is not None]
-    assert "broken" in [entry.name for error in raised for entry in traceback.extract_tb(error.__traceback__)]
+    error, places = caught.value, []
+    while error is not None:
+        places += [entry.name for entry in traceback.extract_tb(error.__traceback__)]
+        error = error.__cause__
+    assert "broken" in places
 
 
 # repr

@@ -351,11 +351,24 @@ def test_time_aware_observation_takes_the_limit_of_the_env():
             ValueError,
             "TimeAwareObservation needs a dict_time_key that is free, but got 'z'",
         ),
+        (
+            lambda: scripted(T.TimeLimit(2**31), T.TimeAwareObservation()),
+            ValueError,
+            "TimeAwareObservation needs a limit of steps that int32 holds, or normalize_time=True, but got 2147483648",
+        ),
     ],
 )
 def test_time_aware_observation_refuses_wrong_arguments_and_spaces(build, error, match):
     with pytest.raises(error, match=match):
         build()
+
+
+@pytest.mark.parametrize(("limit", "normalize_time"), [(2**31 - 1, False), (2**31, True)])
+def test_time_aware_observation_takes_the_longest_limits(limit, normalize_time):
+    env = scripted(T.TimeLimit(limit), T.TimeAwareObservation(flatten=False, normalize_time=normalize_time))
+    assert env.step(env.reset().set("action", env.sample_action()))[0]["next", "observation", "time"].tolist() == (
+        [[1 / limit]] * 2 if normalize_time else [[1]] * 2
+    )
 
 
 # EvalWrapper
@@ -396,6 +409,12 @@ def test_eval_wrapper_agrees_with_evaluate():
     env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.EvalWrapper())
     returns = tw.evaluate(env, lambda td: (td["observation"][:, 2] > 0).long(), 8)["episode_return"]
     assert env.transform.episode_metrics["reward"].flatten().tolist() == returns.tolist()
+
+
+def test_eval_wrapper_names_the_metrics_that_an_env_lacks():
+    env = scripted(T.EvalWrapper(["speed"]))
+    with pytest.raises(ValueError, match=r"EvalWrapper needs an env with \['speed'\] in its info, but got .*action"):
+        env.step(env.reset().set("action", env.sample_action()))
 
 
 @pytest.mark.parametrize("metrics", ["speed", ["reward"], [3]])

@@ -226,6 +226,21 @@ def test_frame_stack_takes_numpys_integers_as_gymnasium_does():
 
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")  # Gymnasium's, from Box.contains
 @pytest.mark.parametrize(
+    ("space", "padding_type", "member"),
+    [
+        (PAIR, [np.float32([3, -8]), 2], (np.float32([3, -8]), np.int64(2))),
+        (FREE, torch.tensor([1.0, 2.0, 3.0]), np.float32([1, 2, 3])),
+        (FREE, [1, 2, 3], np.float32([1, 2, 3])),
+    ],
+)
+def test_frame_stack_takes_padding_in_other_forms_of_the_same(space, padding_type, member):
+    one, other = (make(space, T.FrameStackObservation(2, padding_type=padding)) for padding in (padding_type, member))
+    values, others = one.reset(seed=0)["observation"], other.reset(seed=0)["observation"]
+    assert bool((values == others).all())
+
+
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")  # Gymnasium's, from Box.contains
+@pytest.mark.parametrize(
     ("space", "padding_type", "error", "match"),
     [
         (spaces.Dict(a=FREE), {"b": np.zeros(3, np.float32)}, ValueError, "needs a padding_type in Dict.* but got {'b'"),

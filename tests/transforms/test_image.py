@@ -222,7 +222,7 @@ def test_noise_is_new_at_every_step_and_in_every_episode():
         (lambda: T.AddWhiteNoise(1), ValueError, r"AddWhiteNoise needs probability_of_noise_per_pixel in \[0, 1\), but got 1"),
         (lambda: T.AddWhiteNoise(None), TypeError, "AddWhiteNoise needs probability_of_noise_per_pixel in .*, but got None"),
         (lambda: T.AddWhiteNoise(0.5, 1), TypeError, "AddWhiteNoise needs is_noise_grayscale as a bool, but got 1"),
-        (lambda: T.ObstructView(1.5, 3), ValueError, r"ObstructView needs obstructed_pixels_ratio in \[0, 1\], but got 1.5"),
+        (lambda: T.ObstructView(1.5, 3), ValueError, r"ObstructView needs obstructed_pixels_ratio in \[0, 1\), but got 1.5"),
         (lambda: T.ObstructView(0.5, 0), ValueError, "ObstructView needs obstruction_width of at least 1, but got 0"),
         (lambda: T.ObstructView(0.5, 2.0), TypeError, "ObstructView needs an integer obstruction_width .*, but got 2.0"),
         (lambda: T.ObstructView(0.5, 2, "no"), TypeError, "ObstructView needs is_noise_grayscale as a bool, but got 'no'"),

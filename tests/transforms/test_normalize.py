@@ -490,19 +490,27 @@ def test_normalize_reward_leaves_observations_and_the_space_as_they_are():
     ("build", "error", "match"),
     [
         (lambda: T.RunningMeanStd(()), ValueError, "RunningMeanStd needs a shape of at least one dimension, but got"),
-        (lambda: T.NormalizeObservation(0), ValueError, "NormalizeObservation needs epsilon above 0, but got 0"),
-        (lambda: T.NormalizeObservation(-1e-8), ValueError, "NormalizeObservation needs epsilon above 0, but got -1e-08"),
-        (lambda: T.NormalizeObservation(float("nan")), ValueError, "NormalizeObservation needs epsilon above 0, but got nan"),
-        (lambda: T.NormalizeObservation(None), TypeError, "NormalizeObservation needs epsilon above 0, but got None"),
-        (lambda: T.NormalizeObservation("1"), TypeError, "NormalizeObservation needs epsilon above 0, but got '1'"),
+        (lambda: T.NormalizeObservation(0), ValueError, "NormalizeObservation needs a finite epsilon above 0, but got 0"),
+        (
+            lambda: T.NormalizeObservation(-1e-8),
+            ValueError,
+            "NormalizeObservation needs a finite epsilon above 0, but got -1e-08",
+        ),
+        (
+            lambda: T.NormalizeObservation(float("nan")),
+            ValueError,
+            "NormalizeObservation needs a finite epsilon above 0, but got nan",
+        ),
+        (lambda: T.NormalizeObservation(None), TypeError, "NormalizeObservation needs a finite epsilon above 0, but got None"),
+        (lambda: T.NormalizeObservation("1"), TypeError, "NormalizeObservation needs a finite epsilon above 0, but got '1'"),
         (lambda: T.NormalizeReward(-0.1), ValueError, r"NormalizeReward needs gamma in \[0, 1\], but got -0.1"),
         (lambda: T.NormalizeReward(1.1), ValueError, r"NormalizeReward needs gamma in \[0, 1\], but got 1.1"),
         (lambda: T.NormalizeReward(float("nan")), ValueError, r"NormalizeReward needs gamma in \[0, 1\], but got nan"),
         (lambda: T.NormalizeReward(None), TypeError, r"NormalizeReward needs gamma in \[0, 1\], but got None"),
         (lambda: T.NormalizeReward("0.9"), TypeError, r"NormalizeReward needs gamma in \[0, 1\], but got '0.9'"),
-        (lambda: T.NormalizeReward(0.9, 0), ValueError, "NormalizeReward needs epsilon above 0, but got 0"),
-        (lambda: T.NormalizeReward(0.9, -1), ValueError, "NormalizeReward needs epsilon above 0, but got -1"),
-        (lambda: T.NormalizeReward(0.9, None), TypeError, "NormalizeReward needs epsilon above 0, but got None"),
+        (lambda: T.NormalizeReward(0.9, 0), ValueError, "NormalizeReward needs a finite epsilon above 0, but got 0"),
+        (lambda: T.NormalizeReward(0.9, -1), ValueError, "NormalizeReward needs a finite epsilon above 0, but got -1"),
+        (lambda: T.NormalizeReward(0.9, None), TypeError, "NormalizeReward needs a finite epsilon above 0, but got None"),
     ],
 )
 def test_a_normalizer_refuses_wrong_arguments(build, error, match):
@@ -525,7 +533,7 @@ def test_normalize_reward_takes_the_ends_of_its_ranges(arguments):
     ],
 )
 def test_normalize_observation_refuses_a_space_that_is_no_box(space, got):
-    with pytest.raises(TypeError, match=f"NormalizeObservation needs a Box observation space, but got {got}"):
+    with pytest.raises(TypeError, match=f"NormalizeObservation needs a Box observation space of numbers, but got {got}"):
         tw.TransformedEnv(ScriptedEnv(2, observation_space=space), T.NormalizeObservation())
 
 

@@ -107,11 +107,19 @@ def test_a_reward_transform_outside_an_env_takes_any_batch_size_and_leaves_its_i
         (lambda: T.ClipReward(), ValueError, "ClipReward needs min_reward, max_reward or both, but got neither"),
         (lambda: T.ClipReward(None, None), ValueError, "ClipReward needs min_reward, max_reward or both, but got neither"),
         (lambda: T.ClipReward(1, -1), ValueError, r"ClipReward needs max_reward in \[1, inf\], but got -1"),
-        (lambda: T.ClipReward(float("nan"), 1), ValueError, "ClipReward needs a number as min_reward, but got nan"),
+        (
+            lambda: T.ClipReward(float("nan"), 1),
+            ValueError,
+            r"ClipReward needs min_reward in \[-inf, 3.40282e\+38\], but got nan",
+        ),
         (lambda: T.ClipReward(0, float("nan")), ValueError, r"ClipReward needs max_reward in \[0, inf\], but got nan"),
-        (lambda: T.ClipReward(min_reward=float("nan")), ValueError, "ClipReward needs a number as min_reward, but got nan"),
-        (lambda: T.ClipReward("a"), TypeError, "ClipReward needs a number as min_reward, but got 'a'"),
-        (lambda: T.ClipReward("a", 1), TypeError, "ClipReward needs a number as min_reward, but got 'a'"),
+        (
+            lambda: T.ClipReward(min_reward=float("nan")),
+            ValueError,
+            r"ClipReward needs min_reward in \[-inf, 3.40282e\+38\], but got nan",
+        ),
+        (lambda: T.ClipReward("a"), TypeError, r"ClipReward needs min_reward in \[-inf, 3.40282e\+38\], but got 'a'"),
+        (lambda: T.ClipReward("a", 1), TypeError, r"ClipReward needs min_reward in \[-inf, 3.40282e\+38\], but got 'a'"),
         (lambda: T.ClipReward(1, "a"), TypeError, r"ClipReward needs max_reward in \[1, inf\], but got 'a'"),
     ],
 )
@@ -136,12 +144,20 @@ def test_transform_reward_refuses_a_function_that_gives_no_rewards(func, error, 
         tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(func))
 
 
+@pytest.mark.parametrize("bounds", [(-1e39, 1e39), (-np.inf, np.inf), (-(10**300), None), (None, 2**1000), (-1e39, 2**100)])
+def test_clip_reward_takes_bounds_beyond_float32_for_none(bounds):
+    reward = np.float32([[-np.inf], [-3e38], [0], [3e38], [np.inf]])
+    expected = reward.clip(max=np.float32(2**100)) if bounds[1] == 2**100 else reward
+    given = T.ClipReward(*bounds)(TensorDict({"reward": torch.from_numpy(reward)}, [5]))["reward"]
+    np.testing.assert_array_equal(given, expected)
+
+
 def test_scale_reward_equals_gymnasiums_transform_reward():
     oracles = [wrappers.TransformReward(Chance(), lambda reward: reward * 0.25) for _ in range(4)]
     assert_agree(T.ScaleReward(0.25), oracles, rtol=0)
 
 
-@pytest.mark.parametrize("scale", ["1", None, True, float("nan")])
+@pytest.mark.parametrize("scale", ["1", None, True, float("nan"), float("inf"), -1e39, np.True_, 10**400])
 def test_scale_reward_needs_a_number(scale):
-    with pytest.raises((TypeError, ValueError), match="ScaleReward needs a number as scale, but got"):
+    with pytest.raises((TypeError, ValueError), match=r"ScaleReward needs scale in \[-3.4\d*e\+38, 3.4\d*e\+38\], but got"):
         T.ScaleReward(scale)

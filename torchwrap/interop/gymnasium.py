@@ -15,7 +15,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
+from torchwrap import arguments, spaces
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
 
@@ -108,7 +108,7 @@ class GymnasiumEnv(Env):
             vector_env.num_envs,
             vector_env.single_observation_space,
             vector_env.single_action_space,
-            torch.device(device),
+            arguments.device("from_gymnasium", device),
             spec.max_episode_steps if spec is not None else None,
             first_index,
         )

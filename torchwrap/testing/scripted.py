@@ -13,7 +13,7 @@ from gymnasium import spaces as gymnasium_spaces
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
+from torchwrap import arguments, spaces
 from torchwrap.buffer import Buffer
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
@@ -60,8 +60,11 @@ class ScriptedEnv(Env):
         first_index: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        lengths = (episode_lengths,) if isinstance(episode_lengths, int) else episode_lengths
-        if lengths is not None and (len(lengths) == 0 or min(lengths) < 1):
+        device = arguments.device("ScriptedEnv", device)
+        lengths = list(episode_lengths) if isinstance(episode_lengths, Sequence) else [episode_lengths]
+        if episode_lengths is not None:
+            lengths = [arguments.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
+        if not lengths:
             raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
         if ending not in ("terminated", "truncated", "both", "in turn"):
             raise ValueError(f'ScriptedEnv needs ending "terminated", "truncated", "both" or "in turn", but got {ending!r}.')
@@ -70,12 +73,12 @@ class ScriptedEnv(Env):
         if action_space is None:
             action_space = gymnasium_spaces.Box(-1, 1, (6,), np.float32)
         super().__init__(
-            Signature(num_envs, observation_space, action_space, torch.device(device), None, first_index),
+            Signature(num_envs, observation_space, action_space, device, None, first_index),
             metadata={"render_modes": []},
         )
         self.ending = ending
         for name, value in (
-            ("lengths", None if lengths is None else torch.tensor(lengths, device=device)),
+            ("lengths", None if episode_lengths is None else torch.tensor(lengths, device=device)),
             ("index", torch.arange(first_index, first_index + num_envs, device=device)),
             ("elapsed", torch.zeros(num_envs, dtype=torch.int64, device=device)),
             ("episode", torch.full((num_envs,), -1, device=device)),
@@ -88,14 +91,17 @@ class ScriptedEnv(Env):
             self.register_buffer("_".join(("places", *path)), places, persistent=False)
             self.bounds[path] = self._bounds(leaf)
 
-    @staticmethod
-    def _bounds(leaf: Space[Any]) -> tuple[Any, Any] | None:
+    def _bounds(self, leaf: Space[Any]) -> tuple[Any, Any] | None:
         if not isinstance(leaf, gymnasium_spaces.Box):
-            count, start = spaces.counts(leaf)
+            count, start = spaces.counts(leaf, self.device)
             return start, count
         if not leaf.is_bounded():
             return None
-        return leaf.low.min().item(), leaf.high.max().item() - leaf.low.min().item() + np.issubdtype(leaf.dtype, np.integer)
+        whole = np.issubdtype(leaf.dtype, np.integer)
+        low, high = (bound.astype(np.int64 if whole else np.float64) for bound in (leaf.low, leaf.high))
+        if (low == low.flat[0]).all() and (high == high.flat[0]).all():
+            return low.flat[0].item(), (high.flat[0] - low.flat[0]).item() + whole
+        return torch.as_tensor(low, device=self.device), torch.as_tensor(high - low + whole, device=self.device)
 
     def _step(self, td: TensorDict) -> TensorDict:
         self.elapsed.add_(1)

@@ -36,16 +36,13 @@ class TransformAction(ActionTransform):
         super().__init__()
         if not callable(func):
             raise TypeError(f"TransformAction needs a callable func, but got {func!r}.")
-        if action_space is not None and not isinstance(action_space, Space):
-            raise TypeError(f"TransformAction needs a gymnasium Space as action_space, but got {action_space!r}.")
         self.func = func
-        self.action_space = action_space
+        self.action_space = spaces.argument("TransformAction", "action_space", action_space)
 
     def setup(self, signature: Signature) -> Signature:
-        below, n, device = signature.single_action_space, signature.num_envs, signature.device
+        below = signature.single_action_space
         space = below if self.action_space is None else self.action_space
-        given = self.func(spaces.zeros(space, n, device))
-        spaces.check("TransformAction", "func to give actions", below, given, n, device)
+        spaces.check_function("TransformAction", "actions", self.func, space, below, signature)
         return signature.replace(single_action_space=space)
 
     def action(self, action: Value) -> Value:
@@ -83,9 +80,9 @@ class StickyAction(Transform):
         bounds = repeat_action_duration if isinstance(repeat_action_duration, tuple | list) else (repeat_action_duration,) * 2
         if len(bounds) != 2:
             raise ValueError(f"StickyAction needs repeat_action_duration as one number or two, but got {bounds!r}.")
-        name = "repeat_action_duration"
-        self.shortest = arguments.integer("StickyAction", name, bounds[0], at_least=1)
-        self.longest = arguments.integer("StickyAction", name, bounds[1], at_least=self.shortest)
+        name, most = "repeat_action_duration", 2**31  # of that many, random.integers can draw one
+        self.shortest = arguments.integer("StickyAction", name, bounds[0], at_least=1, at_most=most)
+        self.longest = arguments.integer("StickyAction", name, bounds[1], at_least=self.shortest, at_most=most)
 
     def setup(self, signature: Signature) -> Signature:
         n, space = signature.num_envs, signature.single_action_space
@@ -135,10 +132,12 @@ class ClipAction(ActionTransform):
     high: Any
 
     def setup(self, signature: Signature) -> Signature:
-        space = spaces.box("ClipAction", "action", signature.single_action_space, floats=True)
+        space = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
+        uniform = all(np.unique(bound).size == 1 for bound in (space.low, space.high))
         for name, bound in (("low", space.low), ("high", space.high)):
-            self.__dict__.pop(name, None)
-            if (bound == bound.flat[0]).all():
+            for held in (self.__dict__, self._buffers):
+                held.pop(name, None)
+            if uniform:
                 setattr(self, name, float(bound.flat[0]))  # one number for all clips several times faster
             else:
                 self.register_buffer(name, torch.as_tensor(bound, device=signature.device), persistent=False)

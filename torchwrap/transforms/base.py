@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -67,7 +68,8 @@ class Transform(nn.Module):
 
     def extra_repr(self) -> str:
         names = inspect.signature(type(self).__init__).parameters
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        return " ".join(shown.split())  # one line, arrays too
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
@@ -133,7 +135,8 @@ class Compose(Transform):
 
     def __init__(self, transforms: Iterable[Transform]) -> None:
         super().__init__()
-        if isinstance(transforms, Transform) or not isinstance(transforms, Iterable):
+        single = isinstance(transforms, Transform | str | bytes | Mapping | Tensor | np.ndarray)
+        if single or not isinstance(transforms, Iterable):
             raise TypeError(f"Compose needs a list of Transforms, but got {transforms!r}.")
         transforms = list(transforms)
         for position, transform in enumerate(transforms):

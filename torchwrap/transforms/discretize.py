@@ -25,16 +25,20 @@ class _Bins(nn.Module):
     counts = Buffer()
     strides = Buffer()
 
-    def __init__(self, name: str, box: gymnasium.spaces.Box, bins: int | tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self, name: str, box: gymnasium.spaces.Box, bins: int | tuple[int, ...], device: torch.device, most: int = 2**63 - 1
+    ) -> None:
         super().__init__()
         low, high = box.low.ravel(), box.high.ravel()
-        if not (np.isfinite(low) & np.isfinite(high)).all():
-            raise ValueError(f"{name} needs a box with finite bounds, but got {box}.")
+        with np.errstate(all="ignore"):
+            finite = np.isfinite(high * 1.0 - low * 1.0).all()
+        if not finite:
+            raise ValueError(f"{name} needs a box with finite bounds and a finite width, but got {box}.")
         counts = (bins,) * low.size if isinstance(bins, int) else bins
-        if len(counts) != low.size:
+        if len(counts) != low.size or not counts:
             raise ValueError(f"{name} needs bins for each of {low.size} dimensions, but got {bins!r}.")
-        if math.prod(counts) >= 2**63:
-            raise ValueError(f"{name} needs fewer than 2**63 bins in all, but got {bins!r} in {low.size} dimensions.")
+        if math.prod(counts) > most:
+            raise ValueError(f"{name} needs at most {most} bins in all, but got {bins!r} in {low.size} dimensions.")
         self.shape, self.dtype = box.shape, spaces.dtype(box)
         # As Gymnasium has them, of the box's own dtype; as far as there are fewer, edges that nothing reaches.
         lines = [np.linspace(*ends) for ends in zip(low, high, np.add(counts, 1), strict=True)]
@@ -65,7 +69,7 @@ class _Bins(nn.Module):
 
 
 def _bins(name: str, bins: Any) -> int | tuple[int, ...]:
-    if isinstance(bins, tuple | list | np.ndarray):
+    if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
         return tuple([arguments.integer(name, "bins", count, at_least=1) for count in bins])
     return arguments.integer(name, "bins", bins, at_least=1)
 
@@ -92,7 +96,7 @@ class DiscretizeObservation(ObservationTransform):
         self.multidiscrete = arguments.flag("DiscretizeObservation", "multidiscrete", multidiscrete)
 
     def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space)
+        box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space, of="numbers")
         self.places = _Bins("DiscretizeObservation", box, self.bins, signature.device)
         return signature.replace(single_observation_space=self.places.space(self.multidiscrete))
 
@@ -135,8 +139,9 @@ class DiscretizeAction(ActionTransform):
         self.multidiscrete = arguments.flag("DiscretizeAction", "multidiscrete", multidiscrete)
 
     def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("DiscretizeAction", "action", signature.single_action_space)
-        self.places = _Bins("DiscretizeAction", box, self.bins, signature.device)
+        box = spaces.box("DiscretizeAction", "action", signature.single_action_space, of="numbers")
+        most = 2**63 - 1 if self.multidiscrete else 2**31  # of that many, random.integers can draw one
+        self.places = _Bins("DiscretizeAction", box, self.bins, signature.device, most)
         return signature.replace(single_action_space=self.places.space(self.multidiscrete))
 
     def action(self, action: Tensor) -> Tensor:

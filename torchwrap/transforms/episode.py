@@ -132,8 +132,11 @@ class EvalWrapper(Transform):
 
     def __init__(self, metrics: Sequence[str] = ()) -> None:
         super().__init__()
-        if isinstance(metrics, str) or not all(isinstance(name, str) and name != "reward" for name in metrics):
-            raise TypeError(f'EvalWrapper needs metrics as a list of names other than "reward", but got {metrics!r}.')
+        names = metrics if isinstance(metrics, tuple | list) else [None]
+        if not all(isinstance(name, str) and name not in ("", "reward") for name in names) or len(set(names)) < len(names):
+            raise TypeError(
+                f'EvalWrapper needs metrics as a list of names other than "reward", each once, but got {metrics!r}.'
+            )
         self.metrics = list(metrics)
 
     def setup(self, signature: Signature) -> Signature:
@@ -151,7 +154,10 @@ class EvalWrapper(Transform):
 
     def step(self, td: TensorDict) -> TensorDict:
         active = self.active_episodes
-        values = [td["reward"], *(td["info", name] for name in self.metrics)]
+        try:
+            values = [td["reward"], *(td["info", name] for name in self.metrics)]
+        except KeyError as error:
+            raise ValueError(f"EvalWrapper needs an env with {self.metrics} in its info, but got {error.args[0]}.") from error
         self.sums.add_(torch.where(active, torch.cat(values, 1), 0))
         self.episode_steps.add_(active)
         torch.logical_or(td["terminated"], td["truncated"], out=self.ended)
@@ -233,6 +239,10 @@ class TimeAwareObservation(Transform):
         limit, below = signature.max_episode_steps, signature.single_observation_space
         if limit is None:
             raise ValueError("TimeAwareObservation needs an env with a limit of steps, but got none: put TimeLimit below it.")
+        if limit > np.iinfo(np.int32).max and not self.normalize_time:
+            raise ValueError(
+                f"TimeAwareObservation needs a limit of steps that int32 holds, or normalize_time=True, but got {limit}."
+            )
         self.limit = limit
         time = gym_spaces.Box(0.0, 1.0) if self.normalize_time else gym_spaces.Box(0, limit, dtype=np.int32)
         parts = spaces.children(below)

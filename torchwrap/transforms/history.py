@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
@@ -94,7 +95,7 @@ class FrameStackObservation(_History):
     def __init__(self, stack_size: int, *, padding_type: str | Any = "reset") -> None:
         super().__init__()
         self.stack_size = arguments.integer("FrameStackObservation", "stack_size", stack_size, at_least=1)
-        if isinstance(padding_type, str) and padding_type not in ("reset", "zero"):
+        if isinstance(padding_type, str | bytes) and padding_type not in ("reset", "zero"):
             raise ValueError(
                 f'FrameStackObservation needs padding_type "reset", "zero" or an observation, but got {padding_type!r}.'
             )
@@ -111,8 +112,8 @@ class FrameStackObservation(_History):
             if not isinstance(given, str):
                 part = given
                 for key in path:
-                    part = part[int(key)] if isinstance(part, tuple) else part[key]
-                padding = torch.tensor(part, dtype=zero.dtype, device=zero.device)
+                    part = part[int(key)] if isinstance(part, tuple | list) else part[key]
+                padding = torch.tensor(np.asarray(part, leaf.dtype), device=zero.device)
             elif given == "reset":
                 padding = None
             return _Frames(zero, padding, self.stack_size, signature.num_envs)

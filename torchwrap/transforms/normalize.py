@@ -46,13 +46,18 @@ class RunningMeanStd(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
+        shape, device = (
+            arguments.sizes("RunningMeanStd", "shape", shape, at_least=0),
+            arguments.device("RunningMeanStd", device),
+        )
         if not shape:
-            raise ValueError("RunningMeanStd needs a shape of at least one dimension, but got ().")
+            raise ValueError(f"RunningMeanStd needs a shape of at least one dimension, but got {shape}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"RunningMeanStd needs dtype torch.float32 or torch.float64, but got {dtype!r}.")
         # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
         self.register_buffer("reference", torch.zeros(shape, dtype=dtype, device=device))
         self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
-        # A variance of 1 as long as nothing is counted; the first row takes it out.
-        self.register_buffer("squares", torch.ones(shape, dtype=torch.float64, device=device))
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64, device=device))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
 
     @property
@@ -94,10 +99,8 @@ class RunningMeanStd(nn.Module):
             # Of row 0, or never: to search for the first row in the mask would cost two passes at every step.
             begins = (count == 0) & (True if mask is None else mask[:1])
             reference.copy_(torch.where(begins, rows[0], reference))
-            squares.masked_fill_(begins, 0)
         elif not count and len(rows):
             reference.copy_(rows[0])
-            squares.zero_()
         differences = counted = rows - reference
         number: Tensor | int = len(rows)
         if mask is not None:
@@ -112,10 +115,11 @@ class RunningMeanStd(nn.Module):
     def _moments(self) -> tuple[Tensor, Tensor]:
         # Mean, as a difference from the reference, and variance.
         count = self.count
-        if not (spaces.free_to_look(count) and count):
-            count = count.clamp(min=1)
-        mean = self.total / count
-        return mean, (self.squares / count).addcmul_(mean, mean, value=-1)
+        known = spaces.free_to_look(count) and bool(count)
+        counted = count if known else count.clamp(min=1)
+        mean = self.total / counted
+        var = (self.squares / counted).addcmul_(mean, mean, value=-1)
+        return mean, var if known else var.add_(count == 0)
 
 
 class NormalizeObservation(ObservationTransform):
@@ -138,11 +142,11 @@ class NormalizeObservation(ObservationTransform):
 
     def __init__(self, epsilon: float = 1e-8) -> None:
         super().__init__()
-        self.epsilon = arguments.number("NormalizeObservation", "epsilon", epsilon, above=0)
+        self.epsilon = arguments.positive("NormalizeObservation", "epsilon", epsilon)
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        boxes = {path: spaces.box("NormalizeObservation", "observation", leaf) for path, leaf in spaces.leaves(below)}
+        boxes = {path: spaces.box("NormalizeObservation", "observation", box, "numbers") for path, box in spaces.leaves(below)}
         self.statistics_of = {path: _statistics(box, signature.device) for path, box in boxes.items()}
         each = list(self.statistics_of.values())
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
@@ -203,7 +207,7 @@ class NormalizeReward(Transform):
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__()
         self.gamma = arguments.number("NormalizeReward", "gamma", gamma, 0, 1)
-        self.epsilon = arguments.number("NormalizeReward", "epsilon", epsilon, above=0)
+        self.epsilon = arguments.positive("NormalizeReward", "epsilon", epsilon)
 
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device)

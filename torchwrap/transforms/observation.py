@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,19 +37,12 @@ class TransformObservation(ObservationTransform):
         if not callable(func):
             raise TypeError(f"TransformObservation needs a callable func, but got {func!r}.")
         self.func = func
-        if observation_space is not None and not isinstance(observation_space, Space):
-            raise TypeError(
-                f"TransformObservation needs a gymnasium Space as observation_space, but got {observation_space!r}."
-            )
-        self.observation_space = observation_space
+        self.observation_space = spaces.argument("TransformObservation", "observation_space", observation_space)
 
     def setup(self, signature: Signature) -> Signature:
-        space = self.observation_space
-        if space is None:
-            space = signature.single_observation_space
-        zeros = spaces.zeros(signature.single_observation_space, signature.num_envs, signature.device)
-        given = self.func(zeros)
-        spaces.check("TransformObservation", "func to give observations", space, given, signature.num_envs, signature.device)
+        below = signature.single_observation_space
+        space = below if self.observation_space is None else self.observation_space
+        spaces.check_function("TransformObservation", "observations", self.func, below, space, signature)
         return signature.replace(single_observation_space=space)
 
     def observation(self, observation: Value) -> Value:
@@ -73,19 +67,17 @@ class ClipObservation(ObservationTransform):
         self.max_obs = self.high = arguments.number("ClipObservation", "max_obs", max_obs, low=self.min_obs)
 
     def setup(self, signature: Signature) -> Signature:
-        space = spaces.box("ClipObservation", "observation", signature.single_observation_space)
-        if np.issubdtype(space.dtype, np.integer):
-            limits = np.iinfo(space.dtype)  # type: ignore[type-var]
-            self.low = math.ceil(max(self.min_obs, limits.min))
-            self.high = math.floor(min(self.max_obs, limits.max))
-            if self.low > self.high:
-                raise ValueError(f"ClipObservation needs bounds with a value of {space.dtype} between, but got {self!r}.")
-        else:
-            # Bounds beyond the dtype are none.
-            largest = float(np.finfo(space.dtype).max)  # type: ignore[type-var]
-            self.low, self.high = (
-                bound if abs(bound) <= largest else math.copysign(math.inf, bound) for bound in (self.min_obs, self.max_obs)
-            )
+        space = spaces.box("ClipObservation", "observation", signature.single_observation_space, of="numbers")
+        to = spaces.dtype(space)
+        limits = torch.finfo(to) if to.is_floating_point else torch.iinfo(to)
+        fits = self.min_obs <= limits.max and self.max_obs >= limits.min
+        if to.is_floating_point:
+            self.low, self.high = spaces.bound(self.min_obs, to), spaces.bound(self.max_obs, to)
+        elif fits:
+            self.low, self.high = math.ceil(max(self.min_obs, limits.min)), math.floor(min(self.max_obs, limits.max))
+            fits = self.low <= self.high
+        if not fits:
+            raise ValueError(f"ClipObservation needs bounds with a value of {space.dtype} between, but got {self!r}.")
         low, high = (np.clip(bound, self.low, self.high).astype(space.dtype) for bound in (space.low, space.high))
         return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, space.shape, space.dtype))
 
@@ -135,16 +127,29 @@ class DtypeObservation(ObservationTransform):
     def __init__(self, dtype: Any) -> None:
         super().__init__()
         self.dtype = dtype
+        named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
         try:
-            self.numpy_dtype = np.dtype(torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype)
-        except TypeError as error:
-            raise TypeError(f"DtypeObservation needs a dtype of NumPy or PyTorch, but got {dtype!r}.") from error
+            to = (
+                torch.empty(0, dtype=dtype).numpy().dtype
+                if isinstance(dtype, torch.dtype)
+                else np.dtype(dtype if named else "O")
+            )
+        except (TypeError, ValueError, SyntaxError):
+            to = np.dtype("O")
+        if spaces.torch_dtype(to) is None:
+            raise TypeError(
+                f"DtypeObservation needs a dtype of NumPy or PyTorch with which both compute real numbers, but got {dtype!r}."
+            )
+        self.numpy_dtype = to
 
     def setup(self, signature: Signature) -> Signature:
         space, to = signature.single_observation_space, self.numpy_dtype
         try:
             if isinstance(space, gymnasium.spaces.Box):
-                with np.errstate(over="ignore"):  # of Gymnasium's own look at infinite bounds
+                if to.kind == "i" and not np.isfinite([space.low, space.high]).all():
+                    raise ValueError("it has infinite bounds")  # and Gymnasium would write others into them
+                with warnings.catch_warnings():  # of Gymnasium's, of bounds that are infinite or are rounded
+                    warnings.simplefilter("ignore")
                     new: Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, to)
             elif isinstance(space, gymnasium.spaces.Discrete):
                 new = gymnasium.spaces.Box(space.start, space.start + space.n - 1, (), to)
@@ -178,8 +183,12 @@ class FilterObservation(ObservationTransform):
 
     def __init__(self, filter_keys: Sequence[str | int]) -> None:
         super().__init__()
-        if isinstance(filter_keys, str) or not isinstance(filter_keys, Sequence):
-            raise TypeError(f"FilterObservation needs filter_keys as a list, but got {filter_keys!r}.")
+        if (
+            isinstance(filter_keys, str | bytes | bytearray)
+            or not isinstance(filter_keys, Sequence)
+            or not all(isinstance(key, str | int | np.integer) and not isinstance(key, bool) for key in filter_keys)
+        ):
+            raise TypeError(f"FilterObservation needs filter_keys as a list of text or integers, but got {filter_keys!r}.")
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
             raise ValueError(f"FilterObservation needs filter_keys, each once, but got {filter_keys!r}.")
         self.filter_keys = filter_keys
@@ -189,7 +198,7 @@ class FilterObservation(ObservationTransform):
         if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
             raise TypeError(f"FilterObservation needs a Dict or Tuple observation space, but got {space}.")
         known = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set(range(len(space.spaces)))
-        if not set(keys) <= known or any(isinstance(key, bool) for key in keys):
+        if not set(keys) <= known:
             raise ValueError(f"FilterObservation needs filter_keys among {sorted(known)}, but got {keys!r}.")
         if isinstance(space, gymnasium.spaces.Dict):
             self.kept = {str(key): str(key) for key in keys}
@@ -216,9 +225,7 @@ class ReshapeObservation(ObservationTransform):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        if not isinstance(shape, tuple | list):
-            raise TypeError(f"ReshapeObservation needs shape as a tuple, but got {shape!r}.")
-        self.shape = tuple([arguments.integer("ReshapeObservation", "shape", size, at_least=1) for size in shape])
+        self.shape = arguments.sizes("ReshapeObservation", "shape", shape, at_least=1)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("ReshapeObservation", "observation", signature.single_observation_space)

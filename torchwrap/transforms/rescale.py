@@ -17,12 +17,13 @@ from torchwrap.transforms.base import ActionTransform, ObservationTransform
 
 def _bounds(name: str, what: tuple[str, str], low: Any, high: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     try:
-        lower, upper = np.broadcast_arrays(np.asarray(low, np.float64), np.asarray(high, np.float64))
-        ordered = bool((lower < upper).all())
-    except (TypeError, ValueError):
+        given = [np.asarray(bound) for bound in (low, high)]
+        ordered = all(bound.dtype.kind in "iuf" for bound in given) and bool((given[0] < given[1]).all())
+    except (TypeError, ValueError, RuntimeError):
         ordered = False
     if not ordered:
         raise ValueError(f"{name} needs {what[0]} < {what[1]}, but got {low!r} and {high!r}.")
+    lower, upper = np.broadcast_arrays(*given)  # in their own dtypes, with which Gymnasium computes
     return lower, upper
 
 
@@ -33,12 +34,17 @@ def _rescale(owner: nn.Module, box: gymnasium.spaces.Box, low: Any, high: Any, d
     below, above = np.isfinite(low), np.isfinite(high)
     both = below & above
     gradient, intercept = np.ones(box.shape, box.dtype), np.zeros(box.shape, box.dtype)
-    gradient[both] = (high[both] - low[both]) / (box.high[both].astype(np.longdouble) - box.low[both])
-    intercept[above] = high[above] - box.high[above]
-    intercept[below] = gradient[below] * -box.low[below] + low[below]
+    with np.errstate(all="ignore"):
+        gradient[both] = (high[both] - low[both]) / (box.high[both].astype(np.longdouble) - box.low[both])
+        intercept[above] = high[above] - box.high[above]
+        intercept[below] = gradient[below] * -box.low[below] + low[below]
+        lower, upper = low.astype(box.dtype), high.astype(box.dtype)
+    if not ((lower < upper) & (gradient > 0) & np.isfinite(gradient) & np.isfinite(intercept)).all():
+        name = type(owner).__name__
+        raise ValueError(f"{name} needs bounds that {box.dtype} holds and tells apart, but got {owner!r} for {box}.")
     for name, value in (("gradient", gradient), ("intercept", intercept)):
         owner.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
-    return gymnasium.spaces.Box(low.astype(box.dtype), high.astype(box.dtype), box.shape, box.dtype)
+    return gymnasium.spaces.Box(lower, upper, box.shape, box.dtype)
 
 
 def _fits(name: str, what: str, box: gymnasium.spaces.Box, shape: tuple[int, ...]) -> None:
@@ -78,7 +84,7 @@ class RescaleObservation(ObservationTransform):
         self.max_obs = max_obs
 
     def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("RescaleObservation", "observation", signature.single_observation_space, floats=True)
+        box = spaces.box("RescaleObservation", "observation", signature.single_observation_space, of="floats")
         low, high = _bounds("RescaleObservation", ("min_obs", "max_obs"), self.min_obs, self.max_obs)
         _fits("RescaleObservation", "an observation", box, low.shape)
         for new, old in ((low, box.low), (high, box.high)):
@@ -119,7 +125,7 @@ class RescaleAction(ActionTransform):
         self.max_action = max_action
 
     def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("RescaleAction", "action", signature.single_action_space, floats=True)
+        box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")
         if not (np.isfinite(box.low) & np.isfinite(box.high)).all():
             raise ValueError(f"RescaleAction needs an action space with finite bounds, low < high, but got {box}.")
         low, high = _bounds("RescaleAction", ("finite min_action", "max_action"), self.min_action, self.max_action)

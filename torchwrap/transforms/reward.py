@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -11,6 +10,8 @@ from torch import Tensor
 from torchwrap import arguments, spaces
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import RewardTransform
+
+_LARGEST = torch.finfo(torch.float32).max  # of rewards
 
 
 class TransformReward(RewardTransform):
@@ -31,8 +32,7 @@ class TransformReward(RewardTransform):
         self.func = func
 
     def setup(self, signature: Signature) -> Signature:
-        given = self.func(torch.zeros(signature.num_envs, 1, device=signature.device))
-        spaces.check("TransformReward", "func to give rewards", spaces.REWARD, given, signature.num_envs, signature.device)
+        spaces.check_function("TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, signature)
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:
@@ -55,16 +55,20 @@ class ClipReward(RewardTransform):
         super().__init__()
         if min_reward is None and max_reward is None:
             raise ValueError("ClipReward needs min_reward, max_reward or both, but got neither.")
-        lowest = -math.inf
+        lowest = -_LARGEST
         if min_reward is not None:
-            lowest = min_reward = arguments.number("ClipReward", "min_reward", min_reward)
+            min_reward = arguments.number("ClipReward", "min_reward", min_reward, high=_LARGEST)
+            lowest = max(lowest, min_reward)
         if max_reward is not None:
             max_reward = arguments.number("ClipReward", "max_reward", max_reward, low=lowest)
         self.min_reward = min_reward
         self.max_reward = max_reward
+        self.low, self.high = (
+            limit if limit is None else spaces.bound(limit, torch.float32) for limit in (min_reward, max_reward)
+        )
 
     def reward(self, reward: Tensor) -> Tensor:
-        return reward.clamp(self.min_reward, self.max_reward)
+        return reward.clamp(self.low, self.high)
 
 
 class ScaleReward(RewardTransform):
@@ -80,7 +84,7 @@ class ScaleReward(RewardTransform):
 
     def __init__(self, scale: float) -> None:
         super().__init__()
-        self.scale = arguments.number("ScaleReward", "scale", scale)
+        self.scale = arguments.number("ScaleReward", "scale", scale, -_LARGEST, _LARGEST)
 
     def reward(self, reward: Tensor) -> Tensor:
         return reward * self.scale

@@ -1,0 +1,68 @@
+"""A world seen as pictures: a grid with walls, a key and a door, all of it tensors, for FunctionalEnv.
+
+python examples/grid_world.py        steps 1,024 of them, and prints one
+"""
+
+import torch
+from gymnasium.experimental.functional import FuncEnv
+from gymnasium.spaces import Box, Dict, Discrete
+
+import torchwrap as tw
+from torchwrap import random
+from torchwrap import transforms as T
+
+COLOURS = torch.tensor([[0, 0, 0], [90, 90, 90], [255, 220, 0], [0, 160, 60], [220, 30, 30]], dtype=torch.uint8)
+FLOOR, WALL, KEY, DOOR, AGENT = range(5)
+
+
+class KeyAndDoor(FuncEnv):
+    """Fetch the key (reward 0.5), then go to the door (1, and the end); each step costs 0.01. Walls change each episode."""
+
+    size, tile = 8, 6
+    action_space = Discrete(4)  # up, down, left, right
+    observation_space = Dict(pixels=Box(0, 255, (size * tile, size * tile, 3), "uint8"), has_key=Discrete(2))
+
+    def initial(self, rng, params=None):
+        inner = torch.zeros(self.size, self.size, dtype=torch.bool)
+        inner[1:-1, 1:-1] = True
+        # The first places of a random order: who they belong to is settled before the walls are, which stay off them.
+        order = torch.where(inner.flatten(), random.uniform(rng, (self.size**2,)), 2.0).argsort()
+        agent, key, door = order[0], order[1], order[2]
+        place = torch.arange(self.size**2)
+        walls = (random.uniform(rng.part(1), (self.size**2,)) < 0.15) & (place != agent) & (place != key) & (place != door)
+        return {"agent": agent, "key": key, "door": door, "walls": walls | ~inner.flatten(), "has_key": torch.tensor(False)}
+
+    def transition(self, state, action, rng, params=None):
+        aim = state["agent"] + torch.tensor([-self.size, self.size, -1, 1])[action]
+        agent = torch.where(state["walls"][aim], state["agent"], aim)
+        return {**state, "agent": agent, "has_key": state["has_key"] | (agent == state["key"])}
+
+    def observation(self, state, rng, params=None):
+        place = torch.arange(self.size**2)
+        picture = torch.where(state["walls"], WALL, FLOOR)
+        picture = torch.where((place == state["key"]) & ~state["has_key"], KEY, picture)
+        picture = torch.where(place == state["door"], DOOR, picture)
+        picture = torch.where(place == state["agent"], AGENT, picture).view(self.size, self.size)
+        tiles = picture.repeat_interleave(self.tile, 0).repeat_interleave(self.tile, 1)
+        return {"pixels": COLOURS[tiles], "has_key": state["has_key"].long()}
+
+    def reward(self, state, action, next_state, rng, params=None):
+        fetched = next_state["has_key"] & ~state["has_key"]
+        return 0.5 * fetched + 1.0 * self.terminal(next_state, rng) - 0.01
+
+    def terminal(self, state, rng, params=None):
+        return state["has_key"] & (state["agent"] == state["door"])
+
+
+def main():
+    env = tw.FunctionalEnv(KeyAndDoor(), num_envs=1024, max_episode_steps=100)
+    env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FilterObservation(["pixels"]))
+    data, td = tw.rollout(env, None, num_steps=100, td=env.reset(seed=0))
+    print(f"{env}\n{data['next', 'terminated'].sum().item()} of {data['next', 'done'].sum().item()} episodes found the door")
+    signs = {tuple(colour): sign for colour, sign in zip(COLOURS.tolist(), ".#kDA")}
+    for row in td["observation", "pixels"][0, :: KeyAndDoor.tile, :: KeyAndDoor.tile].tolist():
+        print(" ".join(signs[tuple(pixel)] for pixel in row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Laws that hold for every random tape, mask, space and stack."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from unittest import mock
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from catalogue import TRANSFORMS
+from gymnasium import wrappers
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import batch_space, iterate
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import random, spaces
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+# Gymnasium's, from Box.contains of a number that is to pad a stack of frames.
+pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+same = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
+FEW = settings(max_examples=20, deadline=None, derandomize=True)
+MANY = settings(FEW, max_examples=50)
+
+ENVS, LENGTH = 5, 64
+FREE, ACTIONS = Box(-np.inf, np.inf, (3,)), Box(-2, 1, (2,))
+SEEDS, LOOKS, MASKS = st.integers(0, 2**32 - 1), st.booleans(), arrays(bool, ENVS).map(torch.from_numpy)
+OPERATIONS = st.lists(st.none() | st.none() | MASKS, max_size=25)  # steps, and resets by the user
+FLOATS, INTEGERS, SHAPES = ("float16", "float32", "float64"), ("uint8", "int32", "int64"), ((), (1,), (3,), (2, 2))
+
+
+@st.composite
+def boxes(draw, dtypes=FLOATS + INTEGERS, shapes=(*SHAPES, (4, 4, 3)), bounded=False):
+    dtype, shape, rng = draw(st.sampled_from(dtypes)), draw(st.sampled_from(shapes)), np.random.default_rng(draw(SEEDS))
+    low = rng.integers(0, 100, shape) - 50 * (dtype != "uint8")
+    high = low + rng.integers(1, 100, shape)
+    if dtype == "int64":
+        low, high = low - 2**62, high + 2**62  # more than a double tells apart
+    if dtype in FLOATS and not bounded:
+        low, high = np.where(rng.random(shape) < 0.3, -np.inf, low), np.where(rng.random(shape) < 0.3, np.inf, high)
+    return Box(np.asarray(low).astype(dtype), np.asarray(high).astype(dtype), shape, dtype)
+
+
+COUNTS = arrays(np.int64, st.sampled_from([3, (2, 2)]), elements=st.integers(1, 4))
+NUMBERS = COUNTS.map(lambda count: MultiDiscrete(count, start=2 - count)) | COUNTS.map(lambda count: MultiBinary(count.shape))
+NUMBERS |= st.builds(Discrete, st.integers(1, 5), start=st.integers(-3, 3))
+PARTS = st.recursive(boxes() | NUMBERS, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1).map(Dict))
+TUPLES = st.lists(PARTS, min_size=1, max_size=3).map(Tuple)
+SPACES = boxes() | PARTS | TUPLES | TUPLES.map(lambda below: Dict(a=below, b=Discrete(2)))
+
+
+class Tape(tw.Env):
+    # Each env plays its own part of a random tape. What a reset says of rows outside the mask is garbage.
+    def __init__(self, seed, space=FREE, action_space=ACTIONS, num_envs=ENVS, first_index=0):
+        super().__init__(spaces.Signature(num_envs, space, action_space, first_index=first_index))
+        size, rng = ENVS * LENGTH, np.random.default_rng(seed)
+        whole = batch_space(space, size)
+        whole.seed(seed)
+        reward = torch.from_numpy(rng.normal(1, 3, (size, 1)).astype(np.float32))
+        terminated, truncated = torch.from_numpy(rng.random((2, size, 1)) < 0.1)
+        observation = spaces.from_numpy(space, whole.sample())
+        self.tape = TensorDict(
+            dict(observation=observation, reward=reward, terminated=terminated, truncated=truncated), [size]
+        )
+        self.register_buffer("place", LENGTH * torch.arange(first_index, first_index + num_envs), persistent=False)
+
+    def _step(self, td):
+        return self.tape[self.place.add_(1)].set("info", TensorDict({"action": td["action"].clone()}, [self.num_envs]))
+
+    def _reset(self, mask):
+        self.place.add_(mask)
+        return self.tape[torch.where(mask, self.place, self.place * 7 % len(self.tape))].select("observation")
+
+
+def play(env, operations, rows=slice(None)):
+    # What comes of a first reset, and of each step (None) and masked reset: where to act, what was done, and what came next.
+    td, actions = env.reset(seed=0), random.Stream(ENVS, seed=0)
+    outputs = [td]
+    for mask in operations:
+        if mask is None:
+            action = spaces.sample(env.single_action_space, actions)[rows]
+            transition, td = env.step(td.copy().set("action", action))
+            outputs.append(transition.set("observation", td["observation"]))
+        else:
+            td = env.reset(mask=mask[rows]) if mask[rows].any() else td
+            outputs.append(td)
+    return outputs
+
+
+def host(looks):
+    # A host that cannot look at values takes the way that graphs take, without a branch.
+    return contextlib.nullcontext() if looks else mock.patch.object(spaces, "free_to_look", lambda _: False)
+
+
+HISTORY = ("FrameStackObservation", "FrameStackObservation of images", "DelayObservation")
+ALONE = (*HISTORY, "TimeAwareObservation", "TimeLimit", "RecordEpisodeStatistics")
+
+
+@pytest.mark.parametrize("name", [*ALONE, "NormalizeObservation", "NormalizeReward"])
+@FEW
+@given(seed=SEEDS, operations=OPERATIONS, mask=MASKS, looks=LOOKS)
+def test_a_reset_neither_changes_rows_outside_its_mask_nor_depends_on_them(name, seed, operations, mask, looks):
+    env = tw.TransformedEnv(Tape(seed), TRANSFORMS[name][0]())
+    play(env, operations)
+    before, first, results = dict(env.transform.named_buffers()), env.env._reset(mask)["observation"], []
+    for garbage in (torch.full_like(first, np.nan), torch.full_like(first, 1e9)):
+        transform = copy.deepcopy(env.transform)
+        with host(looks):
+            given = transform.reset(TensorDict({"observation": spaces.where(mask, first, garbage)}, [ENVS]), mask)
+        results.append((given[mask], dict(transform.named_buffers())))
+    same(*results)
+    for key, value in results[0][1].items():
+        if key not in transform.state_dict() and len(value) == ENVS:
+            same(value[~mask], before[key][~mask])
+        assert mask.any() or torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize("name", ALONE)
+@FEW
+@given(seed=SEEDS, operations=OPERATIONS, looks=LOOKS)
+def test_envs_that_run_together_are_each_what_it_is_alone(name, seed, operations, looks):
+    make = TRANSFORMS[name][0]
+    with host(looks):
+        together = play(tw.TransformedEnv(Tape(seed), make()), operations)
+    alone = [play(tw.TransformedEnv(Tape(seed, num_envs=1, first_index=i), make()), operations, [i]) for i in range(ENVS)]
+    same(together, [torch.cat(ones) for ones in zip(*alone, strict=True)])
+
+
+@MANY
+@given(seed=SEEDS, box=boxes(), key=st.sampled_from(["kept", 1]))
+def test_what_keeps_values_keeps_every_bit_of_every_dtype(seed, box, key):
+    parts = [T.FilterObservation([key]), T.DelayObservation(0), T.FrameStackObservation(1), T.FlattenObservation()]
+    parts += [T.ClipObservation(-np.inf, np.inf), T.TransformObservation(torch.clone), T.ReshapeObservation(box.shape)]
+    below = Dict(kept=box, other=Discrete(3)) if key == "kept" else Tuple([Discrete(3), box])
+    env, plain = (tw.TransformedEnv(Tape(seed, below), *some) for some in (parts, []))
+    for tape in (env.unwrapped.tape, plain.unwrapped.tape):
+        tape["observation", str(key)][::2] = torch.as_tensor(box.low)  # samples of int64 are rounded to doubles
+    assert env.single_observation_space == box
+    raw = [output["observation", str(key)] for output in play(plain, [None] * 5)]
+    same([output["observation"] for output in play(env, [None] * 5)], raw)
+
+
+# They go beyond the bounds by rounding, or call a function that someone wrote for one space.
+OTHERS = ("RescaleObservation", "RescaleAction", "TransformObservation", "TransformAction", "AddNoise", "on CartPole")
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name not in OTHERS])
+@FEW
+@given(seed=SEEDS, space=SPACES)
+def test_a_transform_stays_in_its_spaces_or_refuses_by_name_those_below(name, seed, space):
+    try:
+        env = tw.TransformedEnv(Tape(seed, space, space), TRANSFORMS[name][0]())
+    except (TypeError, ValueError) as error:
+        assert " needs " in str(error) and ", but got " in str(error)
+        return
+    for output in play(env, [None] * 12)[1:]:
+        assert spaces.contains(env.single_action_space, output["action"])
+        assert spaces.contains(space, output["next", "info", "action"])
+        for observation in (output["next", "observation"], output["observation"]):
+            assert spaces.contains(env.single_observation_space, observation)
+            assert env.observation_space.contains(spaces.to_numpy(env.single_observation_space, observation))
+
+
+@MANY
+@given(seed=SEEDS, space=SPACES)
+def test_flatten_observation_equals_gymnasiums_row_by_row(seed, space):
+    env = tw.TransformedEnv(Tape(seed, space), T.FlattenObservation())
+    observation = env.env.tape["observation"][:20]
+    rows = iterate(batch_space(space, 20), spaces.to_numpy(space, observation))
+    expected = np.stack([gymnasium.spaces.flatten(space, row) for row in rows])
+    assert env.single_observation_space == gymnasium.spaces.flatten_space(space)
+    same(env.transform.observation(observation), torch.from_numpy(expected))
+
+
+POOL = st.sampled_from([make for make, env in TRANSFORMS.values() if env is ScriptedEnv])
+
+
+@MANY
+@given(seed=SEEDS, makes=st.tuples(POOL, POOL, POOL))
+def test_however_three_transforms_are_grouped_they_are_the_same(seed, makes):
+    one, two, three = ([make() for make in makes] for _ in range(3))
+    try:
+        left = tw.TransformedEnv(Tape(seed), T.Compose([T.Compose(one[:2]), one[2]]))
+    except (TypeError, ValueError):  # such as DiscretizeAction over ClipAction, which takes the bounds away
+        assume(False)
+    right = tw.TransformedEnv(Tape(seed), T.Compose([two[0], T.Compose(two[1:])]))
+    nested = functools.reduce(tw.TransformedEnv, three, Tape(seed))
+    outputs = play(left, [None] * 20)
+    for env in (right, nested):
+        same(play(env, [None] * 20), outputs)
+
+
+@MANY
+@given(seed=SEEDS, box=boxes(FLOATS, SHAPES, bounded=True))
+def test_rescaling_takes_bounds_to_bounds_and_back_again(seed, box):
+    low = np.random.default_rng(seed).integers(-50, 50, box.shape)
+    high = low + np.random.default_rng(seed + 1).integers(1, 50, box.shape)
+    there, back = T.RescaleObservation(low, high), T.RescaleAction(low, high)
+    env = tw.TransformedEnv(Tape(seed, box, box), there, back)
+    assert env.single_observation_space == env.single_action_space == Box(low, high, box.shape, box.dtype)
+    points = torch.cat([torch.from_numpy(np.stack([box.low, box.high])), env.env.tape["observation"]])
+    ours, bottom = there.observation(points), box.low.astype(float)
+    gradient = (high - low) / (box.high - bottom)
+    rounding = 4 * np.finfo(box.dtype).eps * (gradient * (abs(bottom) + abs(box.high)) + abs(low) + abs(high))
+    assert (abs(ours.numpy() - (low + gradient * (points.numpy() - bottom))) <= rounding).all()
+    assert (abs(back.action(ours).double() - points).numpy() <= rounding / gradient).all()
+
+
+@MANY
+@given(seed=SEEDS, box=boxes(FLOATS[1:], SHAPES, bounded=True), multidiscrete=st.booleans())
+def test_a_point_lies_in_its_bin_and_the_centre_of_a_bin_too_as_gymnasium_says(seed, box, multidiscrete):
+    bins = tuple(np.random.default_rng(seed).integers(1, 7, box.low.size).tolist())
+    observe, act = T.DiscretizeObservation(bins, multidiscrete), T.DiscretizeAction(bins, multidiscrete)
+    env = tw.TransformedEnv(Tape(seed, box, box), observe, act)
+    points, numbers = env.env.tape["observation"], env.sample_action()
+    low, high = (edge.view(points.shape) for edge in observe.revert_observation(observe.observation(points)))
+    assert ((low <= points) & (points <= high)).all()
+    centers = (sum(observe.revert_observation(numbers)) / 2).view(-1, *box.shape)
+    torch.testing.assert_close(act.action(numbers), centers)
+    points = torch.cat([centers, points[:ENVS]])
+    observed, reverted = observe.observation(points), act.revert_action(points)
+    for ours in (observed, reverted):
+        same(ours[:ENVS], numbers)
+    bare = gymnasium.Env()
+    bare.observation_space = bare.action_space = box
+    seen, done = (make(bare, bins, multidiscrete) for make in (wrappers.DiscretizeObservation, wrappers.DiscretizeAction))
+    for point, *ours in zip(points.numpy(), observed.numpy(), reverted.numpy(), strict=True):
+        assert (seen.observation(point) == ours[0]).all() and (done.revert_action(point) == ours[1]).all()
+
+
+@MANY
+@given(seed=SEEDS, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9), mean=st.sampled_from([0, 1e4]), looks=LOOKS)
+def test_statistics_are_numpys_whatever_the_batches_the_masks_and_the_order_of_envs(seed, sizes, mean, looks):
+    rng, number = np.random.default_rng(seed), sum(sizes)
+    rows, mask = rng.normal(mean, 0.1, (number, 2)).astype(np.float32), np.append(rng.random(number - 1) < 0.7, True)
+    seen = rows[mask].astype(float)
+    for order in (np.arange(number), rng.permutation(number)):
+        statistics = T.RunningMeanStd((2,), dtype=torch.float64)
+        with host(looks):
+            for part in np.split(order, np.cumsum(sizes)[:-1]):
+                statistics.update(torch.from_numpy(rows[part]), torch.from_numpy(mask[part]))
+        # Without a look, the first row that is counted need not become the reference.
+        np.testing.assert_allclose(statistics.mean, seen.mean(0), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(statistics.var, seen.var(0), rtol=1e-9, atol=1e-14 if looks else 1e-6)
+        assert statistics.count.item() == len(seen)
+
+
+@MANY
+@given(seed=SEEDS, operations=OPERATIONS, gamma=st.floats(0, 1), kept=st.integers(1, 9), looks=LOOKS)
+def test_returns_and_records_are_those_of_a_recurrence_in_double_precision(seed, operations, gamma, kept, looks):
+    record = T.RecordEpisodeStatistics(kept)
+    with host(looks):
+        outputs = play(tw.TransformedEnv(Tape(seed), record, T.NormalizeReward(gamma, 0.01)), operations)
+    total, length, discounted, seen, finished = *np.zeros((3, ENVS)), [], []
+    for mask, ours, raw in zip(operations, outputs[1:], play(Tape(seed), operations)[1:], strict=True):
+        if "next" in raw.keys():
+            reward, mask = raw["next", "reward"][:, 0].double().numpy(), raw["next", "done"][:, 0]
+            total, length, discounted = total + reward, length + 1, discounted * gamma + reward
+            seen.append(discounted)
+            expected = np.stack([total, length, reward / np.sqrt(np.var(seen) + 0.01)], 1)
+            got = torch.cat([ours["next", key] for key in ("episode_return", "episode_length", "reward")], 1)
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+        finished += [(total[i], length[i]) for i in mask.nonzero()[:, 0] if length[i]]
+        total, length, discounted = np.where(mask, 0, (total, length, discounted))
+    queues = torch.stack([record.return_queue, record.length_queue], 1)
+    np.testing.assert_allclose(queues, np.reshape(finished[-kept:], (-1, 2)), rtol=1e-6, atol=1e-6)
+    assert record.episode_count == len(finished)

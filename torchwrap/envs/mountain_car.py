@@ -1,0 +1,61 @@
+"""MountainCar-v0: constants and equations of Gymnasium's `MountainCarEnv`, after Moore (1990)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.classic_control import MountainCarEnv
+from torch import Tensor
+
+from torchwrap import arguments
+from torchwrap.envs.classic import ClassicControl, State
+from torchwrap.random import Key
+
+
+class MountainCar(ClassicControl):
+    """A weak car in a valley, pushed left (0), not at all (1) or right (2); the episode ends up on the right hill.
+
+    Args:
+        goal_velocity: which the car needs there at least.
+        dtype: of the state; float64 follows Gymnasium's own to the last bits.
+
+    Shape: observations `(num_envs, 2)` float32 (position, velocity), actions `(num_envs,)` int64. The reset options `low`
+    and `high` bound the first position; the first velocity is 0.
+    """
+
+    force, gravity, max_speed, goal_position = 0.001, 0.0025, 0.07, 0.5
+    min_position, max_position = -1.2, 0.6
+
+    painter: ClassVar[Any] = MountainCarEnv
+    fields = ("position", "velocity")
+    action_space: spaces.Space[Any] = spaces.Discrete(3)
+
+    def __init__(self, goal_velocity: float = 0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(dtype)
+        low = np.array([self.min_position, -self.max_speed], np.float32)
+        high = np.array([self.max_position, self.max_speed], np.float32)
+        self.observation_space = spaces.Box(low, high)
+        self.goal_velocity = arguments.number(type(self).__name__, "goal_velocity", goal_velocity)
+
+    def initial(self, rng: Key, params: Any = None, low: float = -0.6, high: float = -0.4) -> State:
+        position = self.between(low, high, rng)
+        return {"position": position, "velocity": torch.zeros_like(position)}
+
+    def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
+        push = (action - 1).to(self.dtype) * self.force
+        return self._roll(state, push - self.gravity * torch.cos(3 * state["position"]))
+
+    def _roll(self, state: State, acceleration: Tensor) -> State:
+        velocity = (state["velocity"] + acceleration).clamp(-self.max_speed, self.max_speed)
+        position = (state["position"] + velocity).clamp(self.min_position, self.max_position)
+        stopped = (position <= self.min_position) & (velocity < 0)  # by the wall on the left
+        return {"position": position, "velocity": velocity.masked_fill(stopped, 0)}
+
+    def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
+        return -torch.ones_like(next_state["position"])
+
+    def terminal(self, state: State, rng: Key, params: Any = None) -> Tensor:
+        return (state["position"] >= self.goal_position) & (state["velocity"] >= self.goal_velocity)

@@ -1,0 +1,69 @@
+"""Pendulum-v1: constants and equations of Gymnasium's `PendulumEnv`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.classic_control import PendulumEnv
+from torch import Tensor
+
+from torchwrap import arguments
+from torchwrap.envs.classic import ClassicControl, State
+from torchwrap.random import Key
+
+
+class Pendulum(ClassicControl):
+    """A pendulum that a weak torque has to swing up and hold upright, where theta is 0; no episode ends by itself.
+
+    Args:
+        g: acceleration of gravity.
+        dtype: of the state; float64 follows Gymnasium's own to the last bits, the torque being of float32 there too.
+
+    Shape: observations `(num_envs, 3)` float32 (cos and sin of theta, theta_dot; radians, seconds), actions `(num_envs, 1)`
+    float32, the torque, which is clipped to +-2. The reset options `x_init` and `y_init` bound theta and theta_dot of the
+    first state, on either side of 0.
+    """
+
+    mass, length, tau, max_speed, max_torque = 1.0, 1.0, 0.05, 8.0, 2.0
+
+    painter, fields = PendulumEnv, ("theta", "theta_dot")
+    action_space = spaces.Box(-max_torque, max_torque, (1,), np.float32)
+
+    def __init__(self, g: float = 10.0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(dtype)
+        high = np.array([1.0, 1.0, self.max_speed], np.float32)
+        self.observation_space = spaces.Box(-high, high)
+        self.g = arguments.number("Pendulum", "g", g)
+
+    def initial(self, rng: Key, params: Any = None, x_init: float = math.pi, y_init: float = 1.0) -> State:
+        if not (0 <= x_init < math.inf and 0 <= y_init < math.inf):
+            needed = "Pendulum needs finite reset options x_init >= 0 and y_init >= 0"
+            raise ValueError(f"{needed}, but got x_init={x_init} and y_init={y_init}.")
+        theta, theta_dot = self.between(-1, 1, rng, (2,)).unbind(-1)
+        return {"theta": x_init * theta, "theta_dot": y_init * theta_dot}
+
+    def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
+        theta, theta_dot = state["theta"], state["theta_dot"]
+        fall = 3 * self.g / (2 * self.length) * torch.sin(theta)
+        theta_dot = theta_dot + (fall + 3 / (self.mass * self.length**2) * self._torque(action)) * self.tau
+        theta_dot = theta_dot.clamp(-self.max_speed, self.max_speed)
+        return {"theta": theta + self.tau * theta_dot, "theta_dot": theta_dot}  # moves with the new velocity
+
+    def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
+        theta = state["theta"]
+        return torch.stack([torch.cos(theta), torch.sin(theta), state["theta_dot"]], -1).to(torch.float32)
+
+    def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
+        angle = torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi  # of the state that the action met
+        squares = torch.square(angle) + 0.1 * torch.square(state["theta_dot"])
+        return -(squares + 0.001 * torch.square(self._torque(action)))
+
+    def terminal(self, state: State, rng: Key, params: Any = None) -> Tensor:
+        return torch.zeros_like(state["theta"], dtype=torch.bool)
+
+    def _torque(self, action: Tensor) -> Tensor:
+        return action.squeeze(-1).clamp(-self.max_torque, self.max_torque)
