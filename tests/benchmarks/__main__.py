@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .measure import Options, machine
 
-SUITES = ("glue", "number", "cartpole", "each", "images", "bridge", "ppo", "startup", "memory")
+SUITES = ("glue", "number", "cartpole", "each", "images", "resets", "bridge", "ppo", "startup", "memory", "soak")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -83,6 +83,21 @@ def half_cheetah(mode: str, transforms: Sequence[str] | None, num_envs: int = 8)
     return _stepper(env, [random.uniform(-1.5, 1.5, (num_envs, 6)).astype(np.float32) for _ in range(16)])
 
 
+def returns(id: str, episodes: int) -> dict[str, list[float]]:
+    """Of a random policy."""
+    env, found = gymnasium.make(id), []
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    for _ in range(episodes):
+        env.reset()
+        over, total = False, 0.0
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            over, total = terminated or truncated, total + float(reward)
+        found.append(total)
+    return {"returns": found}
+
+
 def _build(env: VectorEnv, transforms: Sequence[str] | None) -> VectorEnv:
     for name in transforms or ():
         env = WRAPPERS[name](env)

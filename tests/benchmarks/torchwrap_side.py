@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.envs.cartpole import CartPole, State
+from torchwrap.random import Key
 
 from . import script
-from .worker import Timed
+from .worker import Timed, resident
 
 TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
     "ClipAction": T.ClipAction,
@@ -127,6 +130,46 @@ def atari(num_envs: int, compiled: bool = False, device: str = "cpu") -> Timed:
     env = tw.compile(env) if compiled else env
     td, action = env.reset(seed=0), env.sample_action()
     return Timed(lambda: env.step(td.set("action", action)), 1, _wait(device))
+
+
+class Settling(CartPole):
+    """Begins where an unattended pole is after fifty steps, held in its bounds."""
+
+    def initial(self, rng: Key, params: Any = None) -> State:
+        state = super().initial(rng)
+        for number in range(50):
+            moved = self.transition(state, torch.full_like(state["x"], number % 2), rng)
+            state = {name: value.clamp(-0.2, 0.2) for name, value in moved.items()}
+        return state
+
+
+def settling(num_envs: int, pool: int | None, compiled: bool = False, device: str = "cpu") -> Timed:
+    """A step of CartPole whose first states are expensive; cheap ones where `pool` is None, and none prepared where 0."""
+    func_env = CartPole() if pool is None else Settling()
+    env = tw.FunctionalEnv(func_env, num_envs, max_episode_steps=500, reset_pool=pool or 0, device=device)
+    env = tw.compile(env) if compiled else env
+    generator = torch.Generator().manual_seed(0)
+    return _stepper(env, env.reset(seed=0), [torch.randint(2, (num_envs,), generator=generator).to(device) for _ in range(16)])
+
+
+def soak(id: str, num_envs: int, steps: int, episodes: int) -> dict[str, Any]:
+    """Steps with random actions and a whole stack: how much resident memory grew after a fifth of them, and what was seen."""
+    transforms = [T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.ClipObservation(-10, 10)]
+    transforms += [T.FrameStackObservation(4), T.NormalizeReward(), T.ClipReward(-10, 10)]
+    env = tw.TransformedEnv(tw.make(id, num_envs), *transforms)
+    td, finite, memory, start = env.reset(seed=0), True, [], time.perf_counter()
+    for step in range(-(-steps // num_envs)):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        if step % 100 == 0:
+            finite &= all(bool(leaf.isfinite().all()) for leaf in transition["next"].values(True, True))
+            memory.append(resident("VmRSS"))
+    seconds = time.perf_counter() - start
+    early, late = memory[len(memory) // 5], max(memory[len(memory) // 5 :])
+    returns = tw.evaluate(tw.make(id, min(num_envs, episodes)), None, episodes)["episode_return"]
+    return {
+        **{"steps": (step + 1) * num_envs, "seconds": seconds, "drift": late / early - 1, "finite": float(finite)},
+        "returns": returns[:episodes].tolist(),
+    }
 
 
 def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:

@@ -62,7 +62,7 @@ def memory(function: Callable[..., Timed], arguments: dict[str, Any]) -> dict[st
     """Bytes an env, resident after some steps and at worst within them; all that one env needs is subtracted."""
     one = build(function, {**arguments, "num_envs": 1})
     gc.collect()
-    before, n = _resident("VmRSS"), arguments["num_envs"]
+    before, n = resident("VmRSS"), arguments["num_envs"]
     many, _ = build(function, arguments)
     gc.collect()
     with open("/proc/self/clear_refs", "w") as file:
@@ -70,12 +70,12 @@ def memory(function: Callable[..., Timed], arguments: dict[str, Any]) -> dict[st
     for _ in range(20):
         many.call()
     many.wait()
-    figures = {"bytes_per_env": (_resident("VmRSS") - before) / n, "peak_bytes_per_env": (_resident("VmHWM") - before) / n}
+    figures = {"bytes_per_env": (resident("VmRSS") - before) / n, "peak_bytes_per_env": (resident("VmHWM") - before) / n}
     del one  # until here, so that its memory is not used again
     return figures
 
 
-def _resident(which: str) -> int:
+def resident(which: str) -> int:
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
 

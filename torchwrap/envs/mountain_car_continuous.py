@@ -25,7 +25,7 @@ class MountainCarContinuous(MountainCar):
             where it begins, the car is up to 3e-8 beside ours, and up to 1e-5 by the end of an episode.
 
     Shape: observations `(num_envs, 2)` float32 (position, velocity), actions `(num_envs, 1)` float32, the force, which is
-    clipped to +-1, but costs what it is. The reset options `low` and `high` bound the first position; the first velocity is 0.
+    clipped to +-1, but costs what it is. The reset options `low` and `high` bound where it begins, with velocity 0.
     """
 
     force, goal_position = 0.0015, 0.45

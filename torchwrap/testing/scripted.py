@@ -99,9 +99,10 @@ class ScriptedEnv(Env):
             return None
         whole = np.issubdtype(leaf.dtype, np.integer)
         low, high = (bound.astype(np.int64 if whole else np.float64) for bound in (leaf.low, leaf.high))
+        width = np.where(high > low, high - low + whole, 1)  # and 1 to stay where low and high are one
         if (low == low.flat[0]).all() and (high == high.flat[0]).all():
-            return low.flat[0].item(), (high.flat[0] - low.flat[0]).item() + whole
-        return torch.as_tensor(low, device=self.device), torch.as_tensor(high - low + whole, device=self.device)
+            return low.flat[0].item(), width.flat[0].item()
+        return torch.as_tensor(low, device=self.device), torch.as_tensor(width, device=self.device)
 
     def _step(self, td: TensorDict) -> TensorDict:
         self.elapsed.add_(1)
