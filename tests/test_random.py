@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +80,14 @@ def test_no_two_words_of_a_stream_are_the_same_block():
     assert len(words.unique(dim=0)) == 50_000
 
 
+P = [0.1, 0.2, 0.0, 0.3, 0.4]
+
+
+def p_of_each_env(key):
+    weights = key.env.unsqueeze(-1) * torch.tensor([1.0, 0.0, 2.0, 3.0], device=key.env.device).double() + 2
+    return weights / weights.sum(-1, keepdim=True)
+
+
 DRAWS = {
     "uniform": lambda key: random.uniform(key, (5, 2)),
     "uniform float64": lambda key: random.uniform(key, (5, 2), torch.float64),
@@ -91,7 +101,13 @@ DRAWS = {
     "scalar exponential": random.exponential,
     "scalar integers": lambda key: random.integers(key, 10),
     "bits": lambda key: random.bits(key, 7),
+    "permutation": lambda key: random.permutation(key, 7),
+    "choice": lambda key: random.choice(key, 10, (5, 2)),
+    "choice with p": lambda key: random.choice(key, 5, (5, 2), torch.tensor(P, device=key.env.device)),
+    "choice with p of each env": lambda key: random.choice(key, 4, (5, 2), p_of_each_env(key)),
+    "scalar choice with p": lambda key: random.choice(key, 5, (), torch.tensor(P, device=key.env.device)),
 }
+ROUNDED = ("normal", "exponential", "scalar normal", "scalar exponential")
 every_draw = pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 
 
@@ -118,6 +134,43 @@ def test_compiled_gives_the_same_numbers(draw):
     key = Stream(7, first_index=3, tag=2, seed=2**63 + 5).key()
     torch.compiler.reset()
     assert torch.equal(torch.compile(draw, fullgraph=True, backend="aot_eager")(key), draw(key))
+
+
+def assert_the_same(given, expected):
+    for name, numbers in expected.items():
+        tolerance = 1e-6 if name in ROUNDED else 0
+        assert given[name].dtype == numbers.dtype and torch.allclose(given[name].cpu(), numbers, rtol=0, atol=tolerance), name
+
+
+def numbers_of(key, names):
+    return {name: DRAWS[name](key) for name in names}
+
+
+def draws_of_eight_words(key):
+    # Of the same words, which a compiler finds once: every other count is another kernel, that takes seconds to compile.
+    return {
+        "bits": random.bits(key, 8),
+        "integers": random.integers(key, 10, (8,)),
+        "uniform": random.uniform(key, (8,)),
+        "uniform float64": random.uniform(key, (4,), torch.float64),
+        "normal": random.normal(key, (4,)),
+        "permutation": random.permutation(key, 8),
+        "choice with p of each env": random.choice(key, 4, (4,), p_of_each_env(key)),
+    }
+
+
+def test_inductor_gives_the_same_numbers():
+    key = Stream(7, first_index=3, tag=2, seed=2**63 + 5).key()
+    torch.compiler.reset()
+    compiled = torch.compile(draws_of_eight_words, fullgraph=True, backend="inductor")
+    assert_the_same(compiled(key), draws_of_eight_words(key))
+
+
+def test_without_numpy_the_numbers_are_the_same(monkeypatch):
+    key = Stream(7, first_index=3, tag=2, seed=2**63 + 5).key()
+    expected = numbers_of(key, DRAWS)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_the_same(numbers_of(key, DRAWS), expected)
 
 
 def test_a_compiled_stream_moves_as_an_eager_one():
@@ -199,6 +252,14 @@ def test_uniform_numbers_reach_zero_and_never_one():
         assert torch.equal(sample * 2**24, (sample * 2**24).round())
 
 
+def test_uniform_numbers_are_the_upper_bits_of_their_words():
+    key = Stream(3, seed=1).key()
+    words = random.bits(key, 200).tolist()
+    assert (random.uniform(key, (200,)) * 2**24).tolist() == [[word >> 8 for word in row] for row in words]
+    pairs = [[(high >> 5) * 2**26 + (low >> 6) for high, low in zip(row[::2], row[1::2], strict=True)] for row in words]
+    assert (random.uniform(key, (100,), torch.float64) * 2**53).tolist() == pairs
+
+
 def test_float64_uniform_numbers_have_53_bits():
     sample = random.uniform(Stream(1, seed=1).key(), (COUNT,), torch.float64)
     assert sample.min() >= 0 and sample.max() < 1
@@ -237,6 +298,206 @@ def test_integers_take_a_count_for_each_place():
     drawn = random.integers(Stream(50_000, seed=1).key(), counts, (2, 3))
     assert (drawn >= 0).all() and (drawn < counts).all()
     assert torch.allclose(drawn.double().mean(0), (counts.double() - 1) / 2, rtol=0.02)
+
+
+# The same from ten million numbers of many envs, episodes, steps and words.
+
+EPISODES, STEPS, ENVS, WORDS = 10, 10, 1000, 100
+
+
+def ten_million(draw, num_envs=ENVS, **what):
+    """Numbers of shape `(EPISODES, STEPS, *draw's own)`; `draw` takes a key."""
+    stream, drawn = Stream(num_envs, **{"seed": 1, **what}), []
+    for _ in range(EPISODES):
+        stream.next_episode(torch.ones(num_envs, dtype=torch.bool))
+        for _ in range(STEPS):
+            drawn.append(draw(stream.key()))
+            stream.next_draw()
+    return torch.stack(drawn).unflatten(0, (EPISODES, STEPS))
+
+
+def assert_likely(p, what):
+    assert 1e-4 < p < 1 - 1e-4, (what, p)
+
+
+def chi_square_p(chi_square, freedom):
+    return torch.special.gammaincc(torch.tensor(freedom / 2.0).double(), torch.as_tensor(chi_square / 2).double()).item()
+
+
+def assert_frequencies(values, expected, what=None):
+    """Values in [0, len(expected)), whose probabilities are `expected`."""
+    expected = torch.as_tensor(expected).double()
+    frequency = torch.bincount(values.flatten(), minlength=len(expected)).double()
+    assert len(frequency) == len(expected) and not frequency[expected == 0].any()
+    frequency, expected = frequency[expected > 0], expected[expected > 0] * values.numel()
+    chi_square = ((frequency - expected) ** 2 / expected).sum().item()
+    assert_likely(chi_square_p(chi_square, len(expected) - 1), what)
+
+
+def kolmogorov_p(distance, count):
+    # The asymptotic distribution, with Stephens' correction (1970).
+    x = distance * (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count))
+    return 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))
+
+
+@pytest.fixture(scope="module")
+def words():
+    return ten_million(lambda key: random.bits(key, WORDS))
+
+
+def frequencies_of_bytes(words):
+    return torch.stack([torch.bincount((words >> shift & 0xFF).flatten(), minlength=256) for shift in (0, 8, 16, 24)])
+
+
+def ones_of_bits(words):
+    return (frequencies_of_bytes(words) @ (torch.arange(256).unsqueeze(-1) >> torch.arange(8) & 1)).flatten()
+
+
+def test_every_byte_of_ten_million_words_is_equally_frequent(words):
+    expected = words.numel() / 256
+    for number, frequency in enumerate(frequencies_of_bytes(words)):
+        assert_likely(chi_square_p(((frequency - expected) ** 2 / expected).sum().item(), 255), number)
+
+
+def test_every_bit_of_ten_million_words_is_set_half_the_time(words):
+    squares = (2 * ones_of_bits(words) - words.numel()).double() ** 2 / words.numel()
+    assert squares.max() < 5**2
+    assert_likely(chi_square_p(squares.sum().item(), 32), "all bits")
+
+
+def test_neighbouring_bits_are_uncorrelated(words):
+    flat = words.flatten()
+    for differing in (flat ^ flat >> 1, flat[1:] ^ flat[:-1]):  # within a word, from word to word
+        r = 1 - 2 * ones_of_bits(differing)[:31] / len(differing)
+        assert r.abs().max() < 4 / math.sqrt(len(differing))
+
+
+@pytest.mark.parametrize("dim", range(4), ids=["episodes", "draws", "envs", "words"])
+def test_neighbours_among_ten_million_are_uncorrelated(words, dim):
+    centred = words.double() / 2**32 - 0.5
+    length = centred.shape[dim] - 1
+    r = 12 * (centred.narrow(dim, 0, length) * centred.narrow(dim, 1, length)).mean().item()
+    assert abs(r) < 4 / math.sqrt(words.numel() * length / (length + 1))
+
+
+OTHERS = {
+    "part 1": (lambda key: key.part(1), {}),
+    "part 255": (lambda key: key.part(255), {}),
+    "next tag": (lambda key: key._replace(tag=key.tag + 1), {}),
+    "next stream": (lambda key: key, dict(tag=1)),
+    "next seed": (lambda key: key, dict(seed=2)),
+    "seed's upper half": (lambda key: key, dict(seed=1 + 2**32)),
+}
+
+
+@pytest.mark.parametrize("other, what", OTHERS.values(), ids=OTHERS)
+def test_ten_million_numbers_are_uncorrelated_with_others(words, other, what):
+    others = ten_million(lambda key: random.bits(other(key), WORDS), **what)
+    r = 12 * ((words.double() / 2**32 - 0.5) * (others.double() / 2**32 - 0.5)).mean().item()
+    assert abs(r) < 4 / math.sqrt(words.numel())
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [("uniform", torch.float32), ("uniform", torch.float64), ("normal", None), ("exponential", None)]
+)
+def test_ten_million_numbers_follow_their_distribution(name, dtype):
+    sample = ten_million(lambda key: getattr(random, name)(key, (WORDS,), dtype or torch.float32)).flatten().double()
+    sample = torch.from_numpy(np.sort(sample.numpy()))
+    assert_likely(kolmogorov_p(ks_distance(sample, CDFS[name]), len(sample)), name)
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 10, 1000])
+def test_ten_million_integers_are_equally_frequent(count):
+    assert_frequencies(ten_million(lambda key: random.integers(key, count, (WORDS,))), [1 / count] * count, count)
+
+
+def test_ten_million_choices_follow_their_probabilities():
+    p = torch.tensor(P, dtype=torch.float64)
+    assert_frequencies(ten_million(lambda key: random.choice(key, 5, (WORDS,), p)), P)
+
+
+def test_choices_follow_the_probabilities_of_each_env():
+    key = Stream(4, seed=1).key()
+    drawn = random.choice(key, 4, (10**6,), p_of_each_env(key))
+    for row, p in zip(drawn, p_of_each_env(key), strict=True):
+        assert_frequencies(row, p)
+
+
+@pytest.mark.parametrize("n, num_envs", [(3, 33_334), (5, 20_000)])
+def test_every_order_is_equally_frequent(n, num_envs):
+    drawn = ten_million(lambda key: random.permutation(key, n), num_envs).reshape(-1, n)
+    codes = (drawn * n ** torch.arange(n)).sum(-1)
+    orders = torch.tensor([sum(value * n**place for place, value in enumerate(o)) for o in itertools.permutations(range(n))])
+    assert_frequencies(torch.searchsorted(orders.sort().values, codes), [1 / len(orders)] * len(orders))
+    assert torch.isin(codes, orders).all()
+    for place in range(n):
+        assert_frequencies(drawn[:, place], [1 / n] * n, place)
+
+
+# What permutation and choice promise at the edges.
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+def test_a_permutation_holds_each_number_once(n):
+    drawn = random.permutation(Stream(3, seed=1).key(), n)
+    assert drawn.dtype == torch.int64
+    assert torch.equal(drawn.sort(-1).values, torch.arange(n).expand(3, n))
+
+
+def test_equal_words_of_a_permutation_keep_their_order(monkeypatch):
+    key = Stream(3, seed=1).key()
+    coarse = random.bits(key, 5000) >> 30
+    monkeypatch.setattr(random, "bits", lambda key, count: coarse[:, :count])
+    assert np.array_equal(random.permutation(key, 5000).numpy(), np.argsort(coarse.numpy(), -1, kind="stable"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("word, index", [(0, 1), (WORD, 3)])
+def test_the_ends_of_uniform_choose_what_has_a_probability(monkeypatch, word, index, dtype):
+    monkeypatch.setattr(random, "bits", lambda key, count: torch.full((*key.env.shape, count), word))
+    p = torch.tensor([0, 0.25, 0, 0.75, 0, 0], dtype=dtype)
+    rounding = math.sqrt(torch.finfo(dtype).eps) / 2
+    for one in (p, p * (1 - rounding), p * (1 + rounding), p + torch.tensor([0, 0, 0, 0, 1e-30, 0], dtype=dtype)):
+        assert random.choice(Stream(2, seed=1).key(), 6, (3,), one).unique().tolist() == [index]
+
+
+def test_a_choice_at_the_sum_of_two_probabilities_is_the_second(monkeypatch):
+    monkeypatch.setattr(
+        random, "bits", lambda key, count: torch.full((*key.env.shape, count), 2**31) * (torch.arange(count) % 2 == 0)
+    )
+    assert random.choice(Stream(1, seed=1).key(), 3, (2,), torch.tensor([0.5, 0.0, 0.5])).tolist() == [[2, 2]]
+
+
+def test_choice_without_p_is_integers():
+    key = Stream(3, seed=1).key()
+    assert torch.equal(random.choice(key, 7, (4,)), random.integers(key, 7, (4,)))
+
+
+@pytest.mark.parametrize(
+    "n, p, message",
+    [
+        (0, None, "choice needs n in \\[1, 2\\*\\*31\\], but got 0"),
+        (2**31 + 1, None, "choice needs n in"),
+        (2, [0.5, 0.5], "choice needs p as a tensor of floating point, but got \\[0.5, 0.5\\]"),
+        (2, torch.tensor([1, 0]), "choice needs p as a tensor of floating point"),
+        (2, torch.ones(3) / 3, "choice needs p of shape \\(2,\\) or \\(4, 2\\), but got \\(3,\\)"),
+        (2, torch.ones(3, 2) / 2, "but got \\(3, 2\\)"),
+        (2, torch.tensor([0.5, 0.501]), "choice needs p nonnegative and of sum 1, but got \\[0.5"),
+        (2, torch.tensor([0.5, 0.499]), "choice needs p nonnegative and of sum 1"),
+        (2, torch.tensor([1.5, -0.5]), "choice needs p nonnegative and of sum 1, but got \\[ 1.5 -0.5\\]"),
+        (2, torch.tensor([math.nan, 1.0]), "choice needs p nonnegative and of sum 1"),
+        (2, torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 0.5]]), "but got \\[0.  0.5\\]"),
+    ],
+)
+def test_choice_refuses_what_are_no_probabilities(n, p, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        random.choice(Stream(4, seed=1).key(), n, (), p)
+
+
+@pytest.mark.parametrize("n", [-1, 2**26 + 1])
+def test_a_permutation_beyond_the_counter_is_refused(n):
+    with pytest.raises(ValueError, match=f"permutation needs n in .*, but got {n}"):
+        random.permutation(Stream(1, seed=1).key(), n)
 
 
 @pytest.mark.parametrize(
@@ -376,11 +637,27 @@ def test_the_global_random_state_is_not_touched():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("name", ["uniform", "uniform float64", "integers", "integers with counts", "bits"])
+@pytest.mark.parametrize("name", [name for name in DRAWS if name not in ROUNDED])
 def test_on_cuda_the_numbers_are_those_of_the_cpu(name):
     cpu, cuda = (Stream(64, first_index=3, tag=2, device=device, seed=2**63 + 5).key() for device in ("cpu", "cuda"))
     draw = (lambda key: random.integers(key, 2**31, (5, 2))) if name == "integers with counts" else DRAWS[name]
     assert torch.equal(draw(cuda).cpu(), draw(cpu))
+    assert torch.equal(vmapped(draw, cuda).cpu(), draw(cpu))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda_inductor_gives_the_numbers_of_the_cpu():
+    cpu, cuda = (Stream(7, device=device, seed=2**63 + 5).key() for device in ("cpu", "cuda"))
+    torch.compiler.reset()
+    given, expected = torch.compile(draws_of_eight_words, fullgraph=True)(cuda), draws_of_eight_words(cpu)
+    assert torch.allclose(given.pop("normal").cpu(), expected.pop("normal"), atol=1e-5)
+    assert_the_same(given, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda_equal_words_of_a_permutation_keep_their_order():
+    cpu, cuda = (Stream(1, device=device, seed=1).key() for device in ("cpu", "cuda"))
+    assert torch.equal(random.permutation(cuda, 2**20).cpu(), random.permutation(cpu, 2**20))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -39,14 +39,20 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
     """
     k0, k1 = key
     c0, c1, c2, c3 = counter
-    if c0.is_cpu and not torch.compiler.is_compiling():
-        try:
-            words = [word.numpy() for word in (k0, k1, c0, c1, c2, c3)]
-        except RuntimeError:  # there are no values, because a graph is traced or a function is batched
-            pass
-        else:
-            return tuple([torch.from_numpy(word) for word in _philox_of_arrays(*words)])
-    return _rounds(k0, k1, c0, c1, c2, c3)
+    words = _arrays(k0, k1, c0, c1, c2, c3)
+    if words is None:
+        return _rounds(k0, k1, c0, c1, c2, c3)
+    return tuple([torch.from_numpy(word) for word in _philox_of_arrays(*words)])
+
+
+def _arrays(*tensors: Tensor) -> list[np.ndarray[Any, Any]] | None:
+    # What the tensors hold, where the host may look: on the CPU, unless a graph is traced or a function is batched.
+    if torch.compiler.is_compiling() or not all([tensor.is_cpu for tensor in tensors]):
+        return None
+    try:
+        return [tensor.numpy() for tensor in tensors]
+    except RuntimeError:
+        return None
 
 
 def _rounds(k0: Any, k1: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[Any, ...]:
@@ -160,6 +166,62 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
         raise ValueError(f"integers needs a count in [1, 2**31], but got {count}.")
     words = bits(key, math.prod(shape)).reshape((*key.env.shape, *shape))
     return (words * count) >> 32
+
+
+def permutation(key: Key, n: int) -> Tensor:
+    """0 to n - 1 in a random order for each env, int64, shape `(*key_shape, n)`; n up to 2**26.
+
+    Sorts random words; equal ones keep their order, everywhere. The bias that gives is below n**2 / 2**33.
+
+    >>> permutation(Stream(2, seed=0).key(), 5)
+    tensor([[2, 3, 4, 0, 1],
+            [0, 4, 2, 3, 1]])
+    """
+    if not 0 <= n <= 2**26:
+        raise ValueError(f"permutation needs n in [0, 2**26], but got {n}.")
+    # A word and its place in one number: no two are equal, so that every sort gives the same.
+    return ((bits(key, n) << 31) + torch.arange(n, device=key.env.device)).sort(-1).values & (2**31 - 1)
+
+
+def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = None) -> Tensor:
+    """Indices in [0, n) with replacement, int64, shape `(*key_shape, *shape)`.
+
+    Args:
+        key: where the indices live.
+        n: number of alternatives, up to 2**31.
+        shape: shape of one env's indices.
+        p: their probabilities, nonnegative and of sum 1 up to rounding, `(n,)` or, for each env its own, `(*key_shape, n)`;
+            equal where it is None. Those below 2**-52 count as 0, and what has probability 0 is never chosen. The values are
+            checked on the CPU in eager mode alone.
+
+    >>> choice(Stream(2, seed=0).key(), 3, (8,), torch.tensor([0.3, 0.0, 0.7]))
+    tensor([[2, 0, 2, 2, 2, 2, 2, 2],
+            [0, 0, 0, 2, 0, 0, 0, 2]])
+    """
+    if not 1 <= n <= 2**31:
+        raise ValueError(f"choice needs n in [1, 2**31], but got {n}.")
+    if p is None:
+        return integers(key, n, shape)
+    _check_probabilities(p, n, key.env.shape)
+    # In whole numbers sums are exact and have no order, so that every device gives the same. A total below 2**53 times a
+    # uniform number, rounded, stays below the total; counting the sums up to there passes over every probability of 0.
+    sums = (p.double() * 2**52).long().cumsum(-1)
+    places = (uniform(key, (math.prod(shape),), torch.float64) * sums[..., -1:]).long()
+    return torch.searchsorted(sums, places.contiguous(), right=True).reshape((*key.env.shape, *shape))
+
+
+def _check_probabilities(p: Tensor, n: int, key_shape: torch.Size) -> None:
+    if not (isinstance(p, Tensor) and p.is_floating_point()):
+        raise TypeError(f"choice needs p as a tensor of floating point, but got {p!r}.")
+    if p.shape not in ((n,), (*key_shape, n)):
+        raise ValueError(f"choice needs p of shape {(n,)} or {(*key_shape, n)}, but got {tuple(p.shape)}.")
+    values = _arrays(p.detach().double())
+    if values is not None:
+        rows = values[0].reshape(-1, n)
+        error = math.sqrt(torch.finfo(p.dtype).eps)  # NumPy's
+        wrong = ~((rows >= 0).all(-1) & (abs(rows.sum(-1) - 1) <= error))
+        if wrong.any():
+            raise ValueError(f"choice needs p nonnegative and of sum 1, but got {rows[wrong][0]}.")
 
 
 class Stream(nn.Module):
