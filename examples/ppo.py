@@ -99,6 +99,21 @@ DEFAULTS = {
         anneal_clip=False,
         normalize=True,
     ),
+    "Acrobot-v1": dict(num_steps=128, total_steps=400_000, gamma=0.99, minibatch_size=1024, normalize=True),
+    "MountainCar-v0": dict(
+        num_envs=64,
+        num_steps=128,
+        total_steps=1_500_000,
+        learning_rate=1e-3,
+        gamma=0.99,
+        gae_lambda=0.98,
+        minibatch_size=1024,
+        normalize=True,
+    ),
+    "MountainCarContinuous-v0": dict(
+        num_envs=64, num_steps=256, learning_rate=1e-3, gamma=0.9999, gae_lambda=0.9, minibatch_size=1024
+    ),
+    "Pendulum-v1": dict(num_envs=32, num_steps=128, total_steps=400_000, learning_rate=1e-3, gamma=0.9, minibatch_size=256),
 }
 
 

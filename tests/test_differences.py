@@ -252,3 +252,14 @@ def test_a_reset_in_mid_episode_closes_the_episode():
     env.step(env.reset().set("action", env.sample_action()))
     env.reset()
     assert env.transform.return_queue.tolist() == [1]
+
+
+def test_a_car_has_one_dtype_all_its_life():
+    theirs = gymnasium.make("MountainCarContinuous-v0")
+    theirs.reset(seed=0)
+    first = theirs.unwrapped.state.dtype
+    theirs.step(np.zeros(1, np.float32))
+    assert (first, theirs.unwrapped.state.dtype) == (np.float64, np.float32)
+    env = tw.make("MountainCarContinuous-v0")
+    env.reset(seed=0)
+    assert {value.dtype for value in env.state.values()} == {torch.float32}

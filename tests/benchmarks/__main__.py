@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .measure import Options, machine
 
-SUITES = ("glue", "number", "cartpole", "each", "images", "resets", "bridge", "ppo", "startup", "memory", "soak")
+SUITES = ("glue", "number", "cartpole", "each", "images", "resets", "bridge", "ppo", "startup", "memory", "soak", "learn")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -40,6 +40,22 @@ def draw(figures: Figures, path: str) -> None:
     picture.savefig(path, dpi=120)
 
 
+def draw_learning(figures: Figures, path: str) -> None:
+    """A panel for each env: the mean return of the latest 100 episodes, a line a seed, and the goal."""
+    rows = {key.split("/")[1]: row for key, row in figures.items() if key.startswith("learn/")}
+    picture = Figure(figsize=(15, 3), layout="constrained")
+    for axes, (id, row) in zip(picture.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
+        for key, one in figures.items():
+            if key.startswith(f"learn/{id}/"):
+                axes.plot(*zip(*one["curve"], strict=True), label=f"seed {key.split('/')[2]}")
+        axes.axhline(row["goal"], color="gray", linestyle="--", label="goal")
+        axes.set(title=id, xlabel="env steps")
+        axes.tick_params(axis="x", labelsize="small")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    picture.savefig(path, dpi=100)
+
+
 def _lines(axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], figure: str) -> None:
     for row, label in labels.items():
         points = sorted(
