@@ -55,7 +55,7 @@ NUMBERS = COUNTS.map(lambda count: MultiDiscrete(count, start=2 - count)) | COUN
 NUMBERS |= st.builds(Discrete, st.integers(1, 5), start=st.integers(-3, 3))
 PARTS = st.recursive(boxes() | NUMBERS, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1).map(Dict))
 TUPLES = st.lists(PARTS, min_size=1, max_size=3).map(Tuple)
-SPACES = boxes() | PARTS | TUPLES | TUPLES.map(lambda below: Dict(a=below, b=Discrete(2)))
+SPACES = boxes() | NUMBERS | PARTS | TUPLES | TUPLES.map(lambda below: Dict(a=below, b=Discrete(2)))
 
 
 class Tape(tw.Env):
@@ -102,7 +102,7 @@ def host(looks):
 
 
 HISTORY = ("FrameStackObservation", "FrameStackObservation of images", "DelayObservation")
-ALONE = (*HISTORY, "TimeAwareObservation", "TimeLimit", "RecordEpisodeStatistics")
+ALONE = (*HISTORY, "TimeAwareObservation", "TimeLimit", "RecordEpisodeStatistics", "StickyAction")
 
 
 @pytest.mark.parametrize("name", [*ALONE, "NormalizeObservation", "NormalizeReward"])
@@ -118,6 +118,9 @@ def test_a_reset_neither_changes_rows_outside_its_mask_nor_depends_on_them(name,
             given = transform.reset(TensorDict({"observation": spaces.where(mask, first, garbage)}, [ENVS]), mask)
         results.append((given[mask], dict(transform.named_buffers())))
     same(*results)
+    fresh = tw.TransformedEnv(Tape(seed), TRANSFORMS[name][0]()).transform
+    if name in ALONE:  # which learn nothing
+        same(fresh.reset(TensorDict({"observation": first}, [ENVS]), torch.ones_like(mask))[mask], results[0][0])
     for key, value in results[0][1].items():
         if key not in transform.state_dict() and len(value) == ENVS:
             same(value[~mask], before[key][~mask])
