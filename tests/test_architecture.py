@@ -59,6 +59,7 @@ ABOVE = (
         ("torchwrap.arguments", "torchwrap", (), ()),
         ("torchwrap.random", "torchwrap", (), ("torchwrap.buffer", "torchwrap.buffer.Buffer")),
         ("torchwrap.spaces", ABOVE, (), ()),
+        ("torchwrap.masks", "torchwrap", (), ()),
     ],
 )
 def test_no_arrow_points_the_wrong_way(here, there, allowed, but):

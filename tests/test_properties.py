@@ -21,7 +21,7 @@ from hypothesis.extra.numpy import arrays
 from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap import random, spaces
+from torchwrap import masks, random, spaces
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
@@ -98,7 +98,7 @@ def play(env, operations, rows=slice(None)):
 
 def host(looks):
     # A host that cannot look at values takes the way that graphs take, without a branch.
-    return contextlib.nullcontext() if looks else mock.patch.object(spaces, "free_to_look", lambda _: False)
+    return contextlib.nullcontext() if looks else mock.patch.object(masks, "free_to_look", lambda _: False)
 
 
 HISTORY = ("FrameStackObservation", "FrameStackObservation of images", "DelayObservation")
@@ -115,7 +115,7 @@ def test_a_reset_neither_changes_rows_outside_its_mask_nor_depends_on_them(name,
     for garbage in (torch.full_like(first, np.nan), torch.full_like(first, 1e9)):
         transform = copy.deepcopy(env.transform)
         with host(looks):
-            given = transform.reset(TensorDict({"observation": spaces.where(mask, first, garbage)}, [ENVS]), mask)
+            given = transform.reset(TensorDict({"observation": masks.where(mask, first, garbage)}, [ENVS]), mask)
         results.append((given[mask], dict(transform.named_buffers())))
     same(*results)
     fresh = tw.TransformedEnv(Tape(seed), TRANSFORMS[name][0]()).transform

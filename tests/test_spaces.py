@@ -11,7 +11,7 @@ from gymnasium.wrappers.utils import create_zero_array
 from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap import Signature
+from torchwrap import Signature, masks
 from torchwrap import spaces as tensors
 from torchwrap.random import Stream
 
@@ -382,7 +382,7 @@ def test_where_takes_rows_of_the_one_or_the_other(space):
     mask = torch.tensor([True, False, False, True, False, True])
     first, second = (tensors.from_numpy(space, batch(space, seed=seed)[1]) for seed in (0, 1))
     kept = first.clone()
-    mixed = tensors.where(mask, first, second)
+    mixed = masks.where(mask, first, second)
     assert_same(arrays(mixed[mask]), arrays(first[mask]))
     assert_same(arrays(mixed[~mask]), arrays(second[~mask]))
     for leaf in leaves_of(mixed):

@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from torchwrap import arguments, memory, spaces, tree
+from torchwrap import arguments, masks, memory, spaces, tree
 from torchwrap.env import Env
 from torchwrap.rollout import Rollout, Row
 from torchwrap.transforms.base import Transform
@@ -198,7 +198,7 @@ class Graph:
             self._put(tensors[:count])
             result = self.function(*build(iter(tensors[count:])))
             self._check_state(tensors[:count], attributes)
-            return [spaces.as_bytes(leaf) for leaf in tree.leaves(result)]
+            return [masks.as_bytes(leaf) for leaf in tree.leaves(result)]
 
         held, attributes = self.buffers(), [_attributes(module) for module in self.modules]
         checks = Distribution._validate_args

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from torchwrap import spaces
+from torchwrap import masks, spaces
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
@@ -103,7 +103,7 @@ class Env(nn.Module):
             self._seed(seed, mask)
         observation = self._reset(mask, **arguments)["observation"]
         if self._observation is not None:
-            observation = spaces.where(mask, observation, self._observation.to(self.device))
+            observation = masks.where(mask, observation, self._observation.to(self.device))
         return self._hand_out(observation)
 
     @torch.no_grad()
@@ -118,15 +118,15 @@ class Env(nn.Module):
     def _advance(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         # Everything of a step that computes, and nothing that checks: this is what gets compiled.
         successor = self._step(TensorDict({"action": action}, batch_size=[self.num_envs]))
-        done = spaces.once(successor["terminated"] | successor["truncated"])
+        done = masks.once(successor["terminated"] | successor["truncated"])
         successor.set("done", done)
         observation = successor["observation"]
         # The reset pass is skipped only where the host knows that no episode ended: for nothing, or because a simulator on
         # the host has to be told anyway.
-        if (spaces.free_to_look(done) or not self.can_snapshot) and not done.any():
+        if (masks.free_to_look(done) or not self.can_snapshot) and not done.any():
             return successor, observation.clone()
         mask = done.squeeze(-1)
-        return successor, spaces.where(mask, self._reset(mask)["observation"], observation)
+        return successor, masks.where(mask, self._reset(mask)["observation"], observation)
 
     def _hand_out(self, observation: spaces.Value) -> TensorDict:
         self._observation = observation

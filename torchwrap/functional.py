@@ -11,7 +11,7 @@ from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, spaces
+from torchwrap import arguments, masks, spaces
 from torchwrap.env import Env
 from torchwrap.pool import Pool
 from torchwrap.random import Key, Stream
@@ -202,7 +202,7 @@ class FunctionalEnv(Env):
 
     def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
         self.stream.next_episode(mask)
-        if spaces.free_to_look(mask):
+        if masks.free_to_look(mask):
             places = mask.nonzero().squeeze(1)
             if len(places):
                 first = self._first(options, places)
@@ -210,7 +210,7 @@ class FunctionalEnv(Env):
                     value.index_copy_(0, places, first[name])
         else:
             first = self._first(options)
-            self._write({name: spaces.once(spaces.where(mask, first[name], value)) for name, value in self.state.items()})
+            self._write({name: masks.once(masks.where(mask, first[name], value)) for name, value in self.state.items()})
         return TensorDict({"observation": self._call("observation", self.state)}, batch_size=[self.num_envs])
 
     def _first(self, options: dict[str, Any] | None, places: Tensor | None = None) -> dict[str, Tensor]:

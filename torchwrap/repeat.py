@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
+from torchwrap import masks
 
 Step = Callable[[TensorDict], TensorDict]
 
@@ -39,7 +39,7 @@ def successors(
         yield successor, alive
         over = (successor["terminated"] | successor["truncated"]).squeeze(-1)
         alive = ~over if alive is None else alive & ~over
-        if reset is None and spaces.free_to_look(over) and not alive.any():
+        if reset is None and masks.free_to_look(over) and not alive.any():
             return
         if reset is not None and left and over.any():
             reset(over)
@@ -48,4 +48,4 @@ def successors(
 def join(whole: TensorDict, successor: TensorDict, alive: Tensor) -> TensorDict:
     """The later successor where `alive` (bool, `(num_envs,)`), and the sum of rewards."""
     reward = whole["reward"] + torch.where(alive.unsqueeze(-1), successor["reward"], 0)
-    return spaces.where(alive, successor, whole).set("reward", reward)
+    return masks.where(alive, successor, whole).set("reward", reward)

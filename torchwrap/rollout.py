@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchwrap import arguments, spaces
+from torchwrap import arguments, masks, spaces
 from torchwrap.env import Env
 from torchwrap.memory import Recycled
 from torchwrap.transforms.episode import RecordEpisodeStatistics
@@ -146,7 +146,7 @@ class Rollout:
 def _write(transition: TensorDict, row: Row) -> None:
     for key, place in row.items():
         value = transition.get(key)
-        place.copy_(spaces.as_bytes(value) if place.dtype == torch.uint8 else value)
+        place.copy_(masks.as_bytes(value) if place.dtype == torch.uint8 else value)
 
 
 def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:

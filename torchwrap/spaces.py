@@ -17,9 +17,8 @@ from gymnasium import Space, spaces
 from gymnasium.wrappers.utils import create_zero_array
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from torchwrap import arguments, random
+from torchwrap import arguments, masks, random
 
 REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 """What a reward is."""
@@ -291,7 +290,7 @@ def check(name: str, what: str, space: Space[Any], value: object, num_envs: int,
         raise TypeError(f"{name} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
     if value.device != device:
         raise ValueError(f"{name} needs {what} on device {device}, but got {value.device}.")
-    if not isinstance(space, spaces.Box) and free_to_look(value) and not contains(space, value):
+    if not isinstance(space, spaces.Box) and masks.free_to_look(value) and not contains(space, value):
         raise ValueError(f"{name} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
 
 
@@ -305,62 +304,6 @@ def check_function(
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{name} needs a func that takes {what}, but got {type(error).__name__}: {error}") from error
     check(name, f"func to give {what}", gives, given, signature.num_envs, signature.device)
-
-
-def free_to_look(tensor: Tensor) -> bool:
-    """Whether the host can look at values for nothing: in CPU memory, and not while a graph is traced."""
-    return tensor.is_cpu and not tracing(tensor)
-
-
-def tracing(tensor: Tensor) -> bool:
-    """Whether this is a tensor without values, from which a graph is made."""
-    return isinstance(tensor, FakeTensor) or torch.compiler.is_compiling()
-
-
-def once(tensor: Tensor) -> Tensor:
-    """The tensor, computed once: a compiler would compute what is small again for each element that it is combined with.
-
-    A view by strides is where PyTorch's inductor has to have its input in memory; bools as floats, for on CPUs it stores and
-    loads a vector of bools one by one.
-    """
-    if not tracing(tensor):
-        return tensor
-    if tensor.dtype == torch.bool:
-        return once(tensor.float()) != 0
-    return tensor.as_strided(tensor.shape, tensor.stride())
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """Bools as uint8 0 and 1, by way of floats: see `once`. Other tensors as they are."""
-    return tensor.float().to(torch.uint8) if tensor.dtype == torch.bool else tensor
-
-
-def where(mask: Tensor, first: Value, second: Value) -> Value:
-    """Rows of `first` where `mask` (bool, `(num_envs,)`), else of `second`, in a value of their own."""
-    if not isinstance(first, Tensor):
-        merged = {key: where(mask, first[key], second[key]) for key in first.keys()}
-        return TensorDict(merged, batch_size=first.batch_size)
-    if free_to_look(mask):
-        # PyTorch does not vectorise a where whose mask is broadcast; few rows are merged, so copying those is faster.
-        rows = mask.nonzero().squeeze(1)
-        return second.index_copy(0, rows, first.index_select(0, rows))
-    return torch.where(mask.view(-1, *(1,) * (first.dim() - 1)), first, second)
-
-
-def only(mask: Tensor, value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The function of rows in the mask (bool, `(num_envs,)`, which the host can look at), and zeros elsewhere."""
-    places = mask.nonzero().squeeze(1)
-    rows = function(value.index_select(0, places))
-    return rows.new_zeros(len(mask), *rows.shape[1:]).index_copy_(0, places, rows)
-
-
-def write(mask: Tensor, value: Tensor, buffer: Tensor) -> None:
-    """Rows of `value` into the buffer where `mask` (bool, `(num_envs,)`)."""
-    if free_to_look(mask):
-        rows = mask.nonzero().squeeze(1)
-        buffer.index_copy_(0, rows, value.index_select(0, rows))
-    else:
-        buffer.copy_(torch.where(mask.view(-1, *(1,) * (value.dim() - 1)), value, buffer))
 
 
 def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:

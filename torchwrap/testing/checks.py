@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
+from torchwrap import masks, spaces
 from torchwrap.compile import compile
 from torchwrap.env import Env
 from torchwrap.testing.scripted import ScriptedEnv
@@ -136,7 +136,7 @@ def _contract(make: MakeEnv) -> None:
                 spaces.contains(env.single_observation_space, value),
                 f"step: needs observations in {env.single_observation_space}, but got {value}.",
             )
-        kept = spaces.where(done, following["observation"], td["observation"])
+        kept = masks.where(done, following["observation"], td["observation"])
         _equal(
             TensorDict({"observation": kept}, [_N]),
             TensorDict({"observation": following["observation"]}, [_N]),
@@ -274,7 +274,7 @@ def _mask(make: Callable[..., TransformedEnv]) -> None:
         for elsewhere in (observation, spaces.zeros(space, _N, stack.device)):
             for name, buffer in transform.named_buffers():
                 buffer.copy_(before[name])
-            first = spaces.where(mask, observation, elsewhere)
+            first = masks.where(mask, observation, elsewhere)
             given = transform.reset(TensorDict({"observation": first}, batch_size=[_N]), mask)
             results.append((given["observation"].clone(), _buffers(transform)))
         (once, after), (again, after_again) = results

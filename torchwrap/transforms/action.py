@@ -12,7 +12,7 @@ from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, random, spaces
+from torchwrap import arguments, masks, random, spaces
 from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.base import ActionTransform, Transform
@@ -103,7 +103,7 @@ class StickyAction(Transform):
 
         def latest(path: tuple[str, ...], chosen: Tensor) -> Tensor:
             last = self.get_buffer(self.last[path])
-            last.copy_(spaces.where(repeats, last, chosen))
+            last.copy_(masks.where(repeats, last, chosen))
             return last.clone()
 
         self.left.copy_((left - 1).clamp(min=0))

@@ -10,7 +10,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import spaces
+from torchwrap import masks
 from torchwrap.spaces import Signature, Value
 
 
@@ -89,8 +89,8 @@ class ObservationTransform(Transform):
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         observation = td["observation"]
-        if self.costly and spaces.free_to_look(mask):
-            return td.set("observation", spaces.only(mask, observation, self.observation))
+        if self.costly and masks.free_to_look(mask):
+            return td.set("observation", masks.only(mask, observation, self.observation))
         return td.set("observation", self.observation(observation))
 
     def forward(self, td: TensorDict) -> TensorDict:

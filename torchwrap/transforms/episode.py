@@ -12,7 +12,7 @@ from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, spaces
+from torchwrap import arguments, masks, spaces
 from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Transform
@@ -68,7 +68,7 @@ class RecordEpisodeStatistics(Transform):
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         row, finished = mask.unsqueeze(-1), mask & (self.running_length[:, 0] > 0)
-        if spaces.free_to_look(mask):
+        if masks.free_to_look(mask):
             rows = finished.nonzero().squeeze(1)
             record = torch.cat([self.running_return[rows], self.running_length[rows]], 1)
             place = torch.arange(1, len(rows) + 1) + self.count

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import arguments, spaces
+from torchwrap import arguments, masks, spaces
 from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Transform
@@ -65,12 +65,12 @@ class _Frames(_Memory):
         return stacked
 
     def reset(self, first: Tensor, mask: Tensor) -> Tensor:
-        first = spaces.once(first).unsqueeze(1)
+        first = masks.once(first).unsqueeze(1)
         if self.repeats_first:
             stacked = first.expand(-1, self.stack_size, *self.padding.shape).clone()
         else:
             stacked = torch.cat([self.padding.expand_as(self.earlier), first], 1)
-        spaces.write(mask, stacked[:, 1:], self.earlier)
+        masks.write(mask, stacked[:, 1:], self.earlier)
         return stacked
 
 
@@ -145,7 +145,7 @@ class _Queue(_Memory):
         # As if it had gone in at this step, behind zeros.
         latest = (self.place - 1) % self.frames.shape[1]
         frames = self.zero.expand_as(self.frames).index_copy(1, latest, first.unsqueeze(1))
-        spaces.write(mask, frames, self.frames)
+        masks.write(mask, frames, self.frames)
         return frames.index_select(1, self.place).squeeze(1)
 
 

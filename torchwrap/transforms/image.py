@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchwrap import arguments, random, spaces
+from torchwrap import arguments, masks, random
 from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import ObservationTransform
@@ -125,7 +125,7 @@ class ResizeObservation(ObservationTransform):
 
     def observation(self, observation: Tensor) -> Tensor:
         row, column = -2 - self.channels, -1 - self.channels
-        image = spaces.once(observation)  # for each pixel is read several times
+        image = masks.once(observation)  # for each pixel is read several times
         if self.block is not None:
             total = _add(_add(image.int(), row, self.block[0]), column, self.block[1])
             if self.block == (2, 2):

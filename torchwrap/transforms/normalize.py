@@ -11,7 +11,7 @@ from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import arguments, spaces
+from torchwrap import arguments, masks, spaces
 from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.base import ObservationTransform, Transform
@@ -72,7 +72,7 @@ class RunningMeanStd(nn.Module):
 
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
         """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set."""
-        if mask is not None and spaces.free_to_look(mask):
+        if mask is not None and masks.free_to_look(mask):
             rows, mask = rows[mask], None
         self._differences(rows, mask, learn=True)
 
@@ -81,21 +81,21 @@ class RunningMeanStd(nn.Module):
 
         Where the host can look at the mask, only rows in it are computed; the others are 0.
         """
-        if mask is not None and spaces.free_to_look(mask):
-            return spaces.only(mask, rows, lambda few: self.normalize(few, epsilon, learn=learn))
+        if mask is not None and masks.free_to_look(mask):
+            return masks.only(mask, rows, lambda few: self.normalize(few, epsilon, learn=learn))
         differences = self._differences(rows, mask, learn)
         mean, var = self._moments()
         scale = var.add_(epsilon).rsqrt_()
         if differences.dtype == torch.float32:
             mean, scale = mean.float(), scale.float()
-        return differences.sub_(spaces.once(mean)).mul_(spaces.once(scale)).float()
+        return differences.sub_(masks.once(mean)).mul_(masks.once(scale)).float()
 
     def _differences(self, rows: Tensor, mask: Tensor | None, learn: bool) -> Tensor:
         # From the reference; if they are to be learned, those in the mask are counted.
         reference, squares, count = self.reference, self.squares, self.count
         if not learn:
             return rows - reference
-        if not spaces.free_to_look(rows):
+        if not masks.free_to_look(rows):
             # Of row 0, or never: to search for the first row in the mask would cost two passes at every step.
             begins = (count == 0) & (True if mask is None else mask[:1])
             reference.copy_(torch.where(begins, rows[0], reference))
@@ -115,7 +115,7 @@ class RunningMeanStd(nn.Module):
     def _moments(self) -> tuple[Tensor, Tensor]:
         # Mean, as a difference from the reference, and variance.
         count = self.count
-        known = spaces.free_to_look(count) and bool(count)
+        known = masks.free_to_look(count) and bool(count)
         counted = count if known else count.clamp(min=1)
         mean = self.total / counted
         var = (self.squares / counted).addcmul_(mean, mean, value=-1)
@@ -222,7 +222,7 @@ class NormalizeReward(Transform):
         if self.training:
             statistics.update(returns)
         scale = statistics.var.add_(self.epsilon).rsqrt_().float()
-        return td.set("reward", reward * spaces.once(scale))
+        return td.set("reward", reward * masks.once(scale))
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         self.discounted_return.masked_fill_(mask.unsqueeze(-1), 0)

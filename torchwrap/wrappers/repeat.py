@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from torchwrap import arguments, repeat, spaces
+from torchwrap import arguments, masks, repeat, spaces
 from torchwrap.env import Env
 from torchwrap.wrappers.base import TransformedEnv, Wrapper
 
@@ -80,6 +80,6 @@ class MaxAndSkipObservation(_Repeat):
             if alive is None:
                 whole, previous = successor, successor["observation"]
             else:
-                previous = spaces.where(alive, whole["observation"], previous)
+                previous = masks.where(alive, whole["observation"], previous)
                 whole = repeat.join(whole, successor, alive)
         return whole.set("observation", torch.maximum(whole["observation"], previous))

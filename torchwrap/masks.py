@@ -1,0 +1,67 @@
+"""Rows in a mask: looked up where the host can do so, and without a branch in a graph; and what helps graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def free_to_look(tensor: Tensor) -> bool:
+    """Whether the host can look at values for nothing: in CPU memory, and not while a graph is traced."""
+    return tensor.is_cpu and not tracing(tensor)
+
+
+def tracing(tensor: Tensor) -> bool:
+    """Whether this is a tensor without values, from which a graph is made."""
+    return isinstance(tensor, FakeTensor) or torch.compiler.is_compiling()
+
+
+def once(tensor: Tensor) -> Tensor:
+    """The tensor, computed once: a compiler would compute what is small again for each element that it is combined with.
+
+    A view by strides is where PyTorch's inductor has to have its input in memory; bools as floats, for on CPUs it stores and
+    loads a vector of bools one by one.
+    """
+    if not tracing(tensor):
+        return tensor
+    if tensor.dtype == torch.bool:
+        return once(tensor.float()) != 0
+    return tensor.as_strided(tensor.shape, tensor.stride())
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Bools as uint8 0 and 1, by way of floats: see `once`. Other tensors as they are."""
+    return tensor.float().to(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def where(mask: Tensor, first: Any, second: Any) -> Any:
+    """Rows of `first` where `mask` (bool, `(num_envs,)`), else of `second`, in a value of their own."""
+    if not isinstance(first, Tensor):
+        merged = {key: where(mask, first[key], second[key]) for key in first.keys()}
+        return TensorDict(merged, batch_size=first.batch_size)
+    if free_to_look(mask):
+        # PyTorch does not vectorise a where whose mask is broadcast; few rows are merged, so copying those is faster.
+        rows = mask.nonzero().squeeze(1)
+        return second.index_copy(0, rows, first.index_select(0, rows))
+    return torch.where(mask.view(-1, *(1,) * (first.dim() - 1)), first, second)
+
+
+def only(mask: Tensor, value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The function of rows in the mask (bool, `(num_envs,)`, which the host can look at), and zeros elsewhere."""
+    places = mask.nonzero().squeeze(1)
+    rows = function(value.index_select(0, places))
+    return rows.new_zeros(len(mask), *rows.shape[1:]).index_copy_(0, places, rows)
+
+
+def write(mask: Tensor, value: Tensor, buffer: Tensor) -> None:
+    """Rows of `value` into the buffer where `mask` (bool, `(num_envs,)`)."""
+    if free_to_look(mask):
+        rows = mask.nonzero().squeeze(1)
+        buffer.index_copy_(0, rows, value.index_select(0, rows))
+    else:
+        buffer.copy_(torch.where(mask.view(-1, *(1,) * (value.dim() - 1)), value, buffer))
