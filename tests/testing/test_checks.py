@@ -153,7 +153,17 @@ class AddsAKeyAtTimes(T.Transform):
         return td.set("last", td["reward"]) if td["terminated"].any() else td
 
 
+class ForgetsItsArguments(T.RewardTransform):
+    def __init__(self, scale):
+        super().__init__()
+        self.factor = scale
+
+    def reward(self, reward):
+        return reward * self.factor
+
+
 BROKEN = [
+    (lambda: ForgetsItsArguments(2), "spec: ForgetsItsArguments needs its arguments as attributes"),
     (CountsEveryone, "outside the mask must not"),
     (KeepsLearning, "eval"),
     (HandsOutItsBuffer, "outputs"),

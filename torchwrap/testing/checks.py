@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import masks, spaces
+from torchwrap import masks, recipe, spaces
 from torchwrap.compile import compile
 from torchwrap.env import Env
 from torchwrap.testing.scripted import ScriptedEnv
@@ -47,6 +47,10 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     def make_stack(**arguments: Any) -> TransformedEnv:
         return TransformedEnv(make_env(**arguments), make())
 
+    try:
+        recipe.record(make())
+    except ValueError as error:
+        raise AssertionError(f"spec: {error}") from None
     for check in (_description, _contract, _action, _mask, _frozen):
         check(make_stack)
     check_env(make_stack)
