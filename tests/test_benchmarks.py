@@ -345,3 +345,31 @@ def test_gymnax_side_counts_every_observation_once_and_stacks(load):
         np.testing.assert_allclose(begun, normal(np.asarray(raw.observation)[done])[:, None].repeat(4, 1), **close)
         np.testing.assert_array_equal(np.asarray(ours.observation)[~done], np.asarray(got["next_observation"])[~done])
     assert ended > n and math.isfinite(float(ours.observation.sum()))
+
+
+def test_two_samples_of_one_kind_and_of_two(load):
+    two_samples, random = load("soak").two_samples, np.random.default_rng(0)
+    one, same, shifted = random.normal(size=2000), random.normal(size=3000), random.normal(0.2, size=3000)
+    assert two_samples(one, same) > 0.01 and two_samples(one, one) == 1 and two_samples(one, shifted) < 1e-6
+    # By hand: half of the one is below all of the other, n m / (n + m) = 50, distance 0.5: 2 exp(-2 * 50 * 0.25), and less.
+    halves = np.concatenate([np.zeros(50), np.ones(50)])
+    assert two_samples(halves, np.ones(100)) == pytest.approx(2 * np.exp(-25), rel=1e-6)
+
+
+def test_soak_steps_and_sums_on_both_sides(load):
+    ours = load("torchwrap_side").soak("Pendulum-v1", num_envs=4, steps=1000, episodes=6)
+    assert ours["steps"] == 1000 and ours["finite"] == 1 and len(ours["returns"]) == 6
+    theirs = load("gymnasium_peer").returns("Pendulum-v1", 3)["returns"]
+    assert all(-2000 < total < -500 for total in ours["returns"] + theirs)
+
+
+@pytest.mark.parametrize("pool", [None, 0, 8])
+def test_expensive_first_states_step(load, pool):
+    settling = load("torchwrap_side").settling(3, pool)
+    settling.call()
+
+
+def test_curves_are_drawn(load, tmp_path):
+    row = {"goal": 1, "curve": [[0, 0.0], [10, 2.0]]}
+    load("plot").draw_learning({"learn/A/1": row, "learn/A/2": row, "learn/B/1": row}, str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

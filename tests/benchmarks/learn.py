@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any
-
-from .measure import ROOT, Figures, Options, environment
+from .measure import Case, Figures, Options, ask
 from .report import table
 
 GOALS = {
@@ -22,24 +15,12 @@ GOALS = {
 
 
 def run(options: Options) -> Figures:
-    return {f"learn/{id}/{seed}": _learn(id, seed, options) for id in GOALS for seed in options.seeds[:3]}
-
-
-def _learn(id: str, seed: int, options: Options) -> dict[str, Any]:
-    import torch  # the curve is in a checkpoint
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--env", id, "--seed", str(seed), "--device", options.device, "--out", folder]
-        command = [sys.executable, str(ROOT / "examples" / "ppo.py"), *arguments]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment(options))
-        metrics = json.loads((Path(folder) / "metrics.json").read_text())
-        curve = torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["curve"]
-    kept = ("env_steps", "wall_seconds", "final_mean_return", "eval_mean_return")
-    thinned = curve[:: max(1, len(curve) // 100)]
-    return {name: metrics[name] for name in kept} | {
-        "goal": GOALS[id],
-        "curve": [[steps, round(mean, 2)] for steps, mean, _ in thinned],
-    }
+    figures: Figures = {}
+    for id, goal in GOALS.items():
+        for seed in options.seeds[:3]:
+            case = Case("torchwrap", "learn", {"id": id, "seed": seed, "device": options.device})
+            figures[f"learn/{id}/{seed}"] = {"goal": goal, **ask(case, options)}
+    return figures
 
 
 def show(figures: Figures) -> str:

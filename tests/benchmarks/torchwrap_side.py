@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -170,6 +175,17 @@ def soak(id: str, num_envs: int, steps: int, episodes: int) -> dict[str, Any]:
         **{"steps": (step + 1) * num_envs, "seconds": seconds, "drift": late / early - 1, "finite": float(finite)},
         "returns": returns[:episodes].tolist(),
     }
+
+
+def learn(id: str, seed: int, device: str) -> dict[str, Any]:
+    """What a run of examples/ppo.py came to, and a hundred points of its curve."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["--env", id, "--seed", str(seed), "--device", device, "--out", folder]
+        subprocess.run([sys.executable, "examples/ppo.py", *arguments], check=True, capture_output=True)
+        metrics = json.loads((Path(folder) / "metrics.json").read_text())
+        curve = torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["curve"]
+    kept = {name: metrics[name] for name in ("env_steps", "wall_seconds", "final_mean_return", "eval_mean_return")}
+    return {**kept, "curve": [[steps, round(mean, 2)] for steps, mean, _ in curve[:: max(1, len(curve) // 100)]]}
 
 
 def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:
