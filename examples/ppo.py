@@ -103,11 +103,12 @@ DEFAULTS = {
     "MountainCar-v0": dict(
         num_envs=64,
         num_steps=128,
-        total_steps=1_500_000,
-        learning_rate=1e-3,
+        total_steps=1_000_000,
+        learning_rate=2e-3,
         gamma=0.99,
         gae_lambda=0.98,
         minibatch_size=1024,
+        anneal_clip=False,
         normalize=True,
     ),
     "MountainCarContinuous-v0": dict(

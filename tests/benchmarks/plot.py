@@ -50,7 +50,7 @@ def draw_learning(figures: Figures, path: str) -> None:
                 axes.plot(*zip(*one["curve"], strict=True), label=f"seed {key.split('/')[2]}")
         axes.axhline(row["goal"], color="gray", linestyle="--", label="goal")
         axes.set(title=id, xlabel="env steps")
-        axes.tick_params(axis="x", labelsize="small")
+        axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     picture.savefig(path, dpi=100)
