@@ -9,25 +9,17 @@ import numpy as np
 from .measure import Case, Figures, Options, ask
 from .report import table
 
-# With how many episodes each is held against Gymnasium's, of which the slow ones step one at a time.
-EPISODES = {
-    "CartPole-v1": 10_000,
-    "Acrobot-v1": 1_000,
-    "MountainCar-v0": 10_000,
-    "MountainCarContinuous-v0": 2_000,
-    "Pendulum-v1": 10_000,
-}
-STEPS = 10_000_000
+IDS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+STEPS, EPISODES = 10_000_000, 10_000
 
 
 def run(options: Options) -> Figures:
     figures: Figures = {}
     for n in options.num_envs or (4096,):
-        for id, episodes in EPISODES.items():
-            ours = ask(
-                Case("torchwrap", "soak", {"id": id, "num_envs": n, "steps": STEPS, "episodes": episodes}), options, "call"
-            )
-            theirs = ask(Case("gymnasium", "returns", {"id": id, "episodes": episodes}), options, "call")
+        for id in IDS:
+            arguments = {"id": id, "num_envs": n, "steps": STEPS, "episodes": EPISODES}
+            ours = ask(Case("torchwrap", "soak", arguments), options)
+            theirs = ask(Case("gymnasium", "returns", {"id": id, "episodes": EPISODES}), options)
             if "skipped" not in ours:
                 ours["p_value"] = two_samples(np.array(ours.pop("returns")), np.array(theirs["returns"]))
             figures[f"soak/{id}/{n}"] = ours

@@ -125,13 +125,15 @@ class TransformedEnv(Wrapper):
         self.signature = transform.setup(env.signature.replace(device=env.device))
         self.transform = transform
         self.streams = [module for module in transform.modules() if isinstance(module, Stream)]
+        self.acts = any(type(part).action is not Transform.action for part in transform.flat())
         for part in transform.flat():
             part.in_use = True
 
     def _step(self, td: TensorDict) -> TensorDict:
         for stream in self.streams:
             stream.next_draw()
-        td.set("action", self.transform.action(td["action"]))
+        if self.acts:
+            td.set("action", self.transform.action(td["action"]))
         return self._transform_step(self.env._step(td))
 
     def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
