@@ -76,8 +76,8 @@ class GrayscaleObservation(ObservationTransform):
         return signature.replace(single_observation_space=_image_space(height, width, *(1,) * self.keep_dim))
 
     def observation(self, observation: Tensor) -> Tensor:
-        red, green, blue = observation.unbind(-1)
-        gray = (0.2125 * red.double() + 0.7154 * green.double() + 0.0721 * blue.double()).to(torch.uint8)
+        red, green, blue = (channel.double() for channel in observation.unbind(-1))
+        gray = red.mul_(0.2125).add_(green.mul_(0.7154)).add_(blue.mul_(0.0721)).to(torch.uint8)
         return gray.unsqueeze(-1) if self.keep_dim else gray
 
 
