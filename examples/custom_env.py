@@ -20,7 +20,7 @@ class PointMass(FuncEnv):
 
     def initial(self, rng, params=None):  # a state is a dict of tensors; rng is a key that always gives the same numbers
         place, target = random.uniform(rng, (2, 2)) * 2 - 1
-        return {"place": place, "speed": torch.zeros(2), "target": target}
+        return {"place": place, "speed": torch.zeros_like(place), "target": target}
 
     def transition(self, state, action, rng, params=None):
         speed = 0.95 * state["speed"] + 0.02 * action.clamp(-1, 1) + 0.002 * random.normal(rng, (2,))  # and some wind

@@ -23,28 +23,34 @@ class KeyAndDoor(FuncEnv):
     observation_space = Dict(pixels=Box(0, 255, (size * tile, size * tile, 3), "uint8"), has_key=Discrete(2))
 
     def initial(self, rng, params=None):
-        inner = torch.zeros(self.size, self.size, dtype=torch.bool)
+        place = torch.arange(self.size**2, device=rng.env.device)
+        inner = torch.zeros(self.size, self.size, dtype=torch.bool, device=place.device)
         inner[1:-1, 1:-1] = True
         # The first places of a random order: who they belong to is settled before the walls are, which stay off them.
         order = torch.where(inner.flatten(), random.uniform(rng, (self.size**2,)), 2.0).argsort()
         agent, key, door = order[0], order[1], order[2]
-        place = torch.arange(self.size**2)
         walls = (random.uniform(rng.part(1), (self.size**2,)) < 0.15) & (place != agent) & (place != key) & (place != door)
-        return {"agent": agent, "key": key, "door": door, "walls": walls | ~inner.flatten(), "has_key": torch.tensor(False)}
+        return {
+            "agent": agent,
+            "key": key,
+            "door": door,
+            "walls": walls | ~inner.flatten(),
+            "has_key": torch.zeros_like(agent, dtype=torch.bool),
+        }
 
     def transition(self, state, action, rng, params=None):
-        aim = state["agent"] + torch.tensor([-self.size, self.size, -1, 1])[action]
+        aim = state["agent"] + torch.tensor([-self.size, self.size, -1, 1], device=action.device)[action]
         agent = torch.where(state["walls"][aim], state["agent"], aim)
         return {**state, "agent": agent, "has_key": state["has_key"] | (agent == state["key"])}
 
     def observation(self, state, rng, params=None):
-        place = torch.arange(self.size**2)
+        place = torch.arange(self.size**2, device=rng.env.device)
         picture = torch.where(state["walls"], WALL, FLOOR)
         picture = torch.where((place == state["key"]) & ~state["has_key"], KEY, picture)
         picture = torch.where(place == state["door"], DOOR, picture)
         picture = torch.where(place == state["agent"], AGENT, picture).view(self.size, self.size)
         tiles = picture.repeat_interleave(self.tile, 0).repeat_interleave(self.tile, 1)
-        return {"pixels": COLOURS[tiles], "has_key": state["has_key"].long()}
+        return {"pixels": COLOURS.to(tiles.device)[tiles], "has_key": state["has_key"].long()}
 
     def reward(self, state, action, next_state, rng, params=None):
         fetched = next_state["has_key"] & ~state["has_key"]

@@ -77,6 +77,29 @@ def test_functions_go_through_make_and_not_through_json():
     assert tw.make(env.spec).info_spaces == keys
 
 
+class OnlyOne:
+    def __call__(self, observation):
+        return observation * 1
+
+    def __deepcopy__(self, memo):
+        raise TypeError("there is only one")
+
+
+def test_a_function_is_the_same_one_under_further_layers():
+    func = OnlyOne()
+    env = tw.TransformedEnv(tw.make("CartPole-v1"), T.TransformObservation(func))
+    again = tw.make(tw.TransformedEnv(env, T.TimeLimit(3)).spec)
+    assert again.env.transform.func is func
+
+
+def test_what_looks_is_made_again_too(tmp_path):
+    below = tw.make("CartPole-v1", 2, render_mode="rgb_array")
+    env = W.RecordVideo(W.AddRenderObservation(below, render_only=False), tmp_path, video_length=3, envs=[1])
+    again = tw.make(EnvSpec.from_json(env.spec.to_json()))
+    assert repr(again) == repr(env) and (again.fps, again.envs, again.episode_trigger) == (50, [1], None)
+    assert again.env.render_only is False and again.video_folder == str(tmp_path)
+
+
 def test_a_class_that_cannot_be_imported_is_named():
     class Local(T.RewardTransform):
         def reward(self, reward):

@@ -265,25 +265,23 @@ class FunctionalEnv(Env):
         options: dict[str, Any] | None = None,
     ) -> Any:
         # For all worlds, for those in some places alone, or for nobody's, with a key.
-        function, options, params = getattr(self.func_env, name), options or {}, {}
+        function, options = getattr(self.func_env, name), options or {}
+        params = self.params if self.parameter_names else {}
         if key is None:
             key = self.stream.key()
             key = key._replace(tag=key.tag + _FUNCTIONS.index(name))
-            if self.parameter_names:
-                params = {"params": self.params}
-            if places is not None:
-                key = key.at(places)
-                params = {
-                    what: {name: value.index_select(0, places) for name, value in of.items()} for what, of in params.items()
-                }
+        if places is not None:
+            key = key.at(places)
+            params = {field: value.index_select(0, places) for field, value in params.items()}
 
-        def alone(words: tuple[Tensor, ...], params: dict[str, Any], *arguments: Any) -> Any:
-            return function(*arguments, rng=Key(*words, key.tag), **params, **options)  # type: ignore[arg-type, call-arg]
+        def run(key: Key, params: dict[str, Tensor], *arguments: Any) -> Any:
+            return function(*arguments, rng=key, **({"params": params} if params else {}), **options)
 
         if getattr(self.func_env, "broadcasts", False):
-            result = function(*arguments, rng=key, **params, **options)
+            result = run(key, params, *arguments)
         else:
-            result = torch.vmap(alone)(key[:-1], params, *arguments)
+            words, tag = key[:-1], key.tag
+            result = torch.vmap(lambda words, *rest: run(Key(*words, tag), *rest))(words, params, *arguments)  # type: ignore[call-arg]
         if name == "observation":
             result = self._nested(result)
         if name not in self.aliasing:

@@ -44,7 +44,7 @@ def _check_json(part: Any) -> None:
 
 def replace(spec: EnvSpec, **changes: Any) -> Spec:
     """A recipe like this one, with some fields changed."""
-    fields = {name: copy.deepcopy(getattr(spec, name)) for name in inspect.signature(EnvSpec).parameters}
+    fields = {name: copy.copy(getattr(spec, name)) for name in inspect.signature(EnvSpec).parameters}
     return Spec(**{**fields, **changes})
 
 

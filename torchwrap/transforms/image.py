@@ -16,8 +16,6 @@ from torchwrap.buffer import Buffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import ObservationTransform
 
-_GRAY_NOISE = (76, 149, 29)
-
 
 def _image(signature: Signature, name: str) -> gymnasium.spaces.Box:
     space = signature.single_observation_space
@@ -25,23 +23,6 @@ def _image(signature: Signature, name: str) -> gymnasium.spaces.Box:
     if not fits or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
         raise TypeError(f"{name} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
     return space  # type: ignore[return-value]
-
-
-def _colour(signature: Signature, name: str, grayscale: bool) -> gymnasium.spaces.Box:
-    space = _image(signature, name)
-    if grayscale and space.shape[2:] != (3,):
-        raise ValueError(f"{name} needs images with 3 channels for is_noise_grayscale, but got {space}.")
-    return space
-
-
-def _put_noise(key: random.Key, where: Tensor, images: Tensor, grayscale: bool) -> Tensor:
-    # The numbers below 255, and for gray those below 255 times a channel's share of it, are Gymnasium's.
-    if grayscale:
-        shares = torch.tensor(_GRAY_NOISE, device=images.device)
-        noise = random.integers(key.part(1), shares, images.shape[1:]).sum(-1, keepdim=True)
-    else:
-        noise = random.integers(key.part(1), 255, images.shape[1:])
-    return torch.where(where if images.dim() == 3 else where.unsqueeze(-1), noise.to(torch.uint8), images)
 
 
 def _image_space(*shape: int) -> gymnasium.spaces.Box:
@@ -139,7 +120,29 @@ class ResizeObservation(ObservationTransform):
         return mean.round().clamp(0, 255).to(torch.uint8)
 
 
-class AddWhiteNoise(ObservationTransform):
+class _Noise(ObservationTransform):
+    """Base for noise in the place of pixels, whose numbers are those below 255, as Gymnasium has them."""
+
+    shares = Buffer()
+    is_noise_grayscale: bool
+
+    def setup(self, signature: Signature) -> Signature:
+        name, space = type(self).__name__, _image(signature, type(self).__name__)
+        if self.is_noise_grayscale and space.shape[2:] != (3,):
+            raise ValueError(f"{name} needs images with 3 channels for is_noise_grayscale, but got {space}.")
+        # Gray noise is a sum over channels, each below its share of 255.
+        self.register_buffer("shares", torch.tensor([76, 149, 29], device=signature.device), persistent=False)
+        self.stream, signature = signature.stream()
+        return signature
+
+    def _put(self, where: Tensor, images: Tensor) -> Tensor:
+        key, gray = self.stream.key().part(1), self.is_noise_grayscale
+        noise = random.integers(key, self.shares if gray else 255, images.shape[1:])
+        noise = (noise.sum(-1, keepdim=True) if gray else noise).to(torch.uint8)
+        return torch.where(where if images.dim() == 3 else where.unsqueeze(-1), noise, images)
+
+
+class AddWhiteNoise(_Noise):
     """Puts noise in the place of some pixels, each with the same probability.
 
     Args:
@@ -162,18 +165,12 @@ class AddWhiteNoise(ObservationTransform):
         )
         self.is_noise_grayscale = arguments.flag("AddWhiteNoise", "is_noise_grayscale", is_noise_grayscale)
 
-    def setup(self, signature: Signature) -> Signature:
-        _colour(signature, "AddWhiteNoise", self.is_noise_grayscale)
-        self.stream, signature = signature.stream()
-        return signature
-
     def observation(self, observation: Tensor) -> Tensor:
-        key, (height, width) = self.stream.key(), observation.shape[1:3]
-        noisy = random.uniform(key, (height, width)) < self.probability_of_noise_per_pixel
-        return _put_noise(key, noisy, observation, self.is_noise_grayscale)
+        noisy = random.uniform(self.stream.key(), observation.shape[1:3]) < self.probability_of_noise_per_pixel
+        return self._put(noisy, observation)
 
 
-class ObstructView(ObservationTransform):
+class ObstructView(_Noise):
     """Puts squares of noise at random places.
 
     Args:
@@ -199,21 +196,20 @@ class ObstructView(ObservationTransform):
         self.is_noise_grayscale = arguments.flag("ObstructView", "is_noise_grayscale", is_noise_grayscale)
 
     def setup(self, signature: Signature) -> Signature:
-        height, width = _colour(signature, "ObstructView", self.is_noise_grayscale).shape[:2]
+        height, width = _image(signature, "ObstructView").shape[:2]
         self.number = int(height * width * (self.obstructed_pixels_ratio / self.obstruction_width**2))
-        self.stream, signature = signature.stream()
-        return signature
+        return super().setup(signature)
 
     def observation(self, observation: Tensor) -> Tensor:
-        key, (num_envs, height, width) = self.stream.key(), observation.shape[:3]
-        centers = random.integers(key, height * width, (self.number,))
+        num_envs, height, width = observation.shape[:3]
+        centers = random.integers(self.stream.key(), height * width, (self.number,))
         hidden = torch.zeros(num_envs, height * width, device=observation.device).scatter(1, centers, 1.0)
         # A pixel is hidden where there is a centre among those around it: a maximum over columns, and over rows.
         size = self.obstruction_width
         low, high = (size - 1) // 2, size // 2
         hidden = functional.pad(hidden.view(num_envs, 1, height, width), (low, high, low, high))
         hidden = functional.max_pool2d(functional.max_pool2d(hidden, (size, 1), 1), (1, size), 1)
-        return _put_noise(key, hidden[:, 0] > 0, observation, self.is_noise_grayscale)
+        return self._put(hidden[:, 0] > 0, observation)
 
 
 def _taps(before: int, after: int) -> tuple[Tensor, Tensor]:

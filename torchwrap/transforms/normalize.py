@@ -46,10 +46,8 @@ class RunningMeanStd(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        shape, device = (
-            arguments.sizes("RunningMeanStd", "shape", shape, at_least=0),
-            arguments.device("RunningMeanStd", device),
-        )
+        shape = arguments.sizes("RunningMeanStd", "shape", shape, at_least=0)
+        device = arguments.device("RunningMeanStd", device)
         if not shape:
             raise ValueError(f"RunningMeanStd needs a shape of at least one dimension, but got {shape}.")
         if dtype not in (torch.float32, torch.float64):

@@ -30,6 +30,13 @@ class _Rendered(Wrapper):
             mode = "a vector env in AutoresetMode.DISABLED, which shows how an episode ended"
             raise ValueError(f"{name} needs {mode}, but got one in SAME_STEP.")
 
+    def _shown(self, envs: Sequence[int]) -> list[int]:
+        name = type(self).__name__
+        rows = [arguments.integer(name, "envs", row, at_least=0) for row in envs]
+        if not rows or max(rows) >= self.num_envs:
+            raise ValueError(f"{name} needs envs among the {self.num_envs} there are, but got {list(envs)}.")
+        return rows
+
 
 class AddRenderObservation(_Rendered):
     """Makes observations of pictures of the env.
@@ -169,15 +176,12 @@ class RecordVideo(_Rendered):
         if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
             got = f"{video_folder!r} and {name_prefix!r}"
             raise TypeError(f"RecordVideo needs video_folder and name_prefix as text, but got {got}.")
-        self.envs = [arguments.integer("RecordVideo", "envs", row, at_least=0) for row in envs]
-        if not self.envs or max(self.envs) >= env.num_envs:
-            raise ValueError(f"RecordVideo needs envs among the {env.num_envs} there are, but got {list(envs)}.")
+        self.envs = self._shown(envs)
         if fps is None:
             fps = int(env.metadata.get("render_fps") or 30)
         self.fps = arguments.integer("RecordVideo", "fps", fps, at_least=1)
         self.video_length = arguments.integer("RecordVideo", "video_length", video_length, at_least=0)
-        if episode_trigger is None and step_trigger is None:
-            episode_trigger = capped_cubic
+        self._default = capped_cubic if episode_trigger is None and step_trigger is None else None
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
         self.video_folder, self.name_prefix = str(video_folder), name_prefix
         self._library = importlib.import_module("torchwrap.interop.imageio")
@@ -198,7 +202,8 @@ class RecordVideo(_Rendered):
             self._episode_id += 1
             if not self.video_length:
                 self._finish()
-            if self.episode_trigger is not None and self.episode_trigger(self._episode_id):
+            trigger = self.episode_trigger or self._default
+            if trigger is not None and trigger(self._episode_id):
                 self._begin(f"episode-{self._episode_id}")
             self._capture()
         return first
@@ -236,9 +241,7 @@ class HumanRendering(_Rendered):
 
     def __init__(self, env: Env, screen_size: tuple[int, int] | None = None, *, envs: Sequence[int] = (0,)) -> None:
         super().__init__(env)
-        self.envs = [arguments.integer("HumanRendering", "envs", row, at_least=0) for row in envs]
-        if not self.envs or max(self.envs) >= env.num_envs:
-            raise ValueError(f"HumanRendering needs envs among the {env.num_envs} there are, but got {list(envs)}.")
+        self.envs = self._shown(envs)
         if screen_size is not None:
             if not isinstance(screen_size, tuple | list) or len(screen_size) != 2:
                 raise TypeError(f"HumanRendering needs screen_size as (width, height), but got {screen_size!r}.")
