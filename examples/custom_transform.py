@@ -33,8 +33,8 @@ class LogReward(T.RewardTransform):
 
 
 class StreakReward(T.Transform):  # one that remembers: for how many steps the pole has been upright without a break
-    def setup(self, signature):  # persistent=False, for it belongs to running episodes and is nothing learned
-        self.register_buffer("streak", torch.zeros(signature.num_envs, 1, device=signature.device), persistent=False)
+    def setup(self, signature):
+        self.register_rows("streak", torch.zeros(signature.num_envs, 1, device=signature.device))
         return signature
 
     def step(self, td):  # after every step, an episode's last too; memory is written in place, results are new

@@ -84,8 +84,8 @@ def test_the_library_imports_its_four_dependencies_alone_and_others_in_the_file_
     ("words", "home"),
     [
         (("torch.rand", "torch.Generator", "torch.normal", "manual_seed", "multinomial"), "torchwrap.random"),
-        (("torch.compile(", "torch.cuda.graph", "CUDAGraph"), "torchwrap.compile"),
-        (("make_fx", "torch._inductor", "torch._dynamo"), "torchwrap.compile"),
+        (("torch.compile(", "torch.cuda.graph", "CUDAGraph"), "torchwrap.graph"),
+        (("make_fx", "torch._inductor", "torch._dynamo"), "torchwrap.graph"),
         (("getrefcount",), "torchwrap.memory"),
         (("torch.distributed",), "torchwrap.distributed"),
         (("weights_only=False", "pickle"), "nowhere"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchwrap.buffer import Buffer
+from torchwrap.buffer import Buffer, Module
 
 
 class Counter(nn.Module):
@@ -59,3 +59,13 @@ def test_a_buffer_that_was_not_made_is_missing():
     assert not hasattr(module, "count")
     with pytest.raises(AttributeError, match="count"):
         _ = module.count
+
+
+def test_rows_are_buffers_that_are_not_saved_and_are_known_by_name_once():
+    module = Module()
+    for number in (1.0, 2.0):  # an env may be set up again
+        module.register_rows("elapsed", torch.full((3, 1), number))
+    module.register_rows("length", torch.zeros(3))
+    assert module._rows == ("elapsed", "length") and module.elapsed.tolist() == [[2], [2], [2]]
+    assert not module.state_dict() and set(dict(module.named_buffers())) == {"elapsed", "length"}
+    assert copy.deepcopy(module)._rows == module._rows and Module()._rows == ()

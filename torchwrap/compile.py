@@ -1,34 +1,29 @@
-"""Graphs: a whole step, or a whole rollout, as one. The only file that knows of PyTorch's compilers and of CUDA graphs."""
+"""compile: a whole step, or a whole rollout, as one graph, or as few."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributions import Distribution
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchwrap import arguments, masks, memory, spaces, tree
+from torchwrap.buffer import Module
 from torchwrap.env import Env
-from torchwrap.rollout import Rollout, Row
-from torchwrap.transforms.base import Transform
+from torchwrap.graph import Graph, Program, Replay, Run, backends
+from torchwrap.rollout import Key, Rollout, Row
 from torchwrap.wrappers import TransformedEnv, Wrapper
 
 Target = TypeVar("Target", Env, Rollout)
-Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
-# Sizes and strides are settled when a graph is made. The wrapper around the kernels in C++, with small intermediates on its
-# stack, costs half of the one in Python.
-_INDUCTOR = {"size_asserts": False}
-_INDUCTOR_CPU = {"cpp_wrapper": True, "aot_inductor.allow_stack_allocation": True}
+# From so many envs on it pays to look who ended; few are at most one of so many.
+_ENOUGH, _SHARE = 4096, 16
 
 
 @torch.no_grad()
@@ -67,13 +62,14 @@ def compile(
     if not isinstance(env, Env):
         raise TypeError(f"compile needs an Env or a Rollout, but got {type(target).__name__}.")
     layers: list[Env] = list(_layers(env))
-    if any(isinstance(value, Graph | _Collect) for owner in (target, *layers) for value in vars(owner).values()):
+    if any(isinstance(value, Graph | _Advance | _Collect) for owner in (target, *layers) for value in vars(owner).values()):
         raise ValueError(f"compile needs what is not compiled yet, but got {target!r}.")
-    if backend not in torch._dynamo.list_backends(exclude_tags=()):
+    if backend not in backends():
         raise ValueError(f"compile needs a backend of torch.compile, but got {backend!r}.")
     if options and backend != "inductor":
         raise ValueError(f'compile needs backend="inductor" for options, but got {backend!r}.')
-    keywords: dict[str, Any] = dict(backend=backend, static_outputs=static_outputs, options=options or {})
+    num_envs, device = env.num_envs, env.device
+    keywords: dict[str, Any] = dict(backend=backend, static_outputs=static_outputs, options=options or {}, num_rows=num_envs)
 
     made: list[tuple[Any, str, Graph]] = []
 
@@ -82,14 +78,13 @@ def compile(
         made[-1][2].program(*example)
 
     memory.keep_freed()
-    num_envs, device = env.num_envs, env.device
     if isinstance(target, Rollout):
         if not env.can_snapshot:
             raise ValueError(f"compile needs a rollout in tensors, but got {env!r} on a foreign simulator: compile the env.")
         arguments.integer("compile", "unroll", unroll, at_least=1)
-        target._collect = _Collect(target, unroll=unroll, **keywords)  # type: ignore[method-assign]
+        target._collect = _Collect(target, unroll, keywords)  # type: ignore[method-assign]
     elif env.can_snapshot:
-        graph(env, "_advance", env, spaces.zeros(env.single_action_space, num_envs, device))
+        env._advance = _Advance(env, keywords)  # type: ignore[method-assign]
     else:
         transformed = [layer for layer in layers if isinstance(layer, TransformedEnv)]
         if not transformed:
@@ -106,162 +101,127 @@ def compile(
     return target
 
 
-class Program(NamedTuple):
-    """A graph that is ready to run: from buffers and the leaves of the input to the leaves of the result."""
+class _Advance:
+    """A step: one graph; or one that leaves ended episodes as they are, and one to begin others where the host looks."""
 
-    run: Run
-    build: Callable[[Iterator[Tensor]], Any]
-    """From leaves to the result."""
+    def __init__(self, env: Env, keywords: dict[str, Any]) -> None:
+        self.whole, self.alone = (Graph(function, [env], **keywords) for function in (env._advance, env._succeed))
+        self.begin_anew = _BeginAnew(env, keywords)
+        action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
+        if self.begin_anew.pays:
+            self.alone.program(action)
+            self.begin_anew.prepare()
+        else:
+            self.whole.program(action)
+
+    def __call__(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+        if not self.begin_anew.pays:
+            return self.whole(action)
+        successor, observation = self.alone(action)
+        self.begin_anew(successor["done"], observation)
+        return successor, observation
 
 
-class Graph:
-    """A function of tensors and TensorDicts, which writes to the buffers of modules in place, as one graph.
+class _BeginAnew:
+    """New episodes where the host sees that others ended: of all envs in one graph, of few in another that knows those alone.
 
-    It is traced once for each device, structure of the input, and combination of `train()` and `eval()`; then it runs
-    without Python between the operators, and without a compiler's guards: whoever calls it has checked the shapes.
+    To begin few episodes among many envs, a graph of all of them does again what a step has just done.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        modules: Iterable[nn.Module],
-        *,
-        backend: str,
-        options: dict[str, Any],
-        static_outputs: bool = False,
-        replayed: bool = True,
-    ) -> None:
-        self.function = function
-        self.modules = list(dict.fromkeys(part for module in modules for part in module.modules()))
-        self.slots: list[tuple[dict[str, Any], str]] = [
-            (tensors, name)
-            for module in self.modules
-            for tensors in _tensors_of(module)
-            for name, tensor in tensors.items()
-            if tensor is not None
-        ]
-        self.backend, self.options = backend, options
-        self.static_outputs, self.replayed = static_outputs, replayed
-        self.programs: dict[Any, Program] = {}
+    def __init__(self, env: Env, keywords: dict[str, Any]) -> None:
+        self.env, self.enough, self.num_few = env, env.num_envs >= _ENOUGH, 0
+        few = {**keywords, "options": {"cpp.threads": 1, **keywords["options"]}}  # sooner done than another thread has begun
+        self.all, self.few = Graph(self._in_all, [env], **keywords), Graph(self._in_few, [env], **few)
 
-    def __call__(self, *values: Any) -> Any:
-        tensors = [*self.buffers(), *tree.leaves(values)]
-        run, build = self._program(tensors[0].device, values)
-        return build(iter(run(tensors)))
+    @property
+    def pays(self) -> bool:
+        return self.enough and self.env.device.type == "cpu"
 
-    def program(self, *values: Any) -> Program:
-        """What runs the graph for inputs like these; it is made where it is missing."""
-        return self._program([*self.buffers(), *tree.leaves(values)][0].device, values)
+    def prepare(self) -> None:
+        """Makes the graphs. There is none for few where an env keeps rows elsewhere than in `register_rows`."""
+        number = self.env.num_envs // _SHARE
+        self.counter, self.rows = np.arange(number), torch.arange(number)
+        self.mask = torch.zeros(number, dtype=torch.bool)
+        observation = spaces.zeros(self.env.single_observation_space, self.env.num_envs, self.env.device)
+        self.all.program(torch.zeros(self.env.num_envs, 1, dtype=torch.bool), observation)
+        with contextlib.suppress(ValueError):
+            self.few.program(self.rows, self.mask, observation)
+            self.num_few = number
 
-    def _program(self, device: torch.device, values: Any) -> Program:
-        key = (device, tree.structure(values), *[module.training for module in self.modules])
-        program = self.programs.get(key)
-        if program is None:
-            program = self.programs[key] = self._make(values)
-        return program
+    def __call__(self, done: Tensor, observation: spaces.Value) -> None:
+        flags = done.numpy().reshape(-1)
+        ended = flags.nonzero()[0]
+        number, few = len(ended), self.num_few
+        if number > few:
+            self.all(done, observation)
+        elif number:
+            rows = self.rows.numpy()
+            rows[:number] = ended
+            rows[number:] = (~flags[:few]).nonzero()[0][: few - number]  # others, none twice, which stay as they are
+            np.less(self.counter, number, out=self.mask.numpy())
+            self.few(self.rows, self.mask, observation)
 
-    def buffers(self) -> list[Tensor]:
-        """Buffers and parameters. They are read anew each time, for `.to(device)` puts others into their places."""
-        return [tensors[name] for tensors, name in self.slots]
+    def _in_all(self, done: Tensor, observation: spaces.Value) -> tuple[()]:
+        self.env._begin_anew(done, observation)
+        return ()
 
-    def _make(self, values: Any) -> Program:
-        graph, result, example = self.trace(values)
-        device = example[0].device
-        if self.backend == "inductor":
-            options = _INDUCTOR | (_INDUCTOR_CPU if device.type == "cpu" else {}) | self.options
-            # Caches of compiled graphs, on disk, ask for a ShapeEnv. Tracing has none: it would let unknown numbers pass.
-            mode = FakeTensorMode(shape_env=ShapeEnv())
-            fakes: list[Any] = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
-            with torch._guards.tracing(torch._guards.TracingContext(mode)):
-                compiled = torch._inductor.compile(graph, fakes, options=options)
-        else:
-            compiled = torch._dynamo.lookup_backend(self.backend)(graph, example)
+    def _in_few(self, rows: Tensor, mask: Tensor, observation: spaces.Value) -> tuple[()]:
+        with _narrowed(self.env, rows):
+            first = self.env._reset(mask)["observation"]
+        for place, value in zip(tree.leaves(observation), tree.leaves(first), strict=True):
+            place.index_copy_(0, rows, masks.where(mask, value, place.index_select(0, rows)))
+        return ()
 
-        bools = [place for place, leaf in enumerate(tree.leaves(result)) if leaf.dtype == torch.bool]
 
-        def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-            leaves = list(compiled(*tensors))
-            for place in bools:
-                leaves[place] = leaves[place].view(torch.bool)
-            return leaves
-
-        replayed = self.replayed and device.type == "cuda"
-        return Program(_Replay(run, len(self.slots), self.static_outputs) if replayed else run, tree.builder(result))
-
-    def trace(self, values: Any) -> tuple[torch.fx.GraphModule, Any, list[Tensor]]:
-        """The graph of operators, the result without its values, and an example of the graph's input."""
-        example = [tensor.detach() for tensor in (*self.buffers(), *tree.leaves(values))]
-        build, count, result = tree.builder(values), len(self.slots), None
-
-        def flat(*tensors: Tensor) -> list[Tensor]:
-            nonlocal result
-            self._put(tensors[:count])
-            result = self.function(*build(iter(tensors[count:])))
-            self._check_state(tensors[:count], attributes)
-            return [masks.as_bytes(leaf) for leaf in tree.leaves(result)]
-
-        held, attributes = self.buffers(), [_attributes(module) for module in self.modules]
-        checks = Distribution._validate_args
-        Distribution.set_default_validate_args(False)  # they look at values
-        mode = FakeTensorMode(allow_non_fake_inputs=True)  # which has no values, not even numbers that are not known yet
-        try:
-            with mode:
-                graph = make_fx(flat)(*[mode.from_tensor(tensor) for tensor in example])
-        except _State as error:
-            for module, before in zip(self.modules, attributes, strict=True):
-                vars(module).update(before)
-            raise ValueError(f"compile needs state in buffers that are written in place, but got {error}.") from None
-        except Exception as error:
-            what = f"compile needs tensor operators whose results nobody looks at on the host, but got {_culprit(error)}"
-            raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
-        finally:
-            Distribution.set_default_validate_args(checks)
-            self._put(held)
-        return graph, result, example
-
-    def _put(self, buffers: Iterable[Tensor]) -> None:
-        for (tensors, name), tensor in zip(self.slots, buffers, strict=True):
+@contextlib.contextmanager
+def _narrowed(env: Env, rows: Tensor) -> Iterator[None]:
+    """The env as if these were all of its rows; what is written to them is written back."""
+    modules = [module for module in env.modules() if isinstance(module, Module)]
+    slots: list[tuple[dict[str, Any], str]] = [(module._buffers, name) for module in modules for name in module._rows]
+    whole = [tensors[name] for tensors, name in slots]
+    signatures = [(layer, layer.signature) for layer in _layers(env)]
+    try:
+        for tensors, name in slots:
+            tensors[name] = tensors[name].index_select(0, rows)
+        for layer, signature in signatures:
+            layer.signature = signature.replace(num_envs=len(rows))
+        yield
+        for (tensors, name), tensor in zip(slots, whole, strict=True):
+            if tensors[name]._version:  # it has been written to
+                tensor.index_copy_(0, rows, tensors[name])
+    finally:
+        for (tensors, name), tensor in zip(slots, whole, strict=True):
             tensors[name] = tensor
-
-    def _check_state(self, buffers: Iterable[Tensor], attributes: list[dict[str, Any]]) -> None:
-        names = {id(tensors): type(module).__name__ for module in self.modules for tensors in _tensors_of(module)}
-        for (tensors, name), tensor in zip(self.slots, buffers, strict=True):
-            if tensors.get(name) is not tensor:
-                raise _State(f"another tensor as {names[id(tensors)]}.{name}")
-        for module, before in zip(self.modules, attributes, strict=True):
-            for name, value in _attributes(module).items():
-                same = name in before and (value is before[name] or (isinstance(value, list | dict) and value == before[name]))
-                if not same:
-                    raise _State(f"another {type(value).__name__} as {type(module).__name__}.{name}")
-
-
-class _State(Exception):
-    """What a graph would not remember."""
+        for layer, signature in signatures:
+            layer.signature = signature
 
 
 class _Collect:
     """A rollout as a graph of `unroll` steps that write into the storage, run again and again; on CUDA by one launch."""
 
-    def __init__(self, rollout: Rollout, *, backend: str, options: dict[str, Any], static_outputs: bool, unroll: int) -> None:
+    def __init__(self, rollout: Rollout, unroll: int, keywords: dict[str, Any]) -> None:
         env = rollout.env
         modules = [env, *_modules(rollout.policy)]
-        self.rollout, self.static_outputs, self.unroll = rollout, static_outputs, unroll
-        self.fill = Graph(rollout._fill, modules, backend=backend, options=options, replayed=False)
-        self.replays: dict[Run, _Replay] = {}
+        self.rollout, self.static_outputs, self.unroll = rollout, keywords["static_outputs"], unroll
+        keywords = {**keywords, "part": True}
+        self.fill = Graph(self._fill, modules, **keywords)  # gives also whose episode ended
+        self.begin_anew = _BeginAnew(env, keywords)
+        self.replays: dict[Run, Replay] = {}
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        alone = Graph(rollout._transition, modules, backend=backend, options=options)
+        alone = Graph(functools.partial(rollout._transition, advance=env._advance), modules, **keywords)
         rollout._remember(alone.trace((observation,))[1][0])
         # A CUDA graph writes into the same storage each time; elsewhere each call has its own.
         self.kept = rollout._storage() if env.device.type == "cuda" else None
-        self._programs(observation, self.kept or rollout._storage())
+        self._programs(observation, (self.kept or rollout._storage())[1])
+        if self.looks:
+            self.begin_anew.prepare()
 
-    def _programs(self, observation: spaces.Value, storage: Row) -> tuple[list[Program], list[list[Tensor]]]:
-        # What to run one after the other, and the places that each writes to: rows of the storage, their keys in the order
-        # of `tree.leaves`. Bools are bytes there, which a graph on the CPU stores in vectors.
-        keys, num_steps, unroll = sorted(storage, key=str), self.rollout.num_steps, self.unroll
-        bools = {key for key, value in storage.items() if value.dtype == torch.bool}
-        columns = [(storage[key].view(torch.uint8) if key in bools else storage[key]).unbind(0) for key in keys]
-        rows = list(zip(*columns, strict=True))
+    def _programs(
+        self, observation: spaces.Value, places: dict[Key, list[Tensor]]
+    ) -> tuple[list[Program], list[list[Tensor]]]:
+        # What to run one after the other, and the places that each writes to, in the order of `tree.leaves`.
+        keys, num_steps, unroll = sorted(places, key=str), self.rollout.num_steps, self.unroll
+        rows = list(zip(*[places[key] for key in keys], strict=True))
         pieces = [rows[start : start + unroll] for start in range(0, num_steps, unroll)]
         first, last = (
             self.fill.program(observation, tuple([dict(zip(keys, row, strict=True)) for row in piece]))
@@ -269,67 +229,36 @@ class _Collect:
         )
         return [first] * (len(pieces) - 1) + [last], [[place for row in piece for place in row] for piece in pieces]
 
+    def _fill(self, observation: spaces.Value, rows: tuple[Row, ...]) -> tuple[Tensor, spaces.Value]:
+        advance = self.rollout.env._succeed if self.looks else self.rollout.env._advance
+        for row in rows:
+            done, observation = self.rollout._fill(observation, row, advance)
+        return done, observation
+
+    @property
+    def looks(self) -> bool:
+        """Whether the host begins new episodes between the graphs."""
+        return self.unroll == 1 and self.begin_anew.pays
+
     def __call__(self, observation: spaces.Value) -> tuple[Row, spaces.Value]:
-        storage = self.kept or self.rollout._storage()
-        (programs, pieces), buffers, count = self._programs(observation, storage), self.fill.buffers(), len(self.fill.slots)
+        (storage, places), looks = self.kept or self.rollout._storage(), self.looks
+        (programs, pieces), buffers, count = self._programs(observation, places), self.fill.buffers(), len(self.fill.slots)
 
         def collect(tensors: list[Tensor]) -> list[Tensor]:
             buffers, leaves = tensors[:count], tensors[count:]
-            for (run, _), places in zip(programs, pieces, strict=True):
-                leaves = list(run([*buffers, *leaves, *places]))
-            return [*storage.values(), *leaves]
+            for (run, build), places in zip(programs, pieces, strict=True):
+                done, *leaves = run([*buffers, *leaves, *places])
+                if looks:
+                    self.begin_anew(done, build(iter([done, *leaves]))[1])
+            return [*storage.values(), done, *leaves]
 
         run, build = programs[0]
         whole: Run = collect
         if self.kept:
-            whole = self.replays.setdefault(run, _Replay(collect, count, self.static_outputs))
+            whole = self.replays.setdefault(run, Replay(collect, count, self.static_outputs))
         tensors = iter(whole([*buffers, *tree.leaves(observation)]))
-        return {key: next(tensors) for key in storage}, build(tensors)
-
-
-class _Replay:
-    """A function of tensors as a CUDA graph, which is one launch; the first `count` tensors are buffers, used in place."""
-
-    def __init__(self, run: Run, count: int, static_outputs: bool) -> None:
-        self.run, self.count, self.static_outputs = run, count, static_outputs
-        self.buffers: list[Tensor] = []
-
-    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        buffers, inputs = tensors[: self.count], tensors[self.count :]
-        if len(self.buffers) != len(buffers) or not all(map(operator.is_, self.buffers, buffers)):
-            self._capture(buffers, inputs)
-        for static, value in zip(self.inputs, inputs, strict=True):
-            static.copy_(value)
-        self.graph.replay()
-        return self.outputs if self.static_outputs else [output.clone() for output in self.outputs]
-
-    def _capture(self, buffers: list[Tensor], inputs: list[Tensor]) -> None:
-        self.buffers, self.inputs = buffers, [value.clone() for value in inputs]
-        before = [buffer.clone() for buffer in buffers]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries allocate their workspaces before anything is captured
-            for _ in range(3):
-                self.run([*self.buffers, *self.inputs])
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = self.run([*self.buffers, *self.inputs])
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
-
-
-def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return module._buffers, module._parameters
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    # Lists and dicts as they are now; what belongs to nn.Module is looked after elsewhere.
-    return {
-        name: value.copy() if type(value) in (list, dict) else value
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-    }
+        data, following = {key: next(tensors) for key in storage}, build(tensors)[1]
+        return data, following if self.kept else following.clone()  # what parts give is theirs
 
 
 def _modules(policy: Any, above: tuple[Any, ...] = ()) -> list[nn.Module]:
@@ -356,14 +285,3 @@ def _layers(env: Env) -> Iterator[Env]:
     while isinstance(env, Wrapper):
         env = env.env
         yield env
-
-
-def _culprit(error: Exception) -> str:
-    """The innermost env or transform that was at work."""
-    found, trace = "the policy", error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, Env | Transform):
-            found = f"{type(owner).__name__}.{trace.tb_frame.f_code.co_name}"
-        trace = trace.tb_next
-    return found

@@ -11,14 +11,15 @@ import torch
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap import masks, spaces
+from torchwrap.buffer import Module
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
 
-class Env(nn.Module):
+class Env(Module):
     """`num_envs` environments that step together on tensors and reset themselves.
 
     `td = env.reset(seed)` gives the first observations; `transition, td = env.step(td)` does `td["action"]`. The transition
@@ -35,7 +36,7 @@ class Env(nn.Module):
     | `("next", "info", name)` | as the env declares |
 
     Authors write `_step` and `_reset`, both over the whole batch and without any auto-reset, and keep the state of running
-    episodes in buffers registered with `persistent=False`. Returned tensors are the caller's: no later step changes them,
+    episodes in buffers made by `register_rows`. Returned tensors are the caller's: no later step changes them,
     and changing them in place does not change what happens next.
     """
 
@@ -115,18 +116,25 @@ class Env(nn.Module):
         td.set("next", successor)
         return td, self._hand_out(observation)
 
+    # Everything of a step that computes, and nothing that checks: this is what gets compiled, as one or in its two parts.
+
     def _advance(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
-        # Everything of a step that computes, and nothing that checks: this is what gets compiled.
+        successor, observation = self._succeed(action)
+        self._begin_anew(successor["done"], observation)
+        return successor, observation
+
+    def _succeed(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         successor = self._step(TensorDict({"action": action}, batch_size=[self.num_envs]))
-        done = masks.once(successor["terminated"] | successor["truncated"])
-        successor.set("done", done)
-        observation = successor["observation"]
-        # The reset pass is skipped only where the host knows that no episode ended: for nothing, or because a simulator on
-        # the host has to be told anyway.
+        successor.set("done", masks.once(successor["terminated"] | successor["truncated"]))
+        return successor, successor["observation"].clone()
+
+    def _begin_anew(self, done: Tensor, observation: spaces.Value) -> None:
+        # Writes the first observations of new episodes where the latest ended. The reset pass is skipped only where the host
+        # knows that none did: for nothing, or because a simulator on the host has to be told anyway.
         if (masks.free_to_look(done) or not self.can_snapshot) and not done.any():
-            return successor, observation.clone()
+            return
         mask = done.squeeze(-1)
-        return successor, masks.where(mask, self._reset(mask)["observation"], observation)
+        masks.write(mask, self._reset(mask)["observation"], observation)
 
     def _hand_out(self, observation: spaces.Value) -> TensorDict:
         self._observation = observation

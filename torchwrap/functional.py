@@ -104,7 +104,7 @@ class FunctionalEnv(Env):
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
-            self.register_buffer(f"params_{name}", value.to(device, copy=True), persistent=False)
+            self.register_rows(f"params_{name}", value.to(device, copy=True))
         self.parameter_names = list(params or {})
         arguments.integer("FunctionalEnv", "reset_pool", reset_pool, at_least=0)
         if reset_pool and params:
@@ -139,7 +139,7 @@ class FunctionalEnv(Env):
             if value.shape[:1] != (n,):
                 raise ValueError(f"{name}.initial needs to give {field!r} with {n} envs first, but got {tuple(value.shape)}.")
             self.fields.append(field)
-            self.register_buffer(f"state_{field}", value.clone(), persistent=False)
+            self.register_rows(f"state_{field}", value.clone())
         state, action = self.state, spaces.zeros(self.single_action_space, n, self.device)
         observation = call("observation", state)
         spaces.check(f"{name}.observation", "to give", self.single_observation_space, observation, n, self.device)

@@ -35,8 +35,10 @@ def once(tensor: Tensor) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Bools as uint8 0 and 1, by way of floats: see `once`. Other tensors as they are."""
-    return tensor.float().to(torch.uint8) if tensor.dtype == torch.bool else tensor
+    """Bools as uint8 0 and 1, in a graph by way of floats: see `once`. Other tensors as they are."""
+    if tensor.dtype != torch.bool:
+        return tensor
+    return tensor.float().to(torch.uint8) if tracing(tensor) else tensor.view(torch.uint8)
 
 
 def where(mask: Tensor, first: Any, second: Any) -> Any:
@@ -58,9 +60,12 @@ def only(mask: Tensor, value: Tensor, function: Callable[[Tensor], Tensor]) -> T
     return rows.new_zeros(len(mask), *rows.shape[1:]).index_copy_(0, places, rows)
 
 
-def write(mask: Tensor, value: Tensor, buffer: Tensor) -> None:
+def write(mask: Tensor, value: Any, buffer: Any) -> None:
     """Rows of `value` into the buffer where `mask` (bool, `(num_envs,)`)."""
-    if free_to_look(mask):
+    if not isinstance(buffer, Tensor):
+        for key in buffer.keys():
+            write(mask, value[key], buffer[key])
+    elif free_to_look(mask):
         rows = mask.nonzero().squeeze(1)
         buffer.index_copy_(0, rows, value.index_select(0, rows))
     else:

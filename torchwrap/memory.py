@@ -1,4 +1,4 @@
-"""Recycled: memory for large outputs on the CPU."""
+"""Recycled: memory for rollouts on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LEAST_BYTES, _MOST_PIECES = 2**18, 4
+_MOST_PIECES = 4
 
 
 def keep_freed() -> None:
@@ -27,9 +27,10 @@ class Recycled:
     PyTorch has no cache of memory on the CPU, and the C library hands large pieces back to the operating system: for 16,384
     envs, to have each page mapped and zeroed again takes half of a compiled step. Here NumPy owns the memory. A tensor's
     storage holds a reference to the array it lies in until its last view is gone, so the array's count of references tells.
+    Views of its rows are made once for each piece of memory, for a view costs as much as a small operator.
 
     Args:
-        shape, dtype, device: of the tensors. Small ones, and those on another device, are allocated as ever.
+        shape, dtype, device: of the tensors, which have rows. Those on another device are allocated as ever.
 
     >>> recycled = Recycled((2**18,), torch.float32)
     >>> first, second = recycled.empty(), recycled.empty()
@@ -46,23 +47,35 @@ class Recycled:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         self.num_bytes = math.prod(shape) * dtype.itemsize
         self.pieces: list[np.ndarray[Any, Any]] = []
-        self.unheld = 0  # references to a piece that nobody uses
+        self.rows_at: dict[int, list[Tensor]] = {}
+        self.unheld = 0  # references to a piece that nobody uses, before it is in the list
 
     def empty(self) -> Tensor:
         """A tensor of memory that nobody else holds."""
-        if self.device.type != "cpu" or self.num_bytes < _LEAST_BYTES:
+        if self.device.type != "cpu" or not self.num_bytes:
             return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        for number in range(len(self.pieces)):
-            if sys.getrefcount(self.pieces[number]) == self.unheld:
-                return self._tensor(self.pieces[number])
+        for piece in self.pieces:  # held by the list, by its own rows and here
+            if sys.getrefcount(piece) == self.unheld + 1:
+                return self._tensor(piece)
         if len(self.pieces) == _MOST_PIECES:  # the caller collects them: they will not come back soon
             return torch.empty(self.shape, dtype=self.dtype)
-        self.pieces.append(np.empty(self.num_bytes, np.uint8))
-        self.unheld = sys.getrefcount(self.pieces[-1])
-        return self._tensor(self.pieces[-1])
+        piece = np.empty(self.num_bytes, np.uint8)
+        own = self._tensor(piece)
+        self.rows_at[own.data_ptr()] = _rows(own)
+        self.unheld = sys.getrefcount(piece)
+        self.pieces.append(piece)
+        return self._tensor(piece)
+
+    def rows(self, tensor: Tensor) -> list[Tensor]:
+        """The rows of a tensor from here, to write to; bools as bytes, which compilers store in vectors."""
+        return self.rows_at.get(tensor.data_ptr()) or _rows(tensor)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pieces": []}
+        return {**self.__dict__, "pieces": [], "rows_at": {}}
 
     def _tensor(self, piece: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(piece).view(self.dtype).view(self.shape)
+
+
+def _rows(tensor: Tensor) -> list[Tensor]:
+    return list((tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor).unbind(0))

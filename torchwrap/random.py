@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchwrap.buffer import Buffer
+from torchwrap.buffer import Buffer, Module
 
 _WORD = 0xFFFFFFFF
 _FEW = 8
@@ -224,7 +224,7 @@ def _check_probabilities(p: Tensor, n: int, key_shape: torch.Size) -> None:
             raise ValueError(f"choice needs p nonnegative and of sum 1, but got {rows[wrong][0]}.")
 
 
-class Stream(nn.Module):
+class Stream(Module):
     """The random streams of `num_envs` envs, one each, that do not depend on `num_envs` or on each other.
 
     A stream is a clock: the env's seed, index, episode and step say what is drawn, so that no draw shifts another. Envs move
@@ -262,9 +262,9 @@ class Stream(nn.Module):
             raise ValueError(f"Stream needs env indices below 2**{_ENV_BITS}, but got {first_index} + {num_envs}.")
         self.tag = tag
         for name in ("seed_low", "seed_high", "episode", "draw"):
-            self.register_buffer(name, torch.zeros(num_envs, dtype=torch.int64, device=device), persistent=False)
+            self.register_rows(name, torch.zeros(num_envs, dtype=torch.int64, device=device))
         env = torch.arange(first_index, first_index + num_envs, device=device)
-        self.register_buffer("env", env, persistent=False)
+        self.register_rows("env", env)
         self.seed(secrets.randbits(64) if seed is None else seed, torch.ones_like(env, dtype=torch.bool))
 
     def seed(self, seed: int, mask: Tensor) -> None:

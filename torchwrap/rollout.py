@@ -17,6 +17,9 @@ from torchwrap.transforms.episode import RecordEpisodeStatistics
 Policy = Callable[[TensorDict], Any]
 """Takes where to act, a TensorDict `(num_envs,)` with `observation`; gives it with `action`, or the action itself."""
 
+Advance = Callable[[spaces.Value], tuple[TensorDict, spaces.Value]]
+"""What an env does with an action: the successor, and where to act next."""
+
 Key = str | tuple[str, ...]
 Row = dict[Key, Tensor]
 """Where a transition is stored: a tensor `(num_envs, ...)` for each key."""
@@ -99,31 +102,34 @@ class Rollout:
         # Everything that computes: the storage, where time comes first, and where to act next.
         first = None
         if not self._memory:  # only the first transition of all tells what there is to keep
-            first, observation = self._transition(observation)
+            first, observation = self._transition(observation, self.env._advance)
             self._remember(first)
-        storage = self._storage()
-        steps = zip(*[value.unbind(0) for value in storage.values()], strict=True)
-        rows = [dict(zip(storage, step, strict=True)) for step in steps]
+        storage, places = self._storage()
+        rows = [dict(zip(places, step, strict=True)) for step in zip(*places.values(), strict=True)]
         if first is not None:
             _write(first, rows.pop(0))
-        return storage, self._fill(observation, tuple(rows))
-
-    def _fill(self, observation: spaces.Value, rows: tuple[Row, ...]) -> spaces.Value:
         for row in rows:
-            transition, observation = self._transition(observation)
-            _write(transition, row)
-        return observation
+            observation = self._fill(observation, row, self.env._advance)[1]
+        return storage, observation
 
-    def _storage(self) -> Row:
+    def _fill(self, observation: spaces.Value, row: Row, advance: Advance) -> tuple[Tensor, spaces.Value]:
+        # Whether an episode ended, and where to act next.
+        transition, observation = self._transition(observation, advance)
+        _write(transition, row)
+        return transition["next", "done"], observation
+
+    def _storage(self) -> tuple[Row, dict[Key, list[Tensor]]]:
+        # Tensors with time first, and where in them each step goes.
         for memory in self._memory.values():
             memory.device = self.env.device
-        return {key: memory.empty() for key, memory in self._memory.items()}
+        storage = {key: memory.empty() for key, memory in self._memory.items()}
+        return storage, {key: self._memory[key].rows(value) for key, value in storage.items()}
 
-    def _transition(self, observation: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+    def _transition(self, observation: spaces.Value, advance: Advance) -> tuple[TensorDict, spaces.Value]:
         env = self.env
         td = _act(env, self.policy, TensorDict({"observation": observation}, batch_size=[env.num_envs]))
         env._check_action(td)
-        successor, observation = env._advance(td["action"])
+        successor, observation = advance(td["action"])
         return td.set("next", successor), observation
 
     def _remember(self, transition: TensorDict) -> None:
@@ -146,7 +152,7 @@ class Rollout:
 def _write(transition: TensorDict, row: Row) -> None:
     for key, place in row.items():
         value = transition.get(key)
-        place.copy_(masks.as_bytes(value) if place.dtype == torch.uint8 else value)
+        place.copy_(masks.as_bytes(value))
 
 
 def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:

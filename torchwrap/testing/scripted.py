@@ -78,12 +78,14 @@ class ScriptedEnv(Env):
         )
         self.ending = ending
         for name, value in (
-            ("lengths", None if episode_lengths is None else torch.tensor(lengths, device=device)),
             ("index", torch.arange(first_index, first_index + num_envs, device=device)),
             ("elapsed", torch.zeros(num_envs, dtype=torch.int64, device=device)),
             ("episode", torch.full((num_envs,), -1, device=device)),
         ):
-            self.register_buffer(name, value, persistent=False)
+            self.register_rows(name, value)
+        self.register_buffer(
+            "lengths", None if episode_lengths is None else torch.tensor(lengths, device=device), persistent=False
+        )
         # For each leaf: 10 * j, and the bounds to wrap around in.
         self.bounds: dict[tuple[str, ...], tuple[Any, Any] | None] = {}
         for path, leaf in spaces.leaves(observation_space):

@@ -89,9 +89,9 @@ class StickyAction(Transform):
         self.last = {path: f"last_{number}" for number, (path, _) in enumerate(spaces.leaves(space))}
         zeros = spaces.zeros(space, n, signature.device)
         for path, name in self.last.items():
-            self.register_buffer(name, zeros[path] if path else zeros, persistent=False)
+            self.register_rows(name, zeros[path] if path else zeros)
         for name, dtype in (("acted", torch.bool), ("left", torch.int64)):
-            self.register_buffer(name, torch.zeros(n, dtype=dtype, device=signature.device), persistent=False)
+            self.register_rows(name, torch.zeros(n, dtype=dtype, device=signature.device))
         self.stream, signature = signature.stream()
         return signature
 

@@ -11,10 +11,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import masks
+from torchwrap.buffer import Module
 from torchwrap.spaces import Signature, Value
 
 
-class Transform(nn.Module):
+class Transform(Module):
     """What happens to actions on their way into an env, and to observations and rewards on their way out.
 
     A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you change; each is the
@@ -28,7 +29,7 @@ class Transform(nn.Module):
     | `reset(td, mask) -> td` | first observations where `mask`; other rows neither change nor count |
 
     What is learned goes into persistent buffers that do not depend on `num_envs`; what belongs to running episodes into
-    buffers of `num_envs` rows with `persistent=False`. Buffers are written in place and never handed out. Constructor
+    buffers made by `register_rows(name, tensor)`. Buffers are written in place and never handed out. Constructor
     arguments are kept under their own names. No hook may look at values on the host: masks and `torch.where` instead.
     """
 

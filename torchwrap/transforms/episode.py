@@ -56,10 +56,12 @@ class RecordEpisodeStatistics(Transform):
         # A ring of (return, length) with room for all envs to finish at once, and behind it a row for each env that did not:
         # so records are written without a branch, and no two to the same place.
         self.ring_size = max(self.buffer_length, n)
-        for name, shape in (("running_return", (n, 1)), ("running_length", (n, 1)), ("records", (self.ring_size + n, 2))):
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64, device=device), persistent=False)
+        for name in ("running_return", "running_length"):
+            self.register_rows(name, torch.zeros(n, 1, dtype=torch.float64, device=device))
+        records = torch.zeros(self.ring_size + n, 2, dtype=torch.float64, device=device)
+        self.register_buffer("records", records, persistent=False)
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
-        self.register_buffer("behind", torch.arange(n, device=device) + self.ring_size, persistent=False)
+        self.register_rows("behind", torch.arange(n, device=device) + self.ring_size)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -141,10 +143,10 @@ class EvalWrapper(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         n, device = signature.num_envs, signature.device
-        self.register_buffer("sums", torch.zeros(n, 1 + len(self.metrics), device=device), persistent=False)
-        self.register_buffer("episode_steps", torch.zeros(n, 1, dtype=torch.int64, device=device), persistent=False)
+        self.register_rows("sums", torch.zeros(n, 1 + len(self.metrics), device=device))
+        self.register_rows("episode_steps", torch.zeros(n, 1, dtype=torch.int64, device=device))
         for name in ("active_episodes", "ended"):
-            self.register_buffer(name, torch.zeros(n, 1, dtype=torch.bool, device=device), persistent=False)
+            self.register_rows(name, torch.zeros(n, 1, dtype=torch.bool, device=device))
         return signature
 
     @property
@@ -194,7 +196,7 @@ class TimeLimit(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         elapsed = torch.zeros(signature.num_envs, 1, dtype=torch.int64, device=signature.device)
-        self.register_buffer("elapsed", elapsed, persistent=False)
+        self.register_rows("elapsed", elapsed)
         inner = signature.max_episode_steps
         limit = self.max_episode_steps if inner is None else min(inner, self.max_episode_steps)
         return signature.replace(max_episode_steps=limit)
@@ -262,7 +264,7 @@ class TimeAwareObservation(Transform):
         above = gym_spaces.utils.flatten_space(self.space) if self.flatten else self.space
         self.dtype = spaces.dtype(above) if self.flatten else None
         elapsed = torch.zeros(signature.num_envs, 1, dtype=torch.int64, device=signature.device)
-        self.register_buffer("elapsed", elapsed, persistent=False)
+        self.register_rows("elapsed", elapsed)
         return signature.replace(single_observation_space=above)
 
     def _aware(self, td: TensorDict) -> TensorDict:

@@ -13,14 +13,14 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import arguments, masks, spaces
-from torchwrap.buffer import Buffer
+from torchwrap.buffer import Buffer, Module
 from torchwrap.spaces import Signature
 from torchwrap.transforms.base import Transform
 
 Path = tuple[str, ...]
 
 
-class _Memory(nn.Module):
+class _Memory(Module):
     """What is remembered of one tensor of the observation."""
 
     def step(self, frame: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _Frames(_Memory):
         padding = zero if padding is None else padding
         earlier = padding.expand(num_envs, stack_size - 1, *zero.shape).clone()
         self.register_buffer("padding", padding, persistent=False)
-        self.register_buffer("earlier", earlier, persistent=False)
+        self.register_rows("earlier", earlier)
 
     def step(self, frame: Tensor) -> Tensor:
         stacked = torch.cat([self.earlier, frame.unsqueeze(1)], 1)
@@ -132,7 +132,7 @@ class _Queue(_Memory):
     def __init__(self, zero: Tensor, delay: int, num_envs: int) -> None:
         super().__init__()
         self.register_buffer("zero", zero, persistent=False)
-        self.register_buffer("frames", zero.expand(num_envs, delay + 1, *zero.shape).clone(), persistent=False)
+        self.register_rows("frames", zero.expand(num_envs, delay + 1, *zero.shape).clone())
         # Where the next one goes in, for all envs: a ring, in which the one behind it comes out.
         self.register_buffer("place", torch.zeros(1, dtype=torch.int64, device=zero.device), persistent=False)
 

@@ -210,7 +210,7 @@ class NormalizeReward(Transform):
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device)
         discounted = torch.zeros(signature.num_envs, 1, device=signature.device)
-        self.register_buffer("discounted_return", discounted, persistent=False)
+        self.register_rows("discounted_return", discounted)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
