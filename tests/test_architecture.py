@@ -57,7 +57,7 @@ ABOVE = (
         ("torchwrap", ("tests", "examples"), (), ()),
         ("torchwrap.buffer", "torchwrap", (), ()),
         ("torchwrap.arguments", "torchwrap", (), ()),
-        ("torchwrap.random", "torchwrap", (), ("torchwrap.buffer", "torchwrap.buffer.Buffer")),
+        ("torchwrap.random", "torchwrap", (), ("torchwrap.buffer", "torchwrap.buffer.Buffer", "torchwrap.buffer.Module")),
         ("torchwrap.spaces", ABOVE, (), ()),
         ("torchwrap.masks", "torchwrap", (), ()),
     ],

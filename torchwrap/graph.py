@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.codegen.common import init_backend_registration
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -26,6 +25,14 @@ _INDUCTOR = {"size_asserts": False}
 _INDUCTOR_CPU, _INDUCTOR_PART = {"cpp_wrapper": True}, {"aot_inductor.allow_stack_allocation": True}
 # Of few envs most loops are over before another thread has begun.
 _MANY, _INDUCTOR_FEW = 1024, {"cpp.min_chunk_size": 4096}
+
+
+def _settle() -> None:
+    # What can lie on the stack is settled for a whole process by the first graph that anybody has compiled in it.
+    from torch._inductor.codegen.common import init_backend_registration  # which brings SymPy
+
+    with torch._inductor.config.patch(_INDUCTOR_PART):
+        init_backend_registration()
 
 
 def backends() -> list[str]:
@@ -99,8 +106,7 @@ class Graph:
         if self.backend == "inductor":
             on_cpu = _INDUCTOR_CPU | (_INDUCTOR_PART if self.part else {}) | (_INDUCTOR_FEW if self.num_rows < _MANY else {})
             options = _INDUCTOR | (on_cpu if device.type == "cpu" else {}) | self.options
-            with torch._inductor.config.patch(_INDUCTOR_PART):  # which the first graph of a process settles for all of them
-                init_backend_registration()
+            _settle()
             # Caches of compiled graphs, on disk, ask for a ShapeEnv. Tracing has none: it would let unknown numbers pass.
             mode = FakeTensorMode(shape_env=ShapeEnv())
             fakes: list[Any] = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
