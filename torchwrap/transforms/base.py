@@ -29,8 +29,9 @@ class Transform(Module):
     | `reset(td, mask) -> td` | first observations where `mask`; other rows neither change nor count |
 
     What is learned goes into persistent buffers that do not depend on `num_envs`; what belongs to running episodes into
-    buffers made by `register_rows(name, tensor)`. Buffers are written in place and never handed out. Constructor
-    arguments are kept under their own names. No hook may look at values on the host: masks and `torch.where` instead.
+    buffers made by `register_rows(name, tensor)`, of which a graph may show `reset` a few rows alone. Buffers are written in
+    place and never handed out. Constructor arguments are kept under their own names. No hook may look at values on the host:
+    masks and `torch.where` instead.
     """
 
     in_use = False
