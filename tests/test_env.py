@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
+from catalogue import DICT, seven
 from gymnasium import spaces
 from tensordict import TensorDict
 
@@ -268,3 +270,22 @@ def test_where_to_act_next_is_a_tensor_of_its_own_where_nothing_ended():
     transition, td = env.step(env.reset().set("action", env.sample_action()))
     td["observation"].zero_()
     assert transition["next", "observation"][1, 0] == 1001
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "a stack", "a Dict"])
+def test_steps_leave_nothing_to_the_garbage_collector(name):
+    # A cycle of references would hold a step's tensors, on whatever device, until Python looks for it.
+    if name in ("a stack", "a Dict"):
+        env = tw.TransformedEnv(ScriptedEnv(4, observation_space=None if name == "a stack" else DICT, episode_lengths=3))
+        env = tw.TransformedEnv(env, *([seven()] if name == "a stack" else [T.FrameStackObservation(2)]))
+    else:
+        env = tw.make(name, 4)
+    td = env.reset(seed=0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(9):
+            _, td = env.step(td.set("action", env.sample_action()))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -76,16 +76,14 @@ def leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
         yield from leaves(part, (*path, key))
 
 
-def build(space: Space[Any], make: Callable[[tuple[str, ...], Space[Any]], Tensor], num_envs: int) -> Value:
+def build(
+    space: Space[Any], make: Callable[[tuple[str, ...], Space[Any]], Tensor], num_envs: int, path: tuple[str, ...] = ()
+) -> Value:
     """A value of a space, with each leaf made by `make(path, leaf)`."""
-
-    def walk(space: Space[Any], path: tuple[str, ...]) -> Value:
-        parts = children(space)
-        if parts is None:
-            return make(path, space)
-        return TensorDict({key: walk(part, (*path, key)) for key, part in parts.items()}, batch_size=[num_envs])
-
-    return walk(space, ())
+    parts = children(space)
+    if parts is None:
+        return make(path, space)
+    return TensorDict({key: build(part, make, num_envs, (*path, key)) for key, part in parts.items()}, batch_size=[num_envs])
 
 
 def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, path: tuple[str, ...] = ()) -> Value:
