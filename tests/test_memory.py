@@ -179,3 +179,10 @@ def test_rows_of_bools_are_bytes():
     for row in memory.rows(tensor):
         row.copy_(torch.ones(1, dtype=torch.uint8))
     assert tensor.all() and memory.rows(tensor)[0].dtype == torch.uint8
+
+
+def test_rows_made_in_inference_mode_can_be_written_to_outside():
+    memory = recycled()
+    with torch.inference_mode():
+        memory.rows(memory.empty())[0].fill_(1)
+    memory.rows(memory.empty())[0].fill_(2)

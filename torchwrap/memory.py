@@ -60,8 +60,9 @@ class Recycled:
         if len(self.pieces) == _MOST_PIECES:  # the caller collects them: they will not come back soon
             return torch.empty(self.shape, dtype=self.dtype)
         piece = np.empty(self.num_bytes, np.uint8)
-        own = self._tensor(piece)
-        self.rows_at[own.data_ptr()] = _rows(own)
+        with torch.inference_mode(False):  # views that were made in it can be written to in it alone
+            own = self._tensor(piece)
+            self.rows_at[own.data_ptr()] = _rows(own)
         self.unheld = sys.getrefcount(piece)
         self.pieces.append(piece)
         return self._tensor(piece)
