@@ -10,7 +10,7 @@ import pytest
 import torch
 from catalogue import TRANSFORMS, WRAPPERS, seven
 from tensordict import TensorDict
-from test_compile import AOT, INDUCTOR, after, assert_plays_the_same, assert_same, buffers, cartpole, play
+from test_compile import AOT, ENDINGS, INDUCTOR, after, assert_plays_the_same, assert_same, buffers, cartpole, play
 from torch import Tensor
 
 import torchwrap as tw
@@ -88,16 +88,6 @@ WORLDS = {
 def test_every_world_begins_few_episodes_as_in_eager_mode(name, runs):
     assert_goes_on_the_same(WORLDS[name](), tw.compile(WORLDS[name](), backend="aot_eager"), 60)
     assert runs["few"]
-
-
-ENDINGS = {
-    "never": {"episode_lengths": None},
-    "all at once": {"episode_lengths": 4},
-    "at every step": {"episode_lengths": 1},
-    "by termination": {"ending": "terminated"},
-    "by truncation": {"ending": "truncated"},
-    "by both": {"ending": "both"},
-}
 
 
 @pytest.mark.parametrize("name", ENDINGS)
