@@ -66,6 +66,6 @@ def test_rows_are_buffers_that_are_not_saved_and_are_known_by_name_once():
     for number in (1.0, 2.0):  # an env may be set up again
         module.register_rows("elapsed", torch.full((3, 1), number))
     module.register_rows("length", torch.zeros(3))
-    assert module._rows == ("elapsed", "length") and module.elapsed.tolist() == [[2], [2], [2]]
+    assert module._names_of_rows == ("elapsed", "length") and module.elapsed.tolist() == [[2], [2], [2]]
     assert not module.state_dict() and set(dict(module.named_buffers())) == {"elapsed", "length"}
-    assert copy.deepcopy(module)._rows == module._rows and Module()._rows == ()
+    assert copy.deepcopy(module)._names_of_rows == module._names_of_rows and Module()._names_of_rows == ()

@@ -90,20 +90,6 @@ def assert_plays_the_same(eager, compiled, num_steps, tolerance=0.0):
     return expected["transition", "next"]
 
 
-@pytest.fixture
-def graphs():
-    """The backend "counting", and every graph that it has compiled so far."""
-    made = []
-
-    def counting(graph, example):
-        made.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
-
-    torch._dynamo.register_backend(counting, name="counting")
-    yield made
-    torch._dynamo.backends.registry._COMPILER_FNS.pop("counting")
-
-
 @pytest.fixture(scope="module")
 def inductor():
     """The stack of seven through inductor, for tests that put it back to where they want it."""

@@ -32,7 +32,7 @@ def looking(monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """How many new episodes were begun in which graph: (among all, how many) and (among few, how many)."""
+    """How often no episode ended, how often few, which have a graph of their own, and how often more."""
     counter = Counter()
     begin_anew = sys.modules["torchwrap.compile"]._BeginAnew
 
@@ -60,7 +60,6 @@ def apart(env):
 def assert_goes_on_the_same(eager, compiled, num_steps):
     expected, given = (play(env, num_steps, apart(env))[0] for env in (eager, compiled))
     assert_same(given, expected, AOT)
-    return expected["transition", "next"]
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -71,7 +70,7 @@ def test_every_transform_begins_few_episodes_as_in_eager_mode(name, runs):
 
 WORLDS = {
     "CartPole": functools.partial(cartpole, N),
-    "CartPole, float64": functools.partial(tw.make, "CartPole-v0", N),
+    "CartPole, float64": functools.partial(tw.make, "CartPole-v1", N, dtype=torch.float64),
     "Acrobot": lambda: tw.TransformedEnv(tw.make("Acrobot-v1", N), T.TimeLimit(11)),
     "Pendulum": lambda: tw.TransformedEnv(tw.make("Pendulum-v1", N), T.StickyAction(0.3), T.TimeLimit(13)),
     "MountainCar": lambda: tw.TransformedEnv(tw.make("MountainCar-v0", N), T.TimeLimit(12)),
@@ -113,19 +112,31 @@ def test_whichever_envs_end_those_alone_begin_anew(which, runs):
     assert runs == {"few" if len(which) <= 4 else "all": 1}
 
 
-@pytest.mark.parametrize("unroll", [1, 4])
-@pytest.mark.parametrize("keys", [None, ["observation", ("next", "reward")]], ids=["all keys", "without done"])
-def test_rollouts_begin_few_episodes_as_in_eager_mode(keys, unroll, runs):
+WITHOUT_DONE = ["observation", ("next", "reward")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "keys", "unroll"),
+    [
+        ("aot_eager", None, 1),
+        ("aot_eager", None, 4),
+        ("aot_eager", WITHOUT_DONE, 1),
+        ("aot_eager", WITHOUT_DONE, 4),
+        ("inductor", WITHOUT_DONE, 1),
+    ],
+)
+def test_rollouts_begin_few_episodes_as_in_eager_mode(backend, keys, unroll, runs):
     def make():
         return tw.Rollout(stack("Compose of seven"), lambda td: td["observation"][:, -1, :6].tanh(), 25, keys=keys)
 
-    eager, compiled = make(), tw.compile(make(), backend="aot_eager", unroll=unroll)
+    eager, compiled = make(), tw.compile(make(), backend=backend, unroll=unroll)
+    tolerance = AOT if backend == "aot_eager" else INDUCTOR
     td, other = (collect.env.reset(seed=0) for collect in (eager, compiled))
     for _ in range(4):
         (expected, td), (given, other) = eager(td), compiled(other)
-        assert_same(given, expected, AOT)
-        assert_same(other, td, AOT)
-        assert_same(buffers(compiled.env), buffers(eager.env), AOT)
+        assert_same(given, expected, tolerance)
+        assert_same(other, td, tolerance)
+        assert_same(buffers(compiled.env), buffers(eager.env), tolerance)
     assert bool(runs) == (unroll == 1)
 
 
@@ -135,21 +146,24 @@ def test_through_inductor_it_is_as_in_eager_mode(make, runs):
     assert runs["few"] and runs["all"]
 
 
-def test_graphs_are_made_at_once_and_none_in_the_middle_of_a_run():
-    made = []
+def test_graphs_are_made_at_once_and_none_in_the_middle_of_a_run(graphs):
+    env = tw.compile(stack("Compose of seven"), backend="counting")
+    assert len(graphs) == 3
+    after(env, 90)
+    assert len(graphs) == 3
 
-    def counting(graph, example):
-        made.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
 
-    torch._dynamo.register_backend(counting, name="counting few")
-    try:
-        env = tw.compile(stack("Compose of seven"), backend="counting few")
-        assert len(made) == 3
-        after(env, 90)
-        assert len(made) == 3
-    finally:
-        torch._dynamo.backends.registry._COMPILER_FNS.pop("counting few")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_graphs_are_made_in_inference_mode_too(backend, runs):
+    eager, compiled = WORLDS["CartPole"](), tw.compile(WORLDS["CartPole"](), backend=backend)
+    given = []
+    for env in (eager, compiled):
+        td = env.eval().reset(seed=0)
+        with torch.inference_mode():  # where both modes of evaluating meet, another graph is made
+            given.append(play(env, 40, td)[0].clone())
+    assert_same(*given, INDUCTOR)
+    assert runs["few"]
+    assert_plays_the_same(eager.train(), compiled.train(), 40, INDUCTOR)
 
 
 def test_frozen_statistics_stay_frozen_when_few_begin_anew(runs):

@@ -272,14 +272,18 @@ def test_where_to_act_next_is_a_tensor_of_its_own_where_nothing_ended():
     assert transition["next", "observation"][1, 0] == 1001
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "a stack", "a Dict"])
+STEPPED = {
+    "CartPole": lambda: tw.make("CartPole-v1", 4),
+    "Pendulum": lambda: tw.make("Pendulum-v1", 4),
+    "a stack": lambda: tw.TransformedEnv(ScriptedEnv(4, episode_lengths=3), seven()),
+    "a Dict": lambda: tw.TransformedEnv(ScriptedEnv(4, observation_space=DICT), T.FrameStackObservation(2)),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
 def test_steps_leave_nothing_to_the_garbage_collector(name):
     # A cycle of references would hold a step's tensors, on whatever device, until Python looks for it.
-    if name in ("a stack", "a Dict"):
-        env = tw.TransformedEnv(ScriptedEnv(4, observation_space=None if name == "a stack" else DICT, episode_lengths=3))
-        env = tw.TransformedEnv(env, *([seven()] if name == "a stack" else [T.FrameStackObservation(2)]))
-    else:
-        env = tw.make(name, 4)
+    env = STEPPED[name]()
     td = env.reset(seed=0)
     gc.collect()
     gc.disable()

@@ -35,7 +35,7 @@ class Buffer:
 class Module(nn.Module):
     """An `nn.Module` that knows which of its buffers have a row for each env."""
 
-    _rows: tuple[str, ...] = ()
+    _names_of_rows: tuple[str, ...] = ()
 
     def register_rows(self, name: str, tensor: Tensor) -> None:
         """Registers what belongs to running episodes, `(num_envs, ...)`: a buffer that is not in the `state_dict`.
@@ -49,4 +49,4 @@ class Module(nn.Module):
         (torch.Size([3, 1]), OrderedDict())
         """
         self.register_buffer(name, tensor, persistent=False)
-        self._rows = (*dict.fromkeys((*self._rows, name)),)
+        self._names_of_rows = (*dict.fromkeys((*self._names_of_rows, name)),)

@@ -178,7 +178,7 @@ class _BeginAnew:
 def _narrowed(env: Env, rows: Tensor) -> Iterator[None]:
     """The env as if these were all of its rows; what is written to them is written back."""
     modules = [module for module in env.modules() if isinstance(module, Module)]
-    slots: list[tuple[dict[str, Any], str]] = [(module._buffers, name) for module in modules for name in module._rows]
+    slots: list[tuple[dict[str, Any], str]] = [(module._buffers, name) for module in modules for name in module._names_of_rows]
     whole = [tensors[name] for tensors, name in slots]
     signatures = [(layer, layer.signature) for layer in _layers(env)]
     try:

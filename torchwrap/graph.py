@@ -100,6 +100,8 @@ class Graph:
         """Buffers and parameters. They are read anew each time, for `.to(device)` puts others into their places."""
         return [tensors[name] for tensors, name in self.slots]
 
+    @torch.inference_mode(False)  # in which tensors do not know whether they were written to
+    @torch.no_grad()
     def _make(self, values: Any) -> Program:
         graph, result, example = self.trace(values)
         device = example[0].device
@@ -128,7 +130,8 @@ class Graph:
 
     def trace(self, values: Any) -> tuple[torch.fx.GraphModule, Any, list[Tensor]]:
         """The graph of operators, the result without its values, and an example of the graph's input."""
-        example = [tensor.detach() for tensor in (*self.buffers(), *tree.leaves(values))]
+        tensors = [*self.buffers(), *tree.leaves(values)]
+        example = [tensor.clone() if tensor.is_inference() else tensor.detach() for tensor in tensors]
         build, count, result = tree.builder(values), len(self.slots), None
 
         def flat(*tensors: Tensor) -> list[Tensor]:
