@@ -454,7 +454,7 @@ def test_equal_words_of_a_permutation_keep_their_order(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("word, index", [(0, 1), (WORD, 3)])
 def test_the_ends_of_uniform_choose_what_has_a_probability(monkeypatch, word, index, dtype):
-    monkeypatch.setattr(random, "bits", lambda key, count: torch.full((*key.env.shape, count), word))
+    monkeypatch.setattr(random, "_bits", lambda key, count: torch.full((*key.env.shape, count), word))
     p = torch.tensor([0, 0.25, 0, 0.75, 0, 0], dtype=dtype)
     rounding = math.sqrt(torch.finfo(dtype).eps) / 2
     for one in (p, p * (1 - rounding), p * (1 + rounding), p + torch.tensor([0, 0, 0, 0, 1e-30, 0], dtype=dtype)):
@@ -463,7 +463,7 @@ def test_the_ends_of_uniform_choose_what_has_a_probability(monkeypatch, word, in
 
 def test_a_choice_at_the_sum_of_two_probabilities_is_the_second(monkeypatch):
     monkeypatch.setattr(
-        random, "bits", lambda key, count: torch.full((*key.env.shape, count), 2**31) * (torch.arange(count) % 2 == 0)
+        random, "_bits", lambda key, count: torch.full((*key.env.shape, count), 2**31) * (torch.arange(count) % 2 == 0)
     )
     assert random.choice(Stream(1, seed=1).key(), 3, (2,), torch.tensor([0.5, 0.0, 0.5])).tolist() == [[2, 2]]
 

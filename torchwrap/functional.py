@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import arguments, masks, spaces
+from torchwrap.buffer import Submodule
 from torchwrap.env import Env
 from torchwrap.pool import Pool
 from torchwrap.random import Key, Stream
@@ -69,6 +70,8 @@ class FunctionalEnv(Env):
     >>> env.reset(seed=0)["observation"].shape
     torch.Size([3, 4])
     """
+
+    stream = Submodule()
 
     def __init__(
         self,
@@ -203,7 +206,7 @@ class FunctionalEnv(Env):
     def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
         self.stream.next_episode(mask)
         if masks.free_to_look(mask):
-            places = mask.nonzero().squeeze(1)
+            places = masks.rows(mask)
             if len(places):
                 first = self._first(options, places)
                 for name, value in self.state.items():
@@ -216,8 +219,8 @@ class FunctionalEnv(Env):
     def _first(self, options: dict[str, Any] | None, places: Tensor | None = None) -> dict[str, Tensor]:
         if self.pool is None or options:
             return self._call("initial", places=places, options=options)
-        key = self.stream.key() if places is None else self.stream.key().at(places)
-        return self.pool.take(key._replace(tag=key.tag + len(_FUNCTIONS)))
+        key = self.stream.key(len(_FUNCTIONS))
+        return self.pool.take(key if places is None else key.at(places))
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
@@ -268,8 +271,7 @@ class FunctionalEnv(Env):
         function, options = getattr(self.func_env, name), options or {}
         params = self.params if self.parameter_names else {}
         if key is None:
-            key = self.stream.key()
-            key = key._replace(tag=key.tag + _FUNCTIONS.index(name))
+            key = self.stream.key(_FUNCTIONS.index(name))
         if places is not None:
             key = key.at(places)
             params = {field: value.index_select(0, places) for field, value in params.items()}

@@ -22,6 +22,7 @@ from torchwrap.buffer import Buffer, Module
 
 _WORD = 0xFFFFFFFF
 _FEW = 8
+_FLOATS = {torch.float32: np.float32, torch.float64: np.float64}
 _MULTIPLIERS, _WEYL = np.array([[[0xD2511F53], [0xCD9E8D57]], [[0xBB67AE85], [0x9E3779B9]]], np.uint64)
 _MASK, _SHIFT = np.uint64(_WORD), np.uint64(32)
 _BLOCK_BITS = 24  # of the second counter word; the 8 bits above it are the tag
@@ -120,11 +121,20 @@ def bits(key: Key, count: int) -> Tensor:
 
     The first words do not depend on `count`.
     """
-    blocks = torch.arange((count + 3) // 4, device=key.env.device)
-    low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
-    words = philox((low, high), (draw, (key.tag << _BLOCK_BITS) + blocks, env, episode))
-    # Component by component in memory: whoever takes them apart again reads what lies together.
-    return torch.stack(words).movedim(0, -1).flatten(-2)[..., :count]
+    words = _bits(key, count)
+    return words if isinstance(words, Tensor) else torch.from_numpy(words)
+
+
+def _bits(key: Key, count: int) -> Tensor | np.ndarray[Any, Any]:
+    # NumPy's where the host may look. Component by component in memory: who takes them apart again reads what lies together.
+    blocks, tag, arrays = (count + 3) // 4, key.tag << _BLOCK_BITS, _arrays(*key[:5])
+    if arrays is None:
+        low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
+        words = philox((low, high), (draw, tag + torch.arange(blocks, device=env.device), env, episode))
+        return torch.stack(words).movedim(0, -1).flatten(-2)[..., :count]
+    k0, k1, c2, c3, c0 = (array[..., None] for array in arrays)
+    found = np.array(_philox_of_arrays(k0, k1, c0, tag + np.arange(blocks), c2, c3))
+    return np.moveaxis(found, 0, -1).reshape(*key.env.shape, 4 * blocks)[..., :count]
 
 
 def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
@@ -136,13 +146,15 @@ def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.fl
     count = math.prod(shape)
     if dtype == torch.float64:
         # 53 bits from a pair of words, as NumPy and MT19937ar's genrand_res53 build them.
-        words = bits(key, 2 * count)
-        number = ((words[..., 0::2] >> 5) * 2**26 + (words[..., 1::2] >> 6)).to(dtype) * 2.0**-53
+        words, share = _bits(key, 2 * count), 2.0**-53
+        whole = (words[..., 0::2] >> 5) * 2**26 + (words[..., 1::2] >> 6)
     elif dtype == torch.float32:
-        number = (bits(key, count) >> 8).to(dtype) * 2.0**-24
+        whole, share = _bits(key, count) >> 8, 2.0**-24
     else:
         raise TypeError(f"uniform needs a dtype of torch.float32 or torch.float64, but got {dtype}.")
-    return number.reshape((*key.env.shape, *shape))
+    whole = whole.reshape((*key.env.shape, *shape))
+    number = whole.to(dtype) if isinstance(whole, Tensor) else torch.from_numpy(whole.astype(_FLOATS[dtype]))
+    return number.mul_(share)
 
 
 def normal(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
@@ -283,6 +295,6 @@ class Stream(Module):
         """Moves every stream to its next step."""
         self.draw.add_(1)
 
-    def key(self) -> Key:
-        """The key of the present step: a view, good until the stream moves on."""
-        return Key(self.seed_low, self.seed_high, self.env, self.episode, self.draw, self.tag << 3)
+    def key(self, function: int = 0) -> Key:
+        """The key of the present step: a view, good until the stream moves on. Up to 8 functions of a step have one each."""
+        return Key(self.seed_low, self.seed_high, self.env, self.episode, self.draw, (self.tag << 3) + function)
