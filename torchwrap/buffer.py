@@ -1,4 +1,4 @@
-"""Buffers of modules that belong to envs: rows for each env, and reading them at every step."""
+"""What modules that belong to envs hold: buffers with a row for each env, and reading buffers and submodules at every step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class Buffer:
+class _Registered:
+    place: str
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        try:
+            return module.__dict__[self.place][self.name]
+        except (AttributeError, KeyError):
+            raise AttributeError(f"{owner} needs {self.name!r} in {self.place} first, but got none.") from None
+
+
+class Buffer(_Registered):
     """Reads the module's buffer of this name; `register_buffer` still makes it.
 
     `nn.Module` looks a buffer up only after an ordinary look-up has failed, which costs as much as half a small operator. A
@@ -22,14 +35,21 @@ class Buffer:
     True
     """
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    place = "_buffers"
 
-    def __get__(self, module: Any, owner: type | None = None) -> Tensor:
-        try:
-            return module._buffers[self.name]
-        except (AttributeError, KeyError):
-            raise AttributeError(f"{owner} needs register_buffer({self.name!r}) first, but got none.") from None
+
+class Submodule(_Registered):
+    """Reads the module's submodule of this name, which is assigned as ever; see `Buffer`.
+
+    >>> class Pair(nn.Module):
+    ...     first = Submodule()
+    >>> module = Pair()
+    >>> module.first = nn.Identity()
+    >>> module.first is module.get_submodule("first")
+    True
+    """
+
+    place = "_modules"
 
 
 class Module(nn.Module):

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import masks, spaces
-from torchwrap.buffer import Module
+from torchwrap.buffer import Module, Submodule
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
@@ -39,6 +39,8 @@ class Env(Module):
     episodes in buffers made by `register_rows`. Returned tensors are the caller's: no later step changes them,
     and changing them in place does not change what happens next.
     """
+
+    action_stream = Submodule()
 
     can_snapshot = True
     """Whether all state is in buffers. False where a foreign simulator keeps its own."""
@@ -131,9 +133,9 @@ class Env(Module):
     def _begin_anew(self, done: Tensor, observation: spaces.Value) -> None:
         # Writes the first observations of new episodes where the latest ended. The reset pass is skipped only where the host
         # knows that none did: for nothing, or because a simulator on the host has to be told anyway.
-        if (masks.free_to_look(done) or not self.can_snapshot) and not done.any():
-            return
         mask = done.squeeze(-1)
+        if (masks.free_to_look(done) or not self.can_snapshot) and not len(masks.look_up(mask)):
+            return
         masks.write(mask, self._reset(mask)["observation"], observation)
 
     def _hand_out(self, observation: spaces.Value) -> TensorDict:
@@ -250,8 +252,7 @@ class Env(Module):
     # Checks: all before anything has changed.
 
     def _name(self) -> str:
-        spec = self.unwrapped._spec
-        return spec.id if spec is not None else type(self).__name__
+        return self._spec.id if self._spec is not None else type(self).__name__
 
     def _check_begun(self, what: str) -> None:
         if self._observation is None:

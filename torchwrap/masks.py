@@ -41,6 +41,18 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.float().to(torch.uint8) if tracing(tensor) else tensor.view(torch.uint8)
 
 
+def rows(mask: Tensor) -> Tensor:
+    """Places where a mask is set (bool, `(num_envs,)`, which the host can look at), int64."""
+    found: Tensor | None = getattr(mask, "rows_set", None)
+    return mask.nonzero().squeeze(1) if found is None else found
+
+
+def look_up(mask: Tensor) -> Tensor:
+    """`rows` of a mask that nobody changes any more, which knows them from now on."""
+    mask.rows_set = rows(mask)  # type: ignore[attr-defined]
+    return mask.rows_set  # type: ignore[attr-defined, no-any-return]
+
+
 def where(mask: Tensor, first: Any, second: Any) -> Any:
     """Rows of `first` where `mask` (bool, `(num_envs,)`), else of `second`, in a value of their own."""
     if not isinstance(first, Tensor):
@@ -48,16 +60,18 @@ def where(mask: Tensor, first: Any, second: Any) -> Any:
         return TensorDict(merged, batch_size=first.batch_size)
     if free_to_look(mask):
         # PyTorch does not vectorise a where whose mask is broadcast; few rows are merged, so copying those is faster.
-        rows = mask.nonzero().squeeze(1)
-        return second.index_copy(0, rows, first.index_select(0, rows))
+        places = rows(mask)
+        return second.index_copy(0, places, first.index_select(0, places))
     return torch.where(mask.view(-1, *(1,) * (first.dim() - 1)), first, second)
 
 
 def only(mask: Tensor, value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The function of rows in the mask (bool, `(num_envs,)`, which the host can look at), and zeros elsewhere."""
-    places = mask.nonzero().squeeze(1)
-    rows = function(value.index_select(0, places))
-    return rows.new_zeros(len(mask), *rows.shape[1:]).index_copy_(0, places, rows)
+    """The function of rows; of those in the mask (bool, `(num_envs,)`) where the host can look at it, and zeros elsewhere."""
+    if not free_to_look(mask):
+        return function(value)
+    places = rows(mask)
+    found = function(value.index_select(0, places))
+    return found.new_zeros(len(mask), *found.shape[1:]).index_copy_(0, places, found)
 
 
 def write(mask: Tensor, value: Any, buffer: Any) -> None:
@@ -66,7 +80,7 @@ def write(mask: Tensor, value: Any, buffer: Any) -> None:
         for key in buffer.keys():
             write(mask, value[key], buffer[key])
     elif free_to_look(mask):
-        rows = mask.nonzero().squeeze(1)
-        buffer.index_copy_(0, rows, value.index_select(0, rows))
+        places = rows(mask)
+        buffer.index_copy_(0, places, value.index_select(0, places))
     else:
         buffer.copy_(torch.where(mask.view(-1, *(1,) * (value.dim() - 1)), value, buffer))

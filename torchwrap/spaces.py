@@ -7,6 +7,7 @@ A value of a space, for `num_envs` envs at once, is a tensor `(num_envs, *space.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
@@ -113,6 +114,7 @@ def argument(owner: str, name: str, space: object) -> Space[Any] | None:
     return space
 
 
+@functools.cache
 def torch_dtype(to: np.dtype[Any]) -> torch.dtype | None:
     """A dtype of NumPy's in PyTorch; None where it is none of real numbers that PyTorch computes with."""
     try:

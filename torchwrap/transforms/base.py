@@ -19,7 +19,7 @@ class Transform(Module):
     """What happens to actions on their way into an env, and to observations and rewards on their way out.
 
     A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you change; each is the
-    identity by default. `td` has batch size `(num_envs,)` and may be written to; `mask` is bool, `(num_envs,)`.
+    identity by default. `td` has batch size `(num_envs,)` and may be written to; `mask` is bool, `(num_envs,)`, and may not.
 
     | hook | job |
     |---|---|
@@ -91,9 +91,8 @@ class ObservationTransform(Transform):
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
         observation = td["observation"]
-        if self.costly and masks.free_to_look(mask):
-            return td.set("observation", masks.only(mask, observation, self.observation))
-        return td.set("observation", self.observation(observation))
+        first = masks.only(mask, observation, self.observation) if self.costly else self.observation(observation)
+        return td.set("observation", first)
 
     def forward(self, td: TensorDict) -> TensorDict:
         return self._alone(td, "observation", self.observation)

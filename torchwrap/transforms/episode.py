@@ -69,18 +69,20 @@ class RecordEpisodeStatistics(Transform):
         return td.set(self.length_key, self.running_length.add_(1).long())
 
     def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        row, finished = mask.unsqueeze(-1), mask & (self.running_length[:, 0] > 0)
+        row = mask.unsqueeze(-1)
         if masks.free_to_look(mask):
-            rows = finished.nonzero().squeeze(1)
-            record = torch.cat([self.running_return[rows], self.running_length[rows]], 1)
-            place = torch.arange(1, len(rows) + 1) + self.count
-            self.records.index_copy_(0, place.remainder_(self.ring_size), record)
-            self.count.add_(len(rows))
+            # In NumPy, whose small operators cost half.
+            rows, count = masks.rows(mask).numpy(), self.count.numpy()
+            finished = np.concatenate([self.running_return.numpy()[rows], self.running_length.numpy()[rows]], 1)
+            finished = finished[finished[:, 1] > 0]
+            self.records.numpy()[np.arange(count[0] + 1, count[0] + 1 + len(finished)) % self.ring_size] = finished
+            count += len(finished)
         else:
             record = torch.cat([self.running_return, self.running_length], 1)
-            rank = finished.cumsum(0)
-            place = torch.where(finished, (rank + self.count) % self.ring_size, self.behind)
-            self.records.index_copy_(0, place, torch.where(finished.unsqueeze(-1), record, 0))
+            finishes = mask & (self.running_length[:, 0] > 0)
+            rank = finishes.cumsum(0)
+            place = torch.where(finishes, (rank + self.count) % self.ring_size, self.behind)
+            self.records.index_copy_(0, place, torch.where(finishes.unsqueeze(-1), record, 0))
             self.count.add_(rank[-1:])
         self.running_return.masked_fill_(row, 0)
         self.running_length.masked_fill_(row, 0)

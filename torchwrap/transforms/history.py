@@ -65,13 +65,15 @@ class _Frames(_Memory):
         return stacked
 
     def reset(self, first: Tensor, mask: Tensor) -> Tensor:
-        first = masks.once(first).unsqueeze(1)
-        if self.repeats_first:
-            stacked = first.expand(-1, self.stack_size, *self.padding.shape).clone()
-        else:
-            stacked = torch.cat([self.padding.expand_as(self.earlier), first], 1)
+        stacked = masks.only(mask, masks.once(first), self._begin)
         masks.write(mask, stacked[:, 1:], self.earlier)
         return stacked
+
+    def _begin(self, first: Tensor) -> Tensor:
+        first, shape = first.unsqueeze(1), self.padding.shape
+        if self.repeats_first:
+            return first.expand(-1, self.stack_size, *shape).clone()
+        return torch.cat([self.padding.expand(len(first), self.stack_size - 1, *shape), first], 1)
 
 
 class FrameStackObservation(_History):

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import arguments, masks, spaces
-from torchwrap.buffer import Buffer
+from torchwrap.buffer import Buffer, Submodule
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.base import ObservationTransform, Transform
 
@@ -113,8 +113,8 @@ class RunningMeanStd(nn.Module):
     def _moments(self) -> tuple[Tensor, Tensor]:
         # Mean, as a difference from the reference, and variance.
         count = self.count
-        known = masks.free_to_look(count) and bool(count)
-        counted = count if known else count.clamp(min=1)
+        known = masks.free_to_look(count) and int(count)
+        counted = known or count.clamp(min=1)
         mean = self.total / counted
         var = (self.squares / counted).addcmul_(mean, mean, value=-1)
         return mean, var if known else var.add_(count == 0)
@@ -201,6 +201,7 @@ class NormalizeReward(Transform):
     """
 
     discounted_return = Buffer()
+    statistics = Submodule()
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import recipe
+from torchwrap.buffer import Submodule
 from torchwrap.env import Env
 from torchwrap.random import Stream
 from torchwrap.transforms.base import Compose, Transform
@@ -21,7 +22,7 @@ class Wrapper(Env):
     Attributes of inner layers are reached as in Gymnasium, with `get_wrapper_attr(name)`; there is no silent forwarding.
     """
 
-    env: Env
+    env = Submodule()
 
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
@@ -29,7 +30,7 @@ class Wrapper(Env):
             raise TypeError(f"{type(self).__name__} needs a torchwrap.Env first, but got {type(env).__name__}: {hint}.")
         if "_advance" in vars(env) or "_transform_step" in vars(env):
             raise ValueError(f"{type(self).__name__} needs an env that is not compiled yet, but got {env!r}: compile it last.")
-        super().__init__(env.signature, metadata=env.metadata, render_mode=env.render_mode)
+        super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
         self.env = env
         self.action_stream = env.action_stream  # one a stack, so that wrapping does not change what is sampled
         self.can_snapshot = env.can_snapshot
@@ -109,6 +110,8 @@ class TransformedEnv(Wrapper):
     >>> TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
     <TimeLimit(max_episode_steps=9)<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>
     """
+
+    transform = Submodule()
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
         transform = transforms[0] if len(transforms) == 1 else Compose(transforms)
