@@ -24,7 +24,7 @@ import torch
 import tyro
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Distribution, Independent, Normal
 from tqdm import tqdm
 
 import torchwrap as tw
@@ -76,14 +76,14 @@ class Args:
 
 DEFAULTS = {
     "discrete": dict(
-        num_envs=32,
-        num_steps=32,
+        num_envs=48,
+        num_steps=20,
         total_steps=100_000,
         learning_rate=3e-3,
         gamma=0.98,
         gae_lambda=0.9,
         epochs=10,
-        minibatch_size=512,
+        minibatch_size=480,
         anneal_clip=True,
         normalize=False,
     ),
@@ -99,7 +99,7 @@ DEFAULTS = {
         anneal_clip=False,
         normalize=True,
     ),
-    "Acrobot-v1": dict(num_steps=128, total_steps=400_000, gamma=0.99, minibatch_size=1024, normalize=True),
+    "Acrobot-v1": dict(num_envs=32, num_steps=128, total_steps=400_000, gamma=0.99, minibatch_size=1024, normalize=True),
     "MountainCar-v0": dict(
         num_envs=64,
         num_steps=128,
@@ -128,12 +128,35 @@ def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -
     return tw.TransformedEnv(env, *transforms)
 
 
+class Tanh(nn.Module):
+    """2 sigmoid(2x) - 1, which on a CPU takes a third of the time of PyTorch's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(2 * x) * 2 - 1
+
+
 def mlp(inputs: int, outputs: int, last_gain: float) -> nn.Sequential:
-    layers = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
+    layers = [nn.Linear(inputs, 64), Tanh(), nn.Linear(64, 64), Tanh(), nn.Linear(64, outputs)]
     for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, last_gain)):
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
     return nn.Sequential(*layers)
+
+
+class Softmax:
+    """PyTorch's Categorical in a third of its operators."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.log_probs = logits.log_softmax(-1)
+
+    def sample(self) -> Tensor:
+        return torch.multinomial(self.log_probs.exp(), 1).squeeze(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
 
 class Agent(nn.Module):
@@ -146,10 +169,10 @@ class Agent(nn.Module):
         self.critic = mlp(inputs, 1, last_gain=1.0)
         self.log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs))
 
-    def distribution(self, observation: Tensor) -> Distribution:
+    def distribution(self, observation: Tensor) -> Softmax | Distribution:
         out = self.actor(observation.float())
         if self.discrete:
-            return Categorical(logits=out, validate_args=False)
+            return Softmax(out)
         return Independent(Normal(out, self.log_std.exp(), validate_args=False), 1, validate_args=False)
 
     def value(self, observation: Tensor) -> Tensor:
@@ -185,7 +208,8 @@ def ppo_loss(agent: Agent, batch: TensorDict, clip: Tensor, args: Args) -> Tenso
     advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip)).mean()
     value_loss = (agent.value(batch["observation"]) - batch["returns"]).square().mean()
-    return policy_loss + args.value_weight * value_loss - args.entropy_weight * distribution.entropy().mean()
+    loss = policy_loss + args.value_weight * value_loss
+    return loss - args.entropy_weight * distribution.entropy().mean() if args.entropy_weight else loss
 
 
 def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:

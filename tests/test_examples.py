@@ -88,13 +88,37 @@ def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_term
     assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
 
 
+def test_the_agents_own_operators_are_pytorchs(ppo):
+    logits, action = torch.randn(4, 50, 3, dtype=torch.float64), torch.randint(0, 3, (4, 50))
+    own, pytorchs = ppo.Softmax(logits), torch.distributions.Categorical(logits=logits)
+    torch.testing.assert_close(own.log_prob(action), pytorchs.log_prob(action))
+    torch.testing.assert_close(own.entropy(), pytorchs.entropy())
+    drawn = ppo.Softmax(torch.tensor([0.1, 0.2, 0.7]).log().expand(100_000, 3)).sample()
+    torch.testing.assert_close(drawn.bincount() / 100_000, torch.tensor([0.1, 0.2, 0.7]), atol=0.006, rtol=0)  # 4 deviations
+    x = torch.linspace(-9, 9, 99, dtype=torch.float64, requires_grad=True)
+    for function in (lambda f: f(x), lambda f: torch.autograd.grad(f(x).sum(), x)[0]):
+        torch.testing.assert_close(function(ppo.Tanh()), function(torch.tanh))
+
+
 def test_ppo_learns_with_few_steps(ppo, tmp_path):
     metrics = ppo.main(ppo.Args(total_steps=20_000, out=tmp_path))
     assert metrics["eval_mean_return"] > 100  # a random policy's is 22
 
 
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
-    arguments = ["--total-steps", "32768", "--num-envs", "16", "--epochs", "4", "--save-every", "3", "--resume"]
+    arguments = [
+        "--total-steps",
+        "32768",
+        "--num-envs",
+        "16",
+        "--num-steps",
+        "32",
+        "--epochs",
+        "4",
+        "--save-every",
+        "3",
+        "--resume",
+    ]
 
     def start(out):
         command = [sys.executable, str(EXAMPLES / "ppo.py"), *arguments, "--out", str(out)]
