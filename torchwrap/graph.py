@@ -18,6 +18,7 @@ from torchwrap.env import Env
 from torchwrap.transforms.base import Transform
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
+_TRAINING = operator.attrgetter("training")
 
 # Sizes and strides are settled when a graph is made. The wrapper around the kernels in C++ costs half of the one in Python;
 # half of that again with small tensors on its stack, but then results lie in memory of the graph's own.
@@ -81,20 +82,21 @@ class Graph:
         self.programs: dict[Any, Program] = {}
 
     def __call__(self, *values: Any) -> Any:
-        tensors = [*self.buffers(), *tree.leaves(values)]
-        run, build = self._program(tensors[0].device, values)
+        (run, build), tensors = self._find(values)
         return build(iter(run(tensors)))
 
     def program(self, *values: Any) -> Program:
         """What runs the graph for inputs like these; it is made where it is missing."""
-        return self._program([*self.buffers(), *tree.leaves(values)][0].device, values)
+        return self._find(values)[0]
 
-    def _program(self, device: torch.device, values: Any) -> Program:
-        key = (device, tree.structure(values), *[module.training for module in self.modules])
+    def _find(self, values: Any) -> tuple[Program, list[Tensor]]:
+        tensors = self.buffers()
+        structure = tree.flatten(values, tensors)
+        key = (tensors[0].device, structure, *map(_TRAINING, self.modules))
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._make(values)
-        return program
+        return program, tensors
 
     def buffers(self) -> list[Tensor]:
         """Buffers and parameters. They are read anew each time, for `.to(device)` puts others into their places."""
@@ -103,8 +105,9 @@ class Graph:
     @torch.inference_mode(False)  # in which tensors do not know whether they were written to
     @torch.no_grad()
     def _make(self, values: Any) -> Program:
-        graph, result, example = self.trace(values)
-        device = example[0].device
+        graph, result, given, example = self.trace(values)
+        device, used = example[0].device, _prune(graph)
+        example = [example[place] for place in used]
         if self.backend == "inductor":
             on_cpu = _INDUCTOR_CPU | (_INDUCTOR_PART if self.part else {}) | (_INDUCTOR_FEW if self.num_rows < _MANY else {})
             options = _INDUCTOR | (on_cpu if device.type == "cpu" else {}) | self.options
@@ -117,29 +120,36 @@ class Graph:
         else:
             compiled = torch._dynamo.lookup_backend(self.backend)(graph, example)
 
-        bools = [place for place, leaf in enumerate(tree.leaves(result)) if leaf.dtype == torch.bool]
+        made = [leaf for place, leaf in enumerate(tree.leaves(result)) if place not in given]
+        bools = [place for place, leaf in enumerate(made) if leaf.dtype == torch.bool]
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-            leaves = list(compiled(*tensors))
+            leaves = list(compiled(*[tensors[place] for place in used]))
             for place in bools:
                 leaves[place] = leaves[place].view(torch.bool)
+            for place, number in given.items():
+                leaves.insert(place, tensors[number])
             return leaves
 
         replayed = device.type == "cuda" and not self.part
         return Program(Replay(run, len(self.slots), self.static_outputs) if replayed else run, tree.builder(result))
 
-    def trace(self, values: Any) -> tuple[torch.fx.GraphModule, Any, list[Tensor]]:
-        """The graph of operators, the result without its values, and an example of the graph's input."""
+    def trace(self, values: Any) -> tuple[torch.fx.GraphModule, Any, dict[int, int], list[Tensor]]:
+        """The graph of operators, the result without its values, which leaves of it were given, an example of the input."""
         tensors = [*self.buffers(), *tree.leaves(values)]
         example = [tensor.clone() if tensor.is_inference() else tensor.detach() for tensor in tensors]
         build, count, result = tree.builder(values), len(self.slots), None
+        given: dict[int, int] = {}  # a leaf of the result is a tensor of the input, by their places
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             nonlocal result
             self._put(tensors[:count])
             result = self.function(*build(iter(tensors[count:])))
             self._check_state(tensors[:count], attributes)
-            return [masks.as_bytes(leaf) for leaf in tree.leaves(result)]
+            places = {id(tensor): place for place, tensor in enumerate(tensors)}
+            leaves = tree.leaves(result)
+            given.update({place: places[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in places})
+            return [masks.as_bytes(leaf) for place, leaf in enumerate(leaves) if place not in given]
 
         held, attributes = self.buffers(), [_attributes(module) for module in self.modules]
         checks = Distribution._validate_args
@@ -158,7 +168,7 @@ class Graph:
         finally:
             Distribution.set_default_validate_args(checks)
             self._put(held)
-        return graph, result, example
+        return graph, result, given, example
 
     def _put(self, buffers: Iterable[Tensor]) -> None:
         for (tensors, name), tensor in zip(self.slots, buffers, strict=True):
@@ -210,6 +220,17 @@ class Replay:
             self.outputs = self.run([*self.buffers, *self.inputs])
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
+
+
+def _prune(graph: torch.fx.GraphModule) -> list[int]:
+    """Takes the inputs out that the graph has no use for, each of which costs half a microsecond; the places of the others."""
+    inputs = list(enumerate(graph.graph.find_nodes(op="placeholder")))
+    used = [place for place, node in inputs if node.users]
+    for _, node in inputs:
+        if not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return used
 
 
 def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

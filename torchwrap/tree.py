@@ -15,18 +15,22 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     return [(key, value[key]) for key in sorted(value.keys(), key=str)]
 
 
-def leaves(value: Any) -> Iterator[Tensor]:
-    """The tensors, contiguous, by the names of their keys."""
+def flatten(value: Any, leaves: list[Tensor]) -> Any:
+    """Appends the tensors, contiguous, by the names of their keys; gives their structure, a key for dicts.
+
+    It is what two values have in common if one can stand for the other.
+    """
     if isinstance(value, Tensor):
-        yield value.contiguous()
-    else:
-        for _, part in _parts(value):
-            yield from leaves(part)
+        leaves.append(value.contiguous())
+        return None
+    return tuple([(key, flatten(part, leaves)) for key, part in _parts(value)])
 
 
-def structure(value: Any) -> Any:
-    """What two values have in common if one can stand for the other: a key for dicts."""
-    return None if isinstance(value, Tensor) else tuple([(key, structure(part)) for key, part in _parts(value)])
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors, in the order of `flatten`."""
+    found: list[Tensor] = []
+    flatten(value, found)
+    return found
 
 
 def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
