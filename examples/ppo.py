@@ -128,15 +128,8 @@ def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -
     return tw.TransformedEnv(env, *transforms)
 
 
-class Tanh(nn.Module):
-    """2 sigmoid(2x) - 1, which on a CPU takes a third of the time of PyTorch's own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(2 * x) * 2 - 1
-
-
-def mlp(inputs: int, outputs: int, last_gain: float) -> nn.Sequential:
-    layers = [nn.Linear(inputs, 64), Tanh(), nn.Linear(64, 64), Tanh(), nn.Linear(64, outputs)]
+def mlp(inputs: int, outputs: int, between: type[nn.Module], last_gain: float) -> nn.Sequential:
+    layers = [nn.Linear(inputs, 64), between(), nn.Linear(64, 64), between(), nn.Linear(64, outputs)]
     for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, last_gain)):
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
@@ -165,8 +158,10 @@ class Agent(nn.Module):
         inputs, action_space = env.single_observation_space.shape[0], env.single_action_space
         self.discrete = isinstance(action_space, gymnasium.spaces.Discrete)
         outputs = int(action_space.n) if self.discrete else action_space.shape[0]
-        self.actor = mlp(inputs, outputs, last_gain=0.01)
-        self.critic = mlp(inputs, 1, last_gain=1.0)
+        # Discrete tasks are learned as soon with straight lines, for which a CPU takes a tenth of the time of tanh.
+        between = nn.Hardtanh if self.discrete else nn.Tanh
+        self.actor = mlp(inputs, outputs, between, last_gain=0.01)
+        self.critic = mlp(inputs, 1, between, last_gain=1.0)
         self.log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs))
 
     def distribution(self, observation: Tensor) -> Softmax | Distribution:

@@ -88,16 +88,13 @@ def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_term
     assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
 
 
-def test_the_agents_own_operators_are_pytorchs(ppo):
+def test_a_softmax_is_pytorchs_categorical(ppo):
     logits, action = torch.randn(4, 50, 3, dtype=torch.float64), torch.randint(0, 3, (4, 50))
     own, pytorchs = ppo.Softmax(logits), torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(own.log_prob(action), pytorchs.log_prob(action))
     torch.testing.assert_close(own.entropy(), pytorchs.entropy())
     drawn = ppo.Softmax(torch.tensor([0.1, 0.2, 0.7]).log().expand(100_000, 3)).sample()
     torch.testing.assert_close(drawn.bincount() / 100_000, torch.tensor([0.1, 0.2, 0.7]), atol=0.006, rtol=0)  # 4 deviations
-    x = torch.linspace(-9, 9, 99, dtype=torch.float64, requires_grad=True)
-    for function in (lambda f: f(x), lambda f: torch.autograd.grad(f(x).sum(), x)[0]):
-        torch.testing.assert_close(function(ppo.Tanh()), function(torch.tanh))
 
 
 def test_ppo_learns_with_few_steps(ppo, tmp_path):
