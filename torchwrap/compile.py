@@ -210,7 +210,7 @@ class _Collect:
         self.replays: dict[Run, Replay] = {}
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
         alone = Graph(functools.partial(rollout._transition, advance=env._advance), modules, **keywords)
-        rollout._remember(alone.trace((observation,))[1][0])
+        rollout._remember(alone.trace((observation,)).result[0])
         # A CUDA graph writes into the same storage each time; elsewhere each call has its own.
         self.kept = rollout._storage() if env.device.type == "cuda" else None
         self._programs(observation, (self.kept or rollout._storage())[1])

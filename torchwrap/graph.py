@@ -49,6 +49,17 @@ class Program(NamedTuple):
     """From leaves to the result."""
 
 
+class Trace(NamedTuple):
+    """What a function does and gives, but for the values."""
+
+    graph: torch.fx.GraphModule
+    result: Any
+    given: dict[int, int]
+    """Leaves of the result that are tensors of the input, by their places."""
+    example: list[Tensor]
+    """An input: buffers, and the leaves of the arguments."""
+
+
 class Graph:
     """A function of tensors and TensorDicts, which writes to the buffers of modules in place, as one graph.
 
@@ -134,12 +145,12 @@ class Graph:
         replayed = device.type == "cuda" and not self.part
         return Program(Replay(run, len(self.slots), self.static_outputs) if replayed else run, tree.builder(result))
 
-    def trace(self, values: Any) -> tuple[torch.fx.GraphModule, Any, dict[int, int], list[Tensor]]:
-        """The graph of operators, the result without its values, which leaves of it were given, an example of the input."""
+    def trace(self, values: Any) -> Trace:
+        """Runs the function on tensors without values, and leaves everything as it was."""
         tensors = [*self.buffers(), *tree.leaves(values)]
         example = [tensor.clone() if tensor.is_inference() else tensor.detach() for tensor in tensors]
         build, count, result = tree.builder(values), len(self.slots), None
-        given: dict[int, int] = {}  # a leaf of the result is a tensor of the input, by their places
+        given: dict[int, int] = {}
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             nonlocal result
@@ -168,7 +179,7 @@ class Graph:
         finally:
             Distribution.set_default_validate_args(checks)
             self._put(held)
-        return graph, result, given, example
+        return Trace(graph, result, given, example)
 
     def _put(self, buffers: Iterable[Tensor]) -> None:
         for (tensors, name), tensor in zip(self.slots, buffers, strict=True):
