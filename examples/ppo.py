@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Literal
 
 import gymnasium
-import matplotlib
 import torch
 import tyro
 from tensordict import TensorDict
@@ -29,9 +28,6 @@ from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 
 @dataclass
@@ -208,8 +204,11 @@ def ppo_loss(agent: Agent, batch: TensorDict, clip: Tensor, args: Args) -> Tenso
 
 
 def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:
+    from matplotlib.figure import Figure  # for which learning need not wait
+
     steps, returns, seconds = zip(*curve)
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     axes.plot(steps, returns, label="mean return of the latest 100 episodes")
     low, high = min(returns), max(returns)
     if args.target_return is not None and args.target_return <= 2 * high - low:  # not where it would flatten the curve
@@ -217,7 +216,6 @@ def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:
     axes.set(title=f"PPO on {args.env}, seed {args.seed}, {seconds[-1]:.0f} s", xlabel="env steps", ylabel="return")
     axes.legend()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def save(path: Path, checkpoint: dict[str, object]) -> None:
