@@ -131,7 +131,7 @@ class Graph:
         else:
             compiled = torch._dynamo.lookup_backend(self.backend)(graph, example)
 
-        # What hides it from `torch.compile` costs a tenth of the time of a small graph: it is for those who compile the caller.
+        # What hides it from `torch.compile` costs a tenth of the time of a small graph; only who compiles the caller needs it.
         hidden, compiled = compiled, getattr(compiled, "_torchdynamo_orig_callable", compiled)
         made = [leaf for place, leaf in enumerate(tree.leaves(result)) if place not in given]
         bools = [place for place, leaf in enumerate(made) if leaf.dtype == torch.bool]
