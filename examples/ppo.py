@@ -133,7 +133,7 @@ def mlp(inputs: int, outputs: int, between: type[nn.Module], last_gain: float) -
 
 
 class Softmax:
-    """PyTorch's Categorical in a third of its operators."""
+    """PyTorch's Categorical, in four operators instead of seven."""
 
     def __init__(self, logits: Tensor) -> None:
         self.log_probs = logits.log_softmax(-1)

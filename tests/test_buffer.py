@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchwrap.buffer import Buffer, Module
+from torchwrap.buffer import Buffer, Module, Submodule
 
 
 class Counter(nn.Module):
@@ -39,6 +39,21 @@ def test_it_is_the_buffer_of_the_module(change):
     module = change(Counter())
     assert module.count is dict(module.named_buffers())["count"] is module._buffers["count"]
     assert list(module.state_dict()) == ["count"]
+
+
+class Pair(nn.Module):
+    first = Submodule()
+
+
+@pytest.mark.parametrize("change", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_submodule_is_that_of_the_module_and_another_may_take_its_place(change):
+    module = Pair()
+    assert not hasattr(module, "first")
+    module.first = nn.Linear(1, 1)
+    module = change(module)
+    assert module.first is module._modules["first"] and list(module.state_dict()) == ["first.weight", "first.bias"]
+    module.first = nn.Identity()
+    assert isinstance(module.first, nn.Identity)
 
 
 def test_substituted_buffers_are_read():

@@ -54,6 +54,28 @@ def test_what_no_operator_reads_is_no_input(monkeypatch):
     assert seen == [2]  # the total and x
 
 
+def test_it_is_hidden_from_those_who_compile_the_caller_and_from_nobody_else(monkeypatch):
+    seen = []
+
+    def backend(name):
+        def compile(graph, example):
+            def hidden(*tensors):
+                seen.append("hidden")
+                return graph(*tensors)
+
+            hidden._torchdynamo_orig_callable = lambda *tensors: seen.append("bare") or graph(*tensors)
+            return hidden
+
+        return compile
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", backend)
+    run, tensors = make("eager")._find(given())
+    run.run(tensors)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    run.run(tensors)
+    assert seen == ["bare", "hidden"]
+
+
 def test_leaves_come_by_the_names_of_their_keys_and_the_structure_tells_what_can_stand_for_what():
     one, two, three = torch.ones(2), torch.zeros(2), torch.arange(6).view(2, 3).t()
     found = []
