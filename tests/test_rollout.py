@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -58,6 +59,42 @@ def test_what_a_policy_writes_is_kept():
 
     data, _ = tw.rollout(ScriptedEnv(2), policy, 3)
     assert (data["value"] == data["observation"][..., :1] * 2).all()
+
+
+SEES = {
+    "another of the same shape": lambda seen: seen + 0.5,
+    "another of another shape": lambda seen: seen[:, :3],
+    "another of another dtype": lambda seen: seen.double(),
+    "the same, written to": lambda seen: seen.add_(0.5),
+}
+
+
+@pytest.mark.parametrize("name", SEES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_observation_that_a_policy_changes_is_kept_as_it_leaves_it(name, compiled):
+    change, make = SEES[name], lambda: ScriptedEnv(3, episode_lengths=(2, 3))
+    collect = tw.Rollout(
+        make(), lambda td: td.update({"observation": change(td["observation"]), "action": torch.ones(3, 6)}), 5
+    )
+    plain = tw.Rollout(make(), lambda td: torch.ones(3, 6), 5)
+    if compiled:
+        tw.compile(collect, backend="eager")
+    td, plain_td = collect.env.reset(), plain.env.reset()
+    for _ in range(3):
+        (data, td), (expected, plain_td) = collect(td), plain(plain_td)
+        seen = change(expected["observation"].flatten(0, 1).clone()).unflatten(0, (3, 5))
+        assert data["observation"].dtype == seen.dtype and (data["observation"] == seen).all()
+        assert (data["next", "observation"] == expected["next", "observation"]).all()
+        assert (td["observation"] == plain_td["observation"]).all()
+
+
+def test_an_observation_of_bools_stays_one():
+    space = spaces.Dict(flag=spaces.Box(0, 1, (2,), np.bool_), rest=spaces.Box(0, 9, (1,)))
+    collect = tw.Rollout(ScriptedEnv(3, observation_space=space), lambda td: td["observation", "flag"].float().repeat(1, 3), 4)
+    for _ in range(2):
+        data, td = collect()
+        assert data["observation", "flag"].dtype == td["observation", "flag"].dtype == torch.bool
+        assert (data["observation", "flag"][:, 1:] == data["next", "observation", "flag"][:, :-1]).all()
 
 
 def test_a_policy_has_no_gradient_in_a_rollout():

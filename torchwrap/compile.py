@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -212,29 +213,33 @@ class _Collect:
         alone = Graph(functools.partial(rollout._transition, advance=env._advance), modules, **keywords)
         rollout._remember(alone.trace((observation,)).result[0])
         # A CUDA graph writes into the same storage each time; elsewhere each call has its own.
-        self.kept = rollout._storage() if env.device.type == "cuda" else None
-        self._programs(observation, (self.kept or rollout._storage())[1])
+        self.kept = rollout._storage(observation) if env.device.type == "cuda" else None
+        self._programs(observation, *(self.kept or rollout._storage(observation))[1:])
         if self.looks:
             self.begin_anew.prepare()
 
     def _programs(
-        self, observation: spaces.Value, places: dict[Key, list[Tensor]]
+        self, observation: spaces.Value, rows: dict[Key, list[Tensor]], places: list[list[Tensor]]
     ) -> tuple[list[Program], list[list[Tensor]]]:
         # What to run one after the other, and the places that each writes to, in the order of `tree.leaves`.
-        keys, num_steps, unroll = sorted(places, key=str), self.rollout.num_steps, self.unroll
-        rows = list(zip(*[places[key] for key in keys], strict=True))
-        pieces = [rows[start : start + unroll] for start in range(0, num_steps, unroll)]
+        keys, build = sorted(rows, key=str), tree.builder(observation)
+        columns = [*[rows[key] for key in keys], *[leaves[1:] for leaves in places]]
+        steps = list(zip(*columns, strict=True))
+        pieces = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
         first, last = (
-            self.fill.program(observation, tuple([dict(zip(keys, row, strict=True)) for row in piece]))
+            self.fill.program(
+                observation, tuple([(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in piece])
+            )
             for piece in (pieces[0], pieces[-1])
         )
-        return [first] * (len(pieces) - 1) + [last], [[place for row in piece for place in row] for piece in pieces]
+        return [first] * (len(pieces) - 1) + [last], [list(itertools.chain(*piece)) for piece in pieces]
 
-    def _fill(self, observation: spaces.Value, rows: tuple[Row, ...]) -> tuple[Tensor, spaces.Value]:
+    def _fill(self, here: spaces.Value, steps: tuple[tuple[Row, spaces.Value], ...]) -> tuple[Tensor, spaces.Value]:
         advance = self.rollout.env._succeed if self.looks else self.rollout.env._advance
-        for row in rows:
-            done, observation = self.rollout._fill(observation, row, advance)
-        return done, observation
+        for row, following in steps:
+            done = self.rollout._fill(here, row, following, advance)
+            here = following
+        return done, here
 
     @property
     def looks(self) -> bool:
@@ -242,13 +247,17 @@ class _Collect:
         return self.unroll == 1 and self.begin_anew.pays
 
     def __call__(self, observation: spaces.Value) -> tuple[Row, spaces.Value]:
-        (storage, places), looks = self.kept or self.rollout._storage(), self.looks
-        (programs, pieces), buffers, count = self._programs(observation, places), self.fill.buffers(), len(self.fill.slots)
+        storage, rows, places = self.kept or self.rollout._storage(observation)
+        (programs, pieces), looks = self._programs(observation, rows, places), self.looks
+        buffers, count, first = self.fill.buffers(), len(self.fill.slots), [leaves[0] for leaves in places]
 
         def collect(tensors: list[Tensor]) -> list[Tensor]:
             buffers, leaves = tensors[:count], tensors[count:]
-            for (run, build), places in zip(programs, pieces, strict=True):
-                done, *leaves = run([*buffers, *leaves, *places])
+            for place, leaf in zip(first, leaves, strict=True):
+                place.copy_(leaf)
+            leaves = first
+            for (run, build), piece in zip(programs, pieces, strict=True):
+                done, *leaves = run([*buffers, *leaves, *piece])
                 if looks:
                     self.begin_anew(done, build(iter([done, *leaves]))[1])
             return [*storage.values(), done, *leaves]
@@ -258,8 +267,7 @@ class _Collect:
         if self.kept:
             whole = self.replays.setdefault(run, Replay(collect, count, self.static_outputs))
         tensors = iter(whole([*buffers, *tree.leaves(observation)]))
-        data, following = {key: next(tensors) for key in storage}, build(tensors)[1]
-        return data, following if self.kept else following.clone()  # what parts give is theirs
+        return {key: next(tensors) for key in storage}, build(tensors)[1]
 
 
 def _modules(policy: Any, above: tuple[Any, ...] = ()) -> list[nn.Module]:

@@ -131,7 +131,7 @@ def _bits(key: Key, count: int) -> Tensor | np.ndarray[Any, Any]:
     if arrays is None:
         low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
         words = philox((low, high), (draw, tag + torch.arange(blocks, device=env.device), env, episode))
-        return torch.stack(words).movedim(0, -1).flatten(-2)[..., :count]
+        return torch.stack(words[:count]).movedim(0, -1).flatten(-2)[..., :count]  # words that nobody asks for are not drawn
     k0, k1, c2, c3, c0 = (array[..., None] for array in arrays)
     found = np.array(_philox_of_arrays(k0, k1, c0, tag + np.arange(blocks), c2, c3))
     return np.moveaxis(found, 0, -1).reshape(*key.env.shape, 4 * blocks)[..., :count]

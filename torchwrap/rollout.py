@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchwrap import arguments, masks, spaces
+from torchwrap import arguments, masks, spaces, tree
 from torchwrap.env import Env
 from torchwrap.memory import Recycled
 from torchwrap.transforms.episode import RecordEpisodeStatistics
@@ -100,30 +100,28 @@ class Rollout:
 
     def _collect(self, observation: spaces.Value) -> tuple[Row, spaces.Value]:
         # Everything that computes: the storage, where time comes first, and where to act next.
-        first = None
+        known = None
         if not self._memory:  # only the first transition of all tells what there is to keep
-            first, observation = self._transition(observation, self.env._advance)
-            self._remember(first)
-        storage, places = self._storage()
-        rows = [dict(zip(places, step, strict=True)) for step in zip(*places.values(), strict=True)]
-        if first is not None:
-            _write(first, rows.pop(0))
-        for row in rows:
-            observation = self._fill(observation, row, self.env._advance)[1]
-        return storage, observation
+            known = self._transition(observation, self.env._advance)
+            self._remember(known[0])
+        storage, rows, places = self._storage(observation)
+        build = tree.builder(observation)
+        here, *behind = [build(iter(leaves)) for leaves in zip(*places, strict=True)]
+        _copy(observation, here)
+        for step, following in enumerate(behind):
+            transition, after = known or self._transition(here, self.env._advance)
+            known = None
+            self._keep(transition, {key: row[step] for key, row in rows.items()}, here)
+            _copy(after, following)
+            here = following
+        return storage, here
 
-    def _fill(self, observation: spaces.Value, row: Row, advance: Advance) -> tuple[Tensor, spaces.Value]:
-        # Whether an episode ended, and where to act next.
-        transition, observation = self._transition(observation, advance)
-        _write(transition, row)
-        return transition["next", "done"], observation
-
-    def _storage(self) -> tuple[Row, dict[Key, list[Tensor]]]:
-        # Tensors with time first, and where in them each step goes.
-        for memory in self._memory.values():
-            memory.device = self.env.device
-        storage = {key: memory.empty() for key, memory in self._memory.items()}
-        return storage, {key: self._memory[key].rows(value) for key, value in storage.items()}
+    def _fill(self, here: spaces.Value, row: Row, following: spaces.Value, advance: Advance) -> Tensor:
+        # A step in a graph, which writes into its place in the storage. Gives whether an episode ended.
+        transition, after = self._transition(here, advance)
+        self._keep(transition, row, here)
+        _copy(after, following)
+        return transition["next", "done"]
 
     def _transition(self, observation: spaces.Value, advance: Advance) -> tuple[TensorDict, spaces.Value]:
         env = self.env
@@ -141,6 +139,30 @@ class Rollout:
         for key, leaf in kept.items(True, True):
             self._memory[key] = Recycled((self.num_steps, *leaf.shape), leaf.dtype, self.env.device)
 
+    def _storage(self, observation: spaces.Value) -> tuple[Row, dict[Key, list[Tensor]], list[list[Tensor]]]:
+        # Tensors with time first; where in them each step goes; and where each leaf of the observations lies, of that behind
+        # the last step too. Those that are kept lie in the storage from the beginning, and are none of what a step writes.
+        for memory in self._memory.values():
+            memory.device = self.env.device
+        storage = {key: memory.empty() for key, memory in self._memory.items()}
+        rows = {key: self._memory[key].rows(value) for key, value in storage.items()}
+        places = []
+        paths = sorted(path for path, _ in spaces.leaves(self.env.single_observation_space))
+        for path, leaf in zip(paths, tree.leaves(observation), strict=True):
+            key = ("observation", *path) if path else "observation"
+            two, row = [torch.empty_like(leaf) for _ in range(2)], rows.get(key)
+            if row and (row[0].shape, row[0].dtype) == (leaf.shape, leaf.dtype):  # a policy may keep another there
+                places.append([*rows.pop(key), two[0]])
+            else:
+                places.append([two[step % 2] for step in range(self.num_steps + 1)])
+        return storage, rows, places
+
+    def _keep(self, transition: TensorDict, row: Row, here: spaces.Value) -> None:
+        for key in self._memory:
+            value, place = transition.get(key), row[key] if key in row else _leaf(here, key)
+            if value is not place:  # an observation is where it is to be kept, unless the policy has put another in its place
+                place.copy_(masks.as_bytes(value))
+
     def __getstate__(self) -> dict[str, Any]:
         # What is compiled stands before the method of its name, and belongs to the rollout it was made for.
         return {name: value for name, value in self.__dict__.items() if not callable(getattr(type(self), name, None))}
@@ -149,10 +171,15 @@ class Rollout:
         return f"Rollout({self.env!r}, num_steps={self.num_steps})"
 
 
-def _write(transition: TensorDict, row: Row) -> None:
-    for key, place in row.items():
-        value = transition.get(key)
-        place.copy_(masks.as_bytes(value))
+def _leaf(observation: spaces.Value, key: Key) -> Tensor:
+    for part in key[1:] if isinstance(key, tuple) else ():
+        observation = observation[part]
+    return observation
+
+
+def _copy(value: spaces.Value, place: spaces.Value) -> None:
+    for source, target in zip(tree.leaves(value), tree.leaves(place), strict=True):
+        target.copy_(source)
 
 
 def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:

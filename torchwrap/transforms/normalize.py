@@ -96,7 +96,7 @@ class RunningMeanStd(nn.Module):
         if not masks.free_to_look(rows):
             # Of row 0, or never: to search for the first row in the mask would cost two passes at every step.
             begins = (count == 0) & (True if mask is None else mask[:1])
-            reference.copy_(torch.where(begins, rows[0], reference))
+            reference = reference.copy_(masks.once(torch.where(begins, rows[0], reference)))
         elif not count and len(rows):
             reference.copy_(rows[0])
         differences = counted = rows - reference
