@@ -73,9 +73,12 @@ SEES = {
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_observation_that_a_policy_changes_is_kept_as_it_leaves_it(name, compiled):
     change, make = SEES[name], lambda: ScriptedEnv(3, episode_lengths=(2, 3))
-    collect = tw.Rollout(
-        make(), lambda td: td.update({"observation": change(td["observation"]), "action": torch.ones(3, 6)}), 5
-    )
+
+    def policy(td):
+        assert td["observation"].dtype == torch.float32
+        return td.update({"observation": change(td["observation"]), "action": torch.ones(3, 6)})
+
+    collect = tw.Rollout(make(), policy, 5)
     plain = tw.Rollout(make(), lambda td: torch.ones(3, 6), 5)
     if compiled:
         tw.compile(collect, backend="eager")
@@ -90,7 +93,12 @@ def test_an_observation_that_a_policy_changes_is_kept_as_it_leaves_it(name, comp
 
 def test_an_observation_of_bools_stays_one():
     space = spaces.Dict(flag=spaces.Box(0, 1, (2,), np.bool_), rest=spaces.Box(0, 9, (1,)))
-    collect = tw.Rollout(ScriptedEnv(3, observation_space=space), lambda td: td["observation", "flag"].float().repeat(1, 3), 4)
+
+    def policy(td):
+        assert td["observation", "flag"].dtype == torch.bool
+        return torch.ones(3, 6)
+
+    collect = tw.Rollout(ScriptedEnv(3, observation_space=space), policy, 4)
     for _ in range(2):
         data, td = collect()
         assert data["observation", "flag"].dtype == td["observation", "flag"].dtype == torch.bool
