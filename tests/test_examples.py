@@ -60,7 +60,7 @@ def test_ppo_runs_and_writes_its_results(ppo, tmp_path, env, backend, used):
     fresh.load_state_dict(checkpoint["env"])
     agent = ppo.Agent(fresh)
     agent.load_state_dict(checkpoint["agent"])
-    torch.optim.Adam(agent.parameters()).load_state_dict(checkpoint["optimizer"])
+    torch.optim.Adam([ppo.flatten(agent)]).load_state_dict(checkpoint["optimizer"])
     tw.rollout(fresh.eval(), agent.act, 2)
 
 
@@ -89,12 +89,30 @@ def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_term
 
 
 def test_a_softmax_is_pytorchs_categorical(ppo):
-    logits, action = torch.randn(4, 50, 3, dtype=torch.float64), torch.randint(0, 3, (4, 50))
+    logits, action = torch.randn(200, 3, dtype=torch.float64), torch.randint(0, 3, (200,))
     own, pytorchs = ppo.Softmax(logits), torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(own.log_prob(action), pytorchs.log_prob(action))
     torch.testing.assert_close(own.entropy(), pytorchs.entropy())
     drawn = ppo.Softmax(torch.tensor([0.1, 0.2, 0.7]).log().expand(100_000, 3)).sample()
     torch.testing.assert_close(drawn.bincount() / 100_000, torch.tensor([0.1, 0.2, 0.7]), atol=0.006, rtol=0)  # 4 deviations
+
+
+def test_one_flat_parameter_learns_what_all_of_a_module_do(ppo):
+    own, pytorchs = (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)) for _ in range(2))
+    pytorchs.load_state_dict(own.state_dict())
+    flat, separate = ppo.flatten(own), list(pytorchs.parameters())
+    optimizers = [torch.optim.Adam(parameters, 0.1) for parameters in ([flat], separate)]
+    for _ in range(3):
+        inputs = 3 * torch.randn(8, 3)
+        flat.grad.zero_()
+        optimizers[1].zero_grad()
+        for module, parameters, optimizer in zip((own, pytorchs), ([flat], separate), optimizers, strict=True):
+            module(inputs).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+            optimizer.step()
+    for parameter, expected in zip(own.parameters(), separate, strict=True):
+        torch.testing.assert_close(parameter, expected)
+        torch.testing.assert_close(parameter.grad, expected.grad)
 
 
 def test_ppo_learns_with_few_steps(ppo, tmp_path):
