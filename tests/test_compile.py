@@ -422,6 +422,15 @@ def test_on_gymnasiums_cartpole_the_compiled_transforms_are_those_of_eager_mode(
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("transforms", [[T.ClipReward(-1, 1)], [T.ClipObservation(-1, 1), T.TimeLimit(9)]])
+def test_no_two_outputs_on_a_foreign_simulator_lie_in_the_same_memory(backend, transforms):
+    below = tw.make("CartPole-v1", 4, backend="gymnasium", vectorization_mode="sync")
+    env = tw.compile(tw.TransformedEnv(below, *copy.deepcopy(transforms)), backend=backend)
+    transition, td = env.step(env.reset().set("action", env.sample_action()))
+    assert_apart(transition.exclude("observation"), td)
+
+
 def test_on_processes_the_compiled_transforms_are_those_of_eager_mode():
     eager, compiled = gymnasium_cartpole("async", 2), tw.compile(gymnasium_cartpole("async", 2), backend="aot_eager")
     try:

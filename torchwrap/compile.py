@@ -95,7 +95,9 @@ def compile(
             first = spaces.zeros(layer.env.single_observation_space, num_envs, device)
             flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
             successor = {"observation": first, "reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
-            graph(layer, "_transform_step", layer.transform, TensorDict(successor, [num_envs]))
+            graph(
+                layer, "_conclude" if layer is env else "_transform_step", layer.transform, TensorDict(successor, [num_envs])
+            )
             afresh = TensorDict({"observation": first}, [num_envs])
             graph(layer, "_transform_reset", layer.transform, afresh, flags[2].squeeze(-1))
     for owner, method, instead in made:  # only when all could be made; found before the method of the class

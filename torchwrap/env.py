@@ -126,7 +126,9 @@ class Env(Module):
         return successor, observation
 
     def _succeed(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
-        successor = self._step(TensorDict({"action": action}, batch_size=[self.num_envs]))
+        return self._conclude(self._step(TensorDict({"action": action}, batch_size=[self.num_envs])))
+
+    def _conclude(self, successor: TensorDict) -> tuple[TensorDict, spaces.Value]:
         successor.set("done", masks.once(successor["terminated"] | successor["truncated"]))
         return successor, successor["observation"].clone()
 

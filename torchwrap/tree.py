@@ -12,7 +12,7 @@ from torch import Tensor
 def _parts(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, tuple):
         return list(enumerate(value))
-    return [(key, value[key]) for key in sorted(value.keys(), key=str)]
+    return sorted(value.items(), key=lambda item: str(item[0]))
 
 
 def flatten(value: Any, leaves: list[Tensor]) -> Any:

@@ -13,6 +13,7 @@ from torchwrap import recipe
 from torchwrap.buffer import Submodule
 from torchwrap.env import Env
 from torchwrap.random import Stream
+from torchwrap.spaces import Value
 from torchwrap.transforms.base import Compose, Transform
 
 
@@ -28,7 +29,7 @@ class Wrapper(Env):
         if not isinstance(env, Env):
             hint = "torchwrap.make and torchwrap.interop.gymnasium.from_gymnasium give one"
             raise TypeError(f"{type(self).__name__} needs a torchwrap.Env first, but got {type(env).__name__}: {hint}.")
-        if "_advance" in vars(env) or "_transform_step" in vars(env):
+        if "_advance" in vars(env) or "_transform_reset" in vars(env):
             raise ValueError(f"{type(self).__name__} needs an env that is not compiled yet, but got {env!r}: compile it last.")
         super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
         self.env = env
@@ -133,11 +134,17 @@ class TransformedEnv(Wrapper):
             part.in_use = True
 
     def _step(self, td: TensorDict) -> TensorDict:
+        return self._transform_step(self._step_below(td))
+
+    def _succeed(self, action: Value) -> tuple[TensorDict, Value]:
+        return self._conclude(self._step_below(TensorDict({"action": action}, batch_size=[self.num_envs])))
+
+    def _step_below(self, td: TensorDict) -> TensorDict:
         for stream in self.streams:
             stream.next_draw()
         if self.acts:
             td.set("action", self.transform.action(td["action"]))
-        return self._transform_step(self.env._step(td))
+        return self.env._step(td)
 
     def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
         for stream in self.streams:
@@ -150,6 +157,9 @@ class TransformedEnv(Wrapper):
         return [self.transform]
 
     # A method each, so that each can be a graph where a foreign simulator is below.
+
+    def _conclude(self, td: TensorDict) -> tuple[TensorDict, Value]:
+        return super()._conclude(self._transform_step(td))
 
     def _transform_step(self, td: TensorDict) -> TensorDict:
         return self.transform.step(td)
