@@ -95,9 +95,8 @@ def compile(
             first = spaces.zeros(layer.env.single_observation_space, num_envs, device)
             flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
             successor = {"observation": first, "reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
-            graph(
-                layer, "_conclude" if layer is env else "_transform_step", layer.transform, TensorDict(successor, [num_envs])
-            )
+            step = "_conclude" if layer is env else "_transform_step"
+            graph(layer, step, layer.transform, TensorDict(successor, [num_envs]))
             afresh = TensorDict({"observation": first}, [num_envs])
             graph(layer, "_transform_reset", layer.transform, afresh, flags[2].squeeze(-1))
     for owner, method, instead in made:  # only when all could be made; found before the method of the class
@@ -237,9 +236,10 @@ class _Collect:
         return [first] * (len(pieces) - 1) + [last], [list(itertools.chain(*piece)) for piece in pieces]
 
     def _fill(self, here: spaces.Value, steps: tuple[tuple[Row, spaces.Value], ...]) -> tuple[Tensor, spaces.Value]:
-        advance = self.rollout.env._succeed if self.looks else self.rollout.env._advance
+        rollout, env = self.rollout, self.rollout.env
         for row, following in steps:
-            done = self.rollout._fill(here, row, following, advance)
+            made = rollout._transition(here, env._succeed if self.looks else env._advance)
+            done = rollout._store(*made, row, here, following)
             here = following
         return done, here
 

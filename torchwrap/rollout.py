@@ -109,19 +109,10 @@ class Rollout:
         here, *behind = [build(iter(leaves)) for leaves in zip(*places, strict=True)]
         _copy(observation, here)
         for step, following in enumerate(behind):
-            transition, after = known or self._transition(here, self.env._advance)
-            known = None
-            self._keep(transition, {key: row[step] for key, row in rows.items()}, here)
-            _copy(after, following)
-            here = following
+            known = known or self._transition(here, self.env._advance)
+            self._store(*known, {key: row[step] for key, row in rows.items()}, here, following)
+            known, here = None, following
         return storage, here
-
-    def _fill(self, here: spaces.Value, row: Row, following: spaces.Value, advance: Advance) -> Tensor:
-        # A step in a graph, which writes into its place in the storage. Gives whether an episode ended.
-        transition, after = self._transition(here, advance)
-        self._keep(transition, row, here)
-        _copy(after, following)
-        return transition["next", "done"]
 
     def _transition(self, observation: spaces.Value, advance: Advance) -> tuple[TensorDict, spaces.Value]:
         env = self.env
@@ -157,11 +148,16 @@ class Rollout:
                 places.append([two[step % 2] for step in range(self.num_steps + 1)])
         return storage, rows, places
 
-    def _keep(self, transition: TensorDict, row: Row, here: spaces.Value) -> None:
+    def _store(
+        self, transition: TensorDict, after: spaces.Value, row: Row, here: spaces.Value, following: spaces.Value
+    ) -> Tensor:
+        # Writes a transition to its row, and where to act next behind where it was. Gives whether an episode ended.
         for key in self._memory:
             value, place = transition.get(key), row[key] if key in row else _leaf(here, key)
             if value is not place:  # an observation is where it is to be kept, unless the policy has put another in its place
                 place.copy_(masks.as_bytes(value))
+        _copy(after, following)
+        return transition["next", "done"]
 
     def __getstate__(self) -> dict[str, Any]:
         # What is compiled stands before the method of its name, and belongs to the rollout it was made for.
