@@ -134,17 +134,17 @@ class TransformedEnv(Wrapper):
             part.in_use = True
 
     def _step(self, td: TensorDict) -> TensorDict:
-        return self._transform_step(self._step_below(td))
+        return self._transform_step(self._step_below(td["action"]))
 
     def _succeed(self, action: Value) -> tuple[TensorDict, Value]:
-        return self._conclude(self._step_below(TensorDict({"action": action}, batch_size=[self.num_envs])))
+        return self._conclude(self._step_below(action))
 
-    def _step_below(self, td: TensorDict) -> TensorDict:
+    def _step_below(self, action: Value) -> TensorDict:
         for stream in self.streams:
             stream.next_draw()
         if self.acts:
-            td.set("action", self.transform.action(td["action"]))
-        return self.env._step(td)
+            action = self.transform.action(action)
+        return self.env._step(TensorDict({"action": action}, batch_size=[self.num_envs]))
 
     def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
         for stream in self.streams:
