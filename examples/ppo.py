@@ -208,7 +208,8 @@ def prepare(agent: Agent, data: TensorDict, args: Args) -> TensorDict:
 def ppo_loss(agent: Agent, batch: TensorDict, clip: Tensor, args: Args) -> Tensor:
     distribution = agent.distribution(batch["observation"])
     ratio = (distribution.log_prob(batch["action"]) - batch["log_prob"]).exp()
-    advantage = F.layer_norm(batch["advantage"], batch.shape, eps=1e-8)  # of mean 0 and variance 1
+    advantage = batch["advantage"]
+    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip)).mean()
     value_loss = F.mse_loss(agent.value(batch["observation"]), batch["returns"])
     loss = policy_loss + args.value_weight * value_loss
