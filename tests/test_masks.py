@@ -14,6 +14,13 @@ def test_a_mask_that_was_looked_up_is_looked_at_no_more():
     assert masks.rows(mask) is masks.look_up(mask)
 
 
+def test_whether_a_mask_is_set_anywhere():
+    mask = torch.zeros(4, 1, dtype=torch.bool)
+    assert not masks.any(mask)
+    mask[2] = True
+    assert masks.any(mask)
+
+
 def test_a_mask_of_ones_own_is_looked_at_each_time_for_it_may_have_changed():
     env = tw.TransformedEnv(ScriptedEnv(3, (1,), None), T.NormalizeObservation(), T.FrameStackObservation(2))
     env.reset()

@@ -135,9 +135,12 @@ class Env(Module):
     def _begin_anew(self, done: Tensor, observation: spaces.Value) -> None:
         # Writes the first observations of new episodes where the latest ended. The reset pass is skipped only where the host
         # knows that none did: for nothing, or because a simulator on the host has to be told anyway.
-        mask = done.squeeze(-1)
-        if (masks.free_to_look(done) or not self.can_snapshot) and not len(masks.look_up(mask)):
+        host_looks = masks.free_to_look(done) or not self.can_snapshot
+        if host_looks and not masks.any(done):
             return
+        mask = done.squeeze(-1)
+        if host_looks:
+            masks.look_up(mask)
         masks.write(mask, self._reset(mask)["observation"], observation)
 
     def _hand_out(self, observation: spaces.Value) -> TensorDict:

@@ -133,14 +133,10 @@ class Graph:
 
         # What hides it from `torch.compile` costs a tenth of the time of a small graph; only who compiles the caller needs it.
         hidden, compiled = compiled, getattr(compiled, "_torchdynamo_orig_callable", compiled)
-        made = [leaf for place, leaf in enumerate(tree.leaves(result)) if place not in given]
-        bools = [place for place, leaf in enumerate(made) if leaf.dtype == torch.bool]
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
             call = hidden if torch.compiler.is_compiling() else compiled
             leaves = list(call(*[tensors[place] for place in used]))
-            for place in bools:
-                leaves[place] = leaves[place].view(torch.bool)
             for place, number in given.items():
                 leaves.insert(place, tensors[number])
             return leaves
@@ -163,7 +159,7 @@ class Graph:
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
             leaves = tree.leaves(result)
             given.update({place: places[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in places})
-            return [masks.as_bytes(leaf) for place, leaf in enumerate(leaves) if place not in given]
+            return [masks.as_bytes(leaf).view(leaf.dtype) for place, leaf in enumerate(leaves) if place not in given]
 
         held, attributes = self.buffers(), [_attributes(module) for module in self.modules]
         checks = Distribution._validate_args

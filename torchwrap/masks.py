@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -41,10 +42,17 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.float().to(torch.uint8) if tracing(tensor) else tensor.view(torch.uint8)
 
 
+def any(mask: Tensor) -> bool:
+    """Whether a mask is set anywhere, as the host sees it: with NumPy, which after a simulator is sooner there than PyTorch."""
+    return bool(np.count_nonzero(mask.cpu().numpy()))
+
+
 def rows(mask: Tensor) -> Tensor:
     """Places where a mask is set (bool, `(num_envs,)`, which the host can look at), int64."""
     found: Tensor | None = getattr(mask, "rows_set", None)
-    return mask.nonzero().squeeze(1) if found is None else found
+    if found is not None:
+        return found
+    return torch.from_numpy(mask.numpy().nonzero()[0]) if mask.is_cpu else mask.nonzero().squeeze(1)
 
 
 def look_up(mask: Tensor) -> Tensor:

@@ -177,17 +177,17 @@ def tensor(array: Any, device: torch.device | str) -> Tensor:
 
     Copies to CUDA go through pinned memory and do not block; PyTorch's host allocator keeps it until they are done.
     """
-    held = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":
-        held = held.pin_memory()
-    return held.to(device, non_blocking=True)
+    held, device = torch.from_numpy(array), torch.device(device)
+    if device.type == "cpu":
+        return held
+    return (held.pin_memory() if device.type == "cuda" else held).to(device, non_blocking=True)
 
 
 def to_numpy(space: Space[Any], value: Value) -> Any:
     """Tensors as Gymnasium's batched value, in memory of its own: an array, and dicts and tuples of arrays."""
     parts = children(space)
     if parts is None:
-        return value.to("cpu", copy=True).numpy()
+        return value.numpy(force=True).copy()
     arrays = {key: to_numpy(part, value[key]) for key, part in parts.items()}
     return tuple(arrays.values()) if isinstance(space, spaces.Tuple) else arrays
 

@@ -134,14 +134,14 @@ class GymnasiumEnv(Env):
     def _step(self, td: TensorDict) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, td["action"])
         self._latest, reward, terminated, truncated, info = self.vector_env.step(actions)
-        done = terminated | truncated
-        self._early = done & self.same_step
         successor = self._to_tensors(self._latest)
-        if self._early.any():
-            rows, space = np.flatnonzero(self._early), self.single_observation_space
-            empty: Any = create_empty_array(space, len(rows))
-            final = concatenate(space, tuple(info["final_obs"][rows]), empty)
-            successor[torch.as_tensor(rows, device=self.device)] = self._to_tensors(final)
+        if self.same_step:
+            self._early = terminated | truncated
+            if self._early.any():
+                rows, space = np.flatnonzero(self._early), self.single_observation_space
+                empty: Any = create_empty_array(space, len(rows))
+                final = concatenate(space, tuple(info["final_obs"][rows]), empty)
+                successor[torch.as_tensor(rows, device=self.device)] = self._to_tensors(final)
         result = {
             "observation": successor,
             "reward": self._column(reward, np.float32),
@@ -149,7 +149,7 @@ class GymnasiumEnv(Env):
             "truncated": self._column(truncated, np.bool_),
         }
         if self.info_spaces:
-            result["info"] = self._info(info, done)
+            result["info"] = self._info(info, terminated | truncated)
         return TensorDict(result, batch_size=[self.num_envs])
 
     def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
