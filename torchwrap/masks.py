@@ -43,7 +43,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def any(mask: Tensor) -> bool:
-    """Whether a mask is set anywhere, as the host sees it: with NumPy, which after a simulator is sooner there than PyTorch."""
+    """Whether a mask is set anywhere, seen by the host: with NumPy, which after a simulator is sooner there than PyTorch."""
     return bool(np.count_nonzero(mask.cpu().numpy()))
 
 
