@@ -48,8 +48,8 @@ def compile(
         target: an env, or a rollout; it is given back.
         backend: as for `torch.compile`; "eager" runs the graph's operators one by one.
         static_outputs: on CUDA, hand out the graph's own memory, which the next step overwrites.
-        unroll: steps of a rollout in one graph, resets included. More of them save up to half of the time of a few dozen envs,
-            a sixth of that of a thousand, and nothing of that of more; they take as many times longer to compile.
+        unroll: steps of a rollout in one graph, resets included. Four save up to half of the time of a few dozen envs, two a
+            tenth of that of a thousand, and nothing of that of more; they take as many times longer to compile.
         options: for inductor.
 
     Raises:

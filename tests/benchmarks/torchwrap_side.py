@@ -88,7 +88,7 @@ def cartpole(
         return _stepper(env, env.reset(seed=0), actions)
     env = _build(env, transforms, compiled=False)
     collect = tw.Rollout(env, None, num_steps)
-    unroll = 4 if num_envs <= 1024 else 1  # see tw.compile
+    unroll = 4 if num_envs <= 256 else 2 if num_envs <= 1024 else 1  # see tw.compile
     if compiled:
         collect = tw.compile(collect, unroll=unroll)
     data, td = collect(env.reset(seed=0))
