@@ -1,6 +1,6 @@
-"""Your own env in a few lines, a thousand times over: functions of one world, written down, batched, trained with PPO.
+"""A custom env: pure functions of a single env, batched by FunctionalEnv and trained with PPO.
 
-python examples/custom_env.py        leaves runs/ppo-PointMass/learning_curve.png
+python examples/custom_env.py        writes runs/ppo-PointMass/learning_curve.png
 """
 
 import ppo
@@ -13,28 +13,29 @@ from torchwrap import random
 
 
 class PointMass(FuncEnv):
-    """A puck on ice, pushed to a target; the reward is minus the distance, and the episode ends when it is there."""
+    """A puck on ice, to be pushed to a target. The reward is minus the distance; the episode ends at the target."""
 
     observation_space = Box(-10, 10, (6,))
     action_space = Box(-1, 1, (2,))
 
-    def initial(self, rng, params=None):  # a state is a dict of tensors; rng is a key that always gives the same numbers
-        place, target = random.uniform(rng, (2, 2)) * 2 - 1
-        return {"place": place, "speed": torch.zeros_like(place), "target": target}
+    def initial(self, rng, params=None):  # the state is a dict of tensors; rng is a key, so equal calls draw equal numbers
+        position, target = random.uniform(rng, (2, 2)) * 2 - 1
+        return {"position": position, "velocity": torch.zeros_like(position), "target": target}
 
     def transition(self, state, action, rng, params=None):
-        speed = 0.95 * state["speed"] + 0.02 * action.clamp(-1, 1) + 0.002 * random.normal(rng, (2,))  # and some wind
-        place = (state["place"] + speed).clamp(-2, 2)
-        return {"place": place, "speed": speed, "target": state["target"]}
+        wind = 0.002 * random.normal(rng, (2,))
+        velocity = 0.95 * state["velocity"] + 0.02 * action.clamp(-1, 1) + wind
+        position = (state["position"] + velocity).clamp(-2, 2)
+        return {"position": position, "velocity": velocity, "target": state["target"]}
 
     def observation(self, state, rng, params=None):
-        return torch.cat([state["place"], state["speed"] * 10, state["target"] - state["place"]])
+        return torch.cat([state["position"], state["velocity"] * 10, state["target"] - state["position"]])
 
     def reward(self, state, action, next_state, rng, params=None):
-        return -torch.linalg.vector_norm(next_state["target"] - next_state["place"])
+        return -torch.linalg.vector_norm(next_state["target"] - next_state["position"])
 
     def terminal(self, state, rng, params=None):
-        return torch.linalg.vector_norm(state["target"] - state["place"]) < 0.1
+        return torch.linalg.vector_norm(state["target"] - state["position"]) < 0.1
 
 
 def make(id, num_envs, *, device="cpu", **_):

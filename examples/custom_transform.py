@@ -1,6 +1,7 @@
-"""Your own transforms, one of each kind: written, checked, stacked on CartPole-v1 and run."""
+"""Custom transforms, one of each kind: defined, checked, stacked on CartPole-v1 and run."""
 
-import torch
+import functools
+
 from gymnasium.spaces import Box, Discrete
 
 import torchwrap as tw
@@ -9,11 +10,11 @@ from torchwrap.testing import check_transform
 
 
 class HideSpeeds(T.ObservationTransform):
-    def setup(self, signature):  # (x, x_dot, theta, theta_dot) becomes (x, theta): the space changes with the value
+    def setup(self, signature):  # the space changes together with the value: (x, x_dot, theta, theta_dot) to (x, theta)
         space = signature.single_observation_space
         return signature.replace(single_observation_space=Box(space.low[::2], space.high[::2]))
 
-    def observation(self, observation):  # of all envs at once: (num_envs, 4)
+    def observation(self, observation):  # a batch, (num_envs, 4)
         return observation[..., ::2]
 
 
@@ -23,7 +24,7 @@ class ContinuousAction(T.ActionTransform):
             raise ValueError(f"ContinuousAction needs the actions Discrete(2), but got {signature.single_action_space}.")
         return signature.replace(single_action_space=Box(-1, 1, (1,)))
 
-    def action(self, action):  # on its way down: (num_envs, 1) becomes (num_envs,), 0 or 1
+    def action(self, action):  # the agent's action (num_envs, 1) to the env's (num_envs,): 0 or 1
         return (action[..., 0] > 0).long()
 
 
@@ -32,27 +33,25 @@ class LogReward(T.RewardTransform):
         return reward.log1p()
 
 
-class StreakReward(T.Transform):  # one that remembers: for how many steps the pole has been upright without a break
-    def setup(self, signature):
-        self.register_rows("streak", torch.zeros(signature.num_envs, 1, device=signature.device))
-        return signature
+class StreakReward(T.Transform):  # stateful: adds the number of consecutive steps with an upright pole to the reward
+    streak = tw.EnvBuffer((1,))  # one row per env; snapshots hold it, state_dict does not
 
-    def step(self, td):  # after every step, an episode's last too; memory is written in place, results are new
+    def step(self, td):  # the successor, final observations included: write buffers in place, return new tensors
         self.streak.add_(1).mul_(td["observation"][:, 2:3].abs() < 0.1)
         return td.set("reward", td["reward"] + self.streak)
 
-    def reset(self, td, mask):  # where episodes begin, and in no other row
-        self.streak.masked_fill_(mask.unsqueeze(-1), 0)
+    def reset(self, td, mask):  # initial observations: only rows of the mask start an episode
+        mask.fill_(self.streak, 0)
         return td
 
 
 def main():
-    kinds = [StreakReward, LogReward, HideSpeeds, ContinuousAction]  # innermost first: the streak needs theta at place 2
-    for kind in kinds:  # each alone; an error says what part of the contract is broken: masks, aliasing, torch.compile, ...
-        check_transform(kind, lambda **place: tw.make("CartPole-v1", **place))
-    env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), *(kind() for kind in kinds))
+    stack = [StreakReward, LogReward, HideSpeeds, ContinuousAction]  # innermost first: StreakReward reads theta at index 2
+    for transform in stack:  # an error names the broken promise: masks, aliasing, torch.compile, ...
+        check_transform(transform, functools.partial(tw.make, "CartPole-v1"))
+    env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), *(transform() for transform in stack))
     data, _ = tw.rollout(env, lambda td: td["observation"][:, 1:].sign(), num_steps=60, td=env.reset(seed=0))
-    print(f"{env}\n1 and the streak, in one env: {data['next', 'reward'][0, :, 0].expm1().round().int().tolist()}")
+    print(f"{env}\n1 + streak, in one env: {data['next', 'reward'][0, :, 0].expm1().round().int().tolist()}")
 
 
 if __name__ == "__main__":

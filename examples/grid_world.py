@@ -1,6 +1,6 @@
-"""A world seen as pictures: a grid with walls, a key and a door, all of it tensors, for FunctionalEnv.
+"""A grid world with image observations: walls, a key and a door, as pure functions of tensors for FunctionalEnv.
 
-python examples/grid_world.py        steps 1,024 of them, and prints one
+python examples/grid_world.py        steps 1,024 envs and prints one of them
 """
 
 import torch
@@ -11,25 +11,25 @@ import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
 
-COLOURS = torch.tensor([[0, 0, 0], [90, 90, 90], [255, 220, 0], [0, 160, 60], [220, 30, 30]], dtype=torch.uint8)
+COLORS = torch.tensor([[0, 0, 0], [90, 90, 90], [255, 220, 0], [0, 160, 60], [220, 30, 30]], dtype=torch.uint8)
 FLOOR, WALL, KEY, DOOR, AGENT = range(5)
 
 
 class KeyAndDoor(FuncEnv):
-    """Fetch the key (reward 0.5), then go to the door (1, and the end); each step costs 0.01. Walls change each episode."""
+    """Fetch the key (reward 0.5), then reach the door (reward 1, terminal). Steps cost 0.01. Walls differ by episode."""
 
     size, tile = 8, 6
     action_space = Discrete(4)  # up, down, left, right
     observation_space = Dict(pixels=Box(0, 255, (size * tile, size * tile, 3), "uint8"), has_key=Discrete(2))
 
     def initial(self, rng, params=None):
-        place = torch.arange(self.size**2, device=rng.env.device)
-        inner = torch.zeros(self.size, self.size, dtype=torch.bool, device=place.device)
+        cells = torch.arange(self.size**2, device=rng.env.device)
+        inner = torch.zeros(self.size, self.size, dtype=torch.bool, device=cells.device)
         inner[1:-1, 1:-1] = True
-        # The first places of a random order: who they belong to is settled before the walls are, which stay off them.
+        # Agent, key and door take three distinct inner cells, the first of a random order. Walls avoid these.
         order = torch.where(inner.flatten(), random.uniform(rng, (self.size**2,)), 2.0).argsort()
         agent, key, door = order[0], order[1], order[2]
-        walls = (random.uniform(rng.part(1), (self.size**2,)) < 0.15) & (place != agent) & (place != key) & (place != door)
+        walls = (random.uniform(rng.fold_in(1), (self.size**2,)) < 0.15) & (cells != agent) & (cells != key) & (cells != door)
         return {
             "agent": agent,
             "key": key,
@@ -39,18 +39,18 @@ class KeyAndDoor(FuncEnv):
         }
 
     def transition(self, state, action, rng, params=None):
-        aim = state["agent"] + torch.tensor([-self.size, self.size, -1, 1], device=action.device)[action]
-        agent = torch.where(state["walls"][aim], state["agent"], aim)
+        target = state["agent"] + torch.tensor([-self.size, self.size, -1, 1], device=action.device)[action]
+        agent = torch.where(state["walls"][target], state["agent"], target)
         return {**state, "agent": agent, "has_key": state["has_key"] | (agent == state["key"])}
 
     def observation(self, state, rng, params=None):
-        place = torch.arange(self.size**2, device=rng.env.device)
-        picture = torch.where(state["walls"], WALL, FLOOR)
-        picture = torch.where((place == state["key"]) & ~state["has_key"], KEY, picture)
-        picture = torch.where(place == state["door"], DOOR, picture)
-        picture = torch.where(place == state["agent"], AGENT, picture).view(self.size, self.size)
-        tiles = picture.repeat_interleave(self.tile, 0).repeat_interleave(self.tile, 1)
-        return {"pixels": COLOURS.to(tiles.device)[tiles], "has_key": state["has_key"].long()}
+        cells = torch.arange(self.size**2, device=rng.env.device)
+        grid = torch.where(state["walls"], WALL, FLOOR)
+        grid = torch.where((cells == state["key"]) & ~state["has_key"], KEY, grid)
+        grid = torch.where(cells == state["door"], DOOR, grid)
+        grid = torch.where(cells == state["agent"], AGENT, grid).view(self.size, self.size)
+        tiles = grid.repeat_interleave(self.tile, 0).repeat_interleave(self.tile, 1)
+        return {"pixels": COLORS.to(tiles.device)[tiles], "has_key": state["has_key"].long()}
 
     def reward(self, state, action, next_state, rng, params=None):
         fetched = next_state["has_key"] & ~state["has_key"]
@@ -65,7 +65,7 @@ def main():
     env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FilterObservation(["pixels"]))
     data, td = tw.rollout(env, None, num_steps=100, td=env.reset(seed=0))
     print(f"{env}\n{data['next', 'terminated'].sum().item()} of {data['next', 'done'].sum().item()} episodes found the door")
-    signs = {tuple(colour): sign for colour, sign in zip(COLOURS.tolist(), ".#kDA")}
+    signs = {tuple(color): sign for color, sign in zip(COLORS.tolist(), ".#kDA")}
     for row in td["observation", "pixels"][0, :: KeyAndDoor.tile, :: KeyAndDoor.tile].tolist():
         print(" ".join(signs[tuple(pixel)] for pixel in row))
 

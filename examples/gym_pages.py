@@ -1,9 +1,9 @@
-"""The wrappers that the pages of Gym and Gymnasium teach with, written for torchwrap: the same names, all envs at once.
+"""The example wrappers of Gym's and Gymnasium's documentation, ported to torchwrap under the same names.
 
 python examples/gym_pages.py
 
-What a page's class does to one env in `action`, `observation`, `reward` or `step`, the one here does to all envs at once, in
-the hook of the same name. The spaces that a page's constructor sets are set in `setup`.
+Each transform overrides the hook of the same name (`action`, `observation`, `reward` or `step`), for all envs at once. Spaces
+that the original sets in its constructor are set in `setup`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from torch import Tensor
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.gymnasium import from_gymnasium
 
 
 class DiscreteActions(T.ActionTransform):
-    """`DiscreteActions`, an ActionWrapper of the page "Implementing Custom Wrappers": some actions of a Box, by number.
+    """Discretizes a Box action space: an ActionWrapper on the page "Implementing Custom Wrappers".
 
     Args:
-        disc_to_cont: those actions.
+        disc_to_cont: the action of the env for each discrete action.
     """
 
     def __init__(self, disc_to_cont: Sequence[Any]) -> None:
@@ -42,7 +41,7 @@ class DiscreteActions(T.ActionTransform):
         actions = [np.asarray(action, space.dtype) for action in self.disc_to_cont]
         if not actions or not all(space.contains(action) for action in actions):
             raise ValueError(f"DiscreteActions needs disc_to_cont with actions in {space}, but got {self.disc_to_cont}.")
-        # A buffer moves with the env; persistent=False, for it is nothing learned.
+        # A buffer, so that it moves with the env. Not persistent, because it is not learned.
         self.register_buffer("table", torch.as_tensor(np.stack(actions), device=signature.device), persistent=False)
         return signature.replace(single_action_space=Discrete(len(actions)))
 
@@ -51,7 +50,7 @@ class DiscreteActions(T.ActionTransform):
 
 
 class RelativePosition(T.ObservationTransform):
-    """`RelativePosition`, an ObservationWrapper of the page "Implementing Custom Wrappers": from the agent to the target."""
+    """The vector from the agent to the target: an ObservationWrapper on the page "Implementing Custom Wrappers"."""
 
     def setup(self, signature: tw.Signature) -> tw.Signature:
         space = signature.single_observation_space
@@ -59,7 +58,7 @@ class RelativePosition(T.ObservationTransform):
             raise TypeError(f'RelativePosition needs a Dict observation space with "agent" and "target", but got {space}.')
         agent, target = space["agent"], space["target"]
         boxes = isinstance(agent, Box) and isinstance(target, Box)
-        # A difference of unsigned integers wraps around.
+        # Signed, because a difference of unsigned integers wraps around.
         if not boxes or agent.shape != target.shape or agent.dtype != target.dtype or agent.dtype.kind == "u":
             raise TypeError(
                 f'RelativePosition needs "agent" and "target" as Boxes of one shape and signed dtype, but got {space}.'
@@ -72,7 +71,7 @@ class RelativePosition(T.ObservationTransform):
 
 
 class ClipReward(T.RewardTransform):
-    """`ClipReward`, a RewardWrapper of the page "Implementing Custom Wrappers"; ready-made as `transforms.ClipReward`.
+    """Clips rewards: a RewardWrapper on the page "Implementing Custom Wrappers". `transforms.ClipReward` does the same.
 
     Args:
         min_reward: lower bound.
@@ -91,11 +90,11 @@ class ClipReward(T.RewardTransform):
 
 
 class ReacherRewardWrapper(T.Transform):
-    """`ReacherRewardWrapper`, a Wrapper of the page "Implementing Custom Wrappers": the reward anew, from its terms in info.
+    """Weights the terms of Reacher's reward: a Wrapper on the page "Implementing Custom Wrappers".
 
     Args:
-        reward_dist_weight: of the distance's term, `("next", "info", "reward_dist")`.
-        reward_ctrl_weight: of the control's term, `("next", "info", "reward_ctrl")`.
+        reward_dist_weight: weight of the distance term, `("next", "info", "reward_dist")`.
+        reward_ctrl_weight: weight of the control term, `("next", "info", "reward_ctrl")`.
     """
 
     def __init__(self, reward_dist_weight: float, reward_ctrl_weight: float) -> None:
@@ -105,7 +104,8 @@ class ReacherRewardWrapper(T.Transform):
 
     def step(self, td: TensorDict) -> TensorDict:
         info = td.get("info", {})
-        if not {"reward_dist", "reward_ctrl"} <= set(info.keys()):  # not in setup, for a signature tells of spaces alone
+        # Checked here and not in setup, because a signature does not describe info.
+        if not {"reward_dist", "reward_ctrl"} <= set(info.keys()):
             got = f"but got {sorted(info.keys())}"
             raise ValueError(f'ReacherRewardWrapper needs info_keys=["reward_dist", "reward_ctrl"] of its env, {got}.')
         reward = self.reward_dist_weight * info["reward_dist"] + self.reward_ctrl_weight * info["reward_ctrl"]
@@ -113,23 +113,23 @@ class ReacherRewardWrapper(T.Transform):
 
 
 def auto_reset_step(env: tw.Env, action: Any) -> tuple[Any, Tensor, Tensor, dict[str, Any]]:
-    """`AutoResetWrapper` of the old Gym pages: `(new_obs, terminal_reward, terminal_done, info)`, all from one `env.step`.
+    """Returns what a step of Gym's old `AutoResetWrapper` returns: `(new_obs, terminal_reward, terminal_done, info)`.
 
-    Every torchwrap env resets itself, so there is nothing to wrap. Here `info` has "terminal_observation" and
-    "terminal_info" at every step; in rows that go on, the former is `new_obs`.
+    Every torchwrap env resets itself, so a function of one step is enough. `info` holds "terminal_observation" and
+    "terminal_info" at every step; in rows whose episode continues, "terminal_observation" equals `new_obs`.
     """
-    transition, td = env.step(TensorDict({"action": action}, batch_size=[env.num_envs]))
-    ended = transition["next"]
-    info = {"terminal_observation": ended["observation"], "terminal_info": ended.get("info", {})}
-    return td["observation"], ended["reward"], ended["done"], info
+    transition, td = env.step(action)
+    successor = transition["next"]
+    info = {"terminal_observation": successor["observation"], "terminal_info": successor.get("info", {})}
+    return td["observation"], successor["reward"], successor["done"], info
 
 
 class GridWorld(gymnasium.Env):
-    """The pages' 2D navigation, for one agent: it walks right, up, left or down, until it is at the target."""
+    """The grid world of the documentation: the agent moves right, up, left or down until it reaches the target."""
 
     size = 5
-    place = Box(0, size - 1, (2,), np.int64)
-    observation_space = Dict(agent=place, target=place)
+    position = Box(0, size - 1, (2,), np.int64)
+    observation_space = Dict(agent=position, target=position)
     action_space = Discrete(4)
     directions = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]])
 
@@ -148,13 +148,13 @@ class GridWorld(gymnasium.Env):
 
 def main() -> None:
     env = tw.TransformedEnv(tw.make("Pendulum-v1", num_envs=3), DiscreteActions([[-2.0], [0.0], [2.0]]))
-    numbers = torch.tensor([0, 1, 2])
-    env.step(env.reset(seed=0).set("action", numbers))
-    torques = env.transform.action(numbers).flatten().tolist()
+    actions = torch.tensor([0, 1, 2])
+    env.step(env.reset(seed=0).set("action", actions))
+    torques = env.transforms[0].action(actions).flatten().tolist()
     print(f"{env}\n  actions: {env.single_action_space}, which reach the env as {torques}")
 
-    # Your own gymnasium.Env needs no id; with one, tw.make does this.
-    grids = from_gymnasium(SyncVectorEnv([GridWorld] * 3, autoreset_mode=AutoresetMode.DISABLED))
+    # An env without a registered id goes through from_gymnasium. With an id, tw.make does the same.
+    grids = tw.from_gymnasium(SyncVectorEnv([GridWorld] * 3, autoreset_mode=AutoresetMode.DISABLED))
     agent, target = (grids.reset(seed=0)["observation", name].tolist() for name in ("agent", "target"))
     env = tw.TransformedEnv(grids, RelativePosition())
     print(f"{env}\n  {target} from {agent}: {env.reset(seed=0)['observation'].tolist()}")
@@ -166,9 +166,9 @@ def main() -> None:
     reacher = tw.make("Reacher-v5", num_envs=3, info_keys=["reward_dist", "reward_ctrl"])
     env = tw.TransformedEnv(reacher, ReacherRewardWrapper(reward_dist_weight=1.0, reward_ctrl_weight=0.1))
     data, _ = tw.rollout(env, None, num_steps=50, td=env.reset(seed=0))
-    after = data["next"]
-    terms = {name: round(after["info", name].mean().item(), 3) for name in ("reward_dist", "reward_ctrl")}
-    print(f"{env}\n  reward: {after['reward'].mean():.3f} of {terms}")
+    successor = data["next"]
+    terms = {name: round(successor["info", name].mean().item(), 3) for name in ("reward_dist", "reward_ctrl")}
+    print(f"{env}\n  reward: {successor['reward'].mean():.3f} of {terms}")
 
     env = tw.make("InvertedPendulum-v5", num_envs=3, info_keys=["reward_survive"])
     env.reset(seed=0)

@@ -274,7 +274,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     statistics = next(module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics))
 
     needed = ["observation", "action", *(("next", key) for key in ("observation", "reward", "terminated", "done"))]
-    collect = tw.Rollout(env, agent.act, args.num_steps, keys=needed)
+    collect = tw.Collector(env, agent.act, args.num_steps, keys=needed)
     if args.compile:
         tw.compile(collect if native else env)
     steps_per_update = args.num_envs * args.num_steps

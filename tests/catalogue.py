@@ -1,4 +1,4 @@
-"""Every transform and wrapper once: what contracts, compilers and recipes are tested with.
+"""Every transform and wrapper once, for the tests of contracts, compilation and specs; and the stacks and policies they share.
 
 Transforms are `name: (transform, env it serves)`, wrappers `name: env with it`, both as functions that make them.
 """
@@ -9,6 +9,8 @@ import functools
 
 import torch
 from gymnasium import spaces
+from torch import nn
+from torch.distributions import Categorical
 
 import torchwrap as tw
 from torchwrap import random
@@ -26,10 +28,12 @@ BOXES = spaces.Dict(
 )
 IMAGE = spaces.Box(0, 255, (4, 4, 3), "uint8")
 FINITE = spaces.Box(0, 40, (3,))
+ACTIONS = spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(4, start=-1))
+NUM_ENVS = 5
 
 
 class AddNoise(T.ObservationTransform):
-    """What someone outside might write: a transform that draws."""
+    """A user's transform with an RNG stream."""
 
     def setup(self, signature):
         self.stream, signature = signature.stream()
@@ -53,7 +57,7 @@ def seven():
     )
 
 
-# What cannot be in a graph; it keeps the rest of the contract.
+# Cannot be compiled, but keeps the rest of the contract.
 UNCAPTURED = {"PassiveEnvChecker": (T.PassiveEnvChecker, ScriptedEnv)}
 TRANSFORMS = {
     "RecordEpisodeStatistics": (lambda: T.RecordEpisodeStatistics(3), ScriptedEnv),
@@ -79,7 +83,7 @@ TRANSFORMS = {
         lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]),
         functools.partial(ScriptedEnv, observation_space=DICT),
     ),
-    "TimeAwareObservation beside": (
+    "TimeAwareObservation unflattened": (
         lambda: T.Compose([T.TimeLimit(3), T.TimeAwareObservation(False, True)]),
         functools.partial(ScriptedEnv, observation_space=IMAGE),
     ),
@@ -123,8 +127,104 @@ TRANSFORMS = {
 }
 
 
-def seen(wrapper, **arguments):
-    """A wrapper on what can be looked at; Gymnasium's, for no graph holds a picture."""
+# Edge cases that only compilation distinguishes.
+COMPILED = {
+    **TRANSFORMS,
+    "RecordEpisodeStatistics of 50 episodes": (lambda: T.RecordEpisodeStatistics(50, stats_key="whole"), ScriptedEnv),
+    "FrameStackObservation of one": (lambda: T.FrameStackObservation(1), ScriptedEnv),
+    "Compose of two": (lambda: T.Compose([T.NormalizeReward(), T.FrameStackObservation(2)]), ScriptedEnv),
+    "Compose of none, Dict spaces": (
+        lambda: T.Compose([]),
+        functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
+    ),
+}
+# Cheap ones for runs without --full. Together they have every hook, a Dict space, images, an RNG stream and statistics.
+REPRESENTATIVE = (
+    "RecordEpisodeStatistics",
+    "NormalizeObservation of images",
+    "FrameStackObservation",
+    "DelayObservation of a Dict",
+    "StickyAction",
+    "NormalizeReward",
+    "TimeLimit",
+    "ClipAction",
+)
+# How episodes end, as arguments of ScriptedEnv.
+ENDINGS = {
+    "never": {"episode_lengths": None},
+    "all at once": {"episode_lengths": 4},
+    "at every step": {"episode_lengths": 1},
+    "by termination": {"ending": "terminated"},
+    "by truncation": {"ending": "truncated"},
+    "by both": {"ending": "both"},
+}
+
+
+def stack(name, num_envs=NUM_ENVS, **arguments):
+    """A transform of the catalogue on its env."""
+    make, make_env = COMPILED[name]
+    return tw.TransformedEnv(make_env(num_envs, **arguments), make())
+
+
+def cartpole(num_envs=NUM_ENVS, **arguments):
+    transforms = T.TimeLimit(30), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.FrameStackObservation(2)
+    return tw.TransformedEnv(tw.make("CartPole-v1", num_envs, **arguments), *transforms)
+
+
+def gymnasium_cartpole(num_envs=4, vectorization_mode="sync", **arguments):
+    """Gymnasium's CartPole with all of the seven but ClipAction, because its actions are discrete."""
+    env = tw.make(
+        "CartPole-v1",
+        num_envs,
+        backend="gymnasium",
+        vectorization_mode=vectorization_mode,
+        max_episode_steps=25,
+        **arguments,
+    )
+    return tw.TransformedEnv(env, *seven()[1:])
+
+
+# Policies.
+
+
+class Push(nn.Module):
+    """A policy without parameters, for six actions in [-1, 1]."""
+
+    def forward(self, td):
+        return torch.tanh(td["observation"].flatten(1)[:, :6])
+
+
+class ActorCritic(nn.Module):
+    """Writes logits and a value next to the action, for CartPole with two stacked frames.
+
+    Its last layers have few parameters, which a compiler may keep as constants.
+    """
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout))
+        self.logits, self.value = nn.Linear(16, 2), nn.Linear(16, 1)
+
+    def act(self, td):
+        hidden = self.body(td["observation"].flatten(1))
+        logits = self.logits(hidden)
+        return td.update({"action": logits.argmax(-1), "logits": logits, "value": self.value(hidden)})
+
+    forward = act
+
+
+def categorical(td, **arguments):
+    """A policy that samples, for CartPole."""
+    distribution = Categorical(logits=td["observation"].flatten(1)[:, :2], **arguments)
+    action = distribution.sample()
+    return td.update({"action": action, "log_prob": distribution.log_prob(action)})
+
+
+# Wrappers.
+
+
+def rendered(wrapper, **arguments):
+    """A wrapper that renders, on Gymnasium's CartPole."""
 
     def make(num_envs, **more):
         env = tw.make("CartPole-v1", num_envs, backend="gymnasium", render_mode="rgb_array", max_episode_steps=9, **more)
@@ -137,15 +237,15 @@ WRAPPERS = {
     "TransformedEnv": lambda num_envs, **more: tw.TransformedEnv(ScriptedEnv(num_envs, **more)),
     "RepeatAction": lambda num_envs, **more: W.RepeatAction(ScriptedEnv(num_envs, **more), 3),
     "RepeatAction of CartPole": lambda num_envs, **more: W.RepeatAction(tw.make("CartPole-v1", num_envs, **more), 3),
-    "RepeatAction of Gymnasium's": lambda num_envs, **more: W.RepeatAction(
+    "RepeatAction of Gymnasium's CartPole": lambda num_envs, **more: W.RepeatAction(
         tw.make("CartPole-v1", num_envs, backend="gymnasium", max_episode_steps=10, **more), 4
     ),
     "MaxAndSkipObservation": lambda num_envs, **more: W.MaxAndSkipObservation(ScriptedEnv(num_envs, **more), 3),
     "MaxAndSkipObservation of images": lambda num_envs, **more: W.MaxAndSkipObservation(
         ScriptedEnv(num_envs, observation_space=IMAGE, **more), 2
     ),
-    "AddRenderObservation": seen(W.AddRenderObservation, render_only=False),
-    "RenderCollection": seen(W.RenderCollection),
-    "RecordVideo": seen(W.RecordVideo, video_folder=".", episode_trigger=lambda _: False),
-    "HumanRendering": seen(W.HumanRendering),
+    "AddRenderObservation": rendered(W.AddRenderObservation, render_only=False),
+    "RenderCollection": rendered(W.RenderCollection),
+    "RecordVideo": rendered(W.RecordVideo, video_folder=".", episode_trigger=lambda _: False),
+    "HumanRendering": rendered(W.HumanRendering),
 }

@@ -1,23 +1,83 @@
-"""Tests in every folder find `catalogue`, and what several of them need."""
+"""Options and fixtures of all tests, and the path to `catalogue`, `helpers` and `oracles`."""
 
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import torchwrap as tw
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="also run the tests marked `full`, which take most of the time")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: runs only with --full")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--full"):
+        kept = [item for item in items if item.get_closest_marker("full") is None]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 @pytest.fixture
 def graphs():
     """The backend "counting", and every graph that it has compiled so far."""
-    made = []
+    compiled = []
 
     def counting(graph, example):
-        made.append(graph)
+        compiled.append(graph)
         return torch._dynamo.lookup_backend("aot_eager")(graph, example)
 
     torch._dynamo.register_backend(counting, name="counting")
-    yield made
+    yield compiled
     torch._dynamo.backends.registry._COMPILER_FNS.pop("counting")
+
+
+@pytest.fixture(scope="session")
+def inductor():
+    """The stack of seven through Inductor, which takes long, so several files share it. Use `pair`, which resets its state."""
+    from catalogue import stack
+
+    return tw.compile(stack("Compose of seven"))
+
+
+@pytest.fixture
+def pair(inductor):
+    """The stack of seven, eager and through Inductor, both in the state after construction."""
+    from catalogue import stack
+
+    eager = stack("Compose of seven")
+    for name, buffer in inductor.train().named_buffers():
+        buffer.copy_(eager.get_buffer(name))
+    return eager, inductor
+
+
+@pytest.fixture(scope="session")
+def inductor_cartpole():
+    """`cartpole` through Inductor. Reset it before use."""
+    from catalogue import cartpole
+
+    return tw.compile(cartpole())
+
+
+@pytest.fixture
+def bridge():
+    """Makes a torchwrap env from constructors of single Gymnasium envs. Its vector env is closed after the test."""
+    opened = []
+
+    def build(makers, kind=SyncVectorEnv, mode=AutoresetMode.DISABLED, info_keys=(), first_index=0, device="cpu", **kwargs):
+        opened.append(kind(makers, autoreset_mode=mode, **kwargs))
+        return tw.from_gymnasium(opened[-1], info_keys=info_keys, first_index=first_index, device=device)
+
+    yield build
+    for vector_env in opened:
+        if not vector_env.closed:
+            vector_env.close()

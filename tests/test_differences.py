@@ -1,4 +1,4 @@
-"""One test a row of the README's table of differences: Gymnasium's answer and ours."""
+"""One test per row of the README's table of differences: Gymnasium's result and ours."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import torchwrap as tw
-import torchwrap.interop.gymnasium
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv
 
 
 class Ones(gymnasium.Env):
-    """Reward 1, observation 1e5 plus the step, three steps an episode."""
+    """Reward 1, observation 1e5 plus the number of steps, episodes of three steps."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -44,7 +43,7 @@ def vector(mode, **arguments):
 @pytest.mark.parametrize(
     ("truncates", "leaked"), [(False, [1, 1.9, 1, 1.9, 2.71, 1]), (True, [1, 1.9, 2.71, 3.439, 4.0951, 4.68559])]
 )
-def test_the_last_reward_of_an_episode_does_not_leak_into_the_next(truncates, leaked):
+def test_normalize_reward_last_reward_does_not_leak_into_the_next_episode(truncates, leaked):
     theirs, returns = wrappers.NormalizeReward(Ones(truncates), gamma=0.9), []
     theirs.reset()
     for _ in range(6):
@@ -59,13 +58,13 @@ def test_the_last_reward_of_an_episode_does_not_leak_into_the_next(truncates, le
     )
     td, ours = env.reset(), []
     for _ in range(6):
-        before = env.transform.transforms[1].discounted_return.item()
+        before = env.transforms[1].discounted_return.item()
         _, td = env.step(td.set("action", env.sample_action()))
         ours.append(before * 0.9 + 1)
     assert ours == pytest.approx([1, 1.9, 2.71, 1, 1.9, 2.71])
 
 
-def test_statistics_hold_what_was_seen_and_no_sample_at_zero():
+def test_running_mean_std_has_no_pseudo_count_prior():
     samples = np.float32(1e5) + np.random.default_rng(0).standard_normal((20_000, 1)).astype(np.float32)
     theirs, ours = wrappers.utils.RunningMeanStd(shape=(1,)), T.RunningMeanStd((1,))
     for batch in samples.reshape(200, 100, 1):
@@ -75,18 +74,18 @@ def test_statistics_hold_what_was_seen_and_no_sample_at_zero():
     assert ours.var.item() == pytest.approx(samples.var(dtype=np.float64), rel=1e-6)
 
 
-def test_observations_count_once_in_every_autoreset_mode():
+def test_normalize_observation_in_every_autoreset_mode_counts_each_observation_once():
     with pytest.raises(ValueError):
         wrappers.vector.NormalizeObservation(vector(AutoresetMode.SAME_STEP))
     with pytest.raises(ValueError):
         wrappers.vector.NormalizeObservation(vector(AutoresetMode.DISABLED))
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-        env = tw.TransformedEnv(tw.interop.gymnasium.from_gymnasium(vector(mode)), T.NormalizeObservation())
+        env = tw.TransformedEnv(tw.from_gymnasium(vector(mode)), T.NormalizeObservation())
         tw.rollout(env, None, 6)
-        seen = 1e5 + np.float64([0, 1, 2, 3, 0, 1, 2, 3, 0])  # firsts and finals among them
-        statistics = env.transform.statistics
+        counted = 1e5 + np.float64([0, 1, 2, 3, 0, 1, 2, 3, 0])  # initial and final observations included
+        statistics = env.transforms[0].statistics
         assert statistics.count.item() == 9
-        assert (statistics.mean.item(), statistics.var.item()) == pytest.approx((seen.mean(), seen.var()))
+        assert (statistics.mean.item(), statistics.var.item()) == pytest.approx((counted.mean(), counted.var()))
 
 
 def test_frame_stack_and_time_limit_work_on_a_batch():
@@ -107,7 +106,7 @@ def test_frame_stack_and_time_limit_work_on_a_batch():
         ("StickyAction", lambda: T.StickyAction(0.5)),
     ],
 )
-def test_what_has_no_vector_wrapper_works_on_a_batch(name, make):
+def test_transforms_without_a_vector_wrapper_work_on_a_batch(name, make):
     assert hasattr(wrappers, name) and not hasattr(wrappers.vector, name)
     data, _ = tw.rollout(
         tw.TransformedEnv(ScriptedEnv(3, observation_space=gymnasium.spaces.Box(0, 40, (2,), np.float32)), make()), None, 2
@@ -115,24 +114,24 @@ def test_what_has_no_vector_wrapper_works_on_a_batch(name, make):
     assert data["next", "observation"].shape[:2] == (3, 2)
 
 
-def test_an_action_is_repeated_in_a_batch():
+def test_repeat_action_works_on_a_batch():
     assert hasattr(wrappers, "RepeatAction") and not hasattr(wrappers.vector, "RepeatAction")
     data, _ = tw.rollout(W.RepeatAction(ScriptedEnv(3, episode_lengths=3), 2), None, 2)
     assert data["next", "reward"].squeeze(-1).tolist() == [[3, 3]] * 3
 
 
-def test_the_final_observation_of_max_and_skip_is_of_its_own_steps():
+def test_max_and_skip_final_observation_uses_only_its_own_frames():
     theirs = wrappers.MaxAndSkipObservation(Ones(), 4)  # episodes of three steps
     theirs.reset()
-    assert theirs.step(0)[0] == 1e5 + 3  # the third of four; it wrote one of two frames, and the other one is zeros
+    assert theirs.step(0)[0] == 1e5 + 3  # the third of four frames; the fourth is still zeros
     theirs.reset()
     theirs.unwrapped.elapsed = 2
-    assert theirs.step(0)[:3:2] == (1e5 + 3, True)  # one step to the end: the frame of the episode before
+    assert theirs.step(0)[:3:2] == (1e5 + 3, True)  # one step to the end: a frame of the previous episode
     vector_env = SyncVectorEnv([Falling], autoreset_mode=AutoresetMode.DISABLED)
     falling = wrappers.MaxAndSkipObservation(Falling(), 4)
     falling.reset()
-    assert falling.step(0)[0] == 0  # zeros that nobody saw
-    env = W.MaxAndSkipObservation(tw.interop.gymnasium.from_gymnasium(vector_env), 4)
+    assert falling.step(0)[0] == 0  # the maximum with a frame of zeros
+    env = W.MaxAndSkipObservation(tw.from_gymnasium(vector_env), 4)
     transition, _ = env.step(env.reset().set("action", env.sample_action()))
     assert transition["next", "observation"].item() == -2  # of -2 and -3
 
@@ -143,7 +142,7 @@ class Falling(Ones):
         return 1e5 - observation, *rest
 
 
-def test_noise_is_in_observations_and_not_in_pictures():
+def test_noise_changes_observations_and_not_renders():
     theirs = gymnasium.make("CartPole-v1", render_mode="rgb_array")
     assert wrappers.AddWhiteNoise(theirs, 0.5).observation_space == theirs.observation_space
     theirs.reset(seed=0)
@@ -151,11 +150,11 @@ def test_noise_is_in_observations_and_not_in_pictures():
     assert 0.3 < (plain != noisy).any(-1).mean() < 0.7
     ours = W.AddRenderObservation(tw.make("CartPole-v1", backend="gymnasium", render_mode="rgb_array"))
     env = tw.TransformedEnv(ours, T.AddWhiteNoise(0.5))
-    seen = env.reset(seed=0)["observation"][0].numpy()
-    assert 0.3 < (plain != seen).any(-1).mean() < 0.7 and (env.render()[0] == plain).all()
+    observed = env.reset(seed=0)["observation"][0].numpy()
+    assert 0.3 < (plain != observed).any(-1).mean() < 0.7 and (env.render()[0] == plain).all()
 
 
-def test_sticky_actions_leave_the_life_of_the_env_alone():
+def test_sticky_action_does_not_advance_the_envs_rng_stream():
     def second_start(wrap):
         env = wrap(gymnasium.make("CartPole-v1"))
         env.reset(seed=0)
@@ -164,17 +163,17 @@ def test_sticky_actions_leave_the_life_of_the_env_alone():
         return env.reset()[0]
 
     assert (second_start(lambda env: env) != second_start(lambda env: wrappers.StickyAction(env, 0.0))).any()
-    lives = []
+    starts = []
     for transform in (T.Compose([]), T.StickyAction(0.0)):
         env = tw.TransformedEnv(tw.make("CartPole-v1"), transform)
         td = env.reset(seed=0)
         for _ in range(3):
             env.step(td.set("action", torch.zeros(1, dtype=torch.int64)))
-        lives.append(env.reset()["observation"])
-    assert (lives[0] == lives[1]).all()
+        starts.append(env.reset()["observation"])
+    assert (starts[0] == starts[1]).all()
 
 
-def test_a_video_is_as_long_as_asked_for(tmp_path):
+def test_record_video_length_is_exact(tmp_path):
     def frames(folder):
         return int(cv2.VideoCapture(str(next(folder.iterdir()))).get(cv2.CAP_PROP_FRAME_COUNT))
 
@@ -192,13 +191,14 @@ def test_a_video_is_as_long_as_asked_for(tmp_path):
     assert (frames(tmp_path / "theirs"), frames(tmp_path / "ours")) == (4, 3)
 
 
-def test_the_env_resets_in_the_step_that_ended():
+def test_autoreset_happens_within_the_last_step():
     theirs = wrappers.Autoreset(Ones())
     theirs.reset()
     steps = [theirs.step(0) for _ in range(4)]
-    assert [step[0].item() for step in steps] == [1e5 + 1, 1e5 + 2, 1e5 + 3, 1e5] and steps[3][1] == 0  # a step of nothing
+    assert [step[0].item() for step in steps] == [1e5 + 1, 1e5 + 2, 1e5 + 3, 1e5]
+    assert steps[3][1] == 0  # a step that is no transition
     vector_env = SyncVectorEnv([Ones], autoreset_mode=AutoresetMode.DISABLED)
-    env = tw.interop.gymnasium.from_gymnasium(vector_env)
+    env = tw.from_gymnasium(vector_env)
     td = env.reset()
     for _ in range(3):
         transition, td = env.step(td.set("action", env.sample_action()))
@@ -207,7 +207,7 @@ def test_the_env_resets_in_the_step_that_ended():
     assert transition["next", "observation"].item() == 1e5 + 1 and transition["next", "reward"].item() == 1
 
 
-def test_time_is_counted_to_the_limit_that_holds():
+def test_time_aware_observation_under_two_limits_declares_the_tighter_one():
     theirs = wrappers.TimeLimit(gymnasium.make("Pendulum-v1", max_episode_steps=5), 9)
     theirs = wrappers.TimeAwareObservation(theirs, flatten=False)
     assert theirs.observation_space["time"].high == 9
@@ -226,23 +226,23 @@ class Image(Ones):
 
 def images(transform):
     vector_env = SyncVectorEnv([Image], autoreset_mode=AutoresetMode.DISABLED)
-    return tw.TransformedEnv(tw.interop.gymnasium.from_gymnasium(vector_env), *transform).reset()["observation"]
+    return tw.TransformedEnv(tw.from_gymnasium(vector_env), *transform).reset()["observation"]
 
 
-def test_images_are_not_made_larger():
+def test_resize_observation_to_a_larger_shape_raises():
     assert wrappers.ResizeObservation(Image(), (4, 4)).reset()[0].shape == (4, 4)
     with pytest.raises(ValueError, match="at most"):
         images([T.ResizeObservation((4, 4))])
 
 
-def test_integers_are_not_rescaled_to_zero():
+def test_rescale_observation_of_integers_raises():
     assert not wrappers.RescaleObservation(Image(), 0, 1).reset()[0].any()
     with pytest.raises(TypeError, match="of floats"):
         images([T.RescaleObservation(0, 1)])
     np.testing.assert_allclose(images([T.DtypeObservation("float32"), T.RescaleObservation(0, 1)]), 200 / 255, rtol=1e-6)
 
 
-def test_a_reset_in_mid_episode_closes_the_episode():
+def test_record_episode_statistics_reset_in_mid_episode_closes_the_episode():
     theirs = wrappers.RecordEpisodeStatistics(Ones())
     theirs.reset()
     theirs.step(0)
@@ -251,15 +251,15 @@ def test_a_reset_in_mid_episode_closes_the_episode():
     env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=3), T.RecordEpisodeStatistics())
     env.step(env.reset().set("action", env.sample_action()))
     env.reset()
-    assert env.transform.return_queue.tolist() == [1]
+    assert env.transforms[0].return_queue.tolist() == [1]
 
 
-def test_a_car_has_one_dtype_all_its_life():
+def test_mountain_car_continuous_state_keeps_one_dtype():
     theirs = gymnasium.make("MountainCarContinuous-v0")
     theirs.reset(seed=0)
-    first = theirs.unwrapped.state.dtype
+    initial = theirs.unwrapped.state.dtype
     theirs.step(np.zeros(1, np.float32))
-    assert (first, theirs.unwrapped.state.dtype) == (np.float64, np.float32)
+    assert (initial, theirs.unwrapped.state.dtype) == (np.float64, np.float32)
     env = tw.make("MountainCarContinuous-v0")
     env.reset(seed=0)
     assert {value.dtype for value in env.state.values()} == {torch.float32}

@@ -1,12 +1,19 @@
+"""README.md and examples/README.md: the code runs, tables are complete, figures are measured, claims about others are true."""
+
 from __future__ import annotations
 
 import inspect
+import json
+import math
 import re
 from pathlib import Path
 
 import gymnasium
+import numpy as np
+import pytest
 import stable_baselines3.common.atari_wrappers as atari_wrappers
 import stable_baselines3.common.vec_env as vec_env
+from gymnasium.vector import AutoresetMode
 
 import torchwrap as tw
 import torchwrap.testing
@@ -15,28 +22,70 @@ from torchwrap import wrappers as W
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "examples" / "README.md").read_text()
 
 
-def test_the_python_examples_run_one_after_the_other(tmp_path, monkeypatch):
+@pytest.mark.full
+def test_readme_python_blocks_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(compile(block, "README.md", "exec"), names)  # the README is ours
     assert names["transition"]["next", "reward"].shape == (64, 1) and names["data"].shape == (64, 32)
     assert names["returns"].shape == (128,)
+    transition, _ = names["env"].step(names["env"].sample_action())
+    assert transition["next", "observation"].isfinite().all()
+    data, _ = tw.rollout(names["drift"], None, 3)
+    assert data["next", "reward"].shape == (10_000, 3, 1)
 
 
-def test_every_transform_and_wrapper_stands_in_a_table():
-    rows = set(re.findall(r"^\| `(\w+)\(", README, re.MULTILINE))
+def test_readme_has_at_most_150_lines_and_code_within_the_first_40():
+    lines = README.splitlines()
+    assert len(lines) <= 150 and "import torchwrap as tw" in lines[:40]
+
+
+@pytest.mark.parametrize("page", [Path("README.md"), Path("examples/README.md")], ids=str)
+def test_links_lead_to_files(page):
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    scripts = re.findall(r"`((?:examples|tests)/[\w/.]+\.\w+)`", text)
+    assert links and all((ROOT / page.parent / link).exists() for link in links)
+    assert all((ROOT / script).exists() for script in scripts)
+
+
+def test_moving_picture_is_animated_and_below_one_megabyte():
+    image = pytest.importorskip("PIL.Image")
+    path = ROOT / re.search(r"!\[.*\]\((.*\.gif)\)", README)[1]
+    with image.open(path) as picture:
+        assert picture.n_frames >= 60 and path.stat().st_size < 1_000_000
+
+
+def test_tables_list_every_transform_and_wrapper():
+    rows = set(re.findall(r"^\| `(\w+)\(", REFERENCE, re.MULTILINE))
     bases = {"ActionTransform", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
     assert rows == (set(T.__all__) | set(W.__all__)) - {"TransformedEnv", "Wrapper"} - bases
 
 
-def test_what_others_call_something_else_is_there_and_here():
+def test_tables_give_the_arguments_of_every_transform_and_wrapper():
+    for name, arguments in re.findall(r"^\| `(\w+)\((.*?)\)` \|", REFERENCE, re.MULTILINE):
+        if "..." in arguments:
+            continue
+        parameters = inspect.signature(getattr(T, name, None) or getattr(W, name)).parameters
+        assert re.findall(r"(?:^|, )(\w+)", re.sub(r"\(.*?\)", "", arguments)) == list(parameters), name
+
+
+def test_every_difference_from_gymnasium_has_one_row_and_one_test():
+    table = _section("Differences from Gymnasium")
+    rows = re.findall(r"^\| .* \| `(\w+)` \|$", table, re.MULTILINE)
+    tests = re.findall(r"^def test_(\w+)", (ROOT / "tests" / "test_differences.py").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(tests)
+
+
+def test_names_of_other_libraries_and_their_translations_exist():
     there = {"Gymnasium": [gymnasium.wrappers], "Stable-Baselines3": [vec_env, atari_wrappers]}
     here = [T, W, tw, tw.testing]
-    table, library = README.split("### Where to find what you know")[1].split("### ")[0], ""
-    for line in table.splitlines():
+    library = ""
+    for line in _section("Where to find what you know").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) != 3 or "`" not in cells[2] + cells[1]:
             continue
@@ -51,11 +100,111 @@ def test_what_others_call_something_else_is_there_and_here():
             assert name in (*fields, "step", "reset") or any(hasattr(module, name) for module in here), name
 
 
+def test_layout_lists_every_module():
+    listed = set(re.findall(r"^    (\w+(?:\.py|/)) ", _section("Layout"), re.MULTILINE))
+    package = ROOT / "torchwrap"
+    modules = {path.name for path in package.glob("[!_]*.py")} | {f"{path.parent.name}/" for path in package.glob("*/*.py")}
+    assert listed == modules
+
+
 def test_the_two_commands_name_the_torch_version():
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2 and all("torch==2.13.0" in command for command in commands)
     assert "examples/ppo.py" in commands[0] and "pytest" in commands[1]
 
 
+# Figures are those of cpu.json, and say where they come from.
+
+FIGURES = json.loads((ROOT / "tests" / "benchmarks" / "cpu.json").read_text())
+COMPARISONS = {
+    ("seven transforms, compiled", "TorchRL, eager"): ("glue/seven torchrl", "torchwrap-compiled"),
+    ("seven transforms, eager", "TorchRL, eager"): ("glue/seven torchrl", "torchwrap-eager"),
+    ("seven transforms, compiled", "SB3, NumPy"): ("glue/seven sb3", "torchwrap-compiled"),
+    ("seven transforms, eager", "SB3, NumPy"): ("glue/seven sb3", "torchwrap-eager"),
+    ("CartPole rollout, compiled", "gymnax, `lax.scan`"): ("cartpole/gymnax-scan-16", "torchwrap-rollout"),
+}
+
+
+def test_table_of_speed_is_that_of_cpu_json():
+    header, _, *rows = (line for line in README.split("## Speed")[1].split("\n## ")[0].splitlines() if line.startswith("|"))
+    sizes = [int(cell.replace(",", "")) for cell in header.strip("| ").split(" | ")[1:]]
+    expected = []
+    for (what, peer), (row, reference) in COMPARISONS.items():
+        found = [FIGURES[f"{row}/{size}"] for size in sizes]
+        cells = [_floor(min(figures["ratio"][reference], figures["ratio_median"][reference])) for figures in found]
+        expected.append(f"| {what} | {peer} | {' | '.join(cells)} |")
+    assert rows == expected, "\n" + "\n".join(expected)
+
+
+def test_figures_in_the_text_are_those_of_cpu_json():
+    text = " ".join(README.split("## Speed")[1].split("\n## ")[0].split())
+    machine = FIGURES["machine"]
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['instruction_set']}, {machine['threads']} threads"
+    assert where in text and f"chunks of {machine['num_steps']} steps" in text
+    ours, theirs = (FIGURES[f"ppo/{side}/median"]["wall_seconds_to_target"] for side in ("torchwrap", "sb3"))
+    assert f"after {ours:.1f} s, imports included; SB3's tuned PPO after {theirs:.1f} s" in text
+    ours, theirs = (FIGURES[f"bridge/sync {row}/8"]["whole_us"] for row in ("torchwrap-compiled", "gymnasium"))
+    assert f"take {ours / theirs:.1f} times as long as Gymnasium's" in text
+    cold = [figures["cold_seconds"] for key, figures in FIGURES.items() if re.match("startup/(step|CartPole)", key)]
+    assert f"takes about {round(sum(cold) / len(cold), -1):.0f} s" in text
+
+
+def _floor(ratio):
+    """Two significant digits, never rounded up."""
+    digits = 1 - math.floor(math.log10(ratio))
+    return f"{math.floor(ratio * 10**digits) / 10**digits:.{max(digits, 0)}f}"
+
+
+def _section(title):
+    return REFERENCE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+# Claims about other libraries that have no row in tests/test_differences.py.
+
+
+def test_gymnasium_vector_cartpole_initial_state_depends_on_num_envs_and_ours_does_not():
+    theirs = [gymnasium.make_vec("CartPole-v1", num_envs=n).reset(seed=0)[0][0] for n in (1, 2)]
+    ours = [tw.make("CartPole-v1", num_envs=n).reset(seed=0)["observation"][0] for n in (1, 2)]
+    assert (theirs[0] != theirs[1]).any() and (ours[0] == ours[1]).all()
+
+
+class CountingEnv(gymnasium.Env):
+    """Observations 0, 1, 2 in episodes of two steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 2, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.elapsed = 0
+        return np.float32([0]), {}
+
+    def step(self, action):
+        self.elapsed += 1
+        return np.float32([self.elapsed]), 1.0, self.elapsed == 2, False, {}
+
+
+def test_gymnasium_default_autoreset_takes_a_step_that_ignores_its_action():
+    vector_env = gymnasium.vector.SyncVectorEnv([CountingEnv])
+    assert vector_env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    vector_env.reset()
+    observations, rewards, *_ = zip(*(vector_env.step([0]) for _ in range(4)), strict=True)
+    assert [float(observation[0, 0]) for observation in observations] == [1, 2, 0, 1]
+    assert [float(reward[0]) for reward in rewards] == [1, 1, 0, 1]
+
+
+def test_sb3_statistics_leave_final_observations_out_and_ours_count_them():
+    theirs = vec_env.VecNormalize(vec_env.DummyVecEnv([CountingEnv]), norm_reward=False)
+    theirs.reset()
+    for _ in range(4):
+        theirs.step(np.array([0]))
+    # The observations are 0 1 (2) 0 1 (2) 0; those in parentheses are final.
+    assert theirs.obs_rms.mean.item() == pytest.approx(np.mean([0, 1, 0, 1, 0]), abs=1e-4)
+    vector_env = gymnasium.vector.SyncVectorEnv([CountingEnv], autoreset_mode=AutoresetMode.DISABLED)
+    ours = tw.TransformedEnv(tw.from_gymnasium(vector_env), T.NormalizeObservation())
+    tw.rollout(ours, None, 4)
+    assert ours.transforms[0].statistics.mean.item() == pytest.approx(np.mean([0, 1, 2, 0, 1, 2, 0]))
+
+
 def test_the_public_names_are_few():
-    assert len(tw.__all__) <= 13 and all(hasattr(tw, name) for name in tw.__all__)
+    assert len(tw.__all__) <= 16 and all(hasattr(tw, name) for name in tw.__all__)

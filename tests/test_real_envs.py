@@ -1,4 +1,4 @@
-"""Transforms beside Gymnasium's wrappers on real envs: the same names and arguments, step by step, from the same seeds."""
+"""Transforms match Gymnasium's wrappers of the same names and arguments on real envs, step by step from the same seeds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
+from oracles import assert_values_equal
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
-from transforms.chance import assert_same
 
 import torchwrap as tw
 from torchwrap import transforms as T
 
 gymnasium.register_envs(ale_py)
 
+
 # Gymnasium warns about bounds that it rounds to the space's dtype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
-PONG = {"frameskip": 4, "repeat_action_probability": 0.0}  # nothing left to chance
-WORLDS = {  # an id, its arguments, steps to take, and how episodes end meanwhile
+PONG = {"frameskip": 4, "repeat_action_probability": 0.0}  # deterministic
+
+ENVS = {  # an id, its arguments, number of steps, and how episodes end within them
     "poles": ("CartPole-v1", {}, 90, {"terminated"}),
     "short poles": ("CartPole-v1", {"max_episode_steps": 15}, 90, {"terminated", "truncated", "both"}),
     "one step": ("CartPole-v1", {"max_episode_steps": 1}, 8, {"truncated"}),
@@ -32,6 +34,7 @@ WORLDS = {  # an id, its arguments, steps to take, and how episodes end meanwhil
     "pongs": ("ALE/Pong-v5", {"max_episode_steps": 6, **PONG}, 20, {"truncated"}),
     "long pongs": ("ALE/Pong-v5", {"max_episode_steps": 80, **PONG}, 165, {"truncated"}),
 }
+
 INFO = {"Reacher-v5": ["reward_dist", "reward_ctrl"], "ALE/Pong-v5": ["lives", "episode_frame_number"]}
 
 
@@ -42,6 +45,7 @@ def use(name, **arguments):
 STACK, TIME = "FrameStackObservation", "TimeAwareObservation"
 GRAY, SQUARE = use("GrayscaleObservation"), use("ResizeObservation", shape=(84, 84))
 SMALL = ["poles", "short poles", "one step", "pendulums", "cars", "acrobots", "reachers"]
+
 EVERYWHERE = [  # stacks of transforms, innermost first
     [use(STACK, stack_size=1)],
     [use(STACK, stack_size=3)],
@@ -62,6 +66,7 @@ EVERYWHERE = [  # stacks of transforms, innermost first
     [use("ClipReward", max_reward=-0.3)],
     [use("DelayObservation", delay=1), use(STACK, stack_size=2), use("DelayObservation", delay=2)],
 ]
+
 SPECIAL = {
     "poles": [
         [use(STACK, stack_size=3, padding_type=np.float32([1, 2, 0.1, -2]))],
@@ -82,7 +87,7 @@ SPECIAL = {
     ],
     "cars": [
         [use("RescaleObservation", min_obs=np.array([0, -1]), max_obs=np.array([1, 0.7]))],
-        [use("DiscretizeObservation", bins=8)],  # each episode begins with velocity 0, which is an edge
+        [use("DiscretizeObservation", bins=8)],  # each episode starts with velocity 0, which is an edge
         [use("DiscretizeObservation", bins=(100, 31), multidiscrete=True), use(TIME)],
         [use("RescaleAction", min_action=-0.7, max_action=0.3), use("ClipAction")],
         [use("TransformAction", func=lambda a: 1.5 * a, action_space=None)],  # beyond the bounds, which costs reward
@@ -110,14 +115,18 @@ SPECIAL = {
         [use("RecordEpisodeStatistics"), GRAY, SQUARE, use(STACK, stack_size=4), use("ClipReward", min_reward=-0.5)],
     ],
 }
-CASES = [(world, []) for world in WORLDS]
-CASES += [(world, stack) for world in SMALL for stack in EVERYWHERE]
-CASES += [(world, stack) for world, stacks in SPECIAL.items() for stack in stacks]
+
+CASES = [(group, []) for group in ENVS]
+CASES += [(group, stack) for group in SMALL for stack in EVERYWHERE]
+CASES += [(group, stack) for group, stacks in SPECIAL.items() for stack in stacks]
 
 
-def build(world, stack):
-    # Ours, a batch; and theirs, one by one.
-    id, arguments, *_ = WORLDS[world]
+QUICK = ["short poles"]  # with every stack; of the others, without --full, one
+
+
+def build(group, stack):
+    """A batch with transforms, and single envs with Gymnasium's wrappers."""
+    id, arguments, *_ = ENVS[group]
     env = tw.make(id, 3, backend="gymnasium", info_keys=INFO.get(id, ()), **arguments)
     oracles = [gymnasium.make(id, **arguments) for _ in range(3)]
     for name, settings in stack:
@@ -126,62 +135,68 @@ def build(world, stack):
 
 
 def assert_agree(env, oracles, num_steps):
-    # Where an episode of theirs ended, it is reset by hand. Returns how episodes ended.
+    """Asserts that both are equal, step by step, and counts how episodes ended. Single envs are reset by hand."""
     assert env.single_observation_space == oracles[0].observation_space
     assert env.single_action_space == oracles[0].action_space
     td, endings = env.reset(seed=3), Counter()
-    seen = [oracle.reset(seed=3 + i)[0] for i, oracle in enumerate(oracles)]
+    observations = [oracle.reset(seed=3 + i)[0] for i, oracle in enumerate(oracles)]
     for step in range(num_steps):
-        if step == 3:  # in mid-episode, so that from here on even those of one length do not end together
+        if step == 3:  # in mid-episode, so that from here on even episodes of equal length do not end together
             td = env.reset(mask=torch.tensor([False, True, False]))
-            seen[1], _ = oracles[1].reset()
-        assert_same(td["observation"], seen)
+            observations[1], _ = oracles[1].reset()
+        assert_values_equal(td["observation"], observations)
         action = env.sample_action()
         transition, td = env.step(td.set("action", action))
-        seen, reward, *flags, info = zip(*[o.step(a.numpy()) for o, a in zip(oracles, action, strict=True)], strict=True)
-        successor, seen = transition["next"], list(seen)
-        assert_same(successor["observation"], seen)
-        assert_same(successor["reward"], np.float32(reward)[:, None])
-        assert_same(torch.cat([successor["terminated"], successor["truncated"]], 1), np.transpose(flags))
+        results = [oracle.step(row.numpy()) for oracle, row in zip(oracles, action, strict=True)]
+        observations, reward, *flags, info = zip(*results, strict=True)
+        successor, observations = transition["next"], list(observations)
+        assert_values_equal(successor["observation"], observations)
+        assert_values_equal(successor["reward"], np.float32(reward)[:, None])
+        assert_values_equal(torch.cat([successor["terminated"], successor["truncated"]], 1), np.transpose(flags))
         for key in env.unwrapped.info_spaces:
-            assert_same(successor["info", key], np.float32([one[key] for one in info])[:, None])
+            assert_values_equal(successor["info", key], np.float32([one[key] for one in info])[:, None])
         for row, (terminated, truncated) in enumerate(zip(*flags, strict=True)):
             if not terminated and not truncated:
                 continue
             endings["both" if terminated and truncated else "terminated" if terminated else "truncated"] += 1
-            seen[row], _ = oracles[row].reset()
-            if "episode" in info[row]:  # sums in float64 of rewards, of which ours come in float32
+            observations[row], _ = oracles[row].reset()
+            if "episode" in info[row]:  # Gymnasium sums in float64, torchwrap's rewards are float32
                 assert successor["episode_return"][row].item() == pytest.approx(info[row]["episode"]["r"], rel=1e-6)
                 assert successor["episode_length"][row].item() == info[row]["episode"]["l"]
-    assert_same(td["observation"], seen)
+    assert_values_equal(td["observation"], observations)
     return endings
 
 
 @pytest.mark.parametrize(
-    ("world", "stack"), CASES, ids=lambda value: value if isinstance(value, str) else "+".join(name for name, _ in value)
+    ("group", "stack"),
+    [
+        pytest.param(group, stack, id="-".join([group, *(name for name, _ in stack)]), marks=() if quick else pytest.mark.full)
+        for group, stack in CASES
+        for quick in [group in QUICK or (group != "long pongs" and stack in SPECIAL.get(group, [])[:1])]
+    ],
 )
-def test_a_transform_equals_gymnasiums_wrapper_on_a_real_env(world, stack):
-    endings = assert_agree(*build(world, stack), WORLDS[world][2])
+def test_transforms_on_a_real_env_match_gymnasiums_wrappers(group, stack):
+    endings = assert_agree(*build(group, stack), ENVS[group][2])
     assert endings.total() >= 6
     if not stack:
-        assert set(endings) == WORLDS[world][3]
+        assert set(endings) == ENVS[group][3]
 
 
-def test_a_time_limit_truncates_where_gymnasiums_does_and_lets_terminate():
-    assert set(assert_agree(*build("poles", [use("TimeLimit", max_episode_steps=15)]), 90)) == WORLDS["short poles"][3]
+def test_time_limit_truncates_as_gymnasiums_and_still_terminates():
+    assert set(assert_agree(*build("poles", [use("TimeLimit", max_episode_steps=15)]), 90)) == ENVS["short poles"][3]
 
 
-def test_every_transform_that_gymnasium_has_is_tested_here():
-    # But what normalises, which differs on purpose; what draws, from streams of its own; and what changes nothing.
+def test_every_transform_of_gymnasium_has_cases():
+    # Except those that normalize, which differ on purpose, those that draw random numbers, and the one that changes nothing.
     others = {"NormalizeObservation", "NormalizeReward", "AddWhiteNoise", "ObstructView", "StickyAction", "PassiveEnvChecker"}
     tested = {name for _, stack in CASES for name, _ in stack}
     assert tested == {name for name in T.__all__ if hasattr(wrappers, name)} - others
 
 
-@pytest.mark.parametrize("world", ["poles", "short poles", "pendulums", "cars"])
-def test_normalised_and_stacked_streams_equal_stable_baselines(world):
-    # Theirs does not count final observations: what is learned of observations is frozen before there are any.
-    id, arguments, num_steps, _ = WORLDS[world]
+@pytest.mark.parametrize("group", ["poles", "short poles", "pendulums", "cars"])
+def test_normalized_and_stacked_observations_and_rewards_match_stable_baselines3(group):
+    # VecNormalize does not count final observations, so the statistics of observations are frozen before the first one.
+    id, arguments, num_steps, _ = ENVS[group]
     env = tw.TransformedEnv(
         tw.make(id, 3, backend="gymnasium", **arguments),
         T.NormalizeObservation(),
@@ -193,14 +208,14 @@ def test_normalised_and_stacked_streams_equal_stable_baselines(world):
     )
     rewards = VecNormalize(DummyVecEnv([lambda: gymnasium.make(id, **arguments)] * 3), norm_obs=False, clip_reward=3)
     observations = VecNormalize(rewards, norm_reward=False, clip_obs=2)
-    observations.obs_rms.count = rewards.ret_rms.count = 0  # without its prior sample that nobody saw
+    observations.obs_rms.count = rewards.ret_rms.count = 0  # without the pseudo-count prior
     vec = VecFrameStack(observations, 4)
     vec.seed(3)
     td, first, num_ended = env.reset(seed=3), vec.reset(), 0
     np.testing.assert_allclose(td["observation"], first, rtol=1e-4, atol=1e-4)
     for step in range(num_steps):
         if step == 5:
-            env.transform.transforms[0].eval()
+            env.transforms[0].eval()
             observations.training = False
         action = env.sample_action()
         transition, td = env.step(td.set("action", action))

@@ -24,28 +24,35 @@ torch.Size([4, 1])
 """
 
 from torchwrap import transforms
-from torchwrap.compile import compile
+from torchwrap._compile.api import compile
+from torchwrap._core.env_buffers import EnvBuffer
+from torchwrap._core.row_mask import RowMask
+from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
+from torchwrap.interop.gymnasium import from_gymnasium
 from torchwrap.registration import make
-from torchwrap.rollout import Rollout, evaluate, rollout
 from torchwrap.spaces import Signature
-from torchwrap.transforms.base import Compose, Transform
+from torchwrap.transforms.compose import Compose
+from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers import TransformedEnv, Wrapper
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Collector",
     "Compose",
     "Env",
+    "EnvBuffer",
     "FunctionalEnv",
-    "Rollout",
+    "RowMask",
     "Signature",
     "Transform",
     "TransformedEnv",
     "Wrapper",
     "compile",
     "evaluate",
+    "from_gymnasium",
     "make",
     "rollout",
     "transforms",

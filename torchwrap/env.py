@@ -1,30 +1,30 @@
-"""Env: the contract between a batch of environments and everything above it. Auto-reset and snapshots live here, once."""
+"""Env: the contract between a batch of environments and everything above it. A step and its auto-reset live here, once."""
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from gymnasium import Space
-from gymnasium.vector.utils import batch_space
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import masks, spaces
-from torchwrap.buffer import Module, Submodule
+from torchwrap import spaces
+from torchwrap._core import env_checks
+from torchwrap._core import snapshot as snapshots
+from torchwrap._core.executor import EAGER, Eager
+from torchwrap._core.facade import EnvFacade
+from torchwrap._core.row_mask import RowMask
+from torchwrap._core.tracing import realize
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
 
-class Env(Module):
+class Env(EnvFacade):
     """`num_envs` environments that step together on tensors and reset themselves.
 
-    `td = env.reset(seed)` gives the first observations; `transition, td = env.step(td)` does `td["action"]`. The transition
-    holds what really happened, final observations included; the second `td` is where to act next, and in rows whose episode
-    ended it holds the first observation of a new one.
+    `td = env.reset(seed)` returns the initial observations. `transition, td = env.step(td)` takes `td["action"]`: `transition`
+    holds the true successor, final observations included; the second `td` is the root of the next step. In rows whose episode
+    ended, the root holds the initial observation of a new episode; elsewhere it equals `transition["next"]`.
 
     | key | shape, dtype |
     |---|---|
@@ -35,15 +35,23 @@ class Env(Module):
     | `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | `(num_envs, 1)` bool |
     | `("next", "info", name)` | as the env declares |
 
-    Authors write `_step` and `_reset`, both over the whole batch and without any auto-reset, and keep the state of running
-    episodes in buffers made by `register_rows`. Returned tensors are the caller's: no later step changes them,
-    and changing them in place does not change what happens next.
+    Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
+
+    Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset, and declare the state of
+    running episodes as `EnvBuffer`s. Do not override `step` or `reset`.
+
+    Args:
+        signature: `num_envs`, the spaces of a single env, and the device.
+        spec: Gymnasium's `EnvSpec`, if there is one.
+        metadata: as Gymnasium's `Env.metadata`.
+        render_mode: as Gymnasium's.
     """
 
-    action_stream = Submodule()
-
     can_snapshot = True
-    """Whether all state is in buffers. False where a foreign simulator keeps its own."""
+    """Whether all state is in buffers, so that `snapshot` and `restore` work."""
+
+    host_stepped = False
+    """Whether a simulator on the host steps this env, outside of PyTorch. `torchwrap.compile` then compiles its transforms."""
 
     def __init__(
         self,
@@ -53,181 +61,167 @@ class Env(Module):
         metadata: dict[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        super().__init__()
-        self.signature = signature
-        self._spec = spec
-        self.metadata = metadata or {}
-        self.render_mode = render_mode
-        self.action_stream = Stream(signature.num_envs, signature.first_index, tag=1, device=signature.device)
-        self._observation: spaces.Value | None = None  # where to act next, as last handed out
+        super().__init__(signature, spec, metadata, render_mode)
+        self._executor = EAGER
+        self._last_root: TensorDict | None = None
+        self.allocate(signature.num_envs, signature.device)
 
-    # What an author of an env writes.
+    # Hooks for subclasses.
 
-    def _step(self, td: TensorDict) -> TensorDict:
-        """Does `td["action"]`: a new TensorDict with `observation`, `reward`, `terminated`, `truncated` (and `info`)."""
-        raise NotImplementedError
+    def _step(self, action: spaces.Value) -> TensorDict:
+        """Takes an action in every env.
 
-    def _reset(self, mask: Tensor) -> TensorDict:
-        """Begins new episodes where `mask` (bool, `(num_envs,)`): a new TensorDict with `observation`.
-
-        Other rows keep their state; what they hold in the result is not looked at. An env with reset options takes them as
-        a second argument, `options=None`.
+        Returns a new TensorDict with `observation`, `reward`, `terminated`, `truncated`, and `info` if the env declares any.
         """
         raise NotImplementedError
 
-    def _seed(self, seed: int, mask: Tensor) -> None:
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        """Starts new episodes in the rows of `mask`. Returns a new TensorDict with `observation`.
+
+        Other rows keep their state; what they hold in the result is ignored.
+        """
+        raise NotImplementedError
+
+    def _seed(self, seed: int, mask: RowMask) -> None:
+        """Seeds every random stream in the rows of `mask`."""
         for module in self.modules():
             if isinstance(module, Stream):
                 module.seed(seed, mask)
 
-    # What a user calls.
+    def _check_options(self, options: dict[str, Any]) -> None:
+        """Raises for reset options that `_reset` does not take; by default it takes none."""
+        raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
+
+    # The public verbs.
 
     @torch.no_grad()
     def reset(self, seed: int | None = None, mask: Tensor | None = None, options: dict[str, Any] | None = None) -> TensorDict:
-        """Begins new episodes, in every env or where `mask` (bool, `(num_envs,)`) is set, and says where to act.
+        """Starts new episodes in every env, or where `mask` is set.
 
-        With a `seed`, env *i* (its global index, whatever `num_envs`) begins the first episode of its own random stream;
-        without, its next one. Rows outside the mask keep the observation last handed out, as you left it.
+        Args:
+            seed: puts env *i* (its global index, whatever `num_envs`) before the first episode of its own random stream. None
+                continues with the next episode; the first reset of all then draws a seed from the operating system.
+            mask: bool, `(num_envs,)`. Rows outside it keep the observation of the last root, as you left it.
+            options: passed on to the env.
+
+        Returns:
+            The root of the next step: a TensorDict `(num_envs,)` with `observation`.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: for bad input, before anything has changed.
         """
         if mask is None:
-            mask = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+            rows = RowMask.full(self.num_envs, self.device, synchronize=self.host_stepped)
         else:
-            self._check_mask(mask)
+            env_checks.mask(self, mask, has_reset=self._last_root is not None)
+            rows = RowMask(mask, synchronize=self.host_stepped)
         if seed is not None:
-            seed = _check_seed(self, seed)
-        elif self._observation is None:
-            seed = fresh_seed()  # so that a run that nobody has seeded can be run again
-        arguments = {"options": options} if options else {}
+            seed = env_checks.seed(self._name(), seed)
+        elif self._last_root is None:
+            seed = fresh_seed()  # readable as np_random_seed, so that an unseeded run can be repeated
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
             self._check_options(options)
         if seed is not None:
-            self._seed(seed, mask)
-        observation = self._reset(mask, **arguments)["observation"]
-        if self._observation is not None:
-            observation = masks.where(mask, observation, self._observation.to(self.device))
-        return self._hand_out(observation)
+            self._seed(seed, rows)
+        observation = self._reset(rows, options or None)["observation"]
+        if self._last_root is not None:
+            observation = rows.where(observation, self._last_root["observation"].to(self.device))
+        return self._root(observation)
 
     @torch.no_grad()
-    def step(self, td: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Does `td["action"]`: the same `td` with "next" written into it, and where to act next."""
-        self._check_begun("step")
-        self._check_action(td)
-        successor, observation = self._advance(td["action"])
-        td.set("next", successor)
-        return td, self._hand_out(observation)
+    def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
+        """Takes an action in every env, and resets the finished rows.
 
-    # Everything of a step that computes, and nothing that checks: this is what gets compiled, as one or in its two parts.
+        Args:
+            td: the root TensorDict with `action` set; or the bare action, which is then set in the last root.
 
-    def _advance(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
-        successor, observation = self._succeed(action)
-        self._begin_anew(successor["done"], observation)
+        Returns:
+            transition: that TensorDict with `next` written into it: the true successor.
+            td: the root of the next step.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: for bad input, before anything has changed.
+
+        >>> from torchwrap.testing import ScriptedEnv
+        >>> env = ScriptedEnv(2)
+        >>> _ = env.reset()
+        >>> transition, td = env.step(env.sample_action())
+        >>> transition["next", "reward"].flatten()
+        tensor([1., 1.])
+        """
+        transition = env_checks.transition(self, td, self._check_has_reset("step()"))
+        successor, observation = self._executor.step(self, transition["action"])
+        return transition.set("next", successor), self._root(observation)
+
+    # What a step computes, without checks. This is what gets compiled: as a whole, or up to the auto-reset.
+
+    def _step_and_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+        successor, observation = self._step_without_reset(action)
+        self._auto_reset(RowMask(successor["done"], synchronize=self.host_stepped), observation)
         return successor, observation
 
-    def _succeed(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
-        return self._conclude(self._step(TensorDict({"action": action}, batch_size=[self.num_envs])))
-
-    def _conclude(self, successor: TensorDict) -> tuple[TensorDict, spaces.Value]:
-        successor.set("done", masks.once(successor["terminated"] | successor["truncated"]))
+    def _step_without_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+        successor = self._step(action)
+        successor.set("done", realize(successor["terminated"] | successor["truncated"]))
         return successor, successor["observation"].clone()
 
-    def _begin_anew(self, done: Tensor, observation: spaces.Value) -> None:
-        # Writes the first observations of new episodes where the latest ended. The reset pass is skipped only where the host
-        # knows that none did: for nothing, or because a simulator on the host has to be told anyway.
-        host_looks = masks.free_to_look(done) or not self.can_snapshot
-        if host_looks and not masks.any(done):
-            return
-        mask = done.squeeze(-1)
-        if host_looks:
-            masks.look_up(mask)
-        masks.write(mask, self._reset(mask)["observation"], observation)
+    def _auto_reset(self, mask: RowMask, observation: spaces.Value) -> None:
+        if mask.any():
+            mask.assign_(observation, self._reset(mask)["observation"])
 
-    def _hand_out(self, observation: spaces.Value) -> TensorDict:
-        self._observation = observation
-        return TensorDict({"observation": observation}, batch_size=[self.num_envs])
+    def _root(self, observation: spaces.Value) -> TensorDict:
+        self._last_root = TensorDict({"observation": observation}, batch_size=[self.num_envs])
+        return self._last_root
 
-    def sample_action(self) -> spaces.Value:
-        """Random actions, drawn on the env's device from a stream of their own: they do not disturb the env's."""
-        return spaces.sample(self.single_action_space, self.action_stream)
+    # State.
 
     def snapshot(self) -> TensorDict:
-        """Everything the env remembers: simulator, random streams, frames, returns, statistics; and where to act next.
+        """Everything the env remembers (simulator, random streams, frames, returns, statistics) and the last root.
 
-        The latter is the observation last handed out, as you left it.
+        The root's observation is saved as you left it.
+
+        Raises:
+            RuntimeError: before the first reset, and if a simulator outside of PyTorch holds state.
         """
-        self._check_begun("snapshot")
-        assert self._observation is not None
+        root = self._check_has_reset("snapshot()")
         self._check_can_snapshot()
-        buffers = TensorDict({name: buffer.clone() for name, buffer in self.named_buffers()}, batch_size=[])
-        return TensorDict({"buffers": buffers, "observation": self._observation.clone()}, batch_size=[])
+        return snapshots.take(self, root["observation"])
 
-    @torch.no_grad()
     def restore(self, snapshot: TensorDict | dict[str, Any]) -> TensorDict:
-        """Goes back to a snapshot of this env, bit for bit, and says where to act.
+        """Returns to a snapshot of this env, bit for bit.
 
-        It takes `snapshot.to_dict()` too, which `torch.load(weights_only=True)` reads back with every version of tensordict.
+        Args:
+            snapshot: what `snapshot()` returned, or its `to_dict()`, which `torch.load(weights_only=True)` reads back with
+                every version of tensordict.
+
+        Returns:
+            The root of the next step.
+
+        Raises:
+            RuntimeError, TypeError, ValueError: if it is no snapshot of an env like this one, before anything has changed.
         """
         self._check_can_snapshot()
-        if not isinstance(snapshot, TensorDict | dict) or set(snapshot.keys()) != {"buffers", "observation"}:
-            raise TypeError(f"{self._name()}.restore needs what snapshot() gave, but got {type(snapshot).__name__}.")
-        buffers, observation = snapshot["buffers"], snapshot["observation"]
+        snapshots.check(self._name(), self, snapshot)
+        observation = snapshot["observation"]
         if isinstance(observation, dict):
             observation = TensorDict(observation, batch_size=[self.num_envs])
-        own = dict(self.named_buffers())
-        if set(buffers.keys()) != set(own):
-            different = sorted(set(buffers.keys()) ^ set(own))
-            raise ValueError(
-                f"{self._name()}.restore needs a snapshot of the same env, but got one that differs in {different}."
-            )
-        for name, buffer in own.items():
-            if buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
-                got = f"{tuple(buffers[name].shape)} {buffers[name].dtype}"
-                raise ValueError(
-                    f"{self._name()}.restore needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}, but got {got}."
-                )
         observation = observation.to(self.device).clone()
         what = "a snapshot with observations"
         spaces.check(f"{self._name()}.restore", what, self.single_observation_space, observation, self.num_envs, self.device)
-        for name, buffer in own.items():
-            buffer.copy_(buffers[name])
-        return self._hand_out(observation)
-
-    # Gymnasium's properties.
+        snapshots.load(self, snapshot)
+        return self._root(observation)
 
     @property
-    def num_envs(self) -> int:
-        return self.signature.num_envs
-
-    @property
-    def single_observation_space(self) -> Space[Any]:
-        return self.signature.single_observation_space
-
-    @property
-    def single_action_space(self) -> Space[Any]:
-        return self.signature.single_action_space
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        return batch_space(self.single_observation_space, self.num_envs)
-
-    @property
-    def action_space(self) -> Space[Any]:
-        return batch_space(self.single_action_space, self.num_envs)
-
-    @property
-    def device(self) -> torch.device:
-        return self.action_stream.env.device
-
-    @property
-    def spec(self) -> Any:
-        """Gymnasium's `EnvSpec`, with every wrapper and transform: `torchwrap.make(env.spec)` makes another env like this."""
-        return self._spec
+    def is_compiled(self) -> bool:
+        """Whether `torchwrap.compile` has compiled this env. A copy of a compiled env runs eagerly."""
+        return type(self._executor) is not Eager
 
     @property
     def np_random_seed(self) -> int | tuple[int, ...] | None:
-        """The seed in force, drawn by the first reset where nobody gave one; of each env, where they differ."""
-        if self._observation is None:
+        """The seed in use, drawn by the first reset if it was given none; a tuple with one per env if they differ."""
+        if self._last_root is None:
             return None
         words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
         seeds = tuple(low + (high << 32) for low, high in words)
@@ -237,71 +231,14 @@ class Env(Module):
     def unwrapped(self) -> Env:
         return self
 
-    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """Pictures of all envs, or of some: NumPy's, `(height, width, 3)` uint8, as Gymnasium's.
-
-        It needs `render_mode="rgb_array"` at construction.
-        """
-        raise NotImplementedError(f"{self._name()} needs to be able to draw itself for render, but got an env that is not.")
-
-    def close(self) -> None:
-        """Frees what the env holds outside of PyTorch."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What is compiled stands before the method of its name, and belongs to the env it was made for.
-        return {name: value for name, value in self.__dict__.items() if not callable(getattr(type(self), name, None))}
-
-    def __repr__(self) -> str:
-        return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"
-
-    # Checks: all before anything has changed.
-
-    def _name(self) -> str:
-        return self._spec.id if self._spec is not None else type(self).__name__
-
-    def _check_begun(self, what: str) -> None:
-        if self._observation is None:
-            raise RuntimeError(f"{self._name()} needs reset() first, but got {what}.")
-
-    def _check_action(self, td: TensorDict) -> None:
-        if not isinstance(td, TensorDictBase):
-            raise TypeError(f'{self._name()}.step needs a TensorDict with "action", but got {type(td).__name__}.')
-        action = td.get("action", None)
-        if action is None:
-            raise ValueError(f'{self._name()}.step needs td["action"], but got a TensorDict with keys {sorted(td.keys())}.')
-        spaces.check(self._name(), "an action", self.single_action_space, action, self.num_envs, self.device)
-        if td.batch_size != (self.num_envs,) or td.is_locked:
-            got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
-            raise ValueError(
-                f"{self._name()}.step needs an unlocked TensorDict of batch size ({self.num_envs},), but got {got}."
-            )
-
-    def _check_mask(self, mask: Tensor) -> None:
-        shape = (self.num_envs,)
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape or mask.device != self.device:
-            got = f"{tuple(mask.shape)} {mask.dtype} on {mask.device}" if isinstance(mask, Tensor) else repr(mask)
-            raise ValueError(f"{self._name()}.reset needs a mask of shape {shape} torch.bool on {self.device}, but got {got}.")
-        if self._observation is None and not mask.all():
-            raise RuntimeError(f"{self._name()}.reset needs a first reset of every env, but got a mask that leaves some out.")
-
-    def _check_options(self, options: dict[str, Any]) -> None:
-        parameters = inspect.signature(self._reset).parameters.values()
-        if not any(parameter.name == "options" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
+    def _check_has_reset(self, call: str) -> TensorDict:
+        if self._last_root is None:
+            raise RuntimeError(f"Call reset() before {call} of {self._name()}.")
+        return self._last_root
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
             raise RuntimeError(
-                f"{self._name()} needs its state in tensors for snapshot and restore, but got a foreign simulator's. "
-                "Its transforms' learned state is in state_dict()."
+                f"{self._name()} needs its state in tensors for snapshot and restore, but a simulator outside of PyTorch "
+                "holds some of it. What its transforms have learned is in state_dict()."
             )
-
-
-def _check_seed(env: Env, seed: Any) -> int:
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
-    if isinstance(seed, bool) or not 0 <= number < 2**64:
-        raise ValueError(f"{env._name()}.reset needs a seed that is an integer in [0, 2**64), but got {seed!r}.")
-    return number

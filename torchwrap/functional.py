@@ -1,4 +1,4 @@
-"""FunctionalEnv: a batch of envs from pure functions of one."""
+"""FunctionalEnv: a batch of envs from the pure functions of a single env."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, masks, spaces
-from torchwrap.buffer import Submodule
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import SubmoduleAttribute
+from torchwrap._core.initial_states import InitialStatePool
+from torchwrap._core.repeat import repeat
+from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
-from torchwrap.pool import Pool
 from torchwrap.random import Key, Stream
-from torchwrap.repeat import repeat
 from torchwrap.spaces import Signature
 
-# Their places are the tags of their keys: no two functions of a step draw the same numbers.
+# The index of a function is part of its key, so that no two functions of a step draw the same numbers.
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
 
 
 def _leaves(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    return [leaf for part in value.values() for leaf in _leaves(part)]
+    return [leaf for child in value.values() for leaf in _leaves(child)]
 
 
-def _needs(error: Exception) -> str:
-    # What PyTorch says of functions that torch.vmap cannot batch is meant for those who know it.
+def _requirement(error: Exception) -> str:
+    # What the function has to do instead: PyTorch's own message assumes that the reader knows torch.vmap.
     if "data-dependent control flow" in str(error):
         return "tensor operators, torch.where instead of `if`"
-    return "to draw from its rng" if "random operation" in str(error) else "to give tensors"
+    return "to draw from its rng" if "random operation" in str(error) else "to return tensors"
 
 
 def _storages(*values: Any) -> set[int]:
@@ -41,29 +43,43 @@ def _storages(*values: Any) -> set[int]:
 
 
 class FunctionalEnv(Env):
-    """`num_envs` copies of a world that is written as pure functions: Gymnasium's `FuncEnv`, in torch.
+    """`num_envs` copies of an env that is written as pure functions: Gymnasium's `FuncEnv`, in torch.
 
-    The functions are `initial(rng)`, `transition(state, action, rng)`, `observation(state, rng)`,
-    `reward(state, action, next_state, rng)` and `terminal(state, rng)`. A state is a dict of tensors (one tensor a field
-    vectorises best), an observation of a `Dict` space too; `rng` is a `torchwrap.random.Key`: the same functions of it
-    always draw the same numbers. Each function is written for one world and batched by `torch.vmap`, or, where the class
-    sets `broadcasts = True`, is called with a dimension of worlds in front of every shape: all of them, or in `initial`
-    those that begin anew.
+    Write each function for a single env; `torch.vmap` batches it.
+
+    | function | returns, for a single env |
+    |---|---|
+    | `initial(rng)` | the initial state: a dict of tensors, with the same fields, shapes and dtypes at every call |
+    | `transition(state, action, rng)` | the next state, with the same fields |
+    | `observation(state, rng)` | a tensor, or a dict of tensors for a `Dict` space, that lies in `observation_space` |
+    | `reward(state, action, next_state, rng)` | a scalar of any real dtype |
+    | `terminal(state, rng)` | a bool scalar |
+
+    `rng` is a `torchwrap.random.Key`. Draw from it with the functions of `torchwrap.random`, and use `rng.fold_in(1)`,
+    `rng.fold_in(2)`, ... for further independent draws in the same function. Use tensor operators only: `torch.where` instead
+    of `if`. State fields that are scalars vectorize best. Keyword arguments of `initial` are the env's reset options.
+
+    A class that sets `broadcasts = True` is called without `torch.vmap`. All tensors then have the leading dimension of
+    `rng.env.shape`: the whole batch, or, in `initial`, possibly a subset of its rows.
 
     Args:
-        func_env: the functions, with `observation_space` and `action_space`.
-        num_envs: how many worlds.
-        device: where they live.
-        max_episode_steps: truncates episodes of that length; never where None.
-        action_repeat: does each action that often, or until the episode ends, and sums the rewards; the limit counts each.
-        first_index: global index of the first world, for a shard of a larger run.
-        params: what differs between worlds: tensors `(num_envs, ...)` by name. The functions get those of their world.
-        reset_pool: how many first states to hold ready, where `initial` is expensive: an episode begins in one of them at
-            random, and all of them are drawn anew within 256 steps. None where 0.
-        render_mode: "rgb_array" where the functions have `render_init` and `render_image`; no pictures where None.
-        spec: Gymnasium's `EnvSpec`, where there is one.
+        func_env: the functions, with `observation_space` and `action_space` of a single env.
+        num_envs: number of envs.
+        device: of all tensors.
+        max_episode_steps: truncates episodes at this length. None disables it.
+        action_repeat: repeats each action this often, or until the episode ends, and sums the rewards. Each repetition counts
+            towards `max_episode_steps`.
+        first_index: global index of the first env, for a shard of a larger run.
+        params: parameters that differ between envs, by name: tensors `(num_envs, ...)`. Every function then gets those of its
+            env as `params`, a dict.
+        reset_pool: size of a pool of precomputed initial states, for an expensive `initial`. An episode starts from a random
+            state of the pool, and the whole pool is drawn again within 256 steps. 0 disables it.
+        render_mode: "rgb_array" if the functions have `render_init` and `render_image`. None disables rendering.
+        spec: Gymnasium's `EnvSpec`, if there is one.
 
-    Reset options are passed on as keyword arguments of `initial`.
+    Raises:
+        TypeError, ValueError: if an argument is invalid, or if a function cannot be batched or returns a value that does not
+            fit. Each function is called at construction, and the message names it.
 
     >>> from torchwrap.envs.cartpole import CartPole
     >>> env = FunctionalEnv(CartPole(), num_envs=3, max_episode_steps=500)
@@ -71,7 +87,7 @@ class FunctionalEnv(Env):
     torch.Size([3, 4])
     """
 
-    stream = Submodule()
+    stream = SubmoduleAttribute()
 
     def __init__(
         self,
@@ -89,9 +105,9 @@ class FunctionalEnv(Env):
     ) -> None:
         if isinstance(func_env, type) or not all(hasattr(func_env, name) for name in ("observation_space", "action_space")):
             raise TypeError(f"FunctionalEnv needs functions with observation_space and action_space, but got {func_env!r}.")
-        device = arguments.device("FunctionalEnv", device)
+        device = validation.device("FunctionalEnv", device)
         if max_episode_steps is not None:
-            arguments.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
+            validation.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
         metadata = getattr(func_env, "metadata", {})
         if render_mode not in (None, *metadata.get("render_modes", ())):
             modes = metadata.get("render_modes", [])
@@ -101,96 +117,103 @@ class FunctionalEnv(Env):
         )
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
-        self.action_repeat = arguments.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
-        self._painter: Any = None
+        self.action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
+        self._render_state: Any = None  # as FuncEnv.render_init returns it
         for name, value in (params or {}).items():
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
-            self.register_rows(f"params_{name}", value.to(device, copy=True))
+            self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
         self.parameter_names = list(params or {})
-        arguments.integer("FunctionalEnv", "reset_pool", reset_pool, at_least=0)
+        validation.integer("FunctionalEnv", "reset_pool", reset_pool, at_least=0)
         if reset_pool and params:
-            raise ValueError("FunctionalEnv needs a reset_pool of 0 where worlds differ in params, but got both.")
+            raise ValueError("FunctionalEnv needs a reset_pool of 0 if params differ between envs, but got both.")
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.fields: list[str] = []
-        self.aliasing: set[str] = set()
-        self._try_out()
-        self.pool = Pool(reset_pool, self.state) if reset_pool else None
+        self._functions_to_clone: set[str] = set()
+        self._validate_functions()
+        self.pool = InitialStatePool(reset_pool, self.state) if reset_pool else None
 
-    def _try_out(self) -> None:
-        # One step, to see that what the functions give fits, and which of them give a tensor that is not new at each call.
-        name, n, global_state = type(self.func_env).__name__, self.num_envs, torch.get_rng_state()
-
-        def call(function: str, *arguments: Any) -> Any:
-            try:
-                result, again = self._call(function, *arguments), self._call(function, *arguments)
-                given, held = _storages(result), _storages(again, *arguments)
-            except Exception as error:
-                raise TypeError(f"{name}.{function} needs {_needs(error)}, but got {type(error).__name__}: {error}") from error
-            if not torch.equal(global_state, torch.get_rng_state()):
-                torch.set_rng_state(global_state)
-                raise TypeError(f"{name}.{function} needs to draw from its rng, but got PyTorch's global generator moved.")
-            if given & held or any(0 in leaf.stride() for leaf in _leaves(result)):
-                self.aliasing.add(function)
-            return result
-
-        state = call("initial")
+    def _validate_functions(self) -> None:
+        # Takes one step, to check what each function returns, and registers the buffers of the state.
+        name, n = type(self.func_env).__name__, self.num_envs
+        state = self._call_and_inspect("initial")
         if not isinstance(state, dict):
-            raise TypeError(f"{name}.initial needs to give a dict of tensors, but got {type(state).__name__}.")
+            raise TypeError(f"{name}.initial needs to return a dict of tensors, but got {type(state).__name__}.")
         for field, value in state.items():
             if value.shape[:1] != (n,):
-                raise ValueError(f"{name}.initial needs to give {field!r} with {n} envs first, but got {tuple(value.shape)}.")
+                needed = f"{name}.initial needs to return {field!r} of shape ({n}, ...)"
+                raise ValueError(f"{needed}, but got {tuple(value.shape)}.")
             self.fields.append(field)
-            self.register_rows(f"state_{field}", value.clone())
+            self.register_env_buffer(f"state_{field}", value.clone())
         state, action = self.state, spaces.zeros(self.single_action_space, n, self.device)
-        observation = call("observation", state)
-        spaces.check(f"{name}.observation", "to give", self.single_observation_space, observation, n, self.device)
-        following = call("transition", state, action)
-        if set(following) != set(self.fields):
-            raise ValueError(f"{name}.transition needs to give fields {self.fields}, but got {list(following)}.")
+        observation = self._call_and_inspect("observation", state)
+        what = "to return observations"
+        spaces.check(f"{name}.observation", what, self.single_observation_space, observation, n, self.device)
+        next_state = self._call_and_inspect("transition", state, action)
+        if set(next_state) != set(self.fields):
+            raise ValueError(f"{name}.transition needs to return fields {self.fields}, but got {list(next_state)}.")
         for field, value in state.items():
-            got = following[field]
+            got = next_state[field]
             if got.shape != value.shape or got.dtype != value.dtype:
-                needed = f"{name}.transition needs to give {field!r} of shape {tuple(value.shape)} {value.dtype}"
+                needed = f"{name}.transition needs to return {field!r} of shape {tuple(value.shape)} {value.dtype}"
                 raise ValueError(f"{needed}, but got {tuple(got.shape)} {got.dtype}.")
-        reward, terminal = call("reward", state, action, following), call("terminal", following)
+        reward = self._call_and_inspect("reward", state, action, next_state)
+        terminal = self._call_and_inspect("terminal", next_state)
         for function, value in (("reward", reward), ("terminal", terminal)):
             if value.shape != (n,):
-                raise ValueError(f"{name}.{function} needs to give one scalar an env, but got {tuple(value.shape)} in all.")
+                needed = f"{name}.{function} needs to return one scalar per env"
+                raise ValueError(f"{needed}, but got shape {tuple(value.shape)} for {n} envs.")
         if terminal.dtype != torch.bool:
-            raise TypeError(f"{name}.terminal needs to give torch.bool, but got {terminal.dtype}.")
+            raise TypeError(f"{name}.terminal needs to return torch.bool, but got {terminal.dtype}.")
+
+    def _call_and_inspect(self, function: str, *arguments: Any) -> Any:
+        # Calls a function twice. It must not touch PyTorch's global generator. If the two results share memory with each
+        # other or with the arguments, or if rows of a result share memory, later calls have to clone the result.
+        name, global_state = f"{type(self.func_env).__name__}.{function}", torch.get_rng_state()
+        try:
+            result, second = self._call(function, *arguments), self._call(function, *arguments)
+            storages, other_storages = _storages(result), _storages(second, *arguments)
+        except Exception as error:
+            raise TypeError(f"{name} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
+        if not torch.equal(global_state, torch.get_rng_state()):
+            torch.set_rng_state(global_state)
+            raise TypeError(f"{name} needs to draw from its rng, but drew from PyTorch's global generator.")
+        if storages & other_storages or any(0 in leaf.stride() for leaf in _leaves(result)):
+            self._functions_to_clone.add(function)
+        return result
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The simulator's state by field, each `(num_envs, ...)`: the buffers themselves, so write to them in place."""
-        buffers = self._buffers  # sooner than nn.Module's look-up
+        """The simulator's state by field, each `(num_envs, ...)`. These are the buffers: write to them in place."""
+        buffers = self._buffers  # faster than nn.Module's lookup
         return {name: buffers[f"state_{name}"] for name in self.fields}  # type: ignore[misc]
 
     @property
     def params(self) -> dict[str, Tensor]:
-        """What differs between worlds, each `(num_envs, ...)`: the buffers themselves."""
+        """The parameters that differ between envs, each `(num_envs, ...)`. These are the buffers: write to them in place."""
         return {name: self.get_buffer(f"params_{name}") for name in self.parameter_names}
 
-    def _seed(self, seed: int, mask: Tensor) -> None:
+    def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         if self.pool is not None:
             self.pool.fill(self.pool.slots, self._call("initial", key=self.pool.seed(seed)))
 
-    def _step(self, td: TensorDict) -> TensorDict:
+    def _step(self, action: spaces.Value) -> TensorDict:
         if self.pool is not None:
             slots, key = self.pool.next()
             self.pool.fill(slots, self._call("initial", key=key))
-        return repeat(self._one_step, td, self.action_repeat)
+        return repeat(self._one_step, action, self.action_repeat)
 
-    def _one_step(self, td: TensorDict) -> TensorDict:
+    def _one_step(self, action: spaces.Value) -> TensorDict:
         self.stream.next_draw()
-        state, action = self.state, td["action"]
+        state = self.state
         next_state = self._call("transition", state, action)
         reward = self._call("reward", state, action, next_state)
         terminated = self._call("terminal", next_state)
         observation = self._call("observation", next_state)
-        self._write(next_state)
+        for name, value in state.items():
+            value.copy_(next_state[name])
         limit = self.signature.max_episode_steps
         truncated = torch.zeros_like(terminated) if limit is None else self.stream.draw >= limit
         return TensorDict(
@@ -203,42 +226,37 @@ class FunctionalEnv(Env):
             batch_size=[self.num_envs],
         )
 
-    def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         self.stream.next_episode(mask)
-        if masks.free_to_look(mask):
-            places = masks.rows(mask)
-            if len(places):
-                first = self._first(options, places)
-                for name, value in self.state.items():
-                    value.index_copy_(0, places, first[name])
-        else:
-            first = self._first(options)
-            self._write({name: masks.once(masks.where(mask, first[name], value)) for name, value in self.state.items()})
+        if mask.any():
+            initial = self._initial(mask.indices, options)
+            for name, value in self.state.items():
+                mask.scatter_(value, initial[name])
         return TensorDict({"observation": self._call("observation", self.state)}, batch_size=[self.num_envs])
 
-    def _first(self, options: dict[str, Any] | None, places: Tensor | None = None) -> dict[str, Tensor]:
+    def _initial(self, rows: Tensor | None, options: dict[str, Any] | None) -> dict[str, Tensor]:
         if self.pool is None or options:
-            return self._call("initial", places=places, options=options)
+            return self._call("initial", rows=rows, options=options)
         key = self.stream.key(len(_FUNCTIONS))
-        return self.pool.take(key if places is None else key.at(places))
+        return self.pool.take(key if rows is None else key.select(rows))
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
-        if self._painter is None:
-            self._painter = self.func_env.render_init()
+        if self._render_state is None:
+            self._render_state = self.func_env.render_init()
         states = {name: value.cpu() for name, value in self.state.items()}
         frames = []
         for row in range(self.num_envs) if envs is None else envs:
             state = {name: value[row] for name, value in states.items()}
-            self._painter, frame = self.func_env.render_image(state, self._painter)
+            self._render_state, frame = self.func_env.render_image(state, self._render_state)
             frames.append(frame)
         return tuple(frames)
 
     def close(self) -> None:
-        if self._painter is not None:
-            self.func_env.render_close(self._painter)
-            self._painter = None
+        if self._render_state is not None:
+            self.func_env.render_close(self._render_state)
+            self._render_state = None
 
     def _check_options(self, options: dict[str, Any]) -> None:
         known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]
@@ -250,31 +268,27 @@ class FunctionalEnv(Env):
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 
-    def _write(self, state: dict[str, Tensor]) -> None:
-        for name, value in self.state.items():
-            value.copy_(state[name])
-
     def _nested(self, observation: Any) -> spaces.Value:
         if not isinstance(observation, dict):
             return observation
-        return TensorDict({key: self._nested(part) for key, part in observation.items()}, batch_size=[self.num_envs])
+        return TensorDict({key: self._nested(child) for key, child in observation.items()}, batch_size=[self.num_envs])
 
     def _call(
         self,
         name: str,
         *arguments: Any,
         key: Key | None = None,
-        places: Tensor | None = None,
+        rows: Tensor | None = None,
         options: dict[str, Any] | None = None,
     ) -> Any:
-        # For all worlds, for those in some places alone, or for nobody's, with a key.
+        # Calls a function for all envs, for those in `rows`, or, given a key, for states that belong to no env yet.
         function, options = getattr(self.func_env, name), options or {}
         params = self.params if self.parameter_names else {}
         if key is None:
             key = self.stream.key(_FUNCTIONS.index(name))
-        if places is not None:
-            key = key.at(places)
-            params = {field: value.index_select(0, places) for field, value in params.items()}
+        if rows is not None:
+            key = key.select(rows)
+            params = {field: value.index_select(0, rows) for field, value in params.items()}
 
         def run(key: Key, params: dict[str, Tensor], *arguments: Any) -> Any:
             return function(*arguments, rng=key, **({"params": params} if params else {}), **options)
@@ -286,6 +300,6 @@ class FunctionalEnv(Env):
             result = torch.vmap(lambda words, *rest: run(Key(*words, tag), *rest))(words, params, *arguments)  # type: ignore[call-arg]
         if name == "observation":
             result = self._nested(result)
-        if name not in self.aliasing:
+        if name not in self._functions_to_clone:
             return result
         return {key: value.clone() for key, value in result.items()} if isinstance(result, dict) else result.clone()

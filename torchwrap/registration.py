@@ -1,4 +1,4 @@
-"""make: from an id to an env."""
+"""make: an env from an id or a spec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
-from torchwrap import arguments, recipe
+from torchwrap._core import spec as specs
+from torchwrap._core import validation
 from torchwrap.env import Env
 from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
@@ -20,6 +21,7 @@ from torchwrap.envs.mountain_car import MountainCar
 from torchwrap.envs.mountain_car_continuous import MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv
+from torchwrap.interop.gymnasium import make as make_gymnasium
 
 NATIVE: dict[str, type[ClassicControl]] = {
     "Acrobot-v1": Acrobot,
@@ -29,7 +31,7 @@ NATIVE: dict[str, type[ClassicControl]] = {
     "MountainCarContinuous-v0": MountainCarContinuous,
     "Pendulum-v1": Pendulum,
 }
-"""Ids with an env of our own, in tensors."""
+"""Ids with a native torchwrap env, and the functions that implement it."""
 
 
 def make(
@@ -45,21 +47,25 @@ def make(
     info_keys: Sequence[str] | Mapping[str, Space[Any]] | None = None,
     **kwargs: Any,
 ) -> Env:
-    """`num_envs` envs of one id: torchwrap's own where there is one, else Gymnasium's; or another env like that of a spec.
+    """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
 
     Args:
-        id: as registered with Gymnasium; or an env's `spec`, whose arguments hold where none are given here.
-        num_envs: how many; one where None.
-        backend: "torch" for torchwrap's own, "gymnasium" for Gymnasium's; the first that has it where None.
-        device: where tensors live; the CPU where None.
-        first_index: global index of the first env; `rank * num_envs` places a shard of a larger run; 0 where None.
-        max_episode_steps: truncates episodes of that length; the registered limit where None, no limit where -1.
+        id: an id registered with Gymnasium, or the `spec` of an env. Arguments given here override those of the spec.
+        num_envs: number of envs. Defaults to 1.
+        backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's. Defaults to the native env if there is one.
+        device: of all tensors. Defaults to the CPU.
+        first_index: global index of the first env; pass `rank * num_envs` for a shard of a larger run. Defaults to 0.
+        max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the registered limit.
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
-        vectorization_mode: for Gymnasium: "sync" (one process, the default) or "async" (a process for each env).
-        info_keys: for Gymnasium: what of `info` to pass on, see `torchwrap.interop.gymnasium.from_gymnasium`.
-        kwargs: for the env's constructor.
+        vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
+        info_keys: for Gymnasium's envs: the entries of `info` to pass on, see `torchwrap.from_gymnasium`.
+        kwargs: passed to the env's constructor.
+
+    Returns:
+        The env, wrapped as the spec says.
 
     Raises:
+        TypeError: if `id` is neither a string nor a spec.
         ValueError: for an id that is not registered, or an argument that the backend does not take.
 
     >>> make("CartPole-v1", num_envs=4)
@@ -67,9 +73,9 @@ def make(
     >>> make(make("CartPole-v1", num_envs=4).spec, num_envs=2)
     <CartPole-v1(num_envs=2, device=cpu)>
     """
-    place = arguments.device("make", "cpu" if device is None else device)
+    target = validation.device("make", "cpu" if device is None else device)
     given = {
-        **{"num_envs": num_envs, "backend": backend, "device": None if device is None else str(place)},
+        **{"num_envs": num_envs, "backend": backend, "device": None if device is None else str(target)},
         **{"first_index": first_index, "max_episode_steps": max_episode_steps, "render_mode": render_mode},
         **{"vectorization_mode": vectorization_mode, "info_keys": info_keys, **kwargs},
     }
@@ -78,42 +84,43 @@ def make(
         limit = -1 if id.max_episode_steps is None else id.max_episode_steps
         env = make(id.id, **{**id.kwargs, "max_episode_steps": limit, **given})
         for layer in id.additional_wrappers:
-            env = recipe.rebuild(layer, env)
+            env = specs.rebuild(layer, env)
         return env
     if not isinstance(id, str):
         raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}.")
-    number = arguments.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
+    count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (max_episode_steps != -1 or not isinstance(max_episode_steps, int)):
-        arguments.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
+        validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
     if backend not in (None, "torch", "gymnasium"):
         raise ValueError(f'make needs backend "torch" or "gymnasium", but got {backend!r}.')
     if backend == "torch" and id not in NATIVE:
         raise ValueError(f'make needs an id in {sorted(NATIVE)} for backend="torch", but got {id!r}.')
     if vectorization_mode not in (None, "sync", "async"):
         raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
-    module, _, name = id.rpartition(":")  # Gymnasium's "module:id" imports what registers the id
+    module, _, name = id.rpartition(":")  # in Gymnasium's "module:id", importing the module registers the id
     try:
         if module:
             importlib.import_module(module)
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}") from None
-    spec = recipe.replace(spec, kwargs={**spec.kwargs, **given})
+    spec = specs.replace(spec, kwargs={**spec.kwargs, **given})
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
-    where: dict[str, Any] = {"device": place, "first_index": first_index or 0}
+    common: dict[str, Any] = {"device": target, "first_index": first_index or 0}
     if id in NATIVE and backend != "gymnasium":
         if vectorization_mode is not None or info_keys:
-            raise ValueError(f'make needs backend="gymnasium" for vectorization_mode and info_keys, but got {id!r} in torch.')
+            raise ValueError(
+                f'make needs backend="gymnasium" for vectorization_mode and info_keys, but got {id!r} on the torch backend.'
+            )
         try:
             func_env = NATIVE[id](**kwargs)
         except TypeError as error:
             raise ValueError(
                 f'make needs arguments that {id} takes in torch, or backend="gymnasium", but got: {error}'
             ) from None
-        where.update(max_episode_steps=spec.max_episode_steps, render_mode=render_mode, spec=spec)
-        return FunctionalEnv(func_env, number, **where)
-    more = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
-    kwargs.update({name: value for name, value in more.items() if value is not None})
-    interop = importlib.import_module("torchwrap.interop.gymnasium")  # a foreign library is imported when it is asked for
-    return interop.make(id, number, vectorization_mode or "sync", spec=spec, info_keys=info_keys or (), **where, **kwargs)
+        common.update(max_episode_steps=spec.max_episode_steps, render_mode=render_mode, spec=spec)
+        return FunctionalEnv(func_env, count, **common)
+    optional = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
+    kwargs.update({name: value for name, value in optional.items() if value is not None})
+    return make_gymnasium(id, count, vectorization_mode or "sync", spec=spec, info_keys=info_keys or (), **common, **kwargs)

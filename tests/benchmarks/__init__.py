@@ -1,1 +1,1 @@
-"""Measurements against peers: `python -m tests.benchmarks --json F`, from the root of the repository."""
+"""Benchmarks against other libraries: run `python -m tests.benchmarks --json F` from the root of the repository."""

@@ -1,4 +1,4 @@
-"""The command line: which suites, how long, who runs where, and where the figures go."""
+"""The command line of the benchmarks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ SUITES = ("glue", "number", "cartpole", "each", "images", "resets", "bridge", "p
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measures torchwrap beside its peers.")
-    parser.add_argument("--json", help="file to write figures to, after each suite")
-    parser.add_argument("--plot", help="picture to draw")
-    parser.add_argument("--suite", choices=SUITES, nargs="+", default=list(SUITES), help="what to measure")
-    parser.add_argument("--num-envs", type=int, nargs="+", help="batch sizes instead of each suite's own")
-    parser.add_argument("--seconds", type=float, default=Options.seconds, help="of one turn of one row")
-    parser.add_argument("--repeats", type=int, default=Options.repeats, help="turns of each row that count")
-    parser.add_argument("--num-steps", type=int, default=Options.num_steps, help="of a compiled rollout, and of a scan")
-    parser.add_argument("--seeds", type=int, nargs="+", default=Options.seeds, help="of ppo")
-    parser.add_argument("--threads", type=int, help="for every library, instead of its own default")
-    parser.add_argument("--device", default=Options.device, help="of torchwrap; peers stay on the CPU")
-    parser.add_argument("--no-compile", action="store_true", help="leave out rows that need torch.compile")
-    parser.add_argument("--python", action="append", default=[], metavar="SIDE=PATH", help="the interpreter of a side")
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Compares torchwrap with other libraries.")
+    parser.add_argument("--json", help="JSON file for the figures, written after each suite")
+    parser.add_argument("--plot", help="PNG file for the plot")
+    parser.add_argument("--suite", choices=SUITES, nargs="+", default=list(SUITES), help="suites to run")
+    parser.add_argument("--num-envs", type=int, nargs="+", help="batch sizes; defaults to those of each suite")
+    parser.add_argument("--seconds", type=float, default=Options.seconds, help="length of one turn of one row")
+    parser.add_argument("--repeats", type=int, default=Options.repeats, help="number of turns of each row that count")
+    parser.add_argument("--num-steps", type=int, default=Options.num_steps, help="steps of a compiled rollout and of a scan")
+    parser.add_argument("--seeds", type=int, nargs="+", default=Options.seeds, help="seeds of ppo")
+    parser.add_argument("--threads", type=int, help="number of threads of every library; defaults to its own")
+    parser.add_argument("--device", default=Options.device, help="device of torchwrap; the peers run on the CPU")
+    parser.add_argument("--no-compile", action="store_true", help="skip rows that need torch.compile")
+    parser.add_argument("--python", action="append", default=[], metavar="SIDE=PATH", help="interpreter of a side")
     arguments = vars(parser.parse_args(argv))
-    path, picture, suites = (arguments.pop(name) for name in ("json", "plot", "suite"))
+    path, plot, suites = (arguments.pop(name) for name in ("json", "plot", "suite"))
     pythons = dict(_side(parser, text) for text in arguments.pop("python"))
     options = Options(compile=not arguments.pop("no_compile"), pythons=pythons, **arguments)
 
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if path:
             with open(path, "w") as file:
                 json.dump(figures, file, indent=1)
-    if picture:
-        importlib.import_module(".plot", __package__).draw(figures, picture)
+    if plot:
+        importlib.import_module(".plot", __package__).draw(figures, plot)
 
 
 def _side(parser: argparse.ArgumentParser, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What four transforms add to Gymnasium's HalfCheetah-v5 over the bridge, beside Gymnasium's own four vector wrappers."""
+"""The cost of four transforms on Gymnasium's HalfCheetah-v5, compared with Gymnasium's own four vector wrappers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def run(options: Options) -> Figures:
 
 def _pair(side: str, num_envs: int, mode: str, **whole: Any) -> Row:
     arguments = {"num_envs": num_envs, "mode": mode}
-    bare = Case(side, "half_cheetah", {**arguments, "transforms": None})  # nothing of a bare simulator can be compiled
+    bare = Case(side, "half_cheetah", {**arguments, "transforms": None})  # a bare simulator has nothing to compile
     return Row(Case(side, "half_cheetah", {**arguments, **whole, "transforms": FOUR}), bare)
 
 
 def show(figures: Figures) -> str:
-    title = "bridge: HalfCheetah-v5, what clip, statistics and both normalisers add to a step, microseconds; x: times ours"
+    title = "bridge: HalfCheetah-v5, microseconds that clip, statistics and both normalizations add to a step; x: times ours"
     return table(title, figures, {**COLUMNS, **ratios(REFERENCES)})

@@ -1,4 +1,4 @@
-"""The whole step of CartPole-v1 with observations normalised, clipped and stacked: envs, transforms, resets, all of it."""
+"""The whole step of CartPole-v1 with observations normalized, clipped and stacked: dynamics, transforms and auto-reset."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def _row(side: str, **arguments: Any) -> Row:
 
 def show(figures: Figures) -> str:
     columns = {"us": "us", "(median)": "us_median", "steps/s": "steps_per_second", "GB/s": "gigabytes_per_second"}
-    title = "cartpole: microseconds a step of all envs; x: times ours; of copy: bytes that must move, at the speed of a copy"
+    title = "cartpole: microseconds per step of all envs; x: times ours; of copy: required memory traffic over copy bandwidth"
     return table(title, figures, {**columns, "of copy": "of_copy", **ratios(REFERENCES)})

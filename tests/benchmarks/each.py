@@ -1,4 +1,4 @@
-"""Every transform alone: a step with it minus one without, beside Gymnasium's vector wrapper of that name."""
+"""Every transform alone: a step with it minus a step without, compared with Gymnasium's vector wrapper of that name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .glue import COLUMNS, REFERENCES, ours
 from .measure import Case, Figures, Options, Row, compare
 from .report import ratios, table
 
-# Whether Gymnasium has a vector wrapper of that name, and the script in NumPy what it takes.
+# Whether Gymnasium has a vector wrapper of that name that fits the observations of `script.NumpyScript`.
 TRANSFORMS = {
     "ClipAction": True,
     "RescaleAction": True,
@@ -37,7 +37,7 @@ TRANSFORMS = {
     "ClipReward": True,
     "TransformReward": True,
 }
-# What is seen, where it is not the script's numbers.
+# The observation space in `script.SPACES`; defaults to "numbers".
 SEE = {
     "DiscretizeObservation": "bounded numbers",
     "RescaleObservation": "bounded numbers",
@@ -63,5 +63,5 @@ def run(options: Options) -> Figures:
 
 
 def show(figures: Figures) -> str:
-    title = "each: what one transform adds to a step, microseconds; x: times ours"
+    title = "each: microseconds that one transform adds to a step; x: times ours"
     return table(title, figures, {**COLUMNS, **ratios(REFERENCES)})

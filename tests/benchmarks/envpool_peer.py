@@ -1,4 +1,4 @@
-"""EnvPool's side: its CartPole-v1 in C++, bare, for it has no transforms."""
+"""EnvPool's side: its CartPole-v1 in C++, bare, because it has no transforms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .worker import Timed
 
 
 def cartpole(num_envs: int) -> Timed:
-    threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # 0: as many as EnvPool likes
+    threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # 0: EnvPool's default
     env = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs, num_threads=threads, seed=0)
     env.reset()
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What a stack of transforms costs by itself: a whole step minus a step of the bare env, by number of envs."""
+"""The cost of a stack of transforms: a whole step minus a step of the bare env, by number of envs."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def _pair(side: str, whole: Any, bare: Any = None, **arguments: Any) -> Row:
 
 
 def show(figures: Figures) -> str:
-    title = "glue: a whole step minus a step of the bare env, microseconds; x: times ours"
+    title = "glue: a whole step minus a step of the bare env, microseconds; x: multiple of torchwrap"
     return table(title, figures, {**COLUMNS, **ratios(REFERENCES)})

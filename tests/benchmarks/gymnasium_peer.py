@@ -1,4 +1,4 @@
-"""Gymnasium's side: its vector wrappers on the same script in NumPy, on its own CartPole, and on HalfCheetah."""
+"""Gymnasium's side: its vector wrappers on the scripted env in NumPy, on its own CartPole, and on HalfCheetah."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Script(VectorEnv):
         return self.script.observation(), {}
 
     def step(self, actions: np.ndarray):
-        # An env that ended sits out the next step, in which it is reset: an action ignored, a reward of 0.
+        # A finished env is reset in the next step, which ignores its action and returns a reward of 0.
         began = self.ended
         self.script.reset(began)
         self.script.elapsed -= began
@@ -84,7 +84,7 @@ def half_cheetah(mode: str, transforms: Sequence[str] | None, num_envs: int = 8)
 
 
 def returns(id: str, episodes: int) -> dict[str, list[float]]:
-    """Of a random policy."""
+    """Returns of episodes of a random policy."""
     env, found = gymnasium.make(id), []
     env.action_space.seed(0)
     env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Atari's preprocessing: gray, 84x84 and the latest four of them, of frames 210x160x3, beside NumPy and OpenCV."""
+"""Atari preprocessing: grayscale, 84x84 and a stack of four, from frames of 210x160x3, compared with NumPy and OpenCV."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def run(options: Options) -> Figures:
 
 
 def show(figures: Figures) -> str:
-    title = "images: gray, resized to 84x84, four stacked, microseconds a step of all envs; x: times ours"
+    title = "images: grayscale, resized to 84x84, four stacked, microseconds per step of all envs; x: times ours"
     return table(title, figures, {"us": "us", "(median)": "us_median", **ratios(REFERENCES)})

@@ -1,4 +1,4 @@
-"""gymnax's side: its CartPole-v1 under the same transforms, written in JAX as gymnax's users write them."""
+"""gymnax's side: its CartPole-v1 with the same transforms, written in JAX in the style of gymnax."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAMES = 4
 
 
 class Statistics(NamedTuple):
-    """Sums about a first observation, so that float32 does not cancel."""
+    """Sums of differences from a reference observation, so that float32 does not cancel."""
 
     reference: jax.Array
     count: jax.Array
@@ -29,7 +29,7 @@ class Statistics(NamedTuple):
             self.reference, self.count + weight.sum(), self.total + away.sum(0), self.squares + jnp.square(away).sum(0)
         )
 
-    def normalise_and_clip(self, observation: jax.Array) -> jax.Array:
+    def normalize_and_clip(self, observation: jax.Array) -> jax.Array:
         mean = self.total / self.count
         scale = jax.lax.rsqrt(self.squares / self.count - jnp.square(mean) + 1e-8)
         return ((observation - self.reference - mean) * scale).clip(-10, 10)
@@ -43,7 +43,7 @@ class Carry(NamedTuple):
 
 
 class CartPole:
-    """A batch of gymnax's CartPole-v1; with `stack`, observations are normalised, clipped and stacked, final ones too."""
+    """A batch of gymnax's CartPole-v1; with `stack`, all observations, final ones included, are transformed."""
 
     def __init__(self, num_envs: int, stack: bool) -> None:
         self.env, self.params = gymnax.make("CartPole-v1")
@@ -55,11 +55,11 @@ class CartPole:
         zeros = jnp.zeros(4)
         statistics = Statistics(first[0], jnp.zeros(()), zeros, zeros).add(first, jnp.ones(self.num_envs))
         if self.stack:
-            first = self._repeat(statistics.normalise_and_clip(first))
+            first = self._repeat(statistics.normalize_and_clip(first))
         return Carry(key, state, first, statistics)
 
     def step(self, carry: Carry, action: jax.Array) -> tuple[Carry, dict[str, jax.Array]]:
-        """Where to act next, and what a rollout stores."""
+        """The next carry, and what a rollout stores."""
         key, sub = jax.random.split(carry.key)
         keys = jax.random.split(sub, self.num_envs)
         first, state, reward, terminated, truncated, info = jax.vmap(self.env.step, (0, 0, 0, None))(
@@ -68,11 +68,11 @@ class CartPole:
         final, statistics, done = info["final_observation"], carry.statistics, terminated | truncated
         observation = first
         if self.stack:
-            # Every real observation counts once: final ones, and first ones where an episode began.
+            # Every real observation counts once: final ones, and initial ones in the envs that were reset.
             statistics = statistics.add(final, jnp.ones(self.num_envs)).add(first, done.astype(jnp.float32))
-            final = jnp.concatenate([carry.observation[:, 1:], statistics.normalise_and_clip(final)[:, None]], 1)
-            begun = self._repeat(statistics.normalise_and_clip(first))
-            observation = jnp.where(done[:, None, None], begun, final)
+            final = jnp.concatenate([carry.observation[:, 1:], statistics.normalize_and_clip(final)[:, None]], 1)
+            initial = self._repeat(statistics.normalize_and_clip(first))
+            observation = jnp.where(done[:, None, None], initial, final)
         flags = {"terminated": terminated, "truncated": truncated, "done": done}
         transition = {"observation": carry.observation, "action": action, "next_observation": final, "reward": reward, **flags}
         return Carry(key, state, observation, statistics), transition
@@ -86,7 +86,7 @@ class CartPole:
 
 
 def cartpole(num_envs: int, stack: bool, num_steps: int | None = None) -> Timed:
-    """One jitted step with actions made beforehand, or `num_steps` in a `lax.scan` with random ones."""
+    """One jitted step with precomputed actions, or `num_steps` in a `lax.scan` with random ones."""
     env = CartPole(num_envs, stack)
     carry = jax.jit(env.reset)(jax.random.key(0))
     transition: Any = None

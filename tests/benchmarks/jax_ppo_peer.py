@@ -1,6 +1,6 @@
-"""PPO on gymnax's CartPole-v1 as one jitted program, after PureJaxRL's design: 4 envs, rollouts of 128 steps, all on device.
+"""PPO on gymnax's CartPole-v1 as one jitted program, designed like PureJaxRL: 4 envs, rollouts of 128 steps, on one device.
 
-The hyperparameters are PureJaxRL's for CartPole. It ends when the latest 100 episodes return 475 on average.
+The hyperparameters are PureJaxRL's for CartPole. Training ends when the latest 100 episodes return 475 on average.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Runner(NamedTuple):
     optimizer: Any
     state: Any
     observation: jax.Array
-    running: jax.Array  # return of each env's episode so far
-    latest: jax.Array  # a ring of the latest episodes' returns
+    running: jax.Array  # return so far of each env's episode
+    latest: jax.Array  # ring buffer of the latest episodes' returns
     episodes: jax.Array
     updates: jax.Array
 
@@ -64,7 +64,7 @@ class Batch(NamedTuple):
     done: jax.Array
 
 
-def begin(key: jax.Array) -> Runner:
+def initialize(key: jax.Array) -> Runner:
     key, actor, critic, envs = jax.random.split(key, 4)
     agent = {"actor": mlp_init(actor, 2, 0.01), "critic": mlp_init(critic, 1, 1.0)}
     observation, state = jax.vmap(ENV.reset, (0, None))(jax.random.split(envs, NUM_ENVS), PARAMS)
@@ -82,9 +82,9 @@ def act(runner: Runner, _: None) -> tuple[Runner, Batch]:
         jax.random.split(step, NUM_ENVS), runner.state, action, PARAMS
     )
     done, running = terminated | truncated, runner.running + reward
-    # Episodes that ended take the ring's next places; the others write out of bounds, which is dropped.
-    place = (runner.episodes + jnp.cumsum(done) - 1) % EPISODES
-    latest = runner.latest.at[jnp.where(done, place, EPISODES)].set(running, mode="drop")
+    # Finished episodes take the next slots of the ring; the others write out of bounds, which JAX drops.
+    slot = (runner.episodes + jnp.cumsum(done) - 1) % EPISODES
+    latest = runner.latest.at[jnp.where(done, slot, EPISODES)].set(running, mode="drop")
     batch = Batch(runner.observation, action, log_prob, value, reward, done)
     runner = runner._replace(key=key, state=state, observation=observation, running=jnp.where(done, 0.0, running))
     return runner._replace(latest=latest, episodes=runner.episodes + done.sum()), batch
@@ -141,11 +141,11 @@ def unsolved(runner: Runner) -> jax.Array:
 
 @jax.jit
 def train(key: jax.Array) -> Runner:
-    return jax.lax.while_loop(unsolved, update, begin(key))
+    return jax.lax.while_loop(unsolved, update, initialize(key))
 
 
 def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
-    """`started` is when the process was, in seconds since 1970."""
+    """Trains from a seed; `started` is the start time of the process, in seconds since 1970."""
     key, start = jax.random.key(seed), time.perf_counter()
     program = train.lower(key).compile()
     compiled = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What examples/ppo.py learns on each native env, as it is: returns, seconds and curves."""
+"""Learning curves of examples/ppo.py on each native env, with its default settings."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def run(options: Options) -> Figures:
 
 
 def show(figures: Figures) -> str:
-    columns = {"goal": "goal", "last 100 episodes": "final_mean_return", "20 fresh ones": "eval_mean_return"}
+    columns = {"goal": "goal", "last 100 episodes": "final_mean_return", "20 new ones": "eval_mean_return"}
     return table("learn: examples/ppo.py, by seed", figures, {**columns, "env steps": "env_steps", "seconds": "wall_seconds"})

@@ -1,4 +1,4 @@
-"""What runs where, in turn: a worker process for each thing that is to be timed, side by side in one run."""
+"""Measurement: one worker process per case, all of them timed in turns within one run."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ LIBRARIES = (
 )
 
 Figures = dict[str, dict[str, Any]]
-"""`{"<suite>/<row>/<number of envs>": {figure: value}}`; a row that could not be measured has a reason, `skipped`."""
+"""`{"<suite>/<row>/<number of envs>": {figure: value}}`; a row that could not be measured has the reason as `skipped`."""
 
 
 @dataclass
 class Options:
-    """The command line; a suite takes what concerns it."""
+    """The options of the command line; a suite uses those that apply to it."""
 
     num_envs: Sequence[int] | None = None
-    """Batch sizes; each suite's own where None."""
+    """Batch sizes. Defaults to those of each suite."""
     seconds: float = 0.3
     repeats: int = 7
     num_steps: int = 16
     """Steps of a compiled rollout."""
     seeds: Sequence[int] = (1, 2, 3, 4, 5)
     threads: int | None = None
-    """For every library; each one's own default where None."""
+    """Number of threads of every library. Defaults to its own."""
     device: str = "cpu"
-    """Of torchwrap; peers stay on the CPU."""
+    """Device of torchwrap; the peers run on the CPU."""
     compile: bool = True
     """Whether rows that need torch.compile are measured."""
     pythons: Mapping[str, str] = field(default_factory=dict)
-    """The interpreter of a side, where it is another than ours."""
+    """Interpreters of the sides that do not use ours."""
 
 
 class Case(NamedTuple):
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is to be timed; where there is a `bare` case, what the whole adds to it."""
+    """A case to time; if there is a `bare` case, the row is the difference."""
 
     whole: Case
     bare: Case | None = None
@@ -75,7 +75,7 @@ def environment(options: Options, **more: str) -> dict[str, str]:
 
 
 class Worker:
-    """A process that runs one case, and answers."""
+    """A process that runs one case and sends its answers."""
 
     def __init__(self, case: Case, options: Options, what: str = "time", **variables: str) -> None:
         command, pipe = case.command(options, what), subprocess.PIPE
@@ -83,7 +83,7 @@ class Worker:
             command,
             stdin=pipe,
             stdout=pipe,
-            stderr=subprocess.DEVNULL,  # simulators and compilers warn; what stops a worker is in its answer
+            stderr=subprocess.DEVNULL,  # simulators and compilers print warnings; an error is in the answer
             text=True,
             cwd=ROOT,
             env=environment(options, **variables),
@@ -104,7 +104,7 @@ class Worker:
 
 
 def ask(case: Case, options: Options, what: str = "call", **variables: str) -> dict[str, Any]:
-    """The first answer of a fresh process."""
+    """The first answer of a new process."""
     worker = Worker(case, options, what, **variables)
     answer = worker.answer()
     worker.close()
@@ -112,10 +112,10 @@ def ask(case: Case, options: Options, what: str = "call", **variables: str) -> d
 
 
 def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str] = ()) -> Figures:
-    """Every row's figures, all of them measured in turn; `ratio` says how many times a reference's microseconds a row takes.
+    """The figures of every row, measured in turns. `ratio` is a row's microseconds divided by those of a reference.
 
-    `us` is the lowest of the repeats: of a step, or of a whole step minus a bare one. `us_median` and `ratio_median` come from
-    differences and ratios within one round: neighbours that slow the machine down for a while slow everybody down.
+    `us` is the minimum over the repeats: of a step, or of a whole step minus a bare one. `us_median` and `ratio_median` are
+    medians of differences and ratios within one round, because a busy machine slows down all rows of a round.
     """
     cases = {json.dumps(case): case for row in rows.values() for case in row if case is not None}
     answers, times = take_turns(cases, options)
@@ -138,7 +138,7 @@ def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str]
     for reference in (reference for reference in references if reference in costs):
         for name in (name for name in costs if name not in references):
             if min(figures[reference]["us"], *costs[reference]) <= 0:
-                continue  # lost in the noise
+                continue  # below the noise
             ratios = _pairwise(operator.truediv, costs[name], costs[reference])
             figures[name].setdefault("ratio", {})[reference] = figures[name]["us"] / figures[reference]["us"]
             figures[name].setdefault("ratio_median", {})[reference] = statistics.median(ratios)
@@ -146,11 +146,11 @@ def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str]
 
 
 def take_turns(cases: Mapping[str, Case], options: Options) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Each worker's first answer, and its microseconds a step, once a repeat: a turn for each, in order.
+    """The first answer of each worker, and its microseconds per step in each repeat. The workers take turns, in order.
 
-    The first round does not count.
+    The first round is discarded.
     """
-    # Several processes that compile at once need no pools of further ones, which would stay and disturb.
+    # Without this, each process would start a pool of compile workers, which keep running and disturb the measurement.
     workers = {name: Worker(case, options, TORCHINDUCTOR_COMPILE_THREADS="1") for name, case in cases.items()}
     answers = {name: worker.answer() for name, worker in workers.items()}
     times: dict[str, list[float]] = {name: [] for name in cases}
@@ -173,13 +173,15 @@ def _pairwise(operation: Callable[[float, float], float], first: list[float], se
 
 
 def machine(options: Options) -> dict[str, Any]:
-    """What figures depend on: processor, threads, versions."""
+    """The environment of the figures: processor, instruction set, threads, steps per chunk, versions."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
+        "instruction_set": _instruction_set(),
         "cores": os.cpu_count(),
         "device": options.device,
         "threads": options.threads or "each library's default",
+        "num_steps": options.num_steps,
         "versions": {side: _versions(python) for side, python in {"torchwrap": sys.executable, **options.pythons}.items()},
     }
 
@@ -191,6 +193,16 @@ def _versions(python: str) -> dict[str, str]:
         f"print(json.dumps({{'python': platform.python_version(), **{{n: found[n] for n in {LIBRARIES} if n in found}}}}))"
     )
     return json.loads(subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout)
+
+
+def _instruction_set() -> str:
+    """The widest vector instructions of the processor, according to Linux."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        flags = []
+    names = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
+    return next((name for flag, name in names.items() if flag in flags), "unknown instruction set")
 
 
 def _processor() -> str:

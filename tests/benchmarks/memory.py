@@ -1,4 +1,4 @@
-"""What an env occupies: bytes of CartPole-v1 with its stack, each side in a fresh process."""
+"""The memory of an env: resident bytes of CartPole-v1 with its stack, each side in a fresh process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def run(options: Options) -> Figures:
         cases["gymnax-step"] = Case("jax", "cartpole", {"num_envs": n, "stack": True})
         cases["gymnasium-normalise"] = Case("gymnasium", "cartpole", {"num_envs": n, "transforms": STACK[:1]})
         for name, case in cases.items():
-            # What is freed goes back to the system at once, whatever its size: else it counts as kept.
+            # Return freed memory to the system at once; otherwise it would count as in use.
             figures[f"memory/{name}/{n}"] = ask(case, options, "memory", MALLOC_MMAP_THRESHOLD_="65536")
     return figures
 
 
 def show(figures: Figures) -> str:
-    columns = {"bytes an env": "bytes_per_env", "at the peak": "peak_bytes_per_env"}
+    columns = {"bytes per env": "bytes_per_env", "at the peak": "peak_bytes_per_env"}
     return table("memory: CartPole-v1, resident bytes", figures, columns)

@@ -1,4 +1,4 @@
-"""What each further transform costs: glue by the number of transforms, from none to eight."""
+"""The cost of each further transform: glue by the number of transforms, from none to eight."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def run(options: Options) -> Figures:
 
 
 def show(figures: Figures) -> str:
-    return table(f"number: glue of the first so many of {', '.join(EIGHT)}", figures, COLUMNS)
+    return table(f"number: glue of the first n of {', '.join(EIGHT)}", figures, COLUMNS)

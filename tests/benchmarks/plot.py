@@ -1,8 +1,9 @@
-"""Figures as one picture: the only file that imports matplotlib."""
+"""Plots of the figures; the only file that imports matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,32 +20,53 @@ CARTPOLE = {
     "torchwrap-rollout": "torchwrap, compiled rollout",
     "torchwrap-compiled": "torchwrap, compiled step",
     "gymnax-scan": "gymnax, lax.scan",
-    "gymnasium-normalise": "Gymnasium, normalised only",
+    "gymnasium-normalise": "Gymnasium, normalized only",
     "envpool-bare": "EnvPool, no transforms",
     "torchrl": "TorchRL",
 }
-PPO = {"torchwrap": "torchwrap", "jax": "JAX, jitted whole", "sb3": "Stable-Baselines3"}
+PPO = {"torchwrap": "torchwrap", "jax": "JAX, jitted", "sb3": "Stable-Baselines3"}
 COLORS = {"torchwrap": "C3", "gymnax": "C0", "JAX": "C0", "Stable": "C1", "TorchRL": "C2", "Gymnasium": "C4", "EnvPool": "C5"}
 
 
 def draw(figures: Figures, path: str) -> None:
-    """What transforms cost, how fast CartPole steps, how long PPO takes; a panel whose suite was not run stays empty."""
-    picture = Figure(figsize=(15, 4), layout="constrained")
-    glue, cartpole, ppo = picture.subplots(1, 3)
+    """Plots the cost of transforms, the speed of CartPole and the time PPO takes, with the conditions of the measurement.
+
+    The panel of a suite that was not run stays empty.
+    """
+    machine = figures["machine"]
+    canvas = Figure(figsize=(15, 4.6), layout="constrained")
+    canvas.suptitle(conditions(machine), fontsize="medium")
+    glue, cartpole, ppo = canvas.subplots(1, 3)
     _lines(glue, figures, "glue", GLUE, "us")
-    glue.set(title="A stack of seven transforms", ylabel="microseconds it adds to a step")
+    glue.set(title="A stack of seven transforms\n(lower is better)", ylabel="microseconds added to a step")
     _lines(cartpole, figures, "cartpole", CARTPOLE, "steps_per_second")
-    cartpole.set(title="CartPole-v1, normalised, clipped, stacked", ylabel="env steps a second")
+    chunk = f"rollout and scan in chunks of {machine['num_steps']} steps"
+    cartpole.set(
+        title=f"CartPole-v1, normalized, clipped, stacked\n({chunk}; higher is better)", ylabel="env steps per second"
+    )
     _bars(ppo, figures)
-    ppo.set(title="PPO solves CartPole-v1", xlabel="seconds, from the start of the process")
-    picture.savefig(path, dpi=120)
+    ppo.set(
+        title="PPO until CartPole-v1 returns 475\n(median of the seeds; lower is better)", xlabel="seconds since process start"
+    )
+    canvas.savefig(path, dpi=120)
+
+
+def conditions(machine: Mapping[str, Any]) -> str:
+    """The conditions of a measurement as two lines of text: machine, instruction set and threads; versions."""
+    versions: dict[str, str] = {}
+    for found in machine["versions"].values():  # torchwrap's own interpreter is the first
+        versions = {**found, **versions}
+    libraries = ("torch", "gymnasium", "stable-baselines3", "torchrl", "jax", "gymnax", "envpool")
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['instruction_set']}"
+    how = f"threads per process: {machine['threads']}, device: {machine['device']}"
+    return f"{where}, {how}\n{', '.join(f'{name} {versions[name]}' for name in libraries if name in versions)}"
 
 
 def draw_learning(figures: Figures, path: str) -> None:
-    """A panel for each env: the mean return of the latest 100 episodes, a line a seed, and the goal."""
+    """Plots one panel per env: the mean return of the latest 100 episodes, one line per seed, and the goal."""
     rows = {key.split("/")[1]: row for key, row in figures.items() if key.startswith("learn/")}
-    picture = Figure(figsize=(15, 3), layout="constrained")
-    for axes, (id, row) in zip(picture.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
+    canvas = Figure(figsize=(15, 3), layout="constrained")
+    for axes, (id, row) in zip(canvas.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
         for key, one in figures.items():
             if key.startswith(f"learn/{id}/"):
                 axes.plot(*zip(*one["curve"], strict=True), label=f"seed {key.split('/')[2]}")
@@ -53,7 +75,7 @@ def draw_learning(figures: Figures, path: str) -> None:
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    picture.savefig(path, dpi=100)
+    canvas.savefig(path, dpi=100)
 
 
 def _lines(axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], figure: str) -> None:
@@ -73,7 +95,7 @@ def _lines(axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], 
 
 
 def _is(row: str, name: str) -> bool:
-    # The scan of as many steps as the rollout has; the longer one is left out.
+    # The scan with as many steps as the rollout; the longer one is left out.
     return row == name or (name == "gymnax-scan" and row.startswith("gymnax-scan") and not row.endswith("-128"))
 
 

@@ -1,4 +1,4 @@
-"""How long PPO takes to solve CartPole-v1: examples/ppo.py, Stable-Baselines3's tuned PPO, and PPO in JAX, a process each."""
+"""The time that PPO takes on CartPole-v1: examples/ppo.py, Stable-Baselines3's tuned PPO, PPO in JAX; one process each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEERS = ("sb3", "jax")
 
 
 def run(options: Options) -> Figures:
-    """Seconds of training, and seconds since the process began, until the latest 100 episodes return 475 on average."""
+    """Seconds of training, and since the start of the process, until the latest 100 episodes return 475 on average."""
     figures: Figures = {}
     for seed in options.seeds:
         rows = {"torchwrap": _ours(seed, options)}
@@ -34,7 +34,7 @@ def run(options: Options) -> Figures:
 
 def _ours(seed: int, options: Options) -> dict[str, Any]:
     script = str(ROOT / "examples" / "ppo.py")
-    # The script counts from main() on; before that there are only imports, which are all that --help waits for.
+    # The script measures from main() on. Only the imports come before it, and --help runs nothing else.
     start = time.perf_counter()
     _python(options, script, "--help")
     imports = time.perf_counter() - start
@@ -50,7 +50,7 @@ def _python(options: Options, *arguments: str) -> None:
 
 
 def _medians(figures: Figures) -> Figures:
-    """Each side's median over the seeds; one that was not solved counts as endless, so that it is not left out."""
+    """The median of each side over the seeds. A run that does not reach the target counts as infinite, so none is left out."""
     found: Figures = {}
     for name in ("torchwrap", *PEERS):
         rows = [row for key, row in figures.items() if key.split("/")[1] == name]

@@ -1,4 +1,4 @@
-"""Figures as a table to read."""
+"""Tables of the figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from .measure import Figures
 
 Columns = Mapping[str, str]
-"""From a heading to the figure below it; "ratio.name" is a figure within a figure."""
+"""Maps headings to figures; "ratio.name" is a nested figure."""
 
 
 def table(title: str, figures: Figures, columns: Columns, width: int = 11) -> str:
-    """A line for each row, named `<row> <number of envs>` as in its key; a row that was skipped says why."""
+    """One line per row, named `<row> <number of envs>` as in its key; a skipped row gives the reason."""
     names = {key: key.split("/")[1:] for key in figures}
     room = max([len(row) for row, _ in names.values()], default=0)
     widths = [max(width, len(heading) + 2) for heading in columns]
@@ -28,7 +28,7 @@ def table(title: str, figures: Figures, columns: Columns, width: int = 11) -> st
 
 
 def ratios(references: Sequence[str]) -> dict[str, str]:
-    """A column for how many times a reference's microseconds a row takes, in the median of the rounds."""
+    """One column per reference: a row's microseconds divided by the reference's, median over the rounds."""
     return {f"x {reference}": f"ratio_median.{reference}" for reference in references}
 
 

@@ -1,4 +1,4 @@
-"""First states that are expensive, fifty steps of settling each, with and without a pool of prepared ones."""
+"""Expensive initial states, fifty simulated steps each, with and without a pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def run(options: Options) -> Figures:
     for n in options.num_envs or (1024,):
         rows = {}
         for mode in ("eager", "compiled") if options.compile else ("eager",):
-            for name, pool in (("cheap first states", None), ("without a pool", 0), ("with a pool of 1024", 1024)):
+            for name, pool in (("cheap initial states", None), ("without a pool", 0), ("with a pool of 1024", 1024)):
                 arguments = {"num_envs": n, "pool": pool, "compiled": mode == "compiled", "device": options.device}
                 rows[f"{name}, {mode}"] = Row(Case("torchwrap", "settling", arguments))
         figures.update({f"resets/{name}/{n}": row for name, row in compare(rows, options).items()})
@@ -19,4 +19,4 @@ def run(options: Options) -> Figures:
 
 
 def show(figures: Figures) -> str:
-    return table("resets: CartPole, microseconds a step", figures, {"us": "us", "(median)": "us_median"})
+    return table("resets: CartPole, microseconds per step", figures, {"us": "us", "(median)": "us_median"})

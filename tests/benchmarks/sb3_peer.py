@@ -1,4 +1,4 @@
-"""Stable-Baselines3's side: its three VecEnv wrappers on the same script in NumPy, and its tuned PPO on CartPole-v1."""
+"""Stable-Baselines3's side: its three VecEnv wrappers on the scripted env in NumPy, and its tuned PPO on CartPole-v1."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class StopWhenSolved(BaseCallback):
 
 
 def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
-    """Training with the hyperparameters of rl-baselines3-zoo; `lin_` there is a linear schedule to zero.
+    """Trains with the hyperparameters of rl-baselines3-zoo, whose `lin_` is a linear schedule to zero.
 
-    `started` is when the process was, in seconds since 1970.
+    `started` is the start time of the process, in seconds since 1970.
     """
 
     def linear(value: float):

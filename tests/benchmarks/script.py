@@ -1,4 +1,4 @@
-"""The env that every side steps: 17 numbers to see, 6 to act with, episodes of 200 steps whose ends are spread evenly."""
+"""The scripted env that every side steps: observations of 17 numbers, actions of 6, episodes of 200 steps."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ SPACES: dict[str, Any] = {
 
 
 def elapsed(num_envs: int) -> Tensor:
-    """How far into its episode each env begins."""
+    """The initial `elapsed` of each env, so that the ends of episodes are spread evenly over the steps."""
     return torch.arange(num_envs) * LENGTH // num_envs
 
 
 def actions(num_envs: int) -> Tensor:
-    """In [-2, 2], made once so that nobody's sampling is measured."""
+    """Actions in [-2, 2], precomputed so that sampling is not measured."""
     return torch.linspace(-2, 2, num_envs * ACTION).view(num_envs, ACTION)
 
 
 def scripted(num_envs: int, device: str = "cpu", see: str = "numbers") -> ScriptedEnv:
-    """`see`: which of `SPACES` the observations are from."""
+    """A `ScriptedEnv` whose observation space is `SPACES[see]`."""
     return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, observation_space=SPACES[see], device=device)
 
 
 def frames(num_envs: int) -> np.ndarray[Any, Any]:
-    """Noise, as large as Atari's screen."""
+    """Noise of the size of Atari frames: `(num_envs, 210, 160, 3)` uint8."""
     return np.random.default_rng(0).integers(0, 256, (num_envs, 210, 160, 3), np.uint8)
 
 
 class NumpyScript:
-    """`ScriptedEnv` for libraries that step arrays; the same numbers."""
+    """`ScriptedEnv` in NumPy, with identical values."""
 
     def __init__(self, num_envs: int) -> None:
         env = scripted(num_envs)
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
         self.index = np.arange(num_envs)
-        self.places = 10 * np.arange(OBSERVATION)
+        self.offsets = 10 * np.arange(OBSERVATION)
         self.elapsed = np.zeros(num_envs, np.int64)
         self.episode = np.full(num_envs, -1)
 
@@ -58,12 +58,12 @@ class NumpyScript:
         """Observation, reward, terminated, truncated."""
         self.elapsed += 1
         ended = self.elapsed >= LENGTH
-        way = (self.index + self.episode) % 3
-        return self.observation(), self.elapsed.astype(np.float32), ended & (way != 1), ended & (way != 0)
+        kind = (self.index + self.episode) % 3
+        return self.observation(), self.elapsed.astype(np.float32), ended & (kind != 1), ended & (kind != 0)
 
     def reset(self, mask: np.ndarray[Any, Any]) -> None:
         self.elapsed[mask] = 0
         self.episode[mask] += 1
 
     def observation(self) -> np.ndarray[Any, Any]:
-        return ((1000 * self.index + self.elapsed)[:, None] + self.places).astype(np.float32)
+        return ((1000 * self.index + self.elapsed)[:, None] + self.offsets).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Ten million steps of each native env with a whole stack: memory, sanity, and returns beside those of Gymnasium's env."""
+"""Ten million steps of each native env with a stack of transforms: memory, finiteness, and returns against Gymnasium's env."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(options: Options) -> Figures:
 
 
 def two_samples(one: np.ndarray, two: np.ndarray) -> float:
-    """Kolmogorov's and Smirnov's test, asymptotically: how probable so large a difference is where there is none."""
+    """The asymptotic p-value of the two-sample Kolmogorov-Smirnov test."""
     values = np.concatenate([one, two])
     below = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (one, two)]
     scale = math.sqrt(len(one) * len(two) / (len(one) + len(two)))
@@ -37,5 +37,5 @@ def two_samples(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def show(figures: Figures) -> str:
-    columns = {"steps": "steps", "seconds": "seconds", "drift of memory": "drift", "all finite": "finite"}
+    columns = {"steps": "steps", "seconds": "seconds", "memory drift": "drift", "all finite": "finite"}
     return table("soak: native envs under random actions", figures, {**columns, "p of returns": "p_value"})

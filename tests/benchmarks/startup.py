@@ -1,4 +1,4 @@
-"""What it takes to begin: seconds to import, and to compile with an empty cache and with a warm one."""
+"""Startup time: seconds to import, and to compile with an empty cache and with a warm one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(options: Options) -> Figures:
     }
     for name, case in cases.items() if options.compile else ():
         with tempfile.TemporaryDirectory() as cache:
-            # The second process finds what the first has left.
+            # The second process finds the cache of the first.
             answers = [ask(case, options, "time", TORCHINDUCTOR_CACHE_DIR=cache) for _ in range(2)]
         figures[f"startup/{name}/{n}"] = next(
             (answer for answer in answers if "skipped" in answer),
@@ -48,7 +48,7 @@ def run(options: Options) -> Figures:
 
 
 def _imports(options: Options) -> dict[str, float]:
-    """Medians over fresh processes; the first, which may have to read from the disk, does not count."""
+    """Medians over fresh processes. The first, which may have to read from the disk, is discarded."""
     command = [sys.executable, "-c", IMPORT]
     runs = [
         json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=environment(options)).stdout)

@@ -1,4 +1,4 @@
-"""TorchRL's side: seven of its transforms on the same envs, each as an EnvBase."""
+"""TorchRL's side: seven of its transforms on torchwrap's envs as an `EnvBase`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TRANSFORMS: dict[str, Callable[[], Transform]] = {
 
 
 class Batch(EnvBase):
-    """An env of ours behind TorchRL's interface, eager: what is below the transforms is the same work."""
+    """A torchwrap env behind TorchRL's interface, eager, so that the work below the transforms is the same."""
 
     def __init__(self, env: tw.Env, action_spec: TensorSpec) -> None:
         super().__init__(device="cpu", batch_size=[env.num_envs])
-        self.ours, n = env, env.num_envs
+        self.inner, n = env, env.num_envs
         observation = Unbounded((n, *env.single_observation_space.shape))
         self.observation_spec = Composite(observation=observation, shape=(n,))
         self.action_spec = action_spec
@@ -54,15 +54,17 @@ class Batch(EnvBase):
         self.done_spec = Composite(flags, shape=(n,))
 
     def _step(self, tensordict: TensorDict) -> TensorDict:
-        successor = self.ours._step(tensordict).exclude("info")
+        successor = self.inner._step(tensordict["action"]).exclude("info")
         return successor.set("done", successor["terminated"] | successor["truncated"])
 
     def _reset(self, tensordict: TensorDict | None, **kwargs) -> TensorDict:
         (num_envs,) = self.batch_size
-        everywhere = torch.ones(num_envs, dtype=torch.bool)
-        mask = everywhere if tensordict is None or "_reset" not in tensordict else tensordict["_reset"].squeeze(-1)
+        all_rows = torch.ones(num_envs, dtype=torch.bool)
+        mask = all_rows if tensordict is None or "_reset" not in tensordict else tensordict["_reset"].squeeze(-1)
         done = torch.zeros(num_envs, 1, dtype=torch.bool)
-        return self.ours._reset(mask).update({"done": done, "terminated": done.clone(), "truncated": done.clone()})
+        return self.inner._reset(tw.RowMask(mask)).update(
+            {"done": done, "terminated": done.clone(), "truncated": done.clone()}
+        )
 
     def _set_seed(self, seed: int | None) -> None:
         pass
@@ -71,12 +73,12 @@ class Batch(EnvBase):
 def scripted(num_envs: int, transforms: Sequence[str] | None) -> Timed:
     env = Batch(script.scripted(num_envs), Bounded(-1, 1, (num_envs, script.ACTION)))
     stepper = _stepper(env, transforms, [script.actions(num_envs)])
-    env.ours.elapsed.copy_(script.elapsed(num_envs))
+    env.inner.elapsed.copy_(script.elapsed(num_envs))
     return stepper
 
 
 def cartpole(num_envs: int, transforms: Sequence[str] | None) -> Timed:
-    """Our dynamics, eager: TorchRL has no batch of CartPoles of its own in tensors."""
+    """Our eager dynamics, because TorchRL has no batched CartPole in tensors."""
     generator = torch.Generator().manual_seed(0)
     actions = [torch.randint(2, (num_envs,), generator=generator) for _ in range(16)]
     return _stepper(Batch(tw.make("CartPole-v1", num_envs), Categorical(2, (num_envs,))), transforms, actions)

@@ -1,4 +1,4 @@
-"""Our side: stacks of transforms by name, on whatever is to be stepped, eager, compiled, or in compiled rollouts."""
+"""torchwrap's side: stacks of transforms by name on each env, eager, compiled, or in compiled rollouts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def scripted(
     device: str = "cpu",
     see: str = "numbers",
 ) -> Timed:
-    """A step of a ScriptedEnv; `transforms` is None for the bare env, and [] for a TransformedEnv with nothing in it."""
+    """A step of a ScriptedEnv; `transforms` is None for the bare env, and [] for an empty TransformedEnv."""
     env = _build(script.scripted(num_envs, device, see), transforms, compiled)
     td = env.reset(seed=0)
     env.unwrapped.elapsed.copy_(script.elapsed(num_envs))
@@ -79,7 +79,7 @@ def cartpole(
     num_steps: int | None = None,
     device: str = "cpu",
 ) -> Timed:
-    """A step with actions made beforehand, or a rollout of `num_steps` with random ones."""
+    """A step with precomputed actions, or a rollout of `num_steps` with random ones."""
     env = tw.make("CartPole-v1", num_envs, device=device)
     if num_steps is None:
         env = _build(env, transforms, compiled)
@@ -87,7 +87,7 @@ def cartpole(
         actions = [torch.randint(2, (num_envs,), generator=generator).to(device) for _ in range(16)]
         return _stepper(env, env.reset(seed=0), actions)
     env = _build(env, transforms, compiled=False)
-    collect = tw.Rollout(env, None, num_steps)
+    collect = tw.Collector(env, None, num_steps)
     unroll = 4 if num_envs <= 256 else 2 if num_envs <= 1024 else 1  # see tw.compile
     if compiled:
         collect = tw.compile(collect, unroll=unroll)
@@ -110,26 +110,27 @@ def half_cheetah(mode: str, transforms: Sequence[str] | None, compiled: bool = F
 
 
 class Film(tw.Env):
-    """Shows the same frames at each step, as if a simulator elsewhere had made them."""
+    """Returns the same frames at each step, in place of an external simulator."""
 
     can_snapshot = False
+    host_stepped = True
 
     def __init__(self, num_envs: int, device: str) -> None:
         space = gymnasium.spaces.Box(0, 255, (210, 160, 3), "uint8")
         super().__init__(tw.Signature(num_envs, space, gymnasium.spaces.Discrete(4), torch.device(device)))
         self.frames = torch.from_numpy(script.frames(num_envs)).to(device)
 
-    def _step(self, td: TensorDict) -> TensorDict:
+    def _step(self, action: Tensor) -> TensorDict:
         flags = torch.zeros(2, self.num_envs, 1, dtype=torch.bool, device=self.frames.device).unbind(0)
         given = {"observation": self.frames, "reward": flags[0].float(), "terminated": flags[0], "truncated": flags[1]}
         return TensorDict(given, batch_size=[self.num_envs])
 
-    def _reset(self, mask: Tensor) -> TensorDict:
+    def _reset(self, mask: tw.RowMask, options: Any = None) -> TensorDict:
         return TensorDict({"observation": self.frames}, batch_size=[self.num_envs])
 
 
 def atari(num_envs: int, compiled: bool = False, device: str = "cpu") -> Timed:
-    """Frames in, four small gray ones out."""
+    """Atari preprocessing: grayscale, resize and a stack of four."""
     transforms = [T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)]
     env: tw.Env = tw.TransformedEnv(Film(num_envs, device), *transforms)
     env = tw.compile(env) if compiled else env
@@ -138,7 +139,7 @@ def atari(num_envs: int, compiled: bool = False, device: str = "cpu") -> Timed:
 
 
 class Settling(CartPole):
-    """Begins where an unattended pole is after fifty steps, held in its bounds."""
+    """CartPole whose initial states take fifty simulated steps, clamped to the bounds."""
 
     def initial(self, rng: Key, params: Any = None) -> State:
         state = super().initial(rng)
@@ -149,7 +150,7 @@ class Settling(CartPole):
 
 
 def settling(num_envs: int, pool: int | None, compiled: bool = False, device: str = "cpu") -> Timed:
-    """A step of CartPole whose first states are expensive; cheap ones where `pool` is None, and none prepared where 0."""
+    """A step of CartPole with expensive initial states; `pool` is the pool size, and None makes initial states cheap."""
     func_env = CartPole() if pool is None else Settling()
     env = tw.FunctionalEnv(func_env, num_envs, max_episode_steps=500, reset_pool=pool or 0, device=device)
     env = tw.compile(env) if compiled else env
@@ -158,7 +159,7 @@ def settling(num_envs: int, pool: int | None, compiled: bool = False, device: st
 
 
 def soak(id: str, num_envs: int, steps: int, episodes: int) -> dict[str, Any]:
-    """Steps with random actions and a whole stack: how much resident memory grew after a fifth of them, and what was seen."""
+    """Steps with random actions and a stack of transforms: growth of resident memory after the first fifth, and returns."""
     transforms = [T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.ClipObservation(-10, 10)]
     transforms += [T.FrameStackObservation(4), T.NormalizeReward(), T.ClipReward(-10, 10)]
     env = tw.TransformedEnv(tw.make(id, num_envs), *transforms)
@@ -178,7 +179,7 @@ def soak(id: str, num_envs: int, steps: int, episodes: int) -> dict[str, Any]:
 
 
 def learn(id: str, seed: int, device: str) -> dict[str, Any]:
-    """What a run of examples/ppo.py came to, and a hundred points of its curve."""
+    """The metrics of a run of examples/ppo.py, and a hundred points of its learning curve."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--env", id, "--seed", str(seed), "--device", device, "--out", folder]
         subprocess.run([sys.executable, "examples/ppo.py", *arguments], check=True, capture_output=True)
@@ -189,7 +190,7 @@ def learn(id: str, seed: int, device: str) -> dict[str, Any]:
 
 
 def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:
-    """What memory can do: a large tensor copied."""
+    """Memory bandwidth: a copy of a large tensor."""
     source, target = torch.zeros(2, num_bytes, dtype=torch.uint8, device=device)
     return Timed(lambda: target.copy_(source), 1, _wait(device), 2 * num_bytes)
 
@@ -209,13 +210,13 @@ def _stepper(env: tw.Env, td: TensorDict, actions: Sequence[Tensor]) -> Timed:
         transition, td = env.step(td.set("action", next(turns)))
         return transition
 
-    # At least: the action is read, and what is handed out is written.
+    # The minimum: the action is read, and the results are written.
     moved = _state(env, call) + _bytes(actions[0]) + _bytes(call()["next"]) + _bytes(td)
     return Timed(call, 1, _wait(env.device), moved)
 
 
 def _state(env: tw.Env, call: Callable[[], Any]) -> int:
-    """Bytes of what the env remembers: read at each call, and written where it changes."""
+    """Bytes of the env's state: read at each call, and written if it changes."""
     before = {name: buffer.clone() for name, buffer in env.named_buffers()}
     for _ in range(10):
         call()

@@ -1,11 +1,11 @@
-"""One row of one side, in a process of its own: versions may clash, and no thread pool meets another.
+"""One row of one side in a separate process, so that versions may conflict and thread pools do not interfere.
 
 `python -m tests.benchmarks.worker <module> <function> <arguments> [time | memory | call]` calls the function with arguments in
-JSON, and answers in JSON, a line each. With "time" the function gives a `Timed`; the first answer says what it took to make it
-and to warm it up, and each "turn <seconds>" on stdin is answered with microseconds a step. With "memory" it is bytes an env,
-with "call" what the function gave. Something that does not work is answered with a reason, `skipped`.
+JSON, and answers with one line of JSON each. With "time" the function returns a `Timed`; the first answer is the time to
+build and warm it up, and each "turn <seconds>" on stdin is answered with microseconds per step. With "memory" the answer is
+bytes per env, with "call" the function's result. On an error, the answer has the reason as `skipped`.
 
-It imports nothing but the side: that side's interpreter may have neither PyTorch nor torchwrap.
+It imports only the side, because that side's interpreter may have neither PyTorch nor torchwrap.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def _nothing() -> None:
 
 
 class Timed(NamedTuple):
-    """Something to call again and again.
+    """A function to time.
 
-    `steps` is how many steps of all envs a call does, `wait` returns once all that calls have queued is done, and `bytes` is
-    what a step has to move through memory at least, where that was counted.
+    A call takes `steps` steps of all envs, `wait` returns when all queued work is done, and `bytes` is the minimum memory
+    traffic of a step, or 0 if it was not counted.
     """
 
     call: Callable[[], Any]
@@ -38,7 +38,7 @@ class Timed(NamedTuple):
 
 
 def turn(timed: Timed, seconds: float) -> float:
-    """Microseconds a step, over about so many seconds."""
+    """Microseconds per step, measured for about `seconds`."""
     start, calls = time.perf_counter(), 0
     while calls == 0 or time.perf_counter() - start < seconds:
         for _ in range(5):
@@ -49,7 +49,7 @@ def turn(timed: Timed, seconds: float) -> float:
 
 
 def build(function: Callable[..., Timed], arguments: dict[str, Any]) -> tuple[Timed, float]:
-    """What is to be called, warm, and the seconds that this took: a compiler may look twice before it is content."""
+    """A warm `Timed`, and the seconds to build it. Several calls, because a compiler may recompile."""
     start = time.perf_counter()
     timed = function(**arguments)
     for _ in range(3):
@@ -59,19 +59,19 @@ def build(function: Callable[..., Timed], arguments: dict[str, Any]) -> tuple[Ti
 
 
 def memory(function: Callable[..., Timed], arguments: dict[str, Any]) -> dict[str, float]:
-    """Bytes an env, resident after some steps and at worst within them; all that one env needs is subtracted."""
+    """Resident bytes per env after some steps, and their peak, minus those of a single env."""
     one = build(function, {**arguments, "num_envs": 1})
     gc.collect()
     before, n = resident("VmRSS"), arguments["num_envs"]
     many, _ = build(function, arguments)
     gc.collect()
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # what compiling took at worst is forgotten
+        file.write("5")  # resets the peak, which compilation has raised
     for _ in range(20):
         many.call()
     many.wait()
     figures = {"bytes_per_env": (resident("VmRSS") - before) / n, "peak_bytes_per_env": (resident("VmHWM") - before) / n}
-    del one  # until here, so that its memory is not used again
+    del one  # kept until here, so that its memory is not reused
     return figures
 
 
@@ -81,7 +81,7 @@ def resident(which: str) -> int:
 
 
 def main(module: str, name: str, arguments: str, what: str = "time") -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keeps what libraries print out of the answers
 
     def answer(value: Any) -> None:
         print(json.dumps(value), file=answers, flush=True)

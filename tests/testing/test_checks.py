@@ -8,6 +8,7 @@ import pytest
 import torch
 from catalogue import DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
 from gymnasium import spaces
+from helpers import mostly_full
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -33,54 +34,56 @@ ENVS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_every_transform_keeps_the_contract(name):
+@pytest.mark.parametrize("name", mostly_full(TRANSFORMS, "RecordEpisodeStatistics", "TimeLimit"))
+def test_transform_keeps_the_contract(name):
     check_transform(*TRANSFORMS[name])
 
 
 @pytest.mark.parametrize("name", UNCAPTURED)
-def test_what_cannot_be_in_a_graph_keeps_the_rest_of_it(name):
+def test_transform_that_cannot_be_compiled_keeps_the_rest_of_the_contract(name):
     with pytest.raises(AssertionError, match=f"compile: needs a step that is one graph, but got .*{name}"):
         check_transform(*UNCAPTURED[name])
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_every_wrapper_keeps_the_contract_of_an_env(name, monkeypatch):
+@pytest.mark.parametrize("name", mostly_full(WRAPPERS, "RepeatAction"))
+def test_wrapper_keeps_the_contract_of_an_env(name, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    monkeypatch.setattr("pygame.time.Clock", lambda: types.SimpleNamespace(tick=lambda fps: None))  # nobody watches
+    monkeypatch.setattr(
+        "pygame.time.Clock", lambda: types.SimpleNamespace(tick=lambda fps: None)
+    )  # without waiting for the next frame
     check_env(WRAPPERS[name])
 
 
-def test_every_transform_and_wrapper_is_in_the_table():
+def test_catalogue_has_every_transform_and_wrapper():
     bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
     assert set(T.__all__) - bases <= set(TRANSFORMS | UNCAPTURED)
     assert set(W.__all__) - {"Wrapper"} <= set(WRAPPERS)
 
 
-@pytest.mark.parametrize("name", ENVS)
-def test_every_env_keeps_the_contract(name):
+@pytest.mark.parametrize("name", mostly_full(ENVS, "CartPole-v1", "Gymnasium's CartPole-v1"))
+def test_env_keeps_the_contract(name):
     check_env(ENVS[name])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_every_transform_keeps_the_contract_on_cuda(name):
+def test_transform_on_cuda_keeps_the_contract(name):
     make, make_env = TRANSFORMS[name]
     check_transform(make, functools.partial(make_env, device="cuda"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ENVS)
-def test_every_env_keeps_the_contract_on_cuda(name):
+def test_env_on_cuda_keeps_the_contract(name):
     check_env(functools.partial(ENVS[name], device="cuda"))
 
 
-# Each of these breaks one promise, and the check has to say which.
+# Each of these breaks one rule of the contract, and the check has to name it.
 
 
-class CountsEveryone(T.NormalizeObservation):
+class CountsEveryRow(T.NormalizeObservation):
     def reset(self, td, mask):
-        return super().reset(td, torch.ones_like(mask))
+        return super().reset(td, tw.RowMask.full(len(mask)))
 
 
 class KeepsLearning(T.NormalizeObservation):
@@ -88,19 +91,19 @@ class KeepsLearning(T.NormalizeObservation):
         return super().train(True)
 
 
-class HandsOutItsBuffer(T.RecordEpisodeStatistics):
+class ReturnsItsBuffer(T.RecordEpisodeStatistics):
     def step(self, td):
         return super().step(td).set("return_so_far", self.running_return)
 
 
-class ForgetsTheBoundary(T.FrameStackObservation):
+class IgnoresTheBoundary(T.FrameStackObservation):
     def reset(self, td, mask):
         return self.step(td)
 
 
-class ResetsEveryone(T.TimeLimit):
+class ResetsEveryRow(T.TimeLimit):
     def reset(self, td, mask):
-        return super().reset(td, torch.ones_like(mask))
+        return super().reset(td, tw.RowMask.full(len(mask)))
 
 
 class HidesItsState(T.Transform):
@@ -126,7 +129,7 @@ class LeavesItsSpace(T.ObservationTransform):
         return observation * 2
 
 
-class LooksAtValues(T.RewardTransform):
+class ReadsValues(T.RewardTransform):
     def reward(self, reward):
         return reward / 2 if reward.max().item() > 2 else reward * 1
 
@@ -136,7 +139,7 @@ class DrawsFromTheGlobalGenerator(T.RewardTransform):
         return reward + torch.rand_like(reward)
 
 
-class SavesRunningState(T.TimeLimit):
+class PersistsEpisodeState(T.TimeLimit):
     def setup(self, signature):
         signature = super().setup(signature)
         self.register_buffer("elapsed", self.elapsed)
@@ -148,12 +151,12 @@ class MixesEnvs(T.RewardTransform):
         return reward - reward.mean()
 
 
-class AddsAKeyAtTimes(T.Transform):
+class AddsAKeySometimes(T.Transform):
     def step(self, td):
         return td.set("last", td["reward"]) if td["terminated"].any() else td
 
 
-class ForgetsItsArguments(T.RewardTransform):
+class RenamesItsArgument(T.RewardTransform):
     def __init__(self, scale):
         super().__init__()
         self.factor = scale
@@ -163,59 +166,59 @@ class ForgetsItsArguments(T.RewardTransform):
 
 
 BROKEN = [
-    (lambda: ForgetsItsArguments(2), "spec: ForgetsItsArguments needs its arguments as attributes"),
-    (CountsEveryone, "outside the mask must not"),
+    (lambda: RenamesItsArgument(2), "spec: RenamesItsArgument needs its arguments as attributes"),
+    (CountsEveryRow, "outside the mask must not"),
     (KeepsLearning, "eval"),
-    (HandsOutItsBuffer, "outputs"),
-    (lambda: ForgetsTheBoundary(3), "outside the mask must not"),
-    (lambda: ResetsEveryone(9), "outside the mask|env . of 5|other rows"),
-    (HidesItsState, "same transitions|go on as before"),
+    (ReturnsItsBuffer, "outputs"),
+    (lambda: IgnoresTheBoundary(3), "outside the mask must not"),
+    (lambda: ResetsEveryRow(9), "outside the mask|env . of 5|other rows"),
+    (HidesItsState, "same transitions|continue as before"),
     (WritesIntoTheAction, "leave the agent's action"),
     (LeavesItsSpace, "needs an observation in its space"),
-    (LooksAtValues, "one graph|env . of 5"),
-    (DrawsFromTheGlobalGenerator, "leave the env alone|same transitions"),
-    (lambda: SavesRunningState(9), "eval"),
+    (ReadsValues, "one graph|env . of 5"),
+    (DrawsFromTheGlobalGenerator, "must not change the env|same transitions"),
+    (lambda: PersistsEpisodeState(9), "eval"),
     (MixesEnvs, "env . of 5"),
-    (AddsAKeyAtTimes, "same keys"),
+    (AddsAKeySometimes, "same keys"),
 ]
 
 
 @pytest.mark.parametrize(("make", "message"), BROKEN, ids=[message for _, message in BROKEN])
-def test_a_broken_transform_is_told_what_it_breaks(make, message):
+def test_broken_transform_is_told_what_it_breaks(make, message):
     with pytest.raises((AssertionError, RuntimeError), match=message):
         check_transform(make)
 
 
 class StepsWithoutReward(ScriptedEnv):
-    def _step(self, td):
-        return super()._step(td).exclude("reward")
+    def _step(self, action):
+        return super()._step(action).exclude("reward")
 
 
-class HandsOutItsState(ScriptedEnv):
-    def _step(self, td):
-        return super()._step(td).set("info", TensorDict({"elapsed": self.elapsed.unsqueeze(-1)}, [self.num_envs]))
+class ReturnsItsState(ScriptedEnv):
+    def _step(self, action):
+        return super()._step(action).set("info", TensorDict({"elapsed": self.elapsed.unsqueeze(-1)}, [self.num_envs]))
 
 
 class DependsOnNumEnvs(ScriptedEnv):
-    def _step(self, td):
-        return super()._step(td).update({"reward": torch.full((self.num_envs, 1), float(self.num_envs))})
+    def _step(self, action):
+        return super()._step(action).update({"reward": torch.full((self.num_envs, 1), float(self.num_envs))})
 
 
 class RewardsWithoutColumn(ScriptedEnv):
-    def _step(self, td):
-        td = super()._step(td)
+    def _step(self, action):
+        td = super()._step(action)
         return td.set("reward", td["reward"].squeeze(-1))
 
 
 class WrongObservation(ScriptedEnv):
-    def _reset(self, mask):
+    def _reset(self, mask, options=None):
         td = super()._reset(mask)
         return td.set("observation", td["observation"].double())
 
 
 BROKEN_ENVS = [
     (StepsWithoutReward, r'needs \("next", "reward"\)'),
-    (HandsOutItsState, "outputs"),
+    (ReturnsItsState, "outputs"),
     (DependsOnNumEnvs, "env 0 of 5"),
     (RewardsWithoutColumn, "needs reward of"),
     (WrongObservation, "observation in its space"),
@@ -223,7 +226,7 @@ BROKEN_ENVS = [
 
 
 @pytest.mark.parametrize(("make", "message"), BROKEN_ENVS, ids=[message for _, message in BROKEN_ENVS])
-def test_a_broken_env_is_told_what_it_breaks(make, message):
+def test_broken_env_is_told_what_it_breaks(make, message):
     with pytest.raises(AssertionError, match=message):
         check_env(make)
 
@@ -238,10 +241,10 @@ def test_a_broken_env_is_told_what_it_breaks(make, message):
         ({"episode_lengths": 2.5}, TypeError, "an integer episode_lengths of at least 1, but got 2.5"),
         ({"episode_lengths": [2.5]}, TypeError, "an integer episode_lengths of at least 1, but got 2.5"),
         ({"episode_lengths": "3"}, TypeError, "an integer episode_lengths of at least 1, but got '3'"),
-        ({"device": "nope"}, ValueError, "a device of PyTorch's, but got 'nope'"),
-        ({"device": None}, TypeError, "a device of PyTorch's, but got None"),
+        ({"device": "nope"}, ValueError, "a torch.device or its name, but got 'nope'"),
+        ({"device": None}, TypeError, "a torch.device or its name, but got None"),
     ],
 )
-def test_a_scripted_env_refuses_what_is_no_length_and_no_device(arguments, error, message):
+def test_scripted_env_with_bad_lengths_or_device_is_refused(arguments, error, message):
     with pytest.raises(error, match=f"ScriptedEnv needs {message}"):
         ScriptedEnv(**arguments)

@@ -1,18 +1,19 @@
+"""Action transforms against Gymnasium's wrappers."""
+
 from __future__ import annotations
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import RandomEnv, quick, scripted
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
-from torchwrap.testing import ScriptedEnv
 
 # Gymnasium warns about the bounds it rounds to the space's dtype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
@@ -22,17 +23,17 @@ STEERING = spaces.Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1]))  # CarRacin
 ONE_SIDED = spaces.Box(np.float32([-np.inf, 0, -1]), np.float32([1, np.inf, 1]))
 
 
-class Bare(gymnasium.Env):
-    def __init__(self, action_space):
-        self.action_space, self.observation_space = action_space, spaces.Discrete(1)
+def single(action_space):
+    # One env of Gymnasium with this action space.
+    return RandomEnv(spaces.Discrete(1), action_space=action_space)
 
 
-def scripted(action_space, *transforms, num_envs=2):
-    return tw.TransformedEnv(ScriptedEnv(num_envs, (1,), action_space=action_space), *transforms)
+def acting(action_space, *transforms, num_envs=2):
+    return scripted(*transforms, num_envs=num_envs, observation_shape=(1,), action_space=action_space)
 
 
 def arrived(env, action):
-    # What the env below got for the agent's action.
+    # The action that reaches the inner env.
     transition, _ = env.step(env.reset().set("action", torch.as_tensor(action)))
     return transition["next", "info", "action"].numpy()
 
@@ -52,29 +53,29 @@ BOXES = [
 ]
 
 
-@pytest.mark.parametrize("flip", [1, -1], ids=["low apart", "high apart"])
-def test_clip_action_equals_numpys_clip_where_one_bound_alone_is_uniform(flip):
+@pytest.mark.parametrize("flip", [1, -1], ids=["low varies", "high varies"])
+def test_clip_action_with_one_uniform_bound_equals_numpys_clip(flip):
     low, high = sorted([STEERING.low * flip, STEERING.high * flip], key=np.sum)
-    env, actions = scripted(spaces.Box(low, high), T.ClipAction(), num_envs=16), random_actions(STEERING)
+    env, actions = acting(spaces.Box(low, high), T.ClipAction(), num_envs=16), random_actions(STEERING)
     np.testing.assert_array_equal(arrived(env, actions), np.clip(actions, low, high))
 
 
-def test_clip_action_goes_from_one_space_to_another_and_takes_an_empty_one():
+def test_clip_action_set_up_again_for_another_space_clips_to_its_bounds():
     transform = T.ClipAction()
     for space in (STEERING, spaces.Box(-1, 1, (3,)), STEERING, spaces.Box(0, 1, (0, 2)), spaces.Box(0, 1, ())):
-        with pytest.raises(ValueError, match="of a kind of its own"):
-            scripted(space, transform, T.TransformAction(refuse))
+        with pytest.raises(ValueError, match="a user's error"):
+            acting(space, transform, T.TransformAction(fail))
         action = torch.full((2, *space.shape), 9.0)
         assert torch.equal(transform.action(action), torch.from_numpy(space.high).expand_as(action))
 
 
-def refuse(action):
-    raise ValueError("of a kind of its own")
+def fail(action):
+    raise ValueError("a user's error")
 
 
 @pytest.mark.parametrize("space", [*BOXES, ONE_SIDED, STEERING, spaces.Box(-np.inf, np.inf, (2,))], ids=str)
 def test_clip_action_equals_gymnasiums_in_values_and_space(space):
-    env, oracle = scripted(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(Bare(space))
+    env, oracle = acting(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(single(space))
     actions = random_actions(space)
     assert env.single_action_space == oracle.action_space
     ours = arrived(env, actions)
@@ -85,7 +86,7 @@ def test_clip_action_equals_gymnasiums_in_values_and_space(space):
 @pytest.mark.parametrize("space", BOXES, ids=str)
 @pytest.mark.parametrize("bounds", [(-1, 1), (-1.0, 0.5), (0, 3), (np.float64(-1), np.float64(2)), (100, 101)])
 def test_rescale_action_equals_gymnasiums_in_values_and_space(space, bounds):
-    env, oracle = scripted(space, T.RescaleAction(*bounds), num_envs=16), wrappers.RescaleAction(Bare(space), *bounds)
+    env, oracle = acting(space, T.RescaleAction(*bounds), num_envs=16), wrappers.RescaleAction(single(space), *bounds)
     actions = random_actions(space)
     assert env.single_action_space == oracle.action_space
     ours, theirs = arrived(env, actions), np.stack([oracle.action(action) for action in actions])
@@ -96,13 +97,13 @@ def test_rescale_action_equals_gymnasiums_in_values_and_space(space, bounds):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**16), shape=st.sampled_from([(1,), (4,), (2, 3)]))
-def test_rescale_action_equals_gymnasiums_over_random_boxes_with_bounds_for_each_dimension(seed, shape):
+def test_rescale_action_of_random_boxes_with_bounds_per_dimension_equals_gymnasiums(seed, shape):
     rng = np.random.default_rng(seed)
     low, agent_low = rng.uniform(-9, 9, (2, *shape))
     box = spaces.Box(low.astype(np.float32), (low + rng.uniform(0.1, 20, shape)).astype(np.float32))
     agent_high = agent_low + rng.uniform(0.1, 20, shape)
-    env = scripted(box, T.RescaleAction(agent_low, agent_high), num_envs=5)
-    oracle = wrappers.RescaleAction(Bare(box), agent_low, agent_high)
+    env = acting(box, T.RescaleAction(agent_low, agent_high), num_envs=5)
+    oracle = wrappers.RescaleAction(single(box), agent_low, agent_high)
     actions = rng.uniform(agent_low, agent_high, (5, *shape)).astype(np.float32)
     assert env.single_action_space == oracle.action_space
     expected = np.stack([oracle.action(action) for action in actions])
@@ -110,8 +111,8 @@ def test_rescale_action_equals_gymnasiums_over_random_boxes_with_bounds_for_each
 
 
 @pytest.mark.parametrize("space", BOXES, ids=str)
-def test_rescale_action_takes_its_bounds_to_those_of_the_env_and_the_middle_to_the_middle(space):
-    env = scripted(space, T.RescaleAction(-3, 5), num_envs=3)
+def test_rescale_action_maps_bounds_to_bounds_and_the_middle_to_the_middle(space):
+    env = acting(space, T.RescaleAction(-3, 5), num_envs=3)
     actions = np.stack([np.full(space.shape, value, space.dtype) for value in (-3, 1, 5)])
     middle = (space.low.astype(np.float64) + space.high) / 2
     tolerance = 1e-2 if space.dtype == np.float16 else 1e-5
@@ -121,54 +122,54 @@ def test_rescale_action_takes_its_bounds_to_those_of_the_env_and_the_middle_to_t
 
 
 def test_rescale_action_does_not_clip():
-    env = scripted(spaces.Box(-2, 2, (1,)), T.RescaleAction(-1, 1), num_envs=1)
+    env = acting(spaces.Box(-2, 2, (1,)), T.RescaleAction(-1, 1), num_envs=1)
     np.testing.assert_allclose(arrived(env, [[3.0]]), [[6]])
 
 
 def test_clip_action_over_rescale_action_clips_to_the_agents_bounds_as_gymnasiums():
     space = spaces.Box(0, 10, (1,))
-    env = scripted(space, T.RescaleAction(-1, 1), T.ClipAction(), num_envs=3)
-    oracle = wrappers.ClipAction(wrappers.RescaleAction(Bare(space), -1, 1))
+    env = acting(space, T.RescaleAction(-1, 1), T.ClipAction(), num_envs=3)
+    oracle = wrappers.ClipAction(wrappers.RescaleAction(single(space), -1, 1))
     actions = np.float32([[-3], [0.5], [3]])
     np.testing.assert_allclose(arrived(env, actions), [oracle.env.action(oracle.action(a)) for a in actions])
 
 
 @pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
-def test_an_action_transform_leaves_the_agents_action_as_it_chose_it(transform):
-    env = scripted(spaces.Box(-1, 1, (2,)), transform())
+def test_action_transforms_do_not_change_the_agents_action(transform):
+    env = acting(spaces.Box(-1, 1, (2,)), transform())
     action = torch.tensor([[-2.5, 0.5], [0.0, 3.0]])
     transition, _ = env.step(env.reset().set("action", action))
     assert transition["action"].tolist() == action.tolist() == [[-2.5, 0.5], [0, 3]]
 
 
 @pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
-def test_an_action_transform_keeps_the_envs_space_as_it_was(transform):
+def test_action_transforms_do_not_change_the_envs_space(transform):
     space = spaces.Box(-1, 1, (2,))
-    env = scripted(space, transform())
+    env = acting(space, transform())
     arrived(env, np.float32([[9, 9], [9, 9]]))
     assert env.env.single_action_space == spaces.Box(-1, 1, (2,))
 
 
 @pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
-def test_an_action_transform_leaves_observations_and_rewards_as_they_are(transform):
+def test_action_transforms_do_not_change_observations_rewards_and_flags(transform):
     space = spaces.Box(-1, 1, (2,))
-    ours, _ = tw.rollout(scripted(space, transform()), None, 7)
-    plain, _ = tw.rollout(scripted(space), None, 7)
+    ours, _ = tw.rollout(acting(space, transform()), None, 7)
+    plain, _ = tw.rollout(acting(space), None, 7)
     for key in ("observation", "reward", "terminated", "truncated"):
         assert torch.equal(ours["next", key], plain["next", key])
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 5)])
-def test_an_action_transform_outside_its_env_takes_any_batch_size_and_leaves_its_input(batch):
+def test_action_transforms_standalone_take_any_batch_size_and_keep_their_input(batch):
     transform = T.ClipAction()
-    scripted(spaces.Box(-1, 1, (3,)), transform)
+    acting(spaces.Box(-1, 1, (3,)), transform)
     td = TensorDict({"action": torch.full((*batch, 3), 5.0)}, batch)
     assert torch.equal(transform(td)["action"], torch.ones(*batch, 3))
     assert torch.equal(td["action"], torch.full((*batch, 3), 5.0))
 
 
-def test_action_transforms_learn_nothing():
-    assert scripted(spaces.Box(-1, 1, (2,)), T.RescaleAction(-3, 3), T.ClipAction()).state_dict() == {}
+def test_action_transforms_state_dict_is_empty():
+    assert acting(spaces.Box(-1, 1, (2,)), T.RescaleAction(-3, 3), T.ClipAction()).state_dict() == {}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_action_transforms_learn_nothing():
         ((np.zeros(2), np.ones(3)), ValueError, "RescaleAction needs "),
     ],
 )
-def test_rescale_action_refuses_wrong_arguments(bounds, error, match):
+def test_rescale_action_wrong_arguments_raise(bounds, error, match):
     with pytest.raises(error, match=match):
         T.RescaleAction(*bounds)
 
@@ -205,14 +206,14 @@ def test_rescale_action_refuses_wrong_arguments(bounds, error, match):
         (spaces.Box(np.float32([0, 1]), np.float32([1, 1])), T.RescaleAction(-1, 1), ValueError, "RescaleAction needs .* Box"),
     ],
 )
-def test_an_action_transform_refuses_an_unfit_space(space, transform, error, match):
+def test_action_transforms_wrong_spaces_raise(space, transform, error, match):
     with pytest.raises(error, match=match):
-        scripted(space, transform)
+        acting(space, transform)
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2), ()])
-def test_clip_action_refuses_an_action_of_another_shape_or_dtype_before_anything_changed(shape):
-    env = scripted(spaces.Box(-1, 1, (2,)), T.ClipAction())
+def test_clip_action_of_a_wrong_shape_raises_before_anything_changed(shape):
+    env = acting(spaces.Box(-1, 1, (2,)), T.ClipAction())
     td = env.reset()
     with pytest.raises((TypeError, ValueError), match=r"ScriptedEnv|TransformedEnv"):
         env.step(td.set("action", torch.zeros(2, *shape)))
@@ -221,16 +222,16 @@ def test_clip_action_refuses_an_action_of_another_shape_or_dtype_before_anything
 
 def test_transform_action_equals_gymnasiums():
     space, wider = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-9, 9, (3,), np.float32)
-    env = scripted(space, T.TransformAction(lambda action: action / 9, wider), num_envs=16)
-    oracle = wrappers.TransformAction(Bare(space), lambda action: action / 9, wider)
+    env = acting(space, T.TransformAction(lambda action: action / 9, wider), num_envs=16)
+    oracle = wrappers.TransformAction(single(space), lambda action: action / 9, wider)
     assert env.single_action_space == oracle.action_space
     actions = random_actions(wider)
     np.testing.assert_array_equal(arrived(env, actions), np.stack([oracle.action(action) for action in actions]))
 
 
-def test_transform_action_makes_a_finite_set_of_continuous_actions():
+def test_transform_action_maps_discrete_to_continuous_actions():
     moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
-    env = scripted(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: moves[action], spaces.Discrete(4)), num_envs=3)
+    env = acting(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: moves[action], spaces.Discrete(4)), num_envs=3)
     assert arrived(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
 
 
@@ -240,18 +241,18 @@ def test_transform_action_makes_a_finite_set_of_continuous_actions():
         (lambda: T.TransformAction(3), TypeError, "TransformAction needs a callable func, but got 3"),
         (lambda: T.TransformAction(abs, 3), TypeError, "TransformAction needs a gymnasium Space as action_space, but got 3"),
         (
-            lambda: scripted(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action[:, :1])),
+            lambda: acting(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action[:, :1])),
             ValueError,
-            r"TransformAction needs func to give actions of shape \(2, 2\)",
+            r"TransformAction needs func to return actions of shape \(2, 2\)",
         ),
         (
-            lambda: scripted(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action.double())),
+            lambda: acting(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action.double())),
             TypeError,
-            "TransformAction needs func to give actions of dtype torch.float32",
+            "TransformAction needs func to return actions of dtype torch.float32",
         ),
     ],
 )
-def test_transform_action_refuses_what_does_not_fit(build, error, match):
+def test_transform_action_wrong_arguments_and_functions_raise(build, error, match):
     with pytest.raises(error, match=match):
         build()
 
@@ -263,12 +264,12 @@ class Recording(T.StickyAction):
     def action(self, action):
         key = self.stream.key()
         count = self.longest - self.shortest + 1
-        self.drawn = random.uniform(key), random.integers(key.part(1), count) + self.shortest
+        self.drawn = random.uniform(key), random.integers(key.fold_in(1), count) + self.shortest
         return super().action(action)
 
 
 class Replayed:
-    # Draws for Gymnasium what ours drew.
+    # A NumPy generator for Gymnasium that returns the numbers that our transform has drawn.
     def uniform(self):
         return self.drawn[0]
 
@@ -277,13 +278,13 @@ class Replayed:
         return self.drawn[1]
 
 
-@pytest.mark.parametrize("duration", [1, 3, (1, 4), (2, 2)])
-@pytest.mark.parametrize("probability", [0, 0.25, 0.9])
+@pytest.mark.parametrize("duration", quick([1, 3, (1, 4), (2, 2)], 1, (1, 4)))
+@pytest.mark.parametrize("probability", quick([0, 0.25, 0.9], 0.25))
 @pytest.mark.parametrize("lengths", [(1,), (7, 3, 1), None])
-def test_sticky_action_is_gymnasiums_for_the_same_draws(probability, duration, lengths):
+def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duration, lengths):
     sticky = Recording(probability, duration)
-    env = tw.TransformedEnv(ScriptedEnv(5, action_space=spaces.Discrete(1000), episode_lengths=lengths), sticky)
-    oracles = [wrappers.StickyAction(Bare(spaces.Discrete(1000)), probability, duration) for _ in range(5)]
+    env = scripted(sticky, num_envs=5, action_space=spaces.Discrete(1000), episode_lengths=lengths)
+    oracles = [wrappers.StickyAction(single(spaces.Discrete(1000)), probability, duration) for _ in range(5)]
     for oracle in oracles:
         oracle.unwrapped._np_random = Replayed()
     td, repeated = env.reset(seed=0), 0
@@ -300,9 +301,9 @@ def test_sticky_action_is_gymnasiums_for_the_same_draws(probability, duration, l
     assert (repeated > 0) == (probability > 0 and lengths != (1,))
 
 
-def test_every_part_of_a_dict_action_sticks_together():
+def test_sticky_action_of_a_dict_repeats_all_parts_together():
     space = spaces.Dict(a=spaces.Discrete(1000), b=spaces.Tuple([spaces.Box(-1, 1, (2,))]))
-    env = tw.TransformedEnv(ScriptedEnv(50, action_space=space, episode_lengths=None), T.StickyAction(0.5))
+    env = scripted(T.StickyAction(0.5), num_envs=50, action_space=space, episode_lengths=None)
     td = env.reset(seed=0)
     before = env.sample_action()
     _, td = env.step(td.set("action", before.clone()))
@@ -325,6 +326,6 @@ def test_every_part_of_a_dict_action_sticks_together():
         ((0.5, (1, 2, 3)), ValueError, r"repeat_action_duration as one number or two, but got \(1, 2, 3\)"),
     ],
 )
-def test_sticky_action_refuses_wrong_arguments(arguments, error, match):
+def test_sticky_action_wrong_arguments_raise(arguments, error, match):
     with pytest.raises(error, match=match):
         T.StickyAction(*arguments)

@@ -1,3 +1,5 @@
+"""PassiveEnvChecker on envs with one error each."""
+
 from __future__ import annotations
 
 import functools
@@ -6,6 +8,7 @@ import pytest
 import torch
 from catalogue import DICT
 from gymnasium import spaces
+from oracles import scripted, step
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -13,19 +16,19 @@ from torchwrap.testing import ScriptedEnv
 
 
 class Wrong(ScriptedEnv):
-    """Writes something wrong into env 1 at step 3, or at its second reset."""
+    """Writes a wrong value into env 1 at step 3, or at its second reset."""
 
     def __init__(self, key, value, when="step", **arguments):
         super().__init__(3, episode_lengths=4, **arguments)
         self.key, self.value, self.when, self.resets = key, value, when, 0
 
-    def _step(self, td):
-        td = super()._step(td)
+    def _step(self, action):
+        td = super()._step(action)
         if self.when == "step" and self.elapsed[1] == 3:
             td[self.key][1] = self.value
         return td
 
-    def _reset(self, mask):
+    def _reset(self, mask, options=None):
         td = super()._reset(mask)
         self.resets += 1
         if self.when == "reset" and self.resets == 2:
@@ -58,40 +61,39 @@ CASES = [
 
 
 @pytest.mark.parametrize(("key", "value", "when", "arguments", "words"), CASES)
-def test_what_is_wrong_is_found_where_it_happens(key, value, when, arguments, words):
+def test_checker_wrong_observations_and_rewards_raise_in_the_step_they_occur(key, value, when, arguments, words):
     env = tw.TransformedEnv(Wrong(key, value, when, **arguments), T.PassiveEnvChecker())
     td = env.reset(seed=0)
-    for _ in range(2 if when == "step" else 3):
-        _, td = env.step(td.set("action", env.sample_action()))
+    _, td = step(env, td, 2 if when == "step" else 3)
     with pytest.raises(ValueError, match=f"PassiveEnvChecker needs {words}"):
-        env.step(td.set("action", env.sample_action()))
+        step(env, td)
 
 
 @pytest.mark.parametrize("value", [torch.nan, 1.5, -torch.inf])
-def test_actions_are_checked_on_their_way_in(value):
-    env = tw.TransformedEnv(ScriptedEnv(2), T.PassiveEnvChecker())
+def test_checker_wrong_actions_raise(value):
+    env = scripted(T.PassiveEnvChecker(), num_envs=2)
     td = env.reset()
     action = torch.zeros(2, 6)
     action[1, 3] = value
     with pytest.raises(ValueError, match=r"PassiveEnvChecker needs actions in Box\(-1.0, 1.0, .*, but got .* in env 1"):
         env.step(td.set("action", action))
-    clipped = tw.TransformedEnv(ScriptedEnv(2), T.PassiveEnvChecker(), T.ClipAction())
+    clipped = scripted(T.PassiveEnvChecker(), T.ClipAction(), num_envs=2)
     clipped.step(clipped.reset().set("action", action.nan_to_num()))
 
 
-def test_a_transform_that_breaks_its_word_is_found_by_a_checker_above_it():
-    env = tw.TransformedEnv(ScriptedEnv(2), T.ClipObservation(-5, 5), T.TransformObservation(torch.log), T.PassiveEnvChecker())
+def test_checker_over_a_transform_outside_its_space_raises():
+    env = scripted(T.ClipObservation(-5, 5), T.TransformObservation(torch.log), T.PassiveEnvChecker())
     with pytest.raises(ValueError, match=r"PassiveEnvChecker needs observations in .*, but got -inf in env 0"):
         env.reset(seed=0)
 
 
 @pytest.mark.parametrize("make", [functools.partial(tw.make, "CartPole-v1"), functools.partial(tw.make, "Pendulum-v1")])
-def test_real_envs_pass(make):
+def test_checker_over_native_envs_passes(make):
     env = tw.TransformedEnv(make(4), T.PassiveEnvChecker())
     tw.rollout(env, None, 60)
 
 
-def test_a_graph_of_it_is_refused_by_name():
-    env = tw.TransformedEnv(ScriptedEnv(2), T.PassiveEnvChecker())
-    with pytest.raises(ValueError, match=r"looks at on the host, but got PassiveEnvChecker\.action"):
+def test_checker_compiled_raises():
+    env = scripted(T.PassiveEnvChecker(), num_envs=2)
+    with pytest.raises(ValueError, match=r"not read on the host, but got PassiveEnvChecker\.action"):
         tw.compile(env)

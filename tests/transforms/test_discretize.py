@@ -1,11 +1,12 @@
+"""DiscretizeObservation and DiscretizeAction against Gymnasium's wrappers."""
+
 from __future__ import annotations
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from chance import Chance, assert_agree, make
 from gymnasium import spaces, wrappers
+from oracles import RandomEnv, assert_agrees, make
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -18,22 +19,17 @@ POINT = spaces.Box(-3, 5, (), np.float32)
 CASES = [(LINE, 10), (PLANE, 10), (PLANE, (3, 7)), (BLOCK, 2), (BLOCK, (1, 2, 3, 4)), (POINT, 5), (PLANE, 1)]
 
 
-class Bare(gymnasium.Env):
-    def __init__(self, action_space):
-        self.action_space, self.observation_space = action_space, spaces.Discrete(1)
-
-
 @pytest.mark.parametrize("multidiscrete", [False, True])
 @pytest.mark.parametrize(("space", "bins"), CASES, ids=str)
 def test_discretize_observation_equals_gymnasiums(space, bins, multidiscrete):
-    oracles = [wrappers.DiscretizeObservation(Chance(space), bins, multidiscrete) for _ in range(3)]
-    assert_agree(make(space, T.DiscretizeObservation(bins, multidiscrete)), oracles)
+    oracles = [wrappers.DiscretizeObservation(RandomEnv(space), bins, multidiscrete) for _ in range(3)]
+    assert_agrees(make(space, T.DiscretizeObservation(bins, multidiscrete)), oracles)
 
 
 @pytest.mark.parametrize(("space", "bins"), CASES, ids=str)
 def test_discretize_observation_equals_gymnasiums_at_every_edge_and_beyond(space, bins):
-    oracle = wrappers.DiscretizeObservation(Chance(space), bins, True)
-    transform = make(space, T.DiscretizeObservation(bins, True)).transform
+    oracle = wrappers.DiscretizeObservation(RandomEnv(space), bins, True)
+    transform = make(space, T.DiscretizeObservation(bins, True)).transforms[0]
     low, high = space.low.ravel(), space.high.ravel()
     for axis, count in enumerate(oracle.bins):
         for edge in np.linspace(low[axis], high[axis], count + 1).astype(space.dtype):
@@ -46,9 +42,9 @@ def test_discretize_observation_equals_gymnasiums_at_every_edge_and_beyond(space
 
 @pytest.mark.parametrize("multidiscrete", [False, True])
 @pytest.mark.parametrize(("space", "bins"), CASES, ids=str)
-def test_revert_observation_gives_gymnasiums_edges(space, bins, multidiscrete):
-    oracle = wrappers.DiscretizeObservation(Chance(space), bins, multidiscrete)
-    transform = make(space, T.DiscretizeObservation(bins, multidiscrete)).transform
+def test_discretize_observation_revert_equals_gymnasiums_edges(space, bins, multidiscrete):
+    oracle = wrappers.DiscretizeObservation(RandomEnv(space), bins, multidiscrete)
+    transform = make(space, T.DiscretizeObservation(bins, multidiscrete)).transforms[0]
     values = np.stack([oracle.observation_space.sample() for _ in range(20)])
     for ours, theirs in zip(
         transform.revert_observation(torch.from_numpy(values)),
@@ -60,29 +56,29 @@ def test_revert_observation_gives_gymnasiums_edges(space, bins, multidiscrete):
 
 @pytest.mark.parametrize("multidiscrete", [False, True])
 @pytest.mark.parametrize(("space", "bins"), CASES, ids=str)
-def test_discretize_action_equals_gymnasiums_both_ways(space, bins, multidiscrete):
-    oracle = wrappers.DiscretizeAction(Bare(space), bins, multidiscrete)
+def test_discretize_action_and_its_revert_equal_gymnasiums(space, bins, multidiscrete):
+    oracle = wrappers.DiscretizeAction(RandomEnv(LINE, action_space=space), bins, multidiscrete)
     actions = np.stack([oracle.action_space.sample() for _ in range(30)])
     env = tw.TransformedEnv(ScriptedEnv(30, (1,), action_space=space), T.DiscretizeAction(bins, multidiscrete))
     assert env.single_action_space == oracle.action_space
     transition, _ = env.step(env.reset().set("action", torch.from_numpy(actions)))
-    done = transition["next", "info", "action"].numpy()
+    arrived = transition["next", "info", "action"].numpy()
     expected = [oracle.action(int(action) if action.ndim == 0 else action) for action in actions]
-    np.testing.assert_array_equal(done, np.stack(expected))
+    np.testing.assert_array_equal(arrived, np.stack(expected))
     points = np.random.default_rng(0).uniform(-2, 6, (40, *space.shape)).astype(space.dtype)
-    reverted = env.transform.revert_action(torch.from_numpy(points)).numpy()
+    reverted = env.transforms[0].revert_action(torch.from_numpy(points)).numpy()
     np.testing.assert_array_equal(reverted, np.stack([oracle.revert_action(point) for point in points]))
 
 
 @pytest.mark.parametrize("bins", [np.array(3), np.array([3]), [3], np.int8(3)], ids=repr)
-def test_bins_come_as_numbers_and_arrays_too(bins):
+def test_discretize_bins_as_numbers_and_arrays_are_accepted(bins):
     for transform, space in ((T.DiscretizeObservation, "observation_space"), (T.DiscretizeAction, "action_space")):
         env = tw.TransformedEnv(ScriptedEnv(2, **{space: spaces.Box(0, 1, (1,))}), transform(bins))
         assert getattr(env, f"single_{space}") == spaces.Discrete(3)
 
 
 @pytest.mark.parametrize(("bins", "fits"), [((2**15, 2**16), True), ((2**15, 2**16 + 1), False)])
-def test_as_many_bins_of_actions_as_can_be_drawn_and_more_with_numbers_of_their_own(bins, fits):
+def test_discretize_action_more_bins_than_can_be_sampled_raise_unless_multidiscrete(bins, fits):
     space = spaces.Box(0, 1, (2,))
     if fits:
         env = tw.TransformedEnv(ScriptedEnv(2, action_space=space), T.DiscretizeAction(bins))
@@ -118,6 +114,6 @@ def test_as_many_bins_of_actions_as_can_be_drawn_and_more_with_numbers_of_their_
         (lambda: make(LINE, T.DiscretizeAction(3)), TypeError, "DiscretizeAction needs a Box action space"),
     ],
 )
-def test_wrong_arguments_and_spaces_are_refused_by_name(build, error, match):
+def test_discretize_wrong_arguments_and_spaces_raise(build, error, match):
     with pytest.raises(error, match=match):
         build()

@@ -1,13 +1,16 @@
+"""Image transforms against Gymnasium's wrappers and OpenCV."""
+
 from __future__ import annotations
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from chance import Chance, assert_agree, make
 from gymnasium import spaces, wrappers
+from oracles import RandomEnv, assert_agrees, make, quick
 from tensordict import TensorDict
 
+import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
 
@@ -17,9 +20,9 @@ def images(*shape):
 
 
 def resized(frames, shape):
-    """Ours, of a batch of frames."""
+    """A batch of frames, resized by the transform."""
     env = make(images(*frames.shape[1:]), T.ResizeObservation(shape))
-    return env.transform.observation(torch.from_numpy(frames)).numpy()
+    return env.transforms[0].observation(torch.from_numpy(frames)).numpy()
 
 
 def noise(*shape):
@@ -29,17 +32,17 @@ def noise(*shape):
 @pytest.mark.parametrize("keep_dim", [False, True])
 def test_grayscale_observation_equals_gymnasiums(keep_dim):
     space = images(6, 5, 3)
-    oracles = [wrappers.GrayscaleObservation(Chance(space), keep_dim) for _ in range(3)]
-    assert_agree(make(space, T.GrayscaleObservation(keep_dim)), oracles)
+    oracles = [wrappers.GrayscaleObservation(RandomEnv(space), keep_dim) for _ in range(3)]
+    assert_agrees(make(space, T.GrayscaleObservation(keep_dim)), oracles)
 
 
-def test_grayscale_observation_equals_gymnasiums_for_every_gray_and_a_million_colours():
+def test_grayscale_observation_of_every_gray_and_a_million_colours_equals_gymnasiums():
     grays = np.arange(256, dtype=np.uint8)[:, None].repeat(3, 1)
     colours = np.concatenate([grays, noise(1_000_000, 3)])[:, None]
-    oracle = wrappers.GrayscaleObservation(Chance(images(len(colours), 1, 3)))
+    oracle = wrappers.GrayscaleObservation(RandomEnv(images(len(colours), 1, 3)))
     given = T.GrayscaleObservation().observation(torch.from_numpy(colours))
     np.testing.assert_array_equal(given.numpy(), oracle.observation(colours))
-    assert (given[:256, 0].numpy() != grays[:, 0]).sum() == 8  # Gymnasium cuts off what float64 does not quite reach
+    assert (given[:256, 0].numpy() != grays[:, 0]).sum() == 8  # Gymnasium truncates sums just below an integer
 
 
 SIZES = [
@@ -64,9 +67,9 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize("channels", quick([(), (1,), (3,)], (), (3,)), ids=str)
 @pytest.mark.parametrize(("before", "after"), SIZES, ids=str)
-def test_resize_observation_equals_opencvs_inter_area_in_every_bit(before, after, channels):
+def test_resize_observation_equals_opencvs_inter_area_bit_for_bit(before, after, channels):
     frames = noise(4, *before, *channels)
     frames[0], frames[1] = 255, np.linspace(0, 255, frames[1].size).reshape(frames[1].shape)
     oracle = [cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA).reshape(*after, *channels) for frame in frames]
@@ -77,13 +80,13 @@ def test_resize_observation_equals_opencvs_inter_area_in_every_bit(before, after
 @pytest.mark.parametrize("shape", [(4, 3), (6, 5), (3, 4)])
 def test_resize_observation_equals_gymnasiums_in_episodes_and_spaces(shape, channels):
     space = images(12, 8, *channels)
-    oracles = [wrappers.ResizeObservation(Chance(space), shape) for _ in range(3)]
-    assert_agree(make(space, T.ResizeObservation(shape)), oracles)
+    oracles = [wrappers.ResizeObservation(RandomEnv(space), shape) for _ in range(3)]
+    assert_agrees(make(space, T.ResizeObservation(shape)), oracles)
 
 
-def test_images_outside_an_env_take_any_batch_size():
+def test_image_transforms_standalone_take_any_batch_size():
     frames = torch.from_numpy(noise(2, 3, 12, 8, 3))
-    resize = make(images(12, 8, 3), T.ResizeObservation((5, 5))).transform
+    resize = make(images(12, 8, 3), T.ResizeObservation((5, 5))).transforms[0]
     torch.testing.assert_close(resize.observation(frames)[1, 2], resize.observation(frames[1, 2:])[0], rtol=0, atol=0)
     assert T.GrayscaleObservation(keep_dim=True).observation(frames).shape == (2, 3, 12, 8, 1)
 
@@ -91,12 +94,13 @@ def test_images_outside_an_env_take_any_batch_size():
 @pytest.mark.parametrize(
     "make_transform", [T.GrayscaleObservation, lambda: T.ResizeObservation((5, 5))], ids=["gray", "small"]
 )
-def test_a_reset_computes_only_images_of_envs_that_begin_anew(make_transform):
-    transform, frames = make(images(12, 8, 3), make_transform()).transform, torch.from_numpy(noise(3, 12, 8, 3))
-    mask, expected = torch.tensor([False, True, False]), transform.observation(frames)
+def test_image_transforms_masked_reset_computes_only_the_rows_of_the_mask(make_transform):
+    transform, frames = make(images(12, 8, 3), make_transform()).transforms[0], torch.from_numpy(noise(3, 12, 8, 3))
+    mask, expected = tw.RowMask(torch.tensor([False, True, False])), transform.observation(frames)
     given = transform.reset(TensorDict({"observation": frames}, [3]), mask)["observation"]
     assert given.dtype == torch.uint8 and torch.equal(given[1], expected[1]) and not given[[0, 2]].any()
-    assert transform.reset(TensorDict({"observation": frames}, [3]), ~mask & mask)["observation"].shape == expected.shape
+    none = tw.RowMask(torch.zeros(3, dtype=torch.bool))
+    assert transform.reset(TensorDict({"observation": frames}, [3]), none)["observation"].shape == expected.shape
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_a_reset_computes_only_images_of_envs_that_begin_anew(make_transform):
         ),
     ],
 )
-def test_wrong_arguments_and_spaces_are_refused_by_name(build, error, match):
+def test_image_transforms_wrong_arguments_and_spaces_raise(build, error, match):
     with pytest.raises(error, match=match):
         build()
 
@@ -154,24 +158,22 @@ def test_wrong_arguments_and_spaces_are_refused_by_name(build, error, match):
 
 
 class Replayed:
-    # Draws for Gymnasium, for env 0, what ours drew.
-    def __init__(self, key, grayscale, number, shape):
-        counts = torch.tensor([76, 149, 29]) if grayscale else 255
-        self.noise = random.integers(key.part(1), counts, shape)[0].numpy()
-        self.where = random.uniform(key, shape[:2])[0].numpy()
-        self.centers = random.integers(key, shape[0] * shape[1], (number,))[0].numpy()
+    # A NumPy generator for Gymnasium that returns the numbers that our transform draws for env 0.
+    def __init__(self, key, grayscale):
+        self.key, self.grayscale = key, grayscale
 
     def integers(self, low, high, size, dtype=None):
-        if dtype is None:
-            return self.centers
-        assert self.noise.max() < np.max(high)
-        return self.noise.astype(dtype)
+        if dtype is None:  # centers of squares
+            return random.integers(self.key, high, (size,))[0].numpy()
+        noise = random.integers(self.key.fold_in(1), torch.tensor([76, 149, 29]) if self.grayscale else 255, size)[0].numpy()
+        assert noise.max() < np.max(high)
+        return noise.astype(dtype)
 
     def random(self, shape):
-        return self.where
+        return random.uniform(self.key, shape)[0].numpy()
 
 
-class Picture(Chance):
+class Picture(RandomEnv):
     render_mode = "rgb_array"
 
     def render(self):
@@ -190,15 +192,15 @@ class Picture(Chance):
         ("ObstructView", (0.9, 7)),
     ],
 )
-def test_noise_is_gymnasiums_for_the_same_draws(kind, arguments, grayscale):
+def test_noise_equals_gymnasiums_for_the_same_draws(kind, arguments, grayscale):
     shape = (30, 21, 3)
     env = make(images(*shape), getattr(T, kind)(*arguments, grayscale), num_envs=4)
     env.reset(seed=3)
-    key, frames = env.transform.stream.key(), torch.from_numpy(noise(4, *shape))
-    given = env.transform.observation(frames)
+    key, frames = env.transforms[0].stream.key(), torch.from_numpy(noise(4, *shape))
+    given = env.transforms[0].observation(frames)
     theirs = Picture(images(*shape))
     theirs.picture = frames[0].numpy()
-    theirs._np_random = Replayed(key, grayscale, getattr(env.transform, "number", 0), shape)
+    theirs._np_random = Replayed(key, grayscale)
     oracle = getattr(wrappers, kind)(theirs, *arguments, grayscale)
     np.testing.assert_array_equal(given[0].numpy(), oracle.render())
     changed = (given != frames).any(-1).float().mean().item()
@@ -206,14 +208,14 @@ def test_noise_is_gymnasiums_for_the_same_draws(kind, arguments, grayscale):
     assert (given[0] != given[1]).any() or arguments[0] == 0
 
 
-def test_noise_is_new_at_every_step_and_in_every_episode():
+def test_noise_differs_at_every_step_and_in_every_episode():
     env = make(images(20, 20), T.AddWhiteNoise(0.5), num_envs=2)
-    td, seen = env.reset(seed=3), []
+    td, noisy = env.reset(seed=3), []
     zeros = torch.zeros(2, 20, 20, dtype=torch.uint8)
     for _ in range(12):
-        seen.append(env.transform.observation(zeros))
+        noisy.append(env.transforms[0].observation(zeros))
         _, td = env.step(td.set("action", env.sample_action()))
-    assert all((one != two).any() for place, one in enumerate(seen) for two in seen[:place])
+    assert all((one != two).any() for index, one in enumerate(noisy) for two in noisy[:index])
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,6 @@ def test_noise_is_new_at_every_step_and_in_every_episode():
         (lambda: make(spaces.Discrete(3), T.ObstructView(0.5, 2)), TypeError, r"ObstructView needs images as Box\(0, 255"),
     ],
 )
-def test_noise_refuses_wrong_arguments_and_spaces(build, error, match):
+def test_noise_wrong_arguments_and_spaces_raise(build, error, match):
     with pytest.raises(error, match=match):
         build()

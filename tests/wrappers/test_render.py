@@ -1,3 +1,5 @@
+"""Wrappers that render, against Gymnasium's wrappers and the files and windows that they produce."""
+
 from __future__ import annotations
 
 import sys
@@ -10,23 +12,22 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.utils.save_video import capped_cubic_video_schedule
+from oracles import step
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
-from torchwrap.interop.gymnasium import from_gymnasium
 from torchwrap.testing import ScriptedEnv
-from torchwrap.wrappers.render import capped_cubic, tiled
+from torchwrap.wrappers.render import tiled
+from torchwrap.wrappers.video import capped_cubic
 
 
 def make(num_envs=2, **arguments):
     return tw.make("CartPole-v1", num_envs, render_mode="rgb_array", **{"max_episode_steps": 5, **arguments})
 
 
-def push(env, td, times=1):
-    for _ in range(times):
-        transition, td = env.step(td.set("action", torch.zeros(env.num_envs, dtype=torch.int64)))
-    return transition, td
+def push(env, td, num_steps=1):
+    return step(env, td, num_steps, action=torch.zeros(env.num_envs, dtype=torch.int64))
 
 
 def draw(observation):
@@ -35,7 +36,7 @@ def draw(observation):
     return theirs.render()
 
 
-def test_a_native_env_draws_what_gymnasium_draws():
+def test_render_of_a_native_env_equals_gymnasiums():
     env = make(3)
     _, td = push(env, env.reset(seed=1), 3)
     for frame, state in zip(env.render(), td["observation"], strict=True):
@@ -46,21 +47,21 @@ def test_a_native_env_draws_what_gymnasium_draws():
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])
-def test_pictures_as_observations_are_those_of_the_true_successor(backend):
+def test_add_render_observation_pixels_show_the_true_successor(backend):
     env = W.AddRenderObservation(make(backend=backend), render_only=False)
     assert env.single_observation_space["pixels"] == gymnasium.spaces.Box(0, 255, (400, 600, 3), np.uint8)
     td = env.reset(seed=1)
-    for step in range(6):
-        transition, td = push(env, td)
-        assert transition["next", "done"].all() == (step == 4)
-        for observation in (transition["next", "observation"], td["observation"]):
+    for number in range(1, 7):
+        successor, td = push(env, td)
+        assert successor["done"].all() == (number == 5)
+        for observation in (successor["observation"], td["observation"]):
             for pixels, state in zip(observation["pixels"], observation["state"], strict=True):
-                # Gymnasium draws its float64 state, which may fall on another pixel than what it hands out in float32.
+                # Gymnasium renders its float64 state, which may fall on another pixel than the float32 observation.
                 assert (np.abs(pixels.numpy().astype(int) - draw(state)) > 0).mean() < 1e-3
     env.close()
 
 
-def test_pictures_alone_beside_a_dict_and_through_image_transforms():
+def test_add_render_observation_composes_with_dicts_and_image_transforms():
     env = tw.TransformedEnv(
         W.AddRenderObservation(make()), T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)
     )
@@ -79,7 +80,7 @@ def test_pictures_alone_beside_a_dict_and_through_image_transforms():
     assert set(env.reset()["observation"].keys()) == {"picture", "obs", "time"}
 
 
-def test_a_collection_is_of_an_episode_and_can_be_had_when_it_ended():
+def test_render_collection_of_a_finished_episode_equals_gymnasiums():
     env = W.RenderCollection(make(backend="gymnasium"))
     assert env.render_mode == "rgb_array_list"
     theirs = wrappers.RenderCollection(gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=5))
@@ -96,7 +97,7 @@ def test_a_collection_is_of_an_episode_and_can_be_had_when_it_ended():
     env.close()
 
 
-def test_a_collection_may_be_kept():
+def test_render_collection_without_popping_and_cleaning_keeps_all_frames():
     env = W.RenderCollection(make(), pop_frames=False, reset_clean=False)
     push(env, env.reset(seed=1), 5)
     assert [len(frames) for frames in env.render()] == [7, 7] and [len(frames) for frames in env.render([1])] == [7]
@@ -106,25 +107,25 @@ def frames_of(path, fps=50):
     video, frames = cv2.VideoCapture(str(path)), []
     assert video.get(cv2.CAP_PROP_FPS) == fps
     while (read := video.read())[0]:
-        frames.append(read[1][..., ::-1])  # blue comes first
+        frames.append(read[1][..., ::-1])  # OpenCV reads BGR
     return np.stack(frames)
 
 
-def test_videos_are_of_whole_episodes_from_first_to_final_observation(tmp_path):
+def test_record_video_of_episodes_shows_initial_to_final_observation(tmp_path):
     env = W.RecordVideo(make(3), tmp_path, episode_trigger=lambda episode: episode % 2 == 0, envs=[1])
     _, td = push(env, env.reset(seed=2), 4)
     final, td = push(env, td)
-    assert final["next", "done"].all()
+    assert final["done"].all()
     push(env, td, 12)
     env.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rl-video-episode-0.mp4", "rl-video-episode-2.mp4"]
     video = frames_of(tmp_path / "rl-video-episode-0.mp4")
     assert video.shape == (6, 400, 600, 3)
-    wanted, other = draw(final["next", "observation"][1]), draw(td["observation"][1])
+    wanted, other = draw(final["observation"][1]), draw(td["observation"][1])
     assert np.abs(video[-1].astype(int) - wanted).mean() < np.abs(video[-1].astype(int) - other).mean()
 
 
-def test_videos_of_some_length_begin_at_a_step_and_show_several_envs(tmp_path):
+def test_record_video_of_a_length_starts_at_a_step_and_tiles_several_envs(tmp_path):
     env = W.RecordVideo(
         make(3),
         tmp_path / "deep" / "er",
@@ -140,7 +141,7 @@ def test_videos_of_some_length_begin_at_a_step_and_show_several_envs(tmp_path):
     assert path.name == "a-step-3.mp4" and frames_of(path, fps=10).shape == (4, 800, 1200, 3)
 
 
-def test_a_video_cut_short_is_whole_when_the_env_is_closed(tmp_path):
+def test_record_video_env_closed_in_mid_episode_leaves_a_complete_file(tmp_path):
     env = W.RecordVideo(make(), tmp_path)
     push(env, env.reset(seed=2), 2)
     assert [path.name for path in tmp_path.iterdir()] == [".rl-video-episode-0.mp4"]
@@ -148,18 +149,18 @@ def test_a_video_cut_short_is_whole_when_the_env_is_closed(tmp_path):
     assert frames_of(tmp_path / "rl-video-episode-0.mp4").shape[0] == 3
 
 
-def test_the_schedule_is_gymnasiums():
+def test_record_video_default_schedule_equals_gymnasiums():
     assert all(capped_cubic(episode) == capped_cubic_video_schedule(episode) for episode in range(5000))
 
 
 @pytest.mark.parametrize(("number", "shape"), [(1, (2, 3)), (2, (2, 6)), (3, (4, 6)), (4, (4, 6)), (5, (4, 9)), (9, (6, 9))])
-def test_tiles_stand_in_rows(number, shape):
-    picture = tiled([np.full((2, 3, 3), place + 1, np.uint8) for place in range(number)])
+def test_tiled_frames_are_in_row_major_order(number, shape):
+    picture = tiled([np.full((2, 3, 3), index + 1, np.uint8) for index in range(number)])
     assert picture.shape == (*shape, 3)
     assert picture[::2, ::3, 0].flatten().tolist() == [*range(1, number + 1), *[0] * (picture[::2, ::3, 0].size - number)]
 
 
-def test_a_window_shows_the_env(monkeypatch):
+def test_human_rendering_window_shows_the_envs(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     env = W.HumanRendering(make(2), screen_size=(600, 200), envs=[0, 1])
     _, td = push(env, env.reset(seed=0), 2)
@@ -171,10 +172,10 @@ def test_a_window_shows_the_env(monkeypatch):
     assert pygame.display.get_surface() is None
 
 
-@pytest.mark.parametrize("name", ["imageio", "pygame"])
-def test_a_library_that_is_missing_is_named(monkeypatch, tmp_path, name):
+@pytest.mark.parametrize(("name", "module"), [("imageio", "video"), ("pygame", "window")])
+def test_media_wrappers_without_their_library_raise_with_its_name(monkeypatch, tmp_path, name, module):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, f"torchwrap.interop.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, f"torchwrap._media.{module}", raising=False)
     with pytest.raises(ImportError, match=name):
         W.RecordVideo(make(), tmp_path) if name == "imageio" else W.HumanRendering(make())
 
@@ -183,7 +184,7 @@ def same_step():
     vector_env = gymnasium.make_vec(
         "CartPole-v1", 1, vectorization_mode="sync", render_mode="rgb_array", vector_kwargs={"autoreset_mode": "SameStep"}
     )
-    return from_gymnasium(vector_env)
+    return tw.from_gymnasium(vector_env)
 
 
 @pytest.mark.parametrize(
@@ -204,23 +205,23 @@ def same_step():
         (
             lambda: W.AddRenderObservation(same_step()),
             ValueError,
-            "DISABLED, which shows how an episode ended, but got one in SAME_STEP",
+            "DISABLED, but got SAME_STEP, in which final frames cannot be rendered",
         ),
         (lambda: W.AddRenderObservation(make(), 1), TypeError, "render_only as a bool, but got 1"),
-        (lambda: W.AddRenderObservation(make(), False, "state"), ValueError, "render_key that is free, but got 'state'"),
-        (lambda: W.AddRenderObservation(make(), False, 3), TypeError, "render_key as text, but got 3"),
+        (lambda: W.AddRenderObservation(make(), False, "state"), ValueError, "unused render_key, but got 'state'"),
+        (lambda: W.AddRenderObservation(make(), False, 3), TypeError, "render_key as a string, but got 3"),
         (lambda: W.RenderCollection(make(), "no"), TypeError, "pop_frames as a bool, but got 'no'"),
         (lambda: W.RenderCollection(make(), True, None), TypeError, "reset_clean as a bool, but got None"),
-        (lambda: W.RecordVideo(make(), 3), TypeError, "video_folder and name_prefix as text, but got 3"),
+        (lambda: W.RecordVideo(make(), 3), TypeError, "video_folder and name_prefix as strings, but got 3"),
         (lambda: W.RecordVideo(make(), "x", 7), TypeError, "episode_trigger as a function of a number, but got 7"),
         (lambda: W.RecordVideo(make(), "x", None, "y"), TypeError, "step_trigger as a function of a number, but got 'y'"),
         (lambda: W.RecordVideo(make(), "x", video_length=-1), ValueError, "video_length of at least 0, but got -1"),
         (lambda: W.RecordVideo(make(), "x", fps=0), ValueError, "fps of at least 1, but got 0"),
-        (lambda: W.RecordVideo(make(), "x", envs=[2]), ValueError, r"envs among the 2 there are, but got \[2\]"),
-        (lambda: W.RecordVideo(make(), "x", envs=[]), ValueError, r"envs among the 2 there are, but got \[\]"),
+        (lambda: W.RecordVideo(make(), "x", envs=[2]), ValueError, r"envs as at least one index below 2, but got \[2\]"),
+        (lambda: W.RecordVideo(make(), "x", envs=[]), ValueError, r"envs as at least one index below 2, but got \[\]"),
         (lambda: W.HumanRendering(make(), 600), TypeError, r"screen_size as \(width, height\), but got 600"),
         (lambda: W.HumanRendering(make(), (600, 0)), ValueError, "screen_size of at least 1, but got 0"),
-        (lambda: W.HumanRendering(make(), envs=[5]), ValueError, r"envs among the 2 there are, but got \[5\]"),
+        (lambda: W.HumanRendering(make(), envs=[5]), ValueError, r"envs as at least one index below 2, but got \[5\]"),
         (lambda: tw.make("CartPole-v1").render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),
         (
             lambda: tw.make("CartPole-v1", backend="gymnasium").render(),
@@ -232,6 +233,6 @@ def same_step():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_arguments_are_refused(build, error, words):
+def test_render_wrappers_wrong_arguments_raise(build, error, words):
     with pytest.raises(error, match=words):
         build()

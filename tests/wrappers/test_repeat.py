@@ -1,3 +1,5 @@
+"""RepeatAction and MaxAndSkipObservation against Gymnasium's wrappers."""
+
 from __future__ import annotations
 
 import functools
@@ -9,19 +11,19 @@ import pytest
 import torch
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from oracles import quick
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
 from torchwrap.envs.cartpole import CartPole
-from torchwrap.interop.gymnasium import from_gymnasium
 from torchwrap.testing import ScriptedEnv
 
 gymnasium.register_envs(ale_py)
 
 
 class Counting(gymnasium.Env):
-    """Observes (env, episode, steps) scaled, the first column falling, so that a maximum is seen; lengths by episode."""
+    """Observes (-steps, steps), so that a maximum differs from the last frame. Episodes take the lengths in turn."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -56,13 +58,13 @@ class Counting(gymnasium.Env):
 
 
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
-@pytest.mark.parametrize("repeats", [1, 2, 4])
+@pytest.mark.parametrize("repeats", quick([1, 2, 4], 4))
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("lengths", [[(1,), (2,), (7,)], [(5,), (5,), (5,)], [(8,), (4,), (100,)]], ids=str)
-def test_repeat_action_is_gymnasiums_in_each_env(lengths, mode, repeats, ending):
-    # Every episode of an env is as long as the others: an episode that is begun only to be thrown away changes nothing.
+def test_repeat_action_equals_gymnasiums_in_each_env(lengths, mode, repeats, ending):
+    # All episodes of an env have one length, because a SAME_STEP env may start an episode that is then discarded.
     vector_env = SyncVectorEnv([functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode)
-    env = W.RepeatAction(from_gymnasium(vector_env), repeats)
+    env = W.RepeatAction(tw.from_gymnasium(vector_env), repeats)
     theirs = [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths]
     compare(env, theirs, 12)
 
@@ -75,20 +77,21 @@ def compare(env, theirs, num_steps, action=0):
         steps = [one.step(action) for one in theirs]
         following = transition["next"]
         np.testing.assert_array_equal(following["observation"].numpy(), np.stack([step[0] for step in steps]))
-        for place, key in ((1, "reward"), (2, "terminated"), (3, "truncated")):
-            assert following[key].flatten().tolist() == [step[place] for step in steps], key
+        for index, key in ((1, "reward"), (2, "terminated"), (3, "truncated")):
+            assert following[key].flatten().tolist() == [step[index] for step in steps], key
         first = [one.reset()[0] if step[2] or step[3] else step[0] for one, step in zip(theirs, steps, strict=True)]
         np.testing.assert_array_equal(td["observation"].numpy(), np.stack(first))
 
 
-def test_max_and_skip_is_gymnasiums_where_no_episode_ends_in_between():
+def test_max_and_skip_without_early_endings_equals_gymnasiums():
     lengths = [(4,), (8,), (100,)]
     vector_env = SyncVectorEnv([functools.partial(Counting, one, "both") for one in lengths], autoreset_mode="Disabled")
     theirs = [wrappers.MaxAndSkipObservation(Counting(one, "both"), 4) for one in lengths]
-    compare(W.MaxAndSkipObservation(from_gymnasium(vector_env), 4), theirs, 9)
+    compare(W.MaxAndSkipObservation(tw.from_gymnasium(vector_env), 4), theirs, 9)
 
 
-def test_max_and_skip_is_gymnasiums_on_atari():
+@pytest.mark.full
+def test_max_and_skip_on_atari_equals_gymnasiums():
     arguments = {"frameskip": 1, "repeat_action_probability": 0.0, "max_episode_steps": 24}
     env = W.MaxAndSkipObservation(tw.make("ALE/Pong-v5", 2, backend="gymnasium", **arguments), 4)
     theirs = [wrappers.MaxAndSkipObservation(gymnasium.make("ALE/Pong-v5", **arguments), 4) for _ in range(2)]
@@ -97,7 +100,7 @@ def test_max_and_skip_is_gymnasiums_on_atari():
 
 
 @pytest.mark.parametrize("name", ["eager", "compiled"])
-def test_the_last_two_observations_of_an_episode_by_hand(name):
+def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
     # Episodes of 1, 2, 3 and 5 steps, skip 3: observations (-steps, steps) of the last two steps.
     class Falling(ScriptedEnv):
         def _observation_now(self):
@@ -105,8 +108,8 @@ def test_the_last_two_observations_of_an_episode_by_hand(name):
             return torch.stack([-steps, steps], 1)
 
     class Each(Falling):
-        def _step(self, td):
-            td = super()._step(td)
+        def _step(self, action):
+            td = super()._step(action)
             over = self.elapsed >= torch.tensor([1, 2, 3, 5])
             return td.set("terminated", over.unsqueeze(1)).set("truncated", torch.zeros(4, 1, dtype=torch.bool))
 
@@ -124,7 +127,7 @@ def test_the_last_two_observations_of_an_episode_by_hand(name):
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 4])
-def test_action_repeat_of_a_functional_env_is_the_wrapper(repeats):
+def test_repeat_action_equals_action_repeat_of_a_functional_env(repeats):
     inside = tw.FunctionalEnv(CartPole(), 6, max_episode_steps=9, action_repeat=repeats)
     around = W.RepeatAction(tw.FunctionalEnv(CartPole(), 6, max_episode_steps=9), repeats)
     actions = [torch.randint(2, (6,), generator=torch.Generator().manual_seed(step)) for step in range(40)]
@@ -137,7 +140,7 @@ def test_action_repeat_of_a_functional_env_is_the_wrapper(repeats):
         assert one[0]["next", "reward"].max() <= repeats
 
 
-def test_the_limit_counts_every_repeat_and_stops_in_the_middle_of_one():
+def test_repeat_action_time_limit_counts_every_repeat_and_stops_within_one():
     env = W.RepeatAction(ScriptedLimit(), 4)
     td, rewards = env.reset(seed=0), []
     for _ in range(3):
@@ -154,7 +157,7 @@ def ScriptedLimit():
     return tw.FunctionalEnv(Still(), 1, max_episode_steps=10)
 
 
-def test_what_remembers_goes_on_top():
+def test_repeat_action_over_transforms_raises():
     env = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
     with pytest.raises(ValueError, match="RepeatAction needs an env without transforms, but got <RecordEpisodeStatistics"):
         W.RepeatAction(env, 2)
@@ -179,6 +182,6 @@ def test_what_remembers_goes_on_top():
         ),
     ],
 )
-def test_wrong_arguments_are_refused(make, error, words):
+def test_repeat_wrappers_wrong_arguments_raise(make, error, words):
     with pytest.raises(error, match=words):
         make()

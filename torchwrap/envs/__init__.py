@@ -1,1 +1,1 @@
-"""Native envs, one a file; `torchwrap.make` finds them by id."""
+"""Native envs, one per file. `torchwrap.make` finds them by id."""

@@ -12,28 +12,37 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import AcrobotEnv
 from torch import Tensor
 
-from torchwrap import arguments
+from torchwrap._core import validation
 from torchwrap.envs.classic import ClassicControl, State
 from torchwrap.random import Key
 
 
 class Acrobot(ClassicControl):
-    """Two links that hang from a joint, with a torque of -1, 0 or 1 between them; the episode ends a link's length above it.
+    """Two links that hang from a joint, with a torque of -1, 0 or 1 between them.
+
+    The reward is -1 per step, and 0 when the free end rises one link length above the joint, which ends the episode.
 
     Args:
-        book_or_nips: whose equations: the book's, or the paper's.
-        torque_noise_max: adds uniform noise up to this to each torque.
-        dtype: of the state; float64 follows Gymnasium's own to the last bits in each step, and to 1e-12 over 200 of random
-            actions; later, and sooner in fast spins, a chaotic system makes the last bits large.
+        book_or_nips: the source of the equations: "book" (Sutton and Barto) or "nips" (Sutton 1996).
+        torque_noise_max: adds uniform noise in [-torque_noise_max, torque_noise_max) to each torque, in newton metres.
+        dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding, and 200 steps of random
+            actions up to 1e-12. The system is chaotic, so rounding errors grow in longer episodes, and faster in fast spins.
 
-    Shape: observations `(num_envs, 6)` float32 (cos and sin of each angle, then the velocities; radians, seconds), actions
-    `(num_envs,)` int64. The reset options `low` and `high` bound all four components of the first state.
+    Raises:
+        TypeError, ValueError: for an invalid argument.
+
+    Shape: observations `(num_envs, 6)` float32 (cos and sin of each angle, then the angular velocities in radians per second),
+    actions `(num_envs,)` int64. The reset options `low` and `high` bound all four components of the initial state.
+
+    >>> import torchwrap as tw
+    >>> tw.make("Acrobot-v1", num_envs=2, book_or_nips="nips")
+    <Acrobot-v1(num_envs=2, device=cpu)>
     """
 
     gravity, tau, max_speed_1, max_speed_2 = 9.8, 0.2, 4 * math.pi, 9 * math.pi
     mass, length, centre, inertia = 1.0, 1.0, 0.5, 1.0  # of each link
 
-    painter, fields = AcrobotEnv, ("theta_1", "theta_2", "theta_1_dot", "theta_2_dot")
+    renderer, fields = AcrobotEnv, ("theta_1", "theta_2", "theta_1_dot", "theta_2_dot")
     action_space = spaces.Discrete(3)
 
     def __init__(
@@ -49,7 +58,7 @@ class Acrobot(ClassicControl):
         self.observation_space = spaces.Box(-high, high)
         self.book_or_nips = book_or_nips
         needed = "a finite torque_noise_max of at least 0"
-        self.torque_noise_max = arguments.number(
+        self.torque_noise_max = validation.number(
             "Acrobot", "torque_noise_max", torque_noise_max, 0, sys.float_info.max, needed
         )
 
@@ -61,12 +70,12 @@ class Acrobot(ClassicControl):
         if self.torque_noise_max > 0:
             torque = torque + self.between(-self.torque_noise_max, self.torque_noise_max, rng)
         y, tau = torch.stack([state[field] for field in self.fields]), self.tau
-        k1 = self._slope(y, torque)  # Runge and Kutta's classical step
+        k1 = self._slope(y, torque)  # the classical Runge-Kutta method
         k2 = self._slope(y + tau / 2 * k1, torque)
         k3 = self._slope(y + tau / 2 * k2, torque)
         k4 = self._slope(y + tau * k3, torque)
         angles, speeds = (y + tau / 6 * (k1 + 2 * k2 + 2 * k3 + k4)).split(2)
-        turns = torch.ceil((angles.abs() - math.pi) / (2 * math.pi))  # -0 or 0 up to pi, pi itself included
+        turns = torch.ceil((angles.abs() - math.pi) / (2 * math.pi))  # 0 or -0 for angles in [-pi, pi]
         angles = angles - torch.copysign(turns, angles) * (2 * math.pi)
         limits = (self.max_speed_1, self.max_speed_2)
         speeds = [speed.clamp(-limit, limit) for speed, limit in zip(speeds.unbind(), limits, strict=True)]

@@ -16,20 +16,26 @@ from torchwrap.random import Key
 
 
 class CartPole(ClassicControl):
-    """A pole on a cart, pushed left (0) or right (1); the episode ends when it leaves +-12 degrees or +-2.4 metres.
+    """A pole on a cart, which is pushed left (0) or right (1).
+
+    The episode ends when the pole leaves +-12 degrees or the cart leaves +-2.4 metres. The reward is 1 per step.
 
     Args:
-        sutton_barto_reward: 0 a step and -1 at the end, instead of 1 a step.
-        dtype: of the state; float64 follows Gymnasium's own to the last bit or so.
+        sutton_barto_reward: instead rewards each step with 0, and the last step of an episode with -1.
+        dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding.
 
-    Shape: observations `(num_envs, 4)` float32 (x, x_dot, theta, theta_dot; metres, radians, seconds), actions
-    `(num_envs,)` int64. The reset options `low` and `high` bound all four components of the first state.
+    Shape: observations `(num_envs, 4)` float32 (x, x_dot, theta, theta_dot, in metres, radians and seconds), actions
+    `(num_envs,)` int64. The reset options `low` and `high` bound all four components of the initial state.
+
+    >>> import torchwrap as tw
+    >>> tw.make("CartPole-v1", num_envs=2, sutton_barto_reward=True)
+    <CartPole-v1(num_envs=2, device=cpu)>
     """
 
     gravity, cart_mass, pole_mass, half_length, force, tau = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
     x_limit, theta_limit = 2.4, 12 * 2 * math.pi / 360
 
-    painter, fields = CartPoleEnv, ("x", "x_dot", "theta", "theta_dot")
+    renderer, fields = CartPoleEnv, ("x", "x_dot", "theta", "theta_dot")
     action_space = spaces.Discrete(2)
 
     def __init__(self, sutton_barto_reward: bool = False, dtype: torch.dtype = torch.float32) -> None:
@@ -50,7 +56,7 @@ class CartPole(ClassicControl):
         inertia = self.half_length * (4.0 / 3.0 - self.pole_mass * torch.square(cos) / total_mass)
         theta_acc = (self.gravity * sin - cos * temp) / inertia
         x_acc = temp - pole_moment * theta_acc * cos / total_mass
-        return {  # explicit Euler: positions move with the old velocities
+        return {  # explicit Euler: the positions move with the old velocities
             "x": x + self.tau * x_dot,
             "x_dot": x_dot + self.tau * x_acc,
             "theta": theta + self.tau * theta_dot,

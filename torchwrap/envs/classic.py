@@ -1,4 +1,4 @@
-"""What the envs of classic control have in common: how they begin, and pictures, which Gymnasium's own envs draw."""
+"""ClassicControl: the base of the native classic-control envs, rendered by Gymnasium's own."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ State = dict[str, Tensor]
 
 
 class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
-    """A world of Gymnasium's classic control. Its state is a number a field, and its observation the same in float32.
+    """Base of the functions of Gymnasium's classic-control envs.
 
-    A subclass names Gymnasium's env, the `painter`, and the `fields` of the state in the order that this one has them.
+    Each field of the state is a scalar per env. The observation stacks the fields, as float32. A subclass sets `renderer`,
+    Gymnasium's class of the same env, and `fields`, in the order of that env's `state`.
 
     Args:
-        dtype: of the state.
+        dtype: of the state: torch.float32 or torch.float64.
+
+    Raises:
+        ValueError: for any other dtype.
     """
 
     broadcasts = True
-    painter: ClassVar[Any]
+    renderer: ClassVar[Any]
     fields: ClassVar[tuple[str, ...]]
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -34,10 +38,14 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{type(self).__name__} needs a dtype of torch.float32 or torch.float64, but got {dtype!r}.")
         self.dtype = dtype
-        self.metadata = {**self.painter.metadata, "render_modes": ["rgb_array"]}
+        self.metadata = {**self.renderer.metadata, "render_modes": ["rgb_array"]}
 
     def between(self, low: float, high: float, rng: Key, shape: tuple[int, ...] = ()) -> Tensor:
-        """Uniform numbers for a first state, between two reset options."""
+        """Draws uniform numbers in [low, high), `(*key_shape, *shape)`, for an initial state.
+
+        Raises:
+            ValueError: unless `low` and `high`, which are reset options, are finite and `low <= high`.
+        """
         if not 0 <= high - low < math.inf:
             needed = f"{type(self).__name__} needs finite reset options with low <= high"
             raise ValueError(f"{needed}, but got low={low} and high={high}.")
@@ -47,9 +55,9 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
         return torch.stack([state[field] for field in self.fields], -1).to(torch.float32)
 
     def render_init(self, params: Any = None, **kwargs: Any) -> Any:
-        painter = self.painter(render_mode="rgb_array")
-        painter.reset(seed=0)  # Pendulum's last torque, an arrow, is of no state: it is not drawn
-        return painter
+        renderer = self.renderer(render_mode="rgb_array")
+        renderer.reset(seed=0)  # Pendulum's arrow shows the last torque, which is not part of the state, so none is drawn
+        return renderer
 
     def render_image(self, state: State, render_state: Any, params: Any = None) -> tuple[Any, Any]:
         render_state.state = np.array([float(state[field]) for field in self.fields])

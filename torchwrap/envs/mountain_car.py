@@ -10,26 +10,35 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import MountainCarEnv
 from torch import Tensor
 
-from torchwrap import arguments
+from torchwrap._core import validation
 from torchwrap.envs.classic import ClassicControl, State
 from torchwrap.random import Key
 
 
 class MountainCar(ClassicControl):
-    """A weak car in a valley, pushed left (0), not at all (1) or right (2); the episode ends up on the right hill.
+    """A weak car in a valley, which is pushed left (0), not at all (1) or right (2).
+
+    The episode ends on top of the right hill. The reward is -1 per step.
 
     Args:
-        goal_velocity: which the car needs there at least.
-        dtype: of the state; float64 follows Gymnasium's own to the last bits.
+        goal_velocity: minimum velocity at the goal.
+        dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding.
+
+    Raises:
+        TypeError, ValueError: for an invalid argument.
 
     Shape: observations `(num_envs, 2)` float32 (position, velocity), actions `(num_envs,)` int64. The reset options `low`
-    and `high` bound the first position; the first velocity is 0.
+    and `high` bound the initial position; the initial velocity is 0.
+
+    >>> import torchwrap as tw
+    >>> tw.make("MountainCar-v0", num_envs=2, goal_velocity=0.01)
+    <MountainCar-v0(num_envs=2, device=cpu)>
     """
 
     force, gravity, max_speed, goal_position = 0.001, 0.0025, 0.07, 0.5
     min_position, max_position = -1.2, 0.6
 
-    painter: ClassVar[Any] = MountainCarEnv
+    renderer: ClassVar[Any] = MountainCarEnv
     fields = ("position", "velocity")
     action_space: spaces.Space[Any] = spaces.Discrete(3)
 
@@ -38,7 +47,7 @@ class MountainCar(ClassicControl):
         low = np.array([self.min_position, -self.max_speed], np.float32)
         high = np.array([self.max_position, self.max_speed], np.float32)
         self.observation_space = spaces.Box(low, high)
-        self.goal_velocity = arguments.number(type(self).__name__, "goal_velocity", goal_velocity)
+        self.goal_velocity = validation.number(type(self).__name__, "goal_velocity", goal_velocity)
 
     def initial(self, rng: Key, params: Any = None, low: float = -0.6, high: float = -0.4) -> State:
         position = self.between(low, high, rng)
@@ -46,12 +55,12 @@ class MountainCar(ClassicControl):
 
     def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
         push = (action - 1).to(self.dtype) * self.force
-        return self._roll(state, push - self.gravity * torch.cos(3 * state["position"]))
+        return self._integrate(state, push - self.gravity * torch.cos(3 * state["position"]))
 
-    def _roll(self, state: State, acceleration: Tensor) -> State:
+    def _integrate(self, state: State, acceleration: Tensor) -> State:
         velocity = (state["velocity"] + acceleration).clamp(-self.max_speed, self.max_speed)
         position = (state["position"] + velocity).clamp(self.min_position, self.max_position)
-        stopped = (position <= self.min_position) & (velocity < 0)  # by the wall on the left
+        stopped = (position <= self.min_position) & (velocity < 0)  # at the left wall
         return {"position": position, "velocity": velocity.masked_fill(stopped, 0)}
 
     def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:

@@ -11,33 +11,43 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import PendulumEnv
 from torch import Tensor
 
-from torchwrap import arguments
+from torchwrap._core import validation
 from torchwrap.envs.classic import ClassicControl, State
 from torchwrap.random import Key
 
 
 class Pendulum(ClassicControl):
-    """A pendulum that a weak torque has to swing up and hold upright, where theta is 0; no episode ends by itself.
+    """A pendulum that a weak torque has to swing up and hold upright, where theta is 0. Episodes never terminate.
+
+    The reward is -(theta^2 + 0.1 theta_dot^2 + 0.001 torque^2), with theta in [-pi, pi).
 
     Args:
-        g: acceleration of gravity.
-        dtype: of the state; float64 follows Gymnasium's own to the last bits, the torque being of float32 there too.
+        g: gravitational acceleration, in metres per second squared.
+        dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding; the torque is float32 there
+            as well.
 
-    Shape: observations `(num_envs, 3)` float32 (cos and sin of theta, theta_dot; radians, seconds), actions `(num_envs, 1)`
-    float32, the torque, which is clipped to +-2. The reset options `x_init` and `y_init` bound theta and theta_dot of the
-    first state, on either side of 0.
+    Raises:
+        TypeError, ValueError: for an invalid argument.
+
+    Shape: observations `(num_envs, 3)` float32 (cos and sin of theta, theta_dot, in radians and seconds), actions
+    `(num_envs, 1)` float32, the torque in newton metres, which is clipped to [-2, 2]. The reset options `x_init` and `y_init`
+    bound the absolute values of theta and theta_dot in the initial state.
+
+    >>> import torchwrap as tw
+    >>> tw.make("Pendulum-v1", num_envs=2, g=9.81)
+    <Pendulum-v1(num_envs=2, device=cpu)>
     """
 
     mass, length, tau, max_speed, max_torque = 1.0, 1.0, 0.05, 8.0, 2.0
 
-    painter, fields = PendulumEnv, ("theta", "theta_dot")
+    renderer, fields = PendulumEnv, ("theta", "theta_dot")
     action_space = spaces.Box(-max_torque, max_torque, (1,), np.float32)
 
     def __init__(self, g: float = 10.0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(dtype)
         high = np.array([1.0, 1.0, self.max_speed], np.float32)
         self.observation_space = spaces.Box(-high, high)
-        self.g = arguments.number("Pendulum", "g", g)
+        self.g = validation.number("Pendulum", "g", g)
 
     def initial(self, rng: Key, params: Any = None, x_init: float = math.pi, y_init: float = 1.0) -> State:
         if not (0 <= x_init < math.inf and 0 <= y_init < math.inf):
@@ -48,17 +58,22 @@ class Pendulum(ClassicControl):
 
     def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
         theta, theta_dot = state["theta"], state["theta_dot"]
-        fall = 3 * self.g / (2 * self.length) * torch.sin(theta)
-        theta_dot = theta_dot + (fall + 3 / (self.mass * self.length**2) * self._torque(action)) * self.tau
+        gravity = 3 * self.g / (2 * self.length) * torch.sin(theta)
+        theta_dot = theta_dot + (gravity + 3 / (self.mass * self.length**2) * self._torque(action)) * self.tau
         theta_dot = theta_dot.clamp(-self.max_speed, self.max_speed)
-        return {"theta": theta + self.tau * theta_dot, "theta_dot": theta_dot}  # moves with the new velocity
+        return {
+            "theta": theta + self.tau * theta_dot,
+            "theta_dot": theta_dot,
+        }  # semi-implicit Euler: the angle moves with the new velocity
 
     def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
         theta = state["theta"]
         return torch.stack([torch.cos(theta), torch.sin(theta), state["theta_dot"]], -1).to(torch.float32)
 
     def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
-        angle = torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi  # of the state that the action met
+        angle = (
+            torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi
+        )  # of the state before the action, in [-pi, pi)
         squares = torch.square(angle) + 0.1 * torch.square(state["theta_dot"])
         return -(squares + 0.001 * torch.square(self._torque(action)))
 

@@ -1,1 +1,1 @@
-"""Other libraries, one a file, imported only when its file is."""
+"""Adapters for other libraries, one file per library, which is imported only with that file."""

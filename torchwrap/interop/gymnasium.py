@@ -1,4 +1,4 @@
-"""Gymnasium in: any `gymnasium.vector.VectorEnv` as a torchwrap env."""
+"""GymnasiumEnv: any `gymnasium.vector.VectorEnv` as a torchwrap env."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, spaces
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
 
@@ -30,18 +32,22 @@ def from_gymnasium(
     info_keys: InfoKeys = (),
     first_index: int = 0,
 ) -> GymnasiumEnv:
-    """A Gymnasium vector env as a torchwrap env: the same transitions on tensors, whatever its autoreset mode.
+    """Wraps a Gymnasium vector env as a torchwrap env. The transitions are the same in both autoreset modes.
 
     Args:
-        vector_env: in `AutoresetMode.DISABLED` (best) or `SAME_STEP`. It belongs to the result from here on.
-        device: where tensors go.
-        info_keys: what of `info` to pass on under `("next", "info", name)`: names of numbers, which become `(num_envs, 1)`
-            float32, or a mapping from names to spaces. Where an env's info lacks one, it is zero; but a bare name has to turn
-            up by the end of the first episode, or it is taken for a slip.
+        vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`. The result owns it from now on.
+        device: of all tensors.
+        info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
+            `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
+            list must appear by the end of the first episode; otherwise it is taken for a typo.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
 
+    Returns:
+        The env. Its `close()` closes `vector_env`.
+
     Raises:
-        ValueError: where the vector env resets in the step after an episode's last (`NEXT_STEP`).
+        TypeError: if `vector_env` is no vector env, or `info_keys` is a string.
+        ValueError: for a vector env in `AutoresetMode.NEXT_STEP`. Its step after the end of an episode is no transition.
 
     >>> import gymnasium
     >>> mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
@@ -64,18 +70,25 @@ def make(
     vector_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """What `torchwrap.make(..., backend="gymnasium")` gives: a vector env that never resets by itself, and copies once."""
-    ours = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+    """Makes a Gymnasium env for `torchwrap.make(..., backend="gymnasium")`, whose arguments these are.
+
+    The vector env does not auto-reset and does not copy its observations, because the conversion to tensors copies them.
+    """
+    overrides = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     vector_env = gymnasium.make_vec(
-        id, num_envs, vectorization_mode=vectorization_mode, vector_kwargs={**(vector_kwargs or {}), **ours}, **kwargs
+        id, num_envs, vectorization_mode=vectorization_mode, vector_kwargs={**(vector_kwargs or {}), **overrides}, **kwargs
     )
     return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index, spec=spec)
 
 
 class GymnasiumEnv(Env):
-    """What `from_gymnasium` gives. Its simulator keeps its own state: there is no snapshot of it."""
+    """A Gymnasium vector env as a torchwrap env; made by `from_gymnasium`.
+
+    The simulator keeps its own state, so the env has no snapshots.
+    """
 
     can_snapshot = False
+    host_stepped = True
 
     def __init__(
         self,
@@ -95,50 +108,51 @@ class GymnasiumEnv(Env):
         if mode not in (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
             raise ValueError(
                 f"from_gymnasium needs a vector env in AutoresetMode.DISABLED or SAME_STEP, but got {mode}: "
-                "its step after an episode's last is no transition. Build it with gymnasium.make_vec(id, num_envs, "
+                "in other modes the step after the end of an episode is no transition. "
+                "Make it with gymnasium.make_vec(id, num_envs, "
                 'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}), '
                 'or with torchwrap.make(id, num_envs, backend="gymnasium").'
             )
         if spec is None and vector_env.spec is not None:
             spec = copy.deepcopy(vector_env.spec)
-            # make_vec leaves a limit of its caller's among the arguments; Gymnasium's -1 is none.
+            # make_vec records an explicit limit among the kwargs; Gymnasium's -1 means no limit.
             limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
             spec.max_episode_steps = None if limit == -1 else limit
         signature = Signature(
             vector_env.num_envs,
             vector_env.single_observation_space,
             vector_env.single_action_space,
-            arguments.device("from_gymnasium", device),
+            validation.device("from_gymnasium", device),
             spec.max_episode_steps if spec is not None else None,
             first_index,
         )
         super().__init__(signature, spec=spec, metadata=vector_env.metadata, render_mode=vector_env.render_mode)
         if isinstance(info_keys, str):
-            raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the text {info_keys!r}.")
+            raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
         self.vector_env = vector_env
         self.same_step = mode is AutoresetMode.SAME_STEP
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
         for space in self.info_spaces.values():
             spaces.dtype(space)
-        self._unseen = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
+        self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
         self._seeds: list[int | None] | None = None  # for the next _reset
-        # A same-step env resets before anybody asks: which rows it has reset, and what was seen last.
-        self._early = np.zeros(self.num_envs, bool)
-        self._latest: Any = None
+        # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
+        self._already_reset = np.zeros(self.num_envs, bool)
+        self._last_observation: Any = None
 
-    def _seed(self, seed: int, mask: Tensor) -> None:
+    def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
-        first = seed + self.signature.first_index
-        self._seeds = [first + row if chosen else None for row, chosen in enumerate(mask.tolist())]
+        first_seed = seed + self.signature.first_index
+        self._seeds = [first_seed + row if selected else None for row, selected in enumerate(mask.numpy())]
 
-    def _step(self, td: TensorDict) -> TensorDict:
-        actions = spaces.to_numpy(self.single_action_space, td["action"])
-        self._latest, reward, terminated, truncated, info = self.vector_env.step(actions)
-        successor = self._to_tensors(self._latest)
+    def _step(self, action: spaces.Value) -> TensorDict:
+        actions = spaces.to_numpy(self.single_action_space, action)
+        self._last_observation, reward, terminated, truncated, info = self.vector_env.step(actions)
+        successor = self._to_tensors(self._last_observation)
         if self.same_step:
-            self._early = terminated | truncated
-            if self._early.any():
-                rows, space = np.flatnonzero(self._early), self.single_observation_space
+            self._already_reset = terminated | truncated
+            if self._already_reset.any():
+                rows, space = np.flatnonzero(self._already_reset), self.single_observation_space
                 empty: Any = create_empty_array(space, len(rows))
                 final = concatenate(space, tuple(info["final_obs"][rows]), empty)
                 successor[torch.as_tensor(rows, device=self.device)] = self._to_tensors(final)
@@ -152,23 +166,26 @@ class GymnasiumEnv(Env):
             result["info"] = self._info(info, terminated | truncated)
         return TensorDict(result, batch_size=[self.num_envs])
 
-    def _reset(self, mask: Tensor, options: dict[str, Any] | None = None) -> TensorDict:
-        wanted = mask.cpu().numpy()
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        rows = mask.numpy()
         seeds, self._seeds = self._seeds, None
-        afresh = seeds is not None or options is not None
-        missing = wanted if afresh else wanted & ~self._early
-        if missing.any():
-            chosen = {} if missing.all() else {"reset_mask": missing}  # a dict of its own: Gymnasium empties it
-            self._latest, _ = self.vector_env.reset(
-                seed=seeds,  # type: ignore[arg-type]  # a list is taken too
-                options={**(options or {}), **chosen} or None,
+        forced = seeds is not None or options is not None
+        to_reset = rows if forced else rows & ~self._already_reset
+        if to_reset.any():
+            mask_option = {} if to_reset.all() else {"reset_mask": to_reset}
+            self._last_observation, _ = self.vector_env.reset(
+                seed=seeds,  # type: ignore[arg-type]  # a list is accepted too
+                options={**(options or {}), **mask_option} or None,  # a new dict, because Gymnasium removes the mask from it
             )
-        self._early = self._early & ~wanted
-        return TensorDict({"observation": self._to_tensors(self._latest)}, batch_size=[self.num_envs])
+        self._already_reset = self._already_reset & ~rows
+        return TensorDict({"observation": self._to_tensors(self._last_observation)}, batch_size=[self.num_envs])
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        pass  # the simulator's reset checks them
 
     def _info(self, info: dict[str, Any], done: Any) -> TensorDict:
-        # Of a row that is reset already, what belongs to the transition is in final_info.
-        sources = ((info, ~self._early), (info.get("final_info", {}), self._early))
+        # In rows that are already reset, the info of the transition is in final_info.
+        sources = ((info, ~self._already_reset), (info.get("final_info", {}), self._already_reset))
         values = {}
         for name, space in self.info_spaces.items():
             shape = space.shape or ()
@@ -177,18 +194,17 @@ class GymnasiumEnv(Env):
                 rows = rows & source.get(f"_{name}", name in source)
                 if not rows.any():
                     continue
-                self._unseen.discard(name)
+                self._unseen_info_keys.discard(name)
                 try:
                     value[rows] = np.asarray(source[name])[rows].reshape(-1, *shape)
                 except (IndexError, TypeError, ValueError):
-                    got = f"{self._name()} needs info {name!r} that fits {space}, but got {source[name]!r}."
-                    raise ValueError(f"{got} Give info_keys its space: {{{name!r}: Box(...)}}.") from None
+                    message = f"{self._name()} needs info {name!r} that fits {space}, but got {source[name]!r}."
+                    raise ValueError(f"{message} Declare its space in info_keys: {{{name!r}: Box(...)}}.") from None
             values[name] = spaces.from_numpy(space, value, self.device)
-        if self._unseen and done.any():
+        if self._unseen_info_keys and done.any():
             known = sorted({key for source, _ in sources for key in source if not key.startswith("_")})
-            raise ValueError(
-                f"{self._name()} needs info_keys that its info has, but got {sorted(self._unseen)} beside {known}."
-            )
+            unknown = sorted(self._unseen_info_keys)
+            raise ValueError(f"{self._name()} needs info_keys that its info contains, but got {unknown}. It contains {known}.")
         return TensorDict(values, batch_size=[self.num_envs])
 
     def _to_tensors(self, observation: Any) -> spaces.Value:

@@ -1,4 +1,4 @@
-"""An env that can be computed by hand."""
+"""ScriptedEnv: an env whose values can be computed by hand."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from gymnasium import spaces as gymnasium_spaces
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, spaces
-from torchwrap.buffer import Buffer
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
 
 
 class ScriptedEnv(Env):
-    """An env whose every value can be computed by hand.
+    """An env whose values can be computed by hand, for tests.
 
-    At step t of an episode (0 at its start), the observation of env i (its global index) has at flat position j the value
-    1000 * i + 10 * j + t, wrapped around into the bounds where the space has any. The reward of step t is t. Episode e of
-    env i is `episode_lengths[(i + e) % len(episode_lengths)]` steps long. `("next", "info", "action")` is the action that
-    arrived.
+    Let i be the global index of the env, e the number of its episode, counted from 0, and t the number of steps taken in it.
+    Element j of the flattened observation is 1000 * i + 10 * j + t, wrapped into the bounds of the space if it has any. The
+    reward of step t is t. The episode ends after `episode_lengths[(i + e) % len(episode_lengths)]` steps. The action that the
+    env received is in `("next", "info", "action")`.
 
     Args:
         num_envs: number of envs.
-        observation_shape: of a float32 observation without bounds.
-        episode_lengths: one length, or several to take in turn; None for episodes that never end.
-        ending: "terminated", "truncated", "both", or "in turn" for each of them in turn, by (i + e) % 3.
-        observation_space: another space than the shape says.
-        action_space: six numbers in [-1, 1] where None.
+        observation_shape: shape of an unbounded float32 observation.
+        episode_lengths: one length, or several to take in turn. None for episodes that never end.
+        ending: "terminated", "truncated", "both", or "in turn" for the three of them in turn, by (i + e) % 3.
+        observation_space: replaces the space given by `observation_shape`, if not None.
+        action_space: None takes Box(-1, 1, (6,)).
         first_index: global index of the first env.
-        device: where it lives.
+        device: device of the env.
 
     >>> env = ScriptedEnv(2, observation_shape=(3,), episode_lengths=(5, 2))
     >>> env.reset()["observation"]
@@ -43,10 +45,11 @@ class ScriptedEnv(Env):
             [1000., 1010., 1020.]])
     """
 
-    lengths: Tensor | None
-    index = Buffer()
-    elapsed = Buffer()
-    episode = Buffer()
+    lengths = ConstantBuffer()
+    offsets = ConstantBuffer()
+    index = EnvBuffer((), torch.int64)
+    elapsed = EnvBuffer((), torch.int64)
+    episode = EnvBuffer((), torch.int64, fill=-1)
 
     def __init__(
         self,
@@ -60,10 +63,10 @@ class ScriptedEnv(Env):
         first_index: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        device = arguments.device("ScriptedEnv", device)
+        device = validation.device("ScriptedEnv", device)
         lengths = list(episode_lengths) if isinstance(episode_lengths, Sequence) else [episode_lengths]
         if episode_lengths is not None:
-            lengths = [arguments.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
+            lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
         if not lengths:
             raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
         if ending not in ("terminated", "truncated", "both", "in turn"):
@@ -77,70 +80,65 @@ class ScriptedEnv(Env):
             metadata={"render_modes": []},
         )
         self.ending = ending
-        for name, value in (
-            ("index", torch.arange(first_index, first_index + num_envs, device=device)),
-            ("elapsed", torch.zeros(num_envs, dtype=torch.int64, device=device)),
-            ("episode", torch.full((num_envs,), -1, device=device)),
-        ):
-            self.register_rows(name, value)
+        self.index.copy_(torch.arange(first_index, first_index + num_envs))
         self.register_buffer(
             "lengths", None if episode_lengths is None else torch.tensor(lengths, device=device), persistent=False
         )
-        # For each leaf: 10 * j, and the bounds to wrap around in.
-        self.bounds: dict[tuple[str, ...], tuple[Any, Any] | None] = {}
-        for path, leaf in spaces.leaves(observation_space):
-            places = 10 * torch.arange(math.prod(leaf.shape or ()), device=device).view(leaf.shape or ())
-            self.register_buffer("_".join(("places", *path)), places, persistent=False)
-            self.bounds[path] = self._bounds(leaf)
+        leaves = dict(spaces.leaves(observation_space))
+        max_size = max(math.prod(leaf.shape or ()) for leaf in leaves.values())
+        self.register_buffer("offsets", 10 * torch.arange(max_size, device=device), persistent=False)
+        self.bounds = {path: self._bounds(leaf) for path, leaf in leaves.items()}
 
     def _bounds(self, leaf: Space[Any]) -> tuple[Any, Any] | None:
+        # The lowest value and the number of values (the width, for floats) of each component; None if it is unbounded.
         if not isinstance(leaf, gymnasium_spaces.Box):
             count, start = spaces.counts(leaf, self.device)
             return start, count
         if not leaf.is_bounded():
             return None
-        whole = np.issubdtype(leaf.dtype, np.integer)
-        low, high = (bound.astype(np.int64 if whole else np.float64) for bound in (leaf.low, leaf.high))
-        width = np.where(high > low, high - low + whole, 1)  # and 1 to stay where low and high are one
+        is_integer = np.issubdtype(leaf.dtype, np.integer)
+        low, high = (bound.astype(np.int64 if is_integer else np.float64) for bound in (leaf.low, leaf.high))
+        width = np.where(high > low, high - low + is_integer, 1)  # not 0, because it is a divisor
         if (low == low.flat[0]).all() and (high == high.flat[0]).all():
             return low.flat[0].item(), width.flat[0].item()
         return torch.as_tensor(low, device=self.device), torch.as_tensor(width, device=self.device)
 
-    def _step(self, td: TensorDict) -> TensorDict:
+    def _step(self, action: spaces.Value) -> TensorDict:
         self.elapsed.add_(1)
         turn = self.index + self.episode
         if self.lengths is None:
             ended = torch.zeros_like(self.elapsed, dtype=torch.bool)
         else:
             ended = self.elapsed >= self.lengths[turn % len(self.lengths)]
-        which = {"terminated": 0, "truncated": 1, "both": 2}.get(self.ending)
-        way = turn % 3 if which is None else torch.full_like(turn, which)
+        fixed = {"terminated": 0, "truncated": 1, "both": 2}.get(self.ending)
+        ending = turn % 3 if fixed is None else torch.full_like(turn, fixed)
         return TensorDict(
             {
                 "observation": self._observation_now(),
                 "reward": self.elapsed.to(torch.float32).unsqueeze(-1),
-                "terminated": (ended & (way != 1)).unsqueeze(-1),
-                "truncated": (ended & (way != 0)).unsqueeze(-1),
-                "info": TensorDict({"action": td["action"].clone()}, batch_size=[self.num_envs]),
+                "terminated": (ended & (ending != 1)).unsqueeze(-1),
+                "truncated": (ended & (ending != 0)).unsqueeze(-1),
+                "info": TensorDict({"action": action.clone()}, batch_size=[self.num_envs]),
             },
             batch_size=[self.num_envs],
         )
 
-    def _reset(self, mask: Tensor) -> TensorDict:
-        self.elapsed.masked_fill_(mask, 0)
-        self.episode.add_(mask)
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        mask.fill_(self.elapsed, 0)
+        self.episode.add_(mask.tensor)
         return TensorDict({"observation": self._observation_now()}, batch_size=[self.num_envs])
 
-    def _seed(self, seed: int, mask: Tensor) -> None:
+    def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
-        self.episode.masked_fill_(mask, -1)
+        mask.fill_(self.episode, -1)
 
     def _observation_now(self) -> spaces.Value:
         base = 1000 * self.index + self.elapsed
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            places = getattr(self, "_".join(("places", *path)))
-            value = base.view(-1, *(1,) * places.dim()) + places
+            shape = leaf.shape or ()
+            offsets = self.offsets[: math.prod(shape)].view(shape)
+            value = base.view(-1, *(1,) * len(shape)) + offsets
             bounds = self.bounds[path]
             return (value if bounds is None else bounds[0] + value % bounds[1]).to(spaces.dtype(leaf))
 

@@ -1,8 +1,8 @@
-"""Transforms: observation, image, history, normalize, rescale, discretize, reward, action, episode, checker."""
+"""Transforms, one file per family."""
 
 from torchwrap.transforms.action import ClipAction, StickyAction, TransformAction
-from torchwrap.transforms.base import ActionTransform, Compose, ObservationTransform, RewardTransform, Transform
 from torchwrap.transforms.checker import PassiveEnvChecker
+from torchwrap.transforms.compose import Compose
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.history import DelayObservation, FrameStackObservation
@@ -18,6 +18,7 @@ from torchwrap.transforms.observation import (
 )
 from torchwrap.transforms.rescale import RescaleAction, RescaleObservation
 from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
+from torchwrap.transforms.transform import ActionTransform, ObservationTransform, RewardTransform, Transform
 
 __all__ = [
     "ActionTransform",

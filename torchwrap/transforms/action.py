@@ -1,4 +1,4 @@
-"""Transforms of actions, from what the agent chose to what the env gets."""
+"""Transforms of actions, on their way from the agent to the env."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, masks, random, spaces
-from torchwrap.buffer import Buffer
+from torchwrap import random, spaces
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.row_mask import RowMask
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.base import ActionTransform, Transform
+from torchwrap.transforms.transform import ActionTransform, Transform
 
 
 class TransformAction(ActionTransform):
-    """Applies a function to the batch of actions, before the env gets them.
+    """Applies a function to the batch of actions before they reach the env.
 
     Args:
-        func: takes actions as `action_space` has them, with `num_envs` in front, and gives new ones as the env needs them.
-        action_space: what one agent's action is; as the env's where None.
+        func: takes a batch of actions `(num_envs, *shape)` of `action_space` (a TensorDict for `Dict` and `Tuple` spaces), and
+            returns new ones of the action space below.
+        action_space: the space of a single agent's action. None keeps the space below.
+
+    Raises:
+        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns actions that do not fit the space.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(-1, 1, (1,))), TransformAction(torch.tanh))
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[0.5]])))
-    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
+    >>> transition["next", "info", "action"]  # the action that the env received
     tensor([[0.4621]])
     """
 
@@ -37,7 +43,7 @@ class TransformAction(ActionTransform):
         if not callable(func):
             raise TypeError(f"TransformAction needs a callable func, but got {func!r}.")
         self.func = func
-        self.action_space = spaces.argument("TransformAction", "action_space", action_space)
+        self.action_space = spaces.optional_space("TransformAction", "action_space", action_space)
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_action_space
@@ -50,99 +56,98 @@ class TransformAction(ActionTransform):
 
 
 class StickyAction(Transform):
-    """Does the last action again, by chance: Machado and others, "Revisiting the Arcade Learning Environment", 2018.
+    """Repeats the previous action at random (sticky actions).
+
+    At each step a series of repeats starts with probability `repeat_action_probability`, unless one is running. The first
+    action of an episode is always the agent's. Source: Machado et al., "Revisiting the Arcade Learning Environment", 2018.
 
     Args:
-        repeat_action_probability: how probable it is that a series of repeats begins, in [0, 1).
-        repeat_action_duration: how many steps a series lasts; a pair of bounds for a number that is drawn.
+        repeat_action_probability: probability that a series starts, in [0, 1).
+        repeat_action_duration: number of steps in a series, or a pair (shortest, longest) from which it is drawn uniformly.
 
-    An episode's first action is always the agent's.
+    Shape: any action space, unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> space = gymnasium.spaces.Box(-1, 1, (1,))
-    >>> env = TransformedEnv(ScriptedEnv(1, action_space=space), StickyAction(0.999, repeat_action_duration=(2, 3)))
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Discrete(9)), StickyAction(0.999, (2, 3)))
     >>> td = env.reset(seed=0)
-    >>> for number in range(3):
-    ...     transition, td = env.step(td.set("action", torch.tensor([[number / 2]])))
-    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
-    tensor([[0.]])
+    >>> for action in range(3):
+    ...     transition, td = env.step(td.set("action", torch.tensor([action])))
+    >>> transition["next", "info", "action"]  # the action that the env received
+    tensor([0])
     """
 
-    acted = Buffer()
-    left = Buffer()
+    has_acted = EnvBuffer((), torch.bool)
+    repeats_left = EnvBuffer((), torch.int64)
 
     def __init__(self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1) -> None:
         super().__init__()
-        self.repeat_action_probability = arguments.probability(
+        self.repeat_action_probability = validation.probability(
             "StickyAction", "repeat_action_probability", repeat_action_probability
         )
         self.repeat_action_duration = repeat_action_duration
         bounds = repeat_action_duration if isinstance(repeat_action_duration, tuple | list) else (repeat_action_duration,) * 2
         if len(bounds) != 2:
             raise ValueError(f"StickyAction needs repeat_action_duration as one number or two, but got {bounds!r}.")
-        name, most = "repeat_action_duration", 2**31  # of that many, random.integers can draw one
-        self.shortest = arguments.integer("StickyAction", name, bounds[0], at_least=1, at_most=most)
-        self.longest = arguments.integer("StickyAction", name, bounds[1], at_least=self.shortest, at_most=most)
+        name, limit = "repeat_action_duration", 2**31  # the largest count that random.integers takes
+        self.shortest = validation.integer("StickyAction", name, bounds[0], at_least=1, at_most=limit)
+        self.longest = validation.integer("StickyAction", name, bounds[1], at_least=self.shortest, at_most=limit)
 
     def setup(self, signature: Signature) -> Signature:
-        n, space = signature.num_envs, signature.single_action_space
-        self.last = {path: f"last_{number}" for number, (path, _) in enumerate(spaces.leaves(space))}
-        zeros = spaces.zeros(space, n, signature.device)
-        for path, name in self.last.items():
-            self.register_rows(name, zeros[path] if path else zeros)
-        for name, dtype in (("acted", torch.bool), ("left", torch.int64)):
-            self.register_rows(name, torch.zeros(n, dtype=dtype, device=signature.device))
+        space = signature.single_action_space
+        self.buffer_names = {path: f"last_action_{number}" for number, (path, _) in enumerate(spaces.leaves(space))}
+        zeros = spaces.zeros(space, signature.num_envs, signature.device)
+        for path, name in self.buffer_names.items():
+            self.register_env_buffer(name, zeros[path] if path else zeros)
         self.stream, signature = signature.stream()
         return signature
 
     def action(self, action: Value) -> Value:
-        key, left = self.stream.key(), self.left
-        begins = self.acted & (left == 0) & (random.uniform(key) < self.repeat_action_probability)
-        left = torch.where(begins, random.integers(key.part(1), self.longest - self.shortest + 1) + self.shortest, left)
-        repeats = left > 0
+        key, repeats_left = self.stream.key(), self.repeats_left
+        starts = self.has_acted & (repeats_left == 0) & (random.uniform(key) < self.repeat_action_probability)
+        duration = random.integers(key.fold_in(1), self.longest - self.shortest + 1) + self.shortest
+        repeats_left = torch.where(starts, duration, repeats_left)
+        repeated = RowMask(repeats_left > 0)
 
-        def latest(path: tuple[str, ...], chosen: Tensor) -> Tensor:
-            last = self.get_buffer(self.last[path])
-            last.copy_(masks.where(repeats, last, chosen))
-            return last.clone()
+        def choose(path: tuple[str, ...], chosen: Tensor) -> Tensor:
+            last_action = self.get_buffer(self.buffer_names[path])
+            last_action.copy_(repeated.where(last_action, chosen))
+            return last_action.clone()
 
-        self.left.copy_((left - 1).clamp(min=0))
-        self.acted.fill_(True)
-        return spaces.apply(latest, action)
+        self.repeats_left.copy_((repeats_left - 1).clamp(min=0))
+        self.has_acted.fill_(True)
+        return spaces.apply(choose, action)
 
-    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        self.acted.masked_fill_(mask, False)
-        self.left.masked_fill_(mask, 0)
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        mask.fill_(self.has_acted, False)
+        mask.fill_(self.repeats_left, 0)
         return td
 
 
 class ClipAction(ActionTransform):
-    """Clips actions to the env's bounds, so that an agent may act without any.
+    """Clips actions to the bounds of the action space, so that a policy may return any real numbers.
 
-    Shape: the action space becomes Box(-inf, inf) of the same shape and dtype.
+    Shape: a Box of floats. The space above has the same shape and dtype, but no bounds.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(-1, 1, (1,))), ClipAction())
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[3.0]])))
-    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
+    >>> transition["next", "info", "action"]  # the action that the env received
     tensor([[1.]])
     """
 
-    low: Any  # a number, or a tensor of the action's shape
-    high: Any
+    low = ConstantBuffer()
+    high = ConstantBuffer()
 
     def setup(self, signature: Signature) -> Signature:
         space = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
-        uniform = all(np.unique(bound).size == 1 for bound in (space.low, space.high))
         for name, bound in (("low", space.low), ("high", space.high)):
-            for held in (self.__dict__, self._buffers):
-                held.pop(name, None)
-            if uniform:
-                setattr(self, name, float(bound.flat[0]))  # one number for all clips several times faster
-            else:
-                self.register_buffer(name, torch.as_tensor(bound, device=signature.device), persistent=False)
+            self.register_buffer(name, torch.as_tensor(bound, device=signature.device), persistent=False)
+        # Equal bounds in all dimensions become two floats, because these clamp several times faster than tensors do.
+        uniform = np.unique(space.low).size == np.unique(space.high).size == 1
+        self.scalar_bounds = (float(space.low.flat[0]), float(space.high.flat[0])) if uniform else None
         unbounded: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
         return signature.replace(single_action_space=unbounded)
 
     def action(self, action: Tensor) -> Tensor:
-        return action.clamp(self.low, self.high)
+        low, high = self.scalar_bounds or (self.low, self.high)
+        return action.clamp(low, high)

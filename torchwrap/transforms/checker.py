@@ -1,4 +1,4 @@
-"""A transform that changes nothing and looks at everything."""
+"""Validation of every value that passes, for debugging."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._core.row_mask import RowMask
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.base import Transform
+from torchwrap.transforms.transform import Transform
 
 
 class PassiveEnvChecker(Transform):
-    """Raises where an action, an observation or a reward is not what the spaces below say, or not finite.
+    """Checks that actions, observations and rewards are finite and lie in the spaces below. It changes nothing.
 
-    It reads all values on the host at every step, which is slow, and no graph can hold it: leave it out of what is compiled.
-    Put it first, to check the env, or further out, to check the transforms below it. `torchwrap.testing.check_env` checks the
-    rest of the contract.
+    It is for debugging: it reads all values on the host at every step, which is slow, and cannot be compiled. Put it first to
+    check the env, or further out to check the transforms below it. `torchwrap.testing.check_env` checks the whole contract.
+
+    Shape: any spaces, unchanged.
 
     Raises:
-        ValueError: at the step or reset where it happens.
+        ValueError: from the step or reset with a wrong value. The message names the value and the env.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2), PassiveEnvChecker())
@@ -43,21 +45,21 @@ class PassiveEnvChecker(Transform):
         _check("rewards", spaces.REWARD, td["reward"])
         return td
 
-    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        _check("observations", self.signature.single_observation_space, td["observation"], mask)
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        _check("observations", self.signature.single_observation_space, td["observation"], mask.tensor)
         return td
 
 
 def _check(what: str, space: Space[Any], value: Value, mask: Tensor | None = None) -> None:
     for path, leaf in spaces.leaves(space):
         part = value[path] if path else value
-        where = f"{what}{list(path) if path else ''} in {leaf}"
+        needed = f"{what}{list(path) if path else ''} in {leaf}"
         if part.dtype != spaces.dtype(leaf) or part.shape[1:] != (leaf.shape or ()):
             got = f"{tuple(part.shape)} {part.dtype}"
-            raise ValueError(f"PassiveEnvChecker needs {where}, but got {got}.")
+            raise ValueError(f"PassiveEnvChecker needs {needed}, but got {got}.")
         wrong = spaces.outside(leaf, part) | ~part.isfinite()
         if mask is not None:
             wrong = wrong & mask.view(-1, *(1,) * (part.dim() - 1))
         if wrong.any():
-            first = wrong.nonzero()[0].tolist()
-            raise ValueError(f"PassiveEnvChecker needs {where}, but got {part[tuple(first)].item()} in env {first[0]}.")
+            index = wrong.nonzero()[0].tolist()
+            raise ValueError(f"PassiveEnvChecker needs {needed}, but got {part[tuple(index)].item()} in env {index[0]}.")

@@ -1,4 +1,4 @@
-"""Boxes cut into bins of equal width."""
+"""Discretization of boxes into bins of equal width."""
 
 from __future__ import annotations
 
@@ -10,78 +10,87 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchwrap import arguments, spaces
-from torchwrap.buffer import Buffer
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature
-from torchwrap.transforms.base import ActionTransform, ObservationTransform
+from torchwrap.transforms.transform import ActionTransform, ObservationTransform
 
 
 class _Bins(nn.Module):
-    """The bins of a box, dimension after dimension: their edges, and one number for all of them, the last one fastest."""
+    """The bins of a box: an index per dimension, or one flat index in row-major order."""
 
-    edges = Buffer()
-    inner = Buffer()
-    centers = Buffer()
-    counts = Buffer()
-    strides = Buffer()
+    edges = ConstantBuffer()
+    upper_edges = ConstantBuffer()
+    centers = ConstantBuffer()
+    counts = ConstantBuffer()
+    strides = ConstantBuffer()
 
     def __init__(
-        self, name: str, box: gymnasium.spaces.Box, bins: int | tuple[int, ...], device: torch.device, most: int = 2**63 - 1
+        self,
+        owner: str,
+        box: gymnasium.spaces.Box,
+        bins: int | tuple[int, ...],
+        device: torch.device,
+        max_total: int = 2**63 - 1,
     ) -> None:
         super().__init__()
         low, high = box.low.ravel(), box.high.ravel()
         with np.errstate(all="ignore"):
             finite = np.isfinite(high * 1.0 - low * 1.0).all()
         if not finite:
-            raise ValueError(f"{name} needs a box with finite bounds and a finite width, but got {box}.")
+            raise ValueError(f"{owner} needs a box with finite bounds and a finite width, but got {box}.")
         counts = (bins,) * low.size if isinstance(bins, int) else bins
         if len(counts) != low.size or not counts:
-            raise ValueError(f"{name} needs bins for each of {low.size} dimensions, but got {bins!r}.")
-        if math.prod(counts) > most:
-            raise ValueError(f"{name} needs at most {most} bins in all, but got {bins!r} in {low.size} dimensions.")
+            raise ValueError(f"{owner} needs bins for each of {low.size} dimensions, but got {bins!r}.")
+        if math.prod(counts) > max_total:
+            raise ValueError(f"{owner} needs at most {max_total} bins in all, but got {bins!r} in {low.size} dimensions.")
         self.shape, self.dtype = box.shape, spaces.dtype(box)
-        # As Gymnasium has them, of the box's own dtype; as far as there are fewer, edges that nothing reaches.
+        # Gymnasium's edges, in the dtype of the box. Dimensions with fewer bins are padded, with edges at infinity.
         lines = [np.linspace(*ends) for ends in zip(low, high, np.add(counts, 1), strict=True)]
-        most = max(counts)
-        edges = [np.pad(line, (0, most + 1 - len(line)), constant_values=np.inf) for line in lines]
-        centers = [np.pad(0.5 * (line[:-1] + line[1:]), (0, most + 1 - len(line))) for line in lines]
+        width = max(counts) + 1
+        edges = [np.pad(line, (0, width - len(line)), constant_values=np.inf) for line in lines]
+        centers = [np.pad(0.5 * (line[:-1] + line[1:]), (0, width - len(line))) for line in lines]
         strides = np.cumprod([1, *counts[:0:-1]])[::-1].copy()
-        for key, value in (("edges", edges), ("centers", centers), ("counts", counts), ("strides", strides)):
-            array = np.array(value, np.float64 if key in ("edges", "centers") else np.int64)
-            self.register_buffer(key, torch.as_tensor(array, device=device), persistent=False)
-        self.register_buffer("inner", self.edges[:, 1:].contiguous(), persistent=False)
+        for name, value in (("edges", edges), ("centers", centers), ("counts", counts), ("strides", strides)):
+            array = np.array(value, np.float64 if name in ("edges", "centers") else np.int64)
+            self.register_buffer(name, torch.as_tensor(array, device=device), persistent=False)
+        self.register_buffer("upper_edges", self.edges[:, 1:].contiguous(), persistent=False)
 
     def space(self, multidiscrete: bool) -> gymnasium.Space[Any]:
         counts = self.counts.tolist()
         return gymnasium.spaces.MultiDiscrete(counts) if multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
 
-    def flat(self, value: Tensor) -> Tensor:
+    def flatten(self, value: Tensor) -> Tensor:
         """Values of the box as float64 `(..., dimensions)`."""
         batch = value.shape[: value.dim() - len(self.shape)]
         return value.double().reshape(*batch, -1)
 
-    def join(self, places: Tensor) -> Tensor:
-        """Places `(..., dimensions)` as one number."""
-        return (places * self.strides).sum(-1)
+    def ravel(self, indices: Tensor) -> Tensor:
+        """Indices `(..., dimensions)` to flat indices `(...)`."""
+        return (indices * self.strides).sum(-1)
 
-    def split(self, number: Tensor) -> Tensor:
-        return number.unsqueeze(-1) // self.strides % self.counts
+    def unravel(self, flat_index: Tensor) -> Tensor:
+        """Flat indices `(...)` to indices `(..., dimensions)`."""
+        return flat_index.unsqueeze(-1) // self.strides % self.counts
 
 
 def _bins(name: str, bins: Any) -> int | tuple[int, ...]:
     if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
-        return tuple([arguments.integer(name, "bins", count, at_least=1) for count in bins])
-    return arguments.integer(name, "bins", bins, at_least=1)
+        return tuple([validation.integer(name, "bins", count, at_least=1) for count in bins])
+    return validation.integer(name, "bins", bins, at_least=1)
 
 
 class DiscretizeObservation(ObservationTransform):
-    """Says in which bin each component of the observation lies, or with one number in which of all.
+    """Replaces each component of the observation by the index of its bin. Values outside the bounds go to the outermost bins.
+
+    The bins are Gymnasium's: of equal width, between the bounds of the space.
 
     Args:
-        bins: how many for each dimension, or a tuple with a number for each.
-        multidiscrete: whether each dimension keeps a number of its own.
+        bins: number of bins per dimension, or a tuple with one number per dimension.
+        multidiscrete: whether to keep one index per dimension, instead of one flat index in row-major order.
 
-    Shape: a Box with finite bounds to `(num_envs,)` int64, or `(num_envs, dimensions)`.
+    Shape: a Box with finite bounds to `(num_envs,)` int64, or `(num_envs, dimensions)` int64 with `multidiscrete`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> box = gymnasium.spaces.Box(0, 40, (2,), np.float32)
@@ -93,67 +102,71 @@ class DiscretizeObservation(ObservationTransform):
     def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
         self.bins = _bins("DiscretizeObservation", bins)
-        self.multidiscrete = arguments.flag("DiscretizeObservation", "multidiscrete", multidiscrete)
+        self.multidiscrete = validation.flag("DiscretizeObservation", "multidiscrete", multidiscrete)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space, of="numbers")
-        self.places = _Bins("DiscretizeObservation", box, self.bins, signature.device)
-        return signature.replace(single_observation_space=self.places.space(self.multidiscrete))
+        self.grid = _Bins("DiscretizeObservation", box, self.bins, signature.device)
+        return signature.replace(single_observation_space=self.grid.space(self.multidiscrete))
 
     def observation(self, observation: Tensor) -> Tensor:
-        bins = self.places
-        # How many inner edges are not above it; what lies beyond the outer ones belongs to the last bin there.
-        flat = bins.flat(observation)
+        flat = self.grid.flatten(observation)
+        # The index is the number of upper edges at or below the value. A value beyond the last edge stays in the last bin.
         columns = flat.flatten(end_dim=-2).t().contiguous() if flat.dim() > 1 else flat.unsqueeze(-1)
-        places = torch.searchsorted(bins.inner, columns, right=True)
-        places = places.t().reshape(flat.shape).minimum(bins.counts - 1)
-        return places if self.multidiscrete else bins.join(places)
+        indices = torch.searchsorted(self.grid.upper_edges, columns, right=True)
+        indices = indices.t().reshape(flat.shape).minimum(self.grid.counts - 1)
+        return indices if self.multidiscrete else self.grid.ravel(indices)
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower and upper edges of bins, `(..., dimensions)` both, in the dtype of the box."""
-        bins = self.places
-        places = (observation if self.multidiscrete else bins.split(observation)).unsqueeze(-1)
-        edges = bins.edges.expand(*places.shape[:-1], -1)
-        low, high = edges.gather(-1, places), edges.gather(-1, places + 1)
-        return low.squeeze(-1).to(bins.dtype), high.squeeze(-1).to(bins.dtype)
+        """Returns the lower and upper edges of bins, both `(..., dimensions)` in the dtype of the box."""
+        grid = self.grid
+        indices = (observation if self.multidiscrete else grid.unravel(observation)).unsqueeze(-1)
+        edges = grid.edges.expand(*indices.shape[:-1], -1)
+        low, high = edges.gather(-1, indices), edges.gather(-1, indices + 1)
+        return low.squeeze(-1).to(grid.dtype), high.squeeze(-1).to(grid.dtype)
 
 
 class DiscretizeAction(ActionTransform):
-    """Takes the number of a bin for an action: its centre is done.
+    """Takes actions as indices of bins, and passes on the centers of the bins.
+
+    The bins are Gymnasium's: of equal width, between the bounds of the space.
 
     Args:
-        bins: how many for each dimension, or a tuple with a number for each.
-        multidiscrete: whether each dimension has a number of its own.
+        bins: number of bins per dimension, or a tuple with one number per dimension.
+        multidiscrete: whether an action has one index per dimension, instead of one flat index in row-major order.
+
+    Shape: actions are `(num_envs,)` int64, or `(num_envs, dimensions)` int64 with `multidiscrete`; the action space below is a
+    Box with finite bounds.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
     >>> env = TransformedEnv(ScriptedEnv(2, action_space=box), DiscretizeAction(4))
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([0, 3])))
-    >>> transition["next", "info", "action"].flatten()  # what a ScriptedEnv got
+    >>> transition["next", "info", "action"].flatten()  # the action that the env received
     tensor([-0.7500,  0.7500])
     """
 
     def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
         self.bins = _bins("DiscretizeAction", bins)
-        self.multidiscrete = arguments.flag("DiscretizeAction", "multidiscrete", multidiscrete)
+        self.multidiscrete = validation.flag("DiscretizeAction", "multidiscrete", multidiscrete)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("DiscretizeAction", "action", signature.single_action_space, of="numbers")
-        most = 2**63 - 1 if self.multidiscrete else 2**31  # of that many, random.integers can draw one
-        self.places = _Bins("DiscretizeAction", box, self.bins, signature.device, most)
-        return signature.replace(single_action_space=self.places.space(self.multidiscrete))
+        max_total = 2**63 - 1 if self.multidiscrete else 2**31  # the largest count that random.integers takes
+        self.grid = _Bins("DiscretizeAction", box, self.bins, signature.device, max_total)
+        return signature.replace(single_action_space=self.grid.space(self.multidiscrete))
 
     def action(self, action: Tensor) -> Tensor:
-        bins = self.places
-        places = (action if self.multidiscrete else bins.split(action)).unsqueeze(-1)
-        centers = bins.centers.expand(*places.shape[:-1], -1).gather(-1, places).squeeze(-1)
-        return centers.reshape(*places.shape[:-2], *bins.shape).to(bins.dtype)
+        grid = self.grid
+        indices = (action if self.multidiscrete else grid.unravel(action)).unsqueeze(-1)
+        centers = grid.centers.expand(*indices.shape[:-1], -1).gather(-1, indices).squeeze(-1)
+        return centers.reshape(*indices.shape[:-2], *grid.shape).to(grid.dtype)
 
     def revert_action(self, action: Tensor) -> Tensor:
-        """The bins with the nearest centres, in the form that `action` takes."""
-        bins = self.places
-        far = torch.arange(bins.centers.shape[1], device=action.device) >= bins.counts.unsqueeze(-1)
-        distance = (bins.centers - bins.flat(action).unsqueeze(-1)).abs().masked_fill(far, math.inf)
-        places = distance.argmin(-1)
-        return places if self.multidiscrete else bins.join(places)
+        """Returns the bins with the nearest centers, in the form that `action` takes."""
+        grid = self.grid
+        padding = torch.arange(grid.centers.shape[1], device=action.device) >= grid.counts.unsqueeze(-1)
+        distances = (grid.centers - grid.flatten(action).unsqueeze(-1)).abs().masked_fill(padding, math.inf)
+        indices = distances.argmin(-1)
+        return indices if self.multidiscrete else grid.ravel(indices)

@@ -1,4 +1,4 @@
-"""Transforms that remember earlier observations of the running episode."""
+"""Transforms that keep earlier observations of the running episode."""
 
 from __future__ import annotations
 
@@ -12,80 +12,84 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import arguments, masks, spaces
-from torchwrap.buffer import Buffer, Module
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import BatchedModule, BufferAttribute, ConstantBuffer, EnvBuffer
+from torchwrap._core.row_mask import RowMask
+from torchwrap._core.tracing import realize
 from torchwrap.spaces import Signature
-from torchwrap.transforms.base import Transform
+from torchwrap.transforms.transform import Transform
 
 Path = tuple[str, ...]
 
 
-class _Memory(Module):
-    """What is remembered of one tensor of the observation."""
+class _LeafHistory(BatchedModule):
+    """The history of a single leaf of the observation: a tensor `(num_envs, *shape)`."""
 
     def step(self, frame: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def reset(self, first: Tensor, mask: Tensor) -> Tensor:
+    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
         raise NotImplementedError
 
 
 class _History(Transform):
-    """Base for transforms that remember each tensor of an observation by itself."""
+    """Base for transforms that keep a separate history of each leaf of the observation."""
 
-    def _remember(self, signature: Signature, make: Callable[[Path, Space[Any]], _Memory]) -> None:
-        self.memory_of = {path: make(path, leaf) for path, leaf in spaces.leaves(signature.single_observation_space)}
-        self.memories = nn.ModuleList(self.memory_of.values())
+    def _make_histories(self, signature: Signature, make: Callable[[Path, Space[Any]], _LeafHistory]) -> None:
+        self.history_of = {path: make(path, leaf) for path, leaf in spaces.leaves(signature.single_observation_space)}
+        self.histories = nn.ModuleList(self.history_of.values())
 
     def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", spaces.apply(lambda path, frame: self.memory_of[path].step(frame), td["observation"]))
+        return td.set("observation", spaces.apply(lambda path, frame: self.history_of[path].step(frame), td["observation"]))
 
-    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        first = td["observation"]
-        return td.set("observation", spaces.apply(lambda path, frame: self.memory_of[path].reset(frame, mask), first))
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        initial = td["observation"]
+        return td.set("observation", spaces.apply(lambda path, frame: self.history_of[path].reset(frame, mask), initial))
 
 
-class _Frames(_Memory):
-    """The latest frames: what stands before an episode's first one is `padding`, or that one again where it is None."""
+class _Frames(_LeafHistory):
+    """A stack of the latest frames. Before an episode's initial frame it holds `padding`, or copies of that frame if None."""
 
-    earlier = Buffer()
-    padding = Buffer()
+    earlier = EnvBuffer(row=lambda self: self.padding.expand(self.stack_size - 1, *self.padding.shape))
+    padding = ConstantBuffer()
 
     def __init__(self, zero: Tensor, padding: Tensor | None, stack_size: int, num_envs: int) -> None:
         super().__init__()
-        self.stack_size, self.repeats_first = stack_size, padding is None
-        padding = zero if padding is None else padding
-        earlier = padding.expand(num_envs, stack_size - 1, *zero.shape).clone()
-        self.register_buffer("padding", padding, persistent=False)
-        self.register_rows("earlier", earlier)
+        self.stack_size, self.repeats_initial = stack_size, padding is None
+        self.register_buffer("padding", zero if padding is None else padding, persistent=False)
+        self.allocate(num_envs, zero.device)
 
     def step(self, frame: Tensor) -> Tensor:
         stacked = torch.cat([self.earlier, frame.unsqueeze(1)], 1)
         self.earlier.copy_(stacked[:, 1:])
         return stacked
 
-    def reset(self, first: Tensor, mask: Tensor) -> Tensor:
-        stacked = masks.only(mask, masks.once(first), self._begin)
-        masks.write(mask, stacked[:, 1:], self.earlier)
+    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
+        # Realized because the stack reads the initial frame several times, and Inductor would compute it as often.
+        stacked = mask.apply(self._initial_stack, realize(initial))
+        mask.assign_(self.earlier, stacked[:, 1:])
         return stacked
 
-    def _begin(self, first: Tensor) -> Tensor:
-        first, shape = first.unsqueeze(1), self.padding.shape
-        if self.repeats_first:
-            return first.expand(-1, self.stack_size, *shape).clone()
-        return torch.cat([self.padding.expand(len(first), self.stack_size - 1, *shape), first], 1)
+    def _initial_stack(self, initial: Tensor) -> Tensor:
+        initial, shape = initial.unsqueeze(1), self.padding.shape
+        if self.repeats_initial:
+            return initial.expand(-1, self.stack_size, *shape).clone()
+        return torch.cat([self.padding.expand(len(initial), self.stack_size - 1, *shape), initial], 1)
 
 
 class FrameStackObservation(_History):
-    """Stacks the latest observations of an episode, oldest first.
+    """Stacks the latest observations of an episode, oldest first. A stack never mixes episodes.
 
     Args:
-        stack_size: how many.
-        padding_type: what stands before an episode's first observation: "reset" (that observation), "zero" (the member of the
-            space nearest to it), or an observation of the space.
+        stack_size: number of observations in the stack.
+        padding_type: fills the stack at the start of an episode: "reset" repeats the initial observation, "zero" takes the
+            element of the space nearest to zero, and an observation of the space takes that one.
 
-    Shape: `(num_envs, *shape)` to `(num_envs, stack_size, *shape)`, each tensor of a `Dict` or `Tuple` by itself. A final
-    observation stays in its own episode's stack.
+    Shape: `(num_envs, *shape)` to `(num_envs, stack_size, *shape)`; each leaf of a `Dict` or `Tuple` by itself.
+
+    Raises:
+        ValueError: from `setup`, if `padding_type` is an observation outside the space.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(1,)), FrameStackObservation(3))
@@ -96,7 +100,7 @@ class FrameStackObservation(_History):
 
     def __init__(self, stack_size: int, *, padding_type: str | Any = "reset") -> None:
         super().__init__()
-        self.stack_size = arguments.integer("FrameStackObservation", "stack_size", stack_size, at_least=1)
+        self.stack_size = validation.integer("FrameStackObservation", "stack_size", stack_size, at_least=1)
         if isinstance(padding_type, str | bytes) and padding_type not in ("reset", "zero"):
             raise ValueError(
                 f'FrameStackObservation needs padding_type "reset", "zero" or an observation, but got {padding_type!r}.'
@@ -104,65 +108,66 @@ class FrameStackObservation(_History):
         self.padding_type = padding_type
 
     def setup(self, signature: Signature) -> Signature:
-        space, given = signature.single_observation_space, self.padding_type
-        if not isinstance(given, str) and not space.contains(given):
-            raise ValueError(f"FrameStackObservation needs a padding_type in {space}, but got {given!r}.")
+        space, padding_type = signature.single_observation_space, self.padding_type
+        if not isinstance(padding_type, str) and not space.contains(padding_type):
+            raise ValueError(f"FrameStackObservation needs a padding_type in {space}, but got {padding_type!r}.")
 
         def make(path: Path, leaf: Space[Any]) -> _Frames:
             zero = spaces.zeros(leaf, 1, signature.device)[0]
             padding: Tensor | None = zero
-            if not isinstance(given, str):
-                part = given
+            if not isinstance(padding_type, str):
+                part = padding_type
                 for key in path:
                     part = part[int(key)] if isinstance(part, tuple | list) else part[key]
                 padding = torch.tensor(np.asarray(part, leaf.dtype), device=zero.device)
-            elif given == "reset":
+            elif padding_type == "reset":
                 padding = None
             return _Frames(zero, padding, self.stack_size, signature.num_envs)
 
-        self._remember(signature, make)
+        self._make_histories(signature, make)
         return signature.replace(single_observation_space=batch_space(space, self.stack_size))
 
 
-class _Queue(_Memory):
-    """Frames on their way: each comes out `delay` steps after it went in, and until then `zero` does."""
+class _Queue(_LeafHistory):
+    """A queue that returns each frame `delay` steps after it was appended, and `zero` until then."""
 
-    zero = Buffer()
-    frames = Buffer()
-    place = Buffer()
+    zero = ConstantBuffer()
+    frames = EnvBuffer(row=lambda self: self.zero.expand(self.delay + 1, *self.zero.shape))
+    cursor = BufferAttribute()
 
     def __init__(self, zero: Tensor, delay: int, num_envs: int) -> None:
         super().__init__()
+        self.delay = delay
         self.register_buffer("zero", zero, persistent=False)
-        self.register_rows("frames", zero.expand(num_envs, delay + 1, *zero.shape).clone())
-        # Where the next one goes in, for all envs: a ring, in which the one behind it comes out.
-        self.register_buffer("place", torch.zeros(1, dtype=torch.int64, device=zero.device), persistent=False)
+        self.allocate(num_envs, zero.device)
+        # The queue is a ring, and all envs share its cursor: the index of the next frame. The frame after it is the oldest.
+        self.register_buffer("cursor", torch.zeros(1, dtype=torch.int64, device=zero.device), persistent=False)
 
     def step(self, frame: Tensor) -> Tensor:
-        self.frames.index_copy_(1, self.place, frame.unsqueeze(1))
-        self.place.add_(1).remainder_(self.frames.shape[1])
-        return self.frames.index_select(1, self.place).squeeze(1)
+        self.frames.index_copy_(1, self.cursor, frame.unsqueeze(1))
+        self.cursor.add_(1).remainder_(self.delay + 1)
+        return self.frames.index_select(1, self.cursor).squeeze(1)
 
-    def reset(self, first: Tensor, mask: Tensor) -> Tensor:
-        # As if it had gone in at this step, behind zeros.
-        latest = (self.place - 1) % self.frames.shape[1]
-        frames = self.zero.expand_as(self.frames).index_copy(1, latest, first.unsqueeze(1))
-        masks.write(mask, frames, self.frames)
-        return frames.index_select(1, self.place).squeeze(1)
+    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
+        # The initial frame becomes the latest one, after zeros.
+        latest = (self.cursor - 1) % (self.delay + 1)
+        frames = self.zero.expand_as(self.frames).index_copy(1, latest, initial.unsqueeze(1))
+        mask.assign_(self.frames, frames)
+        return frames.index_select(1, self.cursor).squeeze(1)
 
 
 class DelayObservation(_History):
-    """Hands out each observation some steps late.
+    """Delays observations by a number of steps.
 
     Args:
-        delay: how many; an episode's first `delay` observations are the member of the space nearest to zero.
+        delay: the number of steps. The first `delay` observations of an episode are the element of the space nearest to zero.
 
-    Shape: any, and unchanged.
+    Shape: any space, unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(1,)), DelayObservation(2))
     >>> td = env.reset()
-    >>> for _ in range(3):  # that gives 1, 2 and 3
+    >>> for _ in range(3):  # observations 1, 2 and 3, after an initial 0
     ...     _, td = env.step(td.set("action", env.sample_action()))
     >>> td["observation"]
     tensor([[1.]])
@@ -170,11 +175,11 @@ class DelayObservation(_History):
 
     def __init__(self, delay: int) -> None:
         super().__init__()
-        self.delay = arguments.integer("DelayObservation", "delay", delay, at_least=0)
+        self.delay = validation.integer("DelayObservation", "delay", delay, at_least=0)
 
     def setup(self, signature: Signature) -> Signature:
         def make(_: Path, leaf: Space[Any]) -> _Queue:
             return _Queue(spaces.zeros(leaf, 1, signature.device)[0], self.delay, signature.num_envs)
 
-        self._remember(signature, make)
+        self._make_histories(signature, make)
         return signature

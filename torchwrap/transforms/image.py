@@ -1,4 +1,4 @@
-"""Transforms of images: frames `(num_envs, height, width)` or `(num_envs, height, width, channels)`, uint8."""
+"""Transforms of images: `(num_envs, height, width)` or `(num_envs, height, width, channels)`, uint8."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchwrap import arguments, masks, random
-from torchwrap.buffer import Buffer
+from torchwrap import random
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import ConstantBuffer
+from torchwrap._core.tracing import realize
 from torchwrap.spaces import Signature
-from torchwrap.transforms.base import ObservationTransform
+from torchwrap.transforms.transform import ObservationTransform
 
 
-def _image(signature: Signature, name: str) -> gymnasium.spaces.Box:
+def _require_images(owner: str, signature: Signature) -> gymnasium.spaces.Box:
     space = signature.single_observation_space
-    fits = isinstance(space, gymnasium.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-    if not fits or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
-        raise TypeError(f"{name} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
+    is_image = isinstance(space, gymnasium.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+    if not is_image or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
+        raise TypeError(f"{owner} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
     return space  # type: ignore[return-value]
 
 
@@ -30,10 +32,12 @@ def _image_space(*shape: int) -> gymnasium.spaces.Box:
 
 
 class GrayscaleObservation(ObservationTransform):
-    """Makes one channel of three: 0.2125 red + 0.7154 green + 0.0721 blue in float64, and cut off, as Gymnasium has it.
+    """Converts RGB images to grayscale.
+
+    The formula is Gymnasium's: 0.2125 red + 0.7154 green + 0.0721 blue in float64, truncated to uint8.
 
     Args:
-        keep_dim: whether the channel's dimension stays.
+        keep_dim: whether to keep the channel dimension, with size 1.
 
     Shape: `(height, width, 3)` uint8 to `(height, width)` or `(height, width, 1)`.
 
@@ -43,14 +47,14 @@ class GrayscaleObservation(ObservationTransform):
     tensor([[[255]]], dtype=torch.uint8)
     """
 
-    costly = True
+    masked_reset = True
 
     def __init__(self, keep_dim: bool = False) -> None:
         super().__init__()
-        self.keep_dim = arguments.flag("GrayscaleObservation", "keep_dim", keep_dim)
+        self.keep_dim = validation.flag("GrayscaleObservation", "keep_dim", keep_dim)
 
     def setup(self, signature: Signature) -> Signature:
-        space = _image(signature, "GrayscaleObservation")
+        space = _require_images("GrayscaleObservation", signature)
         if space.shape[2:] != (3,):
             raise ValueError(f"GrayscaleObservation needs images with 3 channels, but got {space}.")
         height, width, _ = space.shape
@@ -63,15 +67,15 @@ class GrayscaleObservation(ObservationTransform):
 
 
 class ResizeObservation(ObservationTransform):
-    """Makes images smaller: each new pixel is the mean of the area it covers, bit for bit as OpenCV's `INTER_AREA`.
+    """Shrinks images. Each new pixel is the mean of the area that it covers, bit-identical to OpenCV's `INTER_AREA`.
 
-    Where both ratios are whole numbers, sums of blocks are exact; else rows and then columns are weighted sums in float32, in
-    OpenCV's order. Halves are rounded to even; OpenCV has a path of its own for exactly half the size, which rounds them up.
+    If both ratios are integers, the sums over blocks are exact. Otherwise columns and then rows are weighted sums in float32,
+    in OpenCV's order. Halves are rounded to even, except at exactly half the size, where they are rounded up as in OpenCV.
 
     Args:
-        shape: the new height and width, at most the old ones.
+        shape: the new (height, width), at most the old one.
 
-    Shape: `(height, width)` or `(height, width, channels)` uint8 to `(*shape)` or `(*shape, channels)`.
+    Shape: `(height, width)` or `(height, width, channels)` uint8 to `shape` or `(*shape, channels)`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -80,76 +84,81 @@ class ResizeObservation(ObservationTransform):
     torch.Size([1, 84, 84, 3])
     """
 
-    costly = True
-    row_places, row_weights, column_places, column_weights = Buffer(), Buffer(), Buffer(), Buffer()
+    masked_reset = True
+    row_indices = ConstantBuffer()
+    row_weights = ConstantBuffer()
+    column_indices = ConstantBuffer()
+    column_weights = ConstantBuffer()
 
     def __init__(self, shape: tuple[int, int]) -> None:
         super().__init__()
         if not isinstance(shape, tuple | list) or len(shape) != 2:
             raise TypeError(f"ResizeObservation needs shape as (height, width), but got {shape!r}.")
-        height, width = (arguments.integer("ResizeObservation", "shape", size, at_least=1) for size in shape)
+        height, width = (validation.integer("ResizeObservation", "shape", size, at_least=1) for size in shape)
         self.shape = height, width
 
     def setup(self, signature: Signature) -> Signature:
-        space = _image(signature, "ResizeObservation")
+        space = _require_images("ResizeObservation", signature)
         old, new = space.shape[:2], self.shape
         if new[0] > old[0] or new[1] > old[1]:
             raise ValueError(f"ResizeObservation needs a shape of at most {old}, but got {new}: it makes images smaller.")
-        self.channels = len(space.shape) - 2
-        # Sizes of whole blocks, where both are.
+        self.row_dim, self.column_dim = (-3, -2) if len(space.shape) == 3 else (-2, -1)
+        # The pixels (height, width) per new pixel, if both are integers.
         self.block = (old[0] // new[0], old[1] // new[1]) if old[0] % new[0] == old[1] % new[1] == 0 else None
-        for name, before, after in (("row", old[0], new[0]), ("column", old[1], new[1])):
-            places, weights = _taps(before, after)
-            self.register_buffer(f"{name}_places", places.to(signature.device), persistent=False)
+        for name, old_size, new_size in (("row", old[0], new[0]), ("column", old[1], new[1])):
+            indices, weights = _area_taps(old_size, new_size)
+            self.register_buffer(f"{name}_indices", indices.to(signature.device), persistent=False)
             self.register_buffer(f"{name}_weights", weights.to(signature.device), persistent=False)
         return signature.replace(single_observation_space=_image_space(*new, *space.shape[2:]))
 
     def observation(self, observation: Tensor) -> Tensor:
-        row, column = -2 - self.channels, -1 - self.channels
-        image = masks.once(observation)  # for each pixel is read several times
+        row, column = self.row_dim, self.column_dim
+        # Realized because each pixel is read several times, and Inductor would compute it as often.
+        image = realize(observation)
         if self.block is not None:
-            total = _add(_add(image.int(), row, self.block[0]), column, self.block[1])
+            total = _sum_blocks(_sum_blocks(image.int(), row, self.block[0]), column, self.block[1])
             if self.block == (2, 2):
                 return (total + 2 >> 2).to(torch.uint8)
             mean = total.float() * (1 / math.prod(self.block))
         else:
-            # Columns and then rows, each as rows, which lie together in memory.
+            # Columns are transposed to rows first, because the pixels of a row are contiguous in memory.
             image = image.transpose(row, column).to(torch.float32, memory_format=torch.contiguous_format)
-            mean = _weigh(image, row, self.column_places, self.column_weights).transpose(row, column).contiguous()
-            mean = _weigh(mean, row, self.row_places, self.row_weights)
+            mean = _sum_taps(image, row, self.column_indices, self.column_weights).transpose(row, column).contiguous()
+            mean = _sum_taps(mean, row, self.row_indices, self.row_weights)
         return mean.round().clamp(0, 255).to(torch.uint8)
 
 
 class _Noise(ObservationTransform):
-    """Base for noise in the place of pixels, whose numbers are those below 255, as Gymnasium has them."""
+    """Base for transforms that replace pixels by noise: integers in [0, 255), as in Gymnasium."""
 
-    shares = Buffer()
+    gray_limits = ConstantBuffer()
     is_noise_grayscale: bool
 
     def setup(self, signature: Signature) -> Signature:
-        name, space = type(self).__name__, _image(signature, type(self).__name__)
+        name = type(self).__name__
+        space = _require_images(name, signature)
         if self.is_noise_grayscale and space.shape[2:] != (3,):
             raise ValueError(f"{name} needs images with 3 channels for is_noise_grayscale, but got {space}.")
-        # Gray noise is a sum over channels, each below its share of 255.
-        self.register_buffer("shares", torch.tensor([76, 149, 29], device=signature.device), persistent=False)
+        # Gymnasium's gray noise is a sum of three integers, below 255 * 0.2989, 255 * 0.5870 and 255 * 0.1140, rounded down.
+        self.register_buffer("gray_limits", torch.tensor([76, 149, 29], device=signature.device), persistent=False)
         self.stream, signature = signature.stream()
         return signature
 
-    def _put(self, where: Tensor, images: Tensor) -> Tensor:
-        key, gray = self.stream.key().part(1), self.is_noise_grayscale
-        noise = random.integers(key, self.shares if gray else 255, images.shape[1:])
+    def _add_noise(self, images: Tensor, pixels: Tensor) -> Tensor:
+        key, gray = self.stream.key().fold_in(1), self.is_noise_grayscale
+        noise = random.integers(key, self.gray_limits if gray else 255, images.shape[1:])
         noise = (noise.sum(-1, keepdim=True) if gray else noise).to(torch.uint8)
-        return torch.where(where if images.dim() == 3 else where.unsqueeze(-1), noise, images)
+        return torch.where(pixels if images.dim() == 3 else pixels.unsqueeze(-1), noise, images)
 
 
 class AddWhiteNoise(_Noise):
-    """Puts noise in the place of some pixels, each with the same probability.
+    """Replaces random pixels by noise.
 
     Args:
-        probability_of_noise_per_pixel: that probability, below 1.
-        is_noise_grayscale: whether noise has the same value in all three channels.
+        probability_of_noise_per_pixel: probability with which each pixel is replaced, in [0, 1).
+        is_noise_grayscale: whether the noise has the same value in all three channels.
 
-    Shape: images `(height, width[, channels])` uint8, and unchanged; of three channels, where noise is gray.
+    Shape: `(height, width)` or `(height, width, channels)` uint8, unchanged. Gray noise needs three channels.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -160,25 +169,26 @@ class AddWhiteNoise(_Noise):
 
     def __init__(self, probability_of_noise_per_pixel: float, is_noise_grayscale: bool = False) -> None:
         super().__init__()
-        self.probability_of_noise_per_pixel = arguments.probability(
+        self.probability_of_noise_per_pixel = validation.probability(
             "AddWhiteNoise", "probability_of_noise_per_pixel", probability_of_noise_per_pixel
         )
-        self.is_noise_grayscale = arguments.flag("AddWhiteNoise", "is_noise_grayscale", is_noise_grayscale)
+        self.is_noise_grayscale = validation.flag("AddWhiteNoise", "is_noise_grayscale", is_noise_grayscale)
 
     def observation(self, observation: Tensor) -> Tensor:
         noisy = random.uniform(self.stream.key(), observation.shape[1:3]) < self.probability_of_noise_per_pixel
-        return self._put(noisy, observation)
+        return self._add_noise(observation, noisy)
 
 
 class ObstructView(_Noise):
-    """Puts squares of noise at random places.
+    """Covers squares at random positions with noise.
 
     Args:
-        obstructed_pixels_ratio: how much of the picture they cover, below 1; less where they overlap, or reach over the edge.
-        obstruction_width: of a square, in pixels.
-        is_noise_grayscale: whether noise has the same value in all three channels.
+        obstructed_pixels_ratio: area of all squares together as a fraction of the image, in [0, 1). They cover less of it if
+            they overlap or cross its border.
+        obstruction_width: width of a square, in pixels.
+        is_noise_grayscale: whether the noise has the same value in all three channels.
 
-    Shape: images `(height, width[, channels])` uint8, and unchanged; of three channels, where noise is gray.
+    Shape: `(height, width)` or `(height, width, channels)` uint8, unchanged. Gray noise needs three channels.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -189,56 +199,56 @@ class ObstructView(_Noise):
 
     def __init__(self, obstructed_pixels_ratio: float, obstruction_width: int, is_noise_grayscale: bool = False) -> None:
         super().__init__()
-        self.obstructed_pixels_ratio = arguments.probability(
+        self.obstructed_pixels_ratio = validation.probability(
             "ObstructView", "obstructed_pixels_ratio", obstructed_pixels_ratio
         )
-        self.obstruction_width = arguments.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
-        self.is_noise_grayscale = arguments.flag("ObstructView", "is_noise_grayscale", is_noise_grayscale)
+        self.obstruction_width = validation.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
+        self.is_noise_grayscale = validation.flag("ObstructView", "is_noise_grayscale", is_noise_grayscale)
 
     def setup(self, signature: Signature) -> Signature:
-        height, width = _image(signature, "ObstructView").shape[:2]
-        self.number = int(height * width * (self.obstructed_pixels_ratio / self.obstruction_width**2))
+        height, width = _require_images("ObstructView", signature).shape[:2]
+        self.num_squares = int(height * width * (self.obstructed_pixels_ratio / self.obstruction_width**2))
         return super().setup(signature)
 
     def observation(self, observation: Tensor) -> Tensor:
         num_envs, height, width = observation.shape[:3]
-        centers = random.integers(self.stream.key(), height * width, (self.number,))
-        hidden = torch.zeros(num_envs, height * width, device=observation.device).scatter(1, centers, 1.0)
-        # A pixel is hidden where there is a centre among those around it: a maximum over columns, and over rows.
+        centers = random.integers(self.stream.key(), height * width, (self.num_squares,))
+        covered = torch.zeros(num_envs, height * width, device=observation.device).scatter(1, centers, 1.0)
+        # A pixel is covered if the square around it contains a center: a maximum over rows, then over columns.
         size = self.obstruction_width
-        low, high = (size - 1) // 2, size // 2
-        hidden = functional.pad(hidden.view(num_envs, 1, height, width), (low, high, low, high))
-        hidden = functional.max_pool2d(functional.max_pool2d(hidden, (size, 1), 1), (1, size), 1)
-        return self._put(hidden[:, 0] > 0, observation)
+        before, after = (size - 1) // 2, size // 2
+        covered = functional.pad(covered.view(num_envs, 1, height, width), (before, after, before, after))
+        covered = functional.max_pool2d(functional.max_pool2d(covered, (size, 1), 1), (1, size), 1)
+        return self._add_noise(observation, covered[:, 0] > 0)
 
 
-def _taps(before: int, after: int) -> tuple[Tensor, Tensor]:
-    # For each of `after` cells on a line of `before` pixels: which pixels it covers, and their shares of it, as OpenCV's
-    # computeResizeAreaTab has them. `(most, after)` both; where there are fewer, the weight is 0.
-    scale, taps = before / after, []
-    for cell in range(after):
+def _area_taps(old_size: int, new_size: int) -> tuple[Tensor, Tensor]:
+    # For each new pixel along a dimension: the indices of the old pixels that it covers, and their weights. Both tensors are
+    # `(max_taps, new_size)`, padded with weight 0. Source: OpenCV's computeResizeAreaTab.
+    scale, taps = old_size / new_size, []
+    for cell in range(new_size):
         first, last = cell * scale, cell * scale + scale
-        width = min(scale, before - first)
-        end = min(math.floor(last), before - 1)
+        width = min(scale, old_size - first)
+        end = min(math.floor(last), old_size - 1)
         start = min(math.ceil(first), end)
         covered = [(start - 1, (start - first) / width)] if start - first > 1e-3 else []
         covered += [(pixel, 1 / width) for pixel in range(start, end)]
         covered += [(end, min(last - end, 1, width) / width)] if last - end > 1e-3 else []
         taps.append(covered)
-    most = max(map(len, taps))
-    padded = torch.tensor([covered + [(0, 0.0)] * (most - len(covered)) for covered in taps], dtype=torch.float64)
+    max_taps = max(map(len, taps))
+    padded = torch.tensor([covered + [(0, 0.0)] * (max_taps - len(covered)) for covered in taps], dtype=torch.float64)
     return padded[..., 0].long().t().contiguous(), padded[..., 1].float().t().contiguous()
 
 
-def _add(image: Tensor, dim: int, size: int) -> Tensor:
-    # Sums of `size` neighbours. Slice after slice, for a reduction over so few is slow, compiled or not.
+def _sum_blocks(image: Tensor, dim: int, size: int) -> Tensor:
+    # Sums of `size` neighbors, slice by slice, because a reduction over so few elements is slow, compiled or not.
     return functools.reduce(torch.add, image.unflatten(dim, (-1, size)).unbind(dim))
 
 
-def _weigh(image: Tensor, dim: int, places: Tensor, weights: Tensor) -> Tensor:
-    # One tap after the other, each product rounded before it is added.
+def _sum_taps(image: Tensor, dim: int, indices: Tensor, weights: Tensor) -> Tensor:
+    # Weighted sums, tap by tap, because OpenCV rounds each product before it adds it.
     weights = weights.view(*weights.shape, *(1,) * (-1 - dim))
-    total = image.index_select(dim, places[0]) * weights[0]
-    for pixel, weight in zip(places[1:], weights[1:], strict=True):
-        total = total + image.index_select(dim, pixel) * weight
+    total = image.index_select(dim, indices[0]) * weights[0]
+    for tap_indices, weight in zip(indices[1:], weights[1:], strict=True):
+        total = total + image.index_select(dim, tap_indices) * weight
     return total

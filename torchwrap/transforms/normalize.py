@@ -1,4 +1,4 @@
-"""Normalisation by running statistics, which are learned in train() and frozen in eval()."""
+"""Normalization by running statistics, which are learned in train() and frozen in eval()."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import arguments, masks, spaces
-from torchwrap.buffer import Buffer, Submodule
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import BufferAttribute, EnvBuffer, SubmoduleAttribute
+from torchwrap._core.row_mask import RowMask, set_first_
+from torchwrap._core.tracing import realize
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.base import ObservationTransform, Transform
+from torchwrap.transforms.transform import ObservationTransform, Transform
 
 
 class RunningMeanStd(nn.Module):
     """Mean and variance of all rows seen, each counted exactly once.
 
-    What is kept are sums of differences from a reference, in float64, and an int64 count. There is no first sample that
-    nobody saw: before the first update the mean is 0 and the variance 1.
+    The module keeps sums of differences from a reference row, in float64, and an int64 count. There is no pseudo-count prior:
+    before the first update the mean is 0 and the variance 1.
 
-    The reference is the first row itself. So sums of squares lose nothing to a mean that is large beside the deviation: with
-    R = (mean - reference)^2 / variance, the subtraction magnifies rounding R times, but a row that was counted among n is
-    never further away than R = n, so that even 1e12 rows leave four digits, and a variance that is not negative. It also makes
-    the variance of a feature that never changes exactly 0.
+    The reference is the first row that was counted, so a mean that is large compared to the deviation does not cancel the sums
+    of squares: with R = (mean - reference)^2 / variance, the subtraction amplifies rounding errors R times, and a row that is
+    one of n has R <= n. Even 1e12 rows leave four digits and a variance that is not negative. The variance of a feature that
+    never changes is exactly 0.
 
     Args:
         shape: of one row; at least one dimension.
-        device: where the statistics live.
-        dtype: of the reference; float64 for rows that float32 does not hold.
+        device: of the buffers.
+        dtype: of the reference: float32, or float64 for rows that float32 cannot represent.
 
     >>> statistics = RunningMeanStd((1,))
     >>> statistics.update(torch.tensor([[1.0], [3.0]]))
@@ -39,15 +42,15 @@ class RunningMeanStd(nn.Module):
     (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64), tensor([2]))
     """
 
-    reference = Buffer()
-    total = Buffer()
-    squares = Buffer()
-    count = Buffer()
+    reference = BufferAttribute()
+    total = BufferAttribute()
+    squares = BufferAttribute()
+    count = BufferAttribute()
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        shape = arguments.sizes("RunningMeanStd", "shape", shape, at_least=0)
-        device = arguments.device("RunningMeanStd", device)
+        shape = validation.sizes("RunningMeanStd", "shape", shape, at_least=0)
+        device = validation.device("RunningMeanStd", device)
         if not shape:
             raise ValueError(f"RunningMeanStd needs a shape of at least one dimension, but got {shape}.")
         if dtype not in (torch.float32, torch.float64):
@@ -60,71 +63,61 @@ class RunningMeanStd(nn.Module):
 
     @property
     def mean(self) -> Tensor:
-        """float64, of `shape`."""
+        """The mean, float64, of `shape`."""
         return self.reference + self._moments()[0]
 
     @property
     def var(self) -> Tensor:
-        """The population's, float64, of `shape`."""
+        """The population variance, float64, of `shape`."""
         return self._moments()[1]
 
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
         """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set."""
-        if mask is not None and masks.free_to_look(mask):
-            rows, mask = rows[mask], None
         self._differences(rows, mask, learn=True)
 
     def normalize(self, rows: Tensor, epsilon: float, mask: Tensor | None = None, learn: bool = False) -> Tensor:
-        """(rows - mean) / sqrt(var + epsilon), float32; with `learn`, after `update(rows, mask)`.
-
-        Where the host can look at the mask, only rows in it are computed; the others are 0.
-        """
-        if mask is not None and masks.free_to_look(mask):
-            return masks.only(mask, rows, lambda few: self.normalize(few, epsilon, learn=learn))
+        """Returns (rows - mean) / sqrt(var + epsilon), float32; with `learn`, after `update(rows, mask)`."""
         differences = self._differences(rows, mask, learn)
-        mean, var = self._moments()
+        mean, var = self._moments(counted=learn and mask is None and len(rows) > 0)
         scale = var.add_(epsilon).rsqrt_()
         if differences.dtype == torch.float32:
             mean, scale = mean.float(), scale.float()
-        return differences.sub_(masks.once(mean)).mul_(masks.once(scale)).float()
+        return differences.sub_(realize(mean)).mul_(realize(scale)).float()
+
+    def scale(self, epsilon: float, counted: bool = False) -> Tensor:
+        """Returns 1 / sqrt(var + epsilon), float32, of `shape`. `counted`: the caller has just counted a row."""
+        return self._moments(counted)[1].add_(epsilon).rsqrt_().float()
 
     def _differences(self, rows: Tensor, mask: Tensor | None, learn: bool) -> Tensor:
-        # From the reference; if they are to be learned, those in the mask are counted.
-        reference, squares, count = self.reference, self.squares, self.count
+        # From the reference. With `learn`, those in the mask are counted.
         if not learn:
-            return rows - reference
-        if not masks.free_to_look(rows):
-            # Of row 0, or never: to search for the first row in the mask would cost two passes at every step.
-            begins = (count == 0) & (True if mask is None else mask[:1])
-            reference = reference.copy_(masks.once(torch.where(begins, rows[0], reference)))
-        elif not count and len(rows):
-            reference.copy_(rows[0])
-        differences = counted = rows - reference
+            return rows - self.reference
+        set_first_(self.reference, rows, self.count, mask)
+        differences = counted = rows - self.reference
         number: Tensor | int = len(rows)
         if mask is not None:
             counted = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), differences, 0)
             number = mask.sum()
         counted = counted.double()
         self.total.add_(counted.sum(0))
-        squares.add_(torch.linalg.vecdot(counted, counted, dim=0))
-        count.add_(number)
+        self.squares.add_(torch.linalg.vecdot(counted, counted, dim=0))
+        self.count.add_(number)
         return differences
 
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        # Mean, as a difference from the reference, and variance.
-        count = self.count
-        known = masks.free_to_look(count) and int(count)
-        counted = known or count.clamp(min=1)
-        mean = self.total / counted
-        var = (self.squares / counted).addcmul_(mean, mean, value=-1)
-        return mean, var if known else var.add_(count == 0)
+    def _moments(self, counted: bool = False) -> tuple[Tensor, Tensor]:
+        # The mean as a difference from the reference, and the variance. `counted`: the count is known not to be 0.
+        count = self.count if counted else self.count.clamp(min=1)
+        mean = self.total / count
+        var = (self.squares / count).addcmul_(mean, mean, value=-1)
+        return mean, var if counted else var.add_(self.count == 0)
 
 
 class NormalizeObservation(ObservationTransform):
-    """Shifts and scales each component of the observation to mean 0 and variance 1 over everything seen.
+    """Shifts and scales each component of the observation to mean 0 and variance 1 over all observations seen.
 
-    (observation - mean) / sqrt(var + epsilon), Gymnasium's formula. Every real observation counts exactly once: successors,
-    final ones among them, and first observations. All envs share the statistics, which are the transform's `state_dict`.
+    The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once:
+    successors, final observations included, and initial observations. All envs share the statistics, which are the transform's
+    `state_dict`.
 
     Args:
         epsilon: added to the variance.
@@ -140,7 +133,7 @@ class NormalizeObservation(ObservationTransform):
 
     def __init__(self, epsilon: float = 1e-8) -> None:
         super().__init__()
-        self.epsilon = arguments.positive("NormalizeObservation", "epsilon", epsilon)
+        self.epsilon = validation.positive("NormalizeObservation", "epsilon", epsilon)
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
@@ -150,20 +143,23 @@ class NormalizeObservation(ObservationTransform):
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
         return signature.replace(single_observation_space=_unbounded(below))
 
-    def _normal(self, observation: Value, mask: Tensor | None = None, learn: bool = False) -> Value:
-        def normal(path: tuple[str, ...], rows: Tensor) -> Tensor:
-            return self.statistics_of[path].normalize(rows, self.epsilon, mask, learn)
-
-        return spaces.apply(normal, observation)
-
     def observation(self, observation: Value) -> Value:
-        return self._normal(observation)
+        return self._normalize(observation, learn=False)
 
     def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", self._normal(td["observation"], learn=self.training))
+        return td.set("observation", self._normalize(td["observation"], self.training))
 
-    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        return td.set("observation", self._normal(td["observation"], mask, self.training))
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        return td.set("observation", self._normalize(td["observation"], self.training, mask))
+
+    def _normalize(self, observation: Value, learn: bool, mask: RowMask | None = None) -> Value:
+        def normalize(path: tuple[str, ...], leaf: Tensor) -> Tensor:
+            statistics = self.statistics_of[path]
+            if mask is None:
+                return statistics.normalize(leaf, self.epsilon, learn=learn)
+            return mask.apply(lambda rows: statistics.normalize(rows, self.epsilon, mask.gathered, learn), leaf)
+
+        return spaces.apply(normalize, observation)
 
 
 def _statistics(box: gymnasium.spaces.Box, device: torch.device) -> RunningMeanStd:
@@ -180,11 +176,12 @@ def _unbounded(space: Space[Any]) -> Space[Any]:
 
 
 class NormalizeReward(Transform):
-    """Scales rewards by the standard deviation of the discounted return; their mean stays.
+    """Divides rewards by the standard deviation of the discounted return. The mean is not subtracted.
 
-    return = return * gamma + reward; update the statistics with it; reward / sqrt(var + epsilon); and where the episode
-    ended, return = 0. That is the order of Stable-Baselines3's `VecNormalize`; Gymnasium lets the last reward leak into the
-    next episode. Early rewards can come out large, for there are few returns yet: put `ClipReward` above.
+    At each step, return = gamma * return + reward; the statistics are updated with it; the reward becomes
+    reward / sqrt(var + epsilon); and where the episode ended, return = 0. This is the order of Stable-Baselines3's
+    `VecNormalize`; in Gymnasium the last reward leaks into the next episode. The first rewards can be large, because there are
+    few returns yet: put `ClipReward` above.
 
     Args:
         gamma: discount of the return.
@@ -200,29 +197,25 @@ class NormalizeReward(Transform):
             [2.6667]])
     """
 
-    discounted_return = Buffer()
-    statistics = Submodule()
+    discounted_return = EnvBuffer((1,))
+    statistics = SubmoduleAttribute()
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__()
-        self.gamma = arguments.number("NormalizeReward", "gamma", gamma, 0, 1)
-        self.epsilon = arguments.positive("NormalizeReward", "epsilon", epsilon)
+        self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
+        self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
 
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device)
-        discounted = torch.zeros(signature.num_envs, 1, device=signature.device)
-        self.register_rows("discounted_return", discounted)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
-        reward = td["reward"]
-        returns, statistics = self.discounted_return, self.statistics
+        reward, returns, statistics = td["reward"], self.discounted_return, self.statistics
         torch.add(reward, returns, alpha=self.gamma, out=returns)
         if self.training:
             statistics.update(returns)
-        scale = statistics.var.add_(self.epsilon).rsqrt_().float()
-        return td.set("reward", reward * masks.once(scale))
+        return td.set("reward", reward * realize(statistics.scale(self.epsilon, counted=self.training)))
 
-    def reset(self, td: TensorDict, mask: Tensor) -> TensorDict:
-        self.discounted_return.masked_fill_(mask.unsqueeze(-1), 0)
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        mask.fill_(self.discounted_return, 0)
         return td

@@ -1,4 +1,4 @@
-"""Transforms of one observation at a time."""
+"""Stateless transforms of observations."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import arguments, spaces
+from torchwrap import spaces
+from torchwrap._core import validation
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.base import ObservationTransform
+from torchwrap.transforms.transform import ObservationTransform
 
 
 class TransformObservation(ObservationTransform):
     """Applies a function to the batch of observations.
 
     Args:
-        func: takes observations `(num_envs, *shape)` (a TensorDict for `Dict` and `Tuple` spaces) and gives new ones.
-        observation_space: what one env's observation becomes; as before where None.
+        func: takes a batch of observations `(num_envs, *shape)` (a TensorDict for `Dict` and `Tuple` spaces) and returns new
+            ones.
+        observation_space: the space of a single env's new observation. None keeps the space below.
+
+    Raises:
+        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns observations that do not fit the
+            space.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(2,)), TransformObservation(lambda obs: obs / 2))
@@ -37,7 +43,7 @@ class TransformObservation(ObservationTransform):
         if not callable(func):
             raise TypeError(f"TransformObservation needs a callable func, but got {func!r}.")
         self.func = func
-        self.observation_space = spaces.argument("TransformObservation", "observation_space", observation_space)
+        self.observation_space = spaces.optional_space("TransformObservation", "observation_space", observation_space)
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
@@ -50,11 +56,16 @@ class TransformObservation(ObservationTransform):
 
 
 class ClipObservation(ObservationTransform):
-    """Clips every component of an observation, as Stable-Baselines3's `VecNormalize` does at 10.
+    """Clips every component of the observation, as Stable-Baselines3's `VecNormalize` does at -10 and 10.
 
     Args:
         min_obs: lower bound.
         max_obs: upper bound.
+
+    Shape: a Box of numbers; the new one has the same shape and dtype, and clipped bounds.
+
+    Raises:
+        ValueError: from `setup`, if the dtype of the space has no value between the bounds.
 
     >>> import torch; from tensordict import TensorDict
     >>> ClipObservation(-1, 1)(TensorDict({"observation": torch.tensor([-3.0, 0.5])}, [2]))["observation"]
@@ -63,16 +74,16 @@ class ClipObservation(ObservationTransform):
 
     def __init__(self, min_obs: float, max_obs: float) -> None:
         super().__init__()
-        self.min_obs = self.low = arguments.number("ClipObservation", "min_obs", min_obs)
-        self.max_obs = self.high = arguments.number("ClipObservation", "max_obs", max_obs, low=self.min_obs)
+        self.min_obs = self.low = validation.number("ClipObservation", "min_obs", min_obs)
+        self.max_obs = self.high = validation.number("ClipObservation", "max_obs", max_obs, low=self.min_obs)
 
     def setup(self, signature: Signature) -> Signature:
         space = spaces.box("ClipObservation", "observation", signature.single_observation_space, of="numbers")
-        to = spaces.dtype(space)
-        limits = torch.finfo(to) if to.is_floating_point else torch.iinfo(to)
+        dtype = spaces.dtype(space)
+        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         fits = self.min_obs <= limits.max and self.max_obs >= limits.min
-        if to.is_floating_point:
-            self.low, self.high = spaces.bound(self.min_obs, to), spaces.bound(self.max_obs, to)
+        if dtype.is_floating_point:
+            self.low, self.high = spaces.bound(self.min_obs, dtype), spaces.bound(self.max_obs, dtype)
         elif fits:
             self.low, self.high = math.ceil(max(self.min_obs, limits.min)), math.floor(min(self.max_obs, limits.max))
             fits = self.low <= self.high
@@ -86,9 +97,11 @@ class ClipObservation(ObservationTransform):
 
 
 class FlattenObservation(ObservationTransform):
-    """Makes a vector of an observation: `Discrete` becomes one-hot, the parts of `Dict` and `Tuple` follow each other.
+    """Flattens the observation into a vector, as `gymnasium.spaces.flatten` does.
 
-    Shape: any space to `(num_envs, gymnasium.spaces.flatdim(space))`, laid out as `gymnasium.spaces.flatten` does.
+    `Discrete` and `MultiDiscrete` become one-hot, and the parts of `Dict` and `Tuple` are concatenated.
+
+    Shape: any space to `(num_envs, gymnasium.spaces.flatdim(space))`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2, observation_space=gymnasium.spaces.Discrete(3)), FlattenObservation())
@@ -111,12 +124,15 @@ class FlattenObservation(ObservationTransform):
 
 
 class DtypeObservation(ObservationTransform):
-    """Casts observations.
+    """Casts observations to another dtype.
 
     Args:
-        dtype: NumPy's or PyTorch's.
+        dtype: a dtype of NumPy or PyTorch, or the name of one.
 
-    Shape: unchanged. `Discrete` and `MultiBinary` become a Box of their values, `MultiDiscrete` stays one.
+    Shape: unchanged. The space becomes a Box with the same bounds; `MultiDiscrete` stays `MultiDiscrete`.
+
+    Raises:
+        TypeError: for a dtype that NumPy and PyTorch do not share, and from `setup` for bounds that it cannot represent.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
@@ -127,52 +143,59 @@ class DtypeObservation(ObservationTransform):
     def __init__(self, dtype: Any) -> None:
         super().__init__()
         self.dtype = dtype
-        named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
-        try:
-            to = (
-                torch.empty(0, dtype=dtype).numpy().dtype
-                if isinstance(dtype, torch.dtype)
-                else np.dtype(dtype if named else "O")
-            )
-        except (TypeError, ValueError, SyntaxError):
-            to = np.dtype("O")
-        if spaces.torch_dtype(to) is None:
+        self.numpy_dtype = _numpy_dtype(dtype)
+        if spaces.torch_dtype(self.numpy_dtype) is None:
             raise TypeError(
                 f"DtypeObservation needs a dtype of NumPy or PyTorch with which both compute real numbers, but got {dtype!r}."
             )
-        self.numpy_dtype = to
 
     def setup(self, signature: Signature) -> Signature:
-        space, to = signature.single_observation_space, self.numpy_dtype
+        space, dtype = signature.single_observation_space, self.numpy_dtype
         try:
             if isinstance(space, gymnasium.spaces.Box):
-                if to.kind == "i" and not np.isfinite([space.low, space.high]).all():
-                    raise ValueError("it has infinite bounds")  # and Gymnasium would write others into them
-                with warnings.catch_warnings():  # of Gymnasium's, of bounds that are infinite or are rounded
+                if dtype.kind == "i" and not np.isfinite([space.low, space.high]).all():
+                    raise ValueError("it has infinite bounds")  # which Gymnasium would replace by finite ones
+                with warnings.catch_warnings():  # Gymnasium warns about bounds that are infinite or rounded
                     warnings.simplefilter("ignore")
-                    new: Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, to)
+                    new: Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, dtype)
             elif isinstance(space, gymnasium.spaces.Discrete):
-                new = gymnasium.spaces.Box(space.start, space.start + space.n - 1, (), to)
+                new = gymnasium.spaces.Box(space.start, space.start + space.n - 1, (), dtype)
             elif isinstance(space, gymnasium.spaces.MultiDiscrete):
-                new = gymnasium.spaces.MultiDiscrete(space.nvec, to, start=space.start)
+                new = gymnasium.spaces.MultiDiscrete(space.nvec, dtype, start=space.start)
             elif isinstance(space, gymnasium.spaces.MultiBinary):
-                new = gymnasium.spaces.Box(0, 1, space.shape, to)
+                new = gymnasium.spaces.Box(0, 1, space.shape, dtype)
             else:
                 raise TypeError("it is not a single array")
             self.torch_dtype = spaces.dtype(new)
         except (TypeError, ValueError, AssertionError, OverflowError) as error:
-            raise TypeError(f"DtypeObservation needs a space whose values fit {to}, but got {space}: {error}.") from error
+            raise TypeError(f"DtypeObservation needs a space whose values fit {dtype}, but got {space}: {error}.") from error
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Tensor) -> Tensor:
         return observation.to(self.torch_dtype)
 
 
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    # The object dtype, which PyTorch does not have, stands for anything that is not a dtype.
+    named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
+    try:
+        if isinstance(dtype, torch.dtype):
+            return torch.empty(0, dtype=dtype).numpy().dtype
+        return np.dtype(dtype if named else "O")
+    except (TypeError, ValueError, SyntaxError):
+        return np.dtype("O")
+
+
 class FilterObservation(ObservationTransform):
-    """Keeps some parts of a `Dict` or `Tuple` observation.
+    """Keeps selected parts of a `Dict` or `Tuple` observation.
 
     Args:
-        filter_keys: the keys to keep, or for a `Tuple` the places.
+        filter_keys: the keys to keep, or the indices for a `Tuple`.
+
+    Shape: a `Dict` or `Tuple` to the same kind of space with those parts; those of a `Tuple` in the order of `filter_keys`.
+
+    Raises:
+        TypeError, ValueError: for keys that are not unique, and from `setup` for keys that the space does not have.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Discrete(5), right=gymnasium.spaces.Discrete(5))
@@ -188,7 +211,7 @@ class FilterObservation(ObservationTransform):
             or not isinstance(filter_keys, Sequence)
             or not all(isinstance(key, str | int | np.integer) and not isinstance(key, bool) for key in filter_keys)
         ):
-            raise TypeError(f"FilterObservation needs filter_keys as a list of text or integers, but got {filter_keys!r}.")
+            raise TypeError(f"FilterObservation needs filter_keys as a list of strings or integers, but got {filter_keys!r}.")
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
             raise ValueError(f"FilterObservation needs filter_keys, each once, but got {filter_keys!r}.")
         self.filter_keys = filter_keys
@@ -201,22 +224,25 @@ class FilterObservation(ObservationTransform):
         if not set(keys) <= known:
             raise ValueError(f"FilterObservation needs filter_keys among {sorted(known)}, but got {keys!r}.")
         if isinstance(space, gymnasium.spaces.Dict):
-            self.kept = {str(key): str(key) for key in keys}
-            new: Space[Any] = gymnasium.spaces.Dict({key: space.spaces[key] for key in self.kept})
+            self.source_of = {str(key): str(key) for key in keys}
+            new: Space[Any] = gymnasium.spaces.Dict({key: space.spaces[key] for key in self.source_of})
         else:
-            self.kept = {str(place): str(key) for place, key in enumerate(keys)}
-            new = gymnasium.spaces.Tuple([space.spaces[int(key)] for key in self.kept.values()])
+            self.source_of = {str(index): str(key) for index, key in enumerate(keys)}
+            new = gymnasium.spaces.Tuple([space.spaces[int(key)] for key in keys])
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Value) -> Value:
-        return TensorDict({new: observation[old] for new, old in self.kept.items()}, batch_size=observation.batch_size)
+        parts = {key: observation[source] for key, source in self.source_of.items()}
+        return TensorDict(parts, batch_size=observation.batch_size)
 
 
 class ReshapeObservation(ObservationTransform):
-    """Gives observations another shape.
+    """Reshapes observations.
 
     Args:
-        shape: the shape of one env's observation, with as many elements as before.
+        shape: the new shape of a single env's observation, with as many elements as the old one.
+
+    Shape: a Box `(num_envs, *old_shape)` to `(num_envs, *shape)`, with the bounds reshaped.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> TransformedEnv(ScriptedEnv(3, observation_shape=(4,)), ReshapeObservation((2, 2))).reset()["observation"].shape
@@ -225,15 +251,15 @@ class ReshapeObservation(ObservationTransform):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.shape = arguments.sizes("ReshapeObservation", "shape", shape, at_least=1)
+        self.shape = validation.sizes("ReshapeObservation", "shape", shape, at_least=1)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("ReshapeObservation", "observation", signature.single_observation_space)
         if math.prod(self.shape) != math.prod(box.shape):
             raise ValueError(f"ReshapeObservation needs a shape with {math.prod(box.shape)} elements, but got {self.shape}.")
-        self.dims = len(box.shape)
+        self.num_dims = len(box.shape)
         low, high = box.low.reshape(self.shape), box.high.reshape(self.shape)
         return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, self.shape, box.dtype))
 
     def observation(self, observation: Tensor) -> Tensor:
-        return observation.reshape(*observation.shape[: observation.dim() - self.dims], *self.shape)
+        return observation.reshape(*observation.shape[: observation.dim() - self.num_dims], *self.shape)

@@ -1,4 +1,4 @@
-"""Affine transforms between two boxes."""
+"""Affine maps from one Box to another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from torchwrap import spaces
-from torchwrap.buffer import Buffer
+from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature
-from torchwrap.transforms.base import ActionTransform, ObservationTransform
+from torchwrap.transforms.transform import ActionTransform, ObservationTransform
 
 
 def _bounds(name: str, what: tuple[str, str], low: Any, high: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -23,31 +23,31 @@ def _bounds(name: str, what: tuple[str, str], low: Any, high: Any) -> tuple[np.n
         ordered = False
     if not ordered:
         raise ValueError(f"{name} needs {what[0]} < {what[1]}, but got {low!r} and {high!r}.")
-    lower, upper = np.broadcast_arrays(*given)  # in their own dtypes, with which Gymnasium computes
+    lower, upper = np.broadcast_arrays(*given)  # in the given dtypes, because Gymnasium computes in them
     return lower, upper
 
 
 def _rescale(owner: nn.Module, box: gymnasium.spaces.Box, low: Any, high: Any, device: torch.device) -> gymnasium.spaces.Box:
-    # Gymnasium's rescale_box, rounded where it rounds: new = gradient * old + intercept. Where a side is unbounded, the other
-    # is only shifted.
+    # Registers the coefficients of new = gradient * old + intercept, and returns the new box. The formula is that of
+    # Gymnasium's rescale_box, with its roundings. A dimension with a single finite bound is shifted, not scaled.
     low, high = (np.broadcast_to(bound, box.shape) for bound in (low, high))
-    below, above = np.isfinite(low), np.isfinite(high)
-    both = below & above
+    bounded_below, bounded_above = np.isfinite(low), np.isfinite(high)
+    bounded = bounded_below & bounded_above
     gradient, intercept = np.ones(box.shape, box.dtype), np.zeros(box.shape, box.dtype)
     with np.errstate(all="ignore"):
-        gradient[both] = (high[both] - low[both]) / (box.high[both].astype(np.longdouble) - box.low[both])
-        intercept[above] = high[above] - box.high[above]
-        intercept[below] = gradient[below] * -box.low[below] + low[below]
+        gradient[bounded] = (high[bounded] - low[bounded]) / (box.high[bounded].astype(np.longdouble) - box.low[bounded])
+        intercept[bounded_above] = high[bounded_above] - box.high[bounded_above]
+        intercept[bounded_below] = gradient[bounded_below] * -box.low[bounded_below] + low[bounded_below]
         lower, upper = low.astype(box.dtype), high.astype(box.dtype)
     if not ((lower < upper) & (gradient > 0) & np.isfinite(gradient) & np.isfinite(intercept)).all():
         name = type(owner).__name__
-        raise ValueError(f"{name} needs bounds that {box.dtype} holds and tells apart, but got {owner!r} for {box}.")
+        raise ValueError(f"{name} needs bounds that {box.dtype} can represent and distinguish, but got {owner!r} for {box}.")
     for name, value in (("gradient", gradient), ("intercept", intercept)):
         owner.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
     return gymnasium.spaces.Box(lower, upper, box.shape, box.dtype)
 
 
-def _fits(name: str, what: str, box: gymnasium.spaces.Box, shape: tuple[int, ...]) -> None:
+def _check_fits(name: str, what: str, box: gymnasium.spaces.Box, shape: tuple[int, ...]) -> None:
     try:
         fits = np.broadcast_shapes(shape, box.shape) == box.shape
     except ValueError:
@@ -59,13 +59,19 @@ def _fits(name: str, what: str, box: gymnasium.spaces.Box, shape: tuple[int, ...
 
 
 class RescaleObservation(ObservationTransform):
-    """Maps observations from their bounds to [min_obs, max_obs], affinely and without clipping.
+    """Maps observations affinely from the bounds of their space to [min_obs, max_obs], without clipping.
+
+    The formula is that of Gymnasium's `rescale_box`.
 
     Args:
-        min_obs: the new lower bound, a number or an array of the observation's shape; infinite exactly where the old one is.
-        max_obs: the new upper bound.
+        min_obs: the new lower bound, a number or an array that broadcasts to the shape of the observation. It must be infinite
+            exactly where the old bound is.
+        max_obs: the new upper bound, likewise.
 
     Shape: a Box of floats to a Box of the same shape and dtype. For integers, such as images, put `DtypeObservation` below.
+
+    Raises:
+        TypeError, ValueError: if the bounds are not ordered, and from `setup` if they do not fit the space.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> box = gymnasium.spaces.Box(0, 8, (3,), np.float32)
@@ -74,8 +80,8 @@ class RescaleObservation(ObservationTransform):
     tensor([[-1.0000, -0.5000,  0.0000]])
     """
 
-    gradient = Buffer()
-    intercept = Buffer()
+    gradient = ConstantBuffer()
+    intercept = ConstantBuffer()
 
     def __init__(self, min_obs: float | Any, max_obs: float | Any) -> None:
         super().__init__()
@@ -86,7 +92,7 @@ class RescaleObservation(ObservationTransform):
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleObservation", "observation", signature.single_observation_space, of="floats")
         low, high = _bounds("RescaleObservation", ("min_obs", "max_obs"), self.min_obs, self.max_obs)
-        _fits("RescaleObservation", "an observation", box, low.shape)
+        _check_fits("RescaleObservation", "an observation", box, low.shape)
         for new, old in ((low, box.low), (high, box.high)):
             if not np.array_equal(np.where(np.isinf(new), new, 0) + np.zeros(box.shape), np.where(np.isinf(old), old, 0)):
                 raise ValueError(
@@ -100,21 +106,28 @@ class RescaleObservation(ObservationTransform):
 
 
 class RescaleAction(ActionTransform):
-    """Maps actions from [min_action, max_action] to the env's bounds, affinely and without clipping.
+    """Maps actions affinely from [min_action, max_action] to the bounds of the action space below, without clipping.
+
+    The formula is that of Gymnasium's `rescale_box`.
 
     Args:
-        min_action: the agent's lower bound, a number or an array of the action's shape.
-        max_action: the agent's upper bound.
+        min_action: the agent's lower bound, a number or an array that broadcasts to the shape of the action.
+        max_action: the agent's upper bound, likewise.
+
+    Shape: a Box of floats with finite bounds; the space above has the same shape and dtype.
+
+    Raises:
+        TypeError, ValueError: if the bounds are not finite and ordered, and from `setup` if they do not fit the space.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(0, 10, (1,))), RescaleAction(-1, 1))
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([[0.5]])))
-    >>> transition["next", "info", "action"]  # what a ScriptedEnv got
+    >>> transition["next", "info", "action"]  # the action that the env received
     tensor([[7.5000]])
     """
 
-    gradient = Buffer()
-    intercept = Buffer()
+    gradient = ConstantBuffer()
+    intercept = ConstantBuffer()
 
     def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
         super().__init__()
@@ -129,7 +142,7 @@ class RescaleAction(ActionTransform):
         if not (np.isfinite(box.low) & np.isfinite(box.high)).all():
             raise ValueError(f"RescaleAction needs an action space with finite bounds, low < high, but got {box}.")
         low, high = _bounds("RescaleAction", ("finite min_action", "max_action"), self.min_action, self.max_action)
-        _fits("RescaleAction", "an action", box, low.shape)
+        _check_fits("RescaleAction", "an action", box, low.shape)
         return signature.replace(single_action_space=_rescale(self, box, low, high, signature.device))
 
     def action(self, action: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Transforms of one reward at a time."""
+"""Stateless transforms of rewards."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchwrap import arguments, spaces
+from torchwrap import spaces
+from torchwrap._core import validation
 from torchwrap.spaces import Signature
-from torchwrap.transforms.base import RewardTransform
+from torchwrap.transforms.transform import RewardTransform
 
-_LARGEST = torch.finfo(torch.float32).max  # of rewards
+_MAX_REWARD = torch.finfo(torch.float32).max
 
 
 class TransformReward(RewardTransform):
     """Applies a function to the batch of rewards.
 
     Args:
-        func: takes rewards `(num_envs, 1)` float32 and gives new ones.
+        func: takes rewards and returns new ones, both `(num_envs, 1)` float32.
+
+    Raises:
+        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns another shape or dtype.
 
     >>> import torch; from tensordict import TensorDict
     >>> TransformReward(lambda reward: 2 * reward)(TensorDict({"reward": torch.ones(1, 1)}, [1]))["reward"]
@@ -40,11 +44,14 @@ class TransformReward(RewardTransform):
 
 
 class ClipReward(RewardTransform):
-    """Clips the reward.
+    """Clips rewards.
 
     Args:
-        min_reward: lower bound; none where None.
-        max_reward: upper bound; none where None.
+        min_reward: lower bound. None disables it.
+        max_reward: upper bound. None disables it.
+
+    Raises:
+        TypeError, ValueError: if both bounds are None, or the lower one exceeds the upper one.
 
     >>> import torch; from tensordict import TensorDict
     >>> ClipReward(max_reward=1)(TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2]))["reward"].flatten()
@@ -55,27 +62,27 @@ class ClipReward(RewardTransform):
         super().__init__()
         if min_reward is None and max_reward is None:
             raise ValueError("ClipReward needs min_reward, max_reward or both, but got neither.")
-        lowest = -_LARGEST
+        lowest_max = -_MAX_REWARD
         if min_reward is not None:
-            min_reward = arguments.number("ClipReward", "min_reward", min_reward, high=_LARGEST)
-            lowest = max(lowest, min_reward)
+            min_reward = validation.number("ClipReward", "min_reward", min_reward, high=_MAX_REWARD)
+            lowest_max = max(lowest_max, min_reward)
         if max_reward is not None:
-            max_reward = arguments.number("ClipReward", "max_reward", max_reward, low=lowest)
+            max_reward = validation.number("ClipReward", "max_reward", max_reward, low=lowest_max)
         self.min_reward = min_reward
         self.max_reward = max_reward
-        self.low, self.high = (
-            limit if limit is None else spaces.bound(limit, torch.float32) for limit in (min_reward, max_reward)
-        )
+        # Bounds that float32 cannot represent become infinite, because clamp refuses them.
+        self.low = None if min_reward is None else spaces.bound(min_reward, torch.float32)
+        self.high = None if max_reward is None else spaces.bound(max_reward, torch.float32)
 
     def reward(self, reward: Tensor) -> Tensor:
         return reward.clamp(self.low, self.high)
 
 
 class ScaleReward(RewardTransform):
-    """Multiplies the reward.
+    """Multiplies rewards by a constant.
 
     Args:
-        scale: by what.
+        scale: the factor.
 
     >>> import torch; from tensordict import TensorDict
     >>> ScaleReward(0.5)(TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2]))["reward"].flatten()
@@ -84,7 +91,7 @@ class ScaleReward(RewardTransform):
 
     def __init__(self, scale: float) -> None:
         super().__init__()
-        self.scale = arguments.number("ScaleReward", "scale", scale, -_LARGEST, _LARGEST)
+        self.scale = validation.number("ScaleReward", "scale", scale, -_MAX_REWARD, _MAX_REWARD)
 
     def reward(self, reward: Tensor) -> Tensor:
         return reward * self.scale

@@ -1,8 +1,10 @@
-"""Wrappers: base, repeat, render; what drives the env under it. Transforms, which see data alone, go on by TransformedEnv."""
+"""Wrappers: envs around an env, for what drives the env below. Transforms, which see data alone, go through TransformedEnv."""
 
-from torchwrap.wrappers.base import TransformedEnv, Wrapper
-from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RecordVideo, RenderCollection
+from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RenderCollection
 from torchwrap.wrappers.repeat import MaxAndSkipObservation, RepeatAction
+from torchwrap.wrappers.transformed import TransformedEnv
+from torchwrap.wrappers.video import RecordVideo
+from torchwrap.wrappers.wrapper import Wrapper
 
 __all__ = [
     "AddRenderObservation",

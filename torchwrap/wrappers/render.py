@@ -1,25 +1,25 @@
-"""Wrappers that look at an env: pictures as observations, collections, videos, a window. The env needs a `render_mode`."""
+"""Wrappers that render: pixel observations, collections of frames, a window."""
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from tensordict import TensorDict
-from torch import Tensor
 
-from torchwrap import arguments, spaces
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
-from torchwrap.wrappers.base import Wrapper
+from torchwrap.spaces import Value
+from torchwrap.wrappers.wrapper import Wrapper
 
 
-class _Rendered(Wrapper):
-    """Base for wrappers that look at the env after each step, before anything is reset."""
+class RenderWrapper(Wrapper):
+    """Base for wrappers that render the env after each step, before finished rows are reset."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -27,27 +27,30 @@ class _Rendered(Wrapper):
         if env.render_mode != "rgb_array":
             raise ValueError(f'{name} needs an env made with render_mode="rgb_array", but got {env.render_mode!r}.')
         if getattr(env.unwrapped, "same_step", False):
-            mode = "a vector env in AutoresetMode.DISABLED, which shows how an episode ended"
-            raise ValueError(f"{name} needs {mode}, but got one in SAME_STEP.")
+            got = "SAME_STEP, in which final frames cannot be rendered"
+            raise ValueError(f"{name} needs a vector env in AutoresetMode.DISABLED, but got {got}.")
 
-    def _shown(self, envs: Sequence[int]) -> list[int]:
+    def _check_envs(self, envs: Sequence[int]) -> list[int]:
         name = type(self).__name__
-        rows = [arguments.integer(name, "envs", row, at_least=0) for row in envs]
+        rows = [validation.integer(name, "envs", row, at_least=0) for row in envs]
         if not rows or max(rows) >= self.num_envs:
-            raise ValueError(f"{name} needs envs among the {self.num_envs} there are, but got {list(envs)}.")
+            raise ValueError(f"{name} needs envs as at least one index below {self.num_envs}, but got {list(envs)}.")
         return rows
 
 
-class AddRenderObservation(_Rendered):
-    """Makes observations of pictures of the env.
+class AddRenderObservation(RenderWrapper):
+    """Replaces the observation by the rendered frame, or adds the frame to it.
 
     Args:
-        env: the env below, with `render_mode="rgb_array"`; it is reset, to see how large its pictures are.
-        render_only: whether the picture takes the place of the observation, or goes beside it.
-        render_key: where it goes, if beside.
-        obs_key: where an observation goes that is not a `Dict`, if beside.
+        env: the env to wrap, made with `render_mode="rgb_array"`. It is reset once, to find the size of its frames.
+        render_only: whether the frame replaces the observation, or is added to it.
+        render_key: key of the frame, if it is added.
+        obs_key: key of an observation that is not a `Dict`, if the frame is added.
 
-    Shape: Box(0, 255, (height, width, 3), uint8), or a `Dict` with it.
+    Shape: the frame is `(num_envs, height, width, 3)` uint8. Added, it is part of a `Dict`.
+
+    Raises:
+        TypeError, ValueError: for an env without `render_mode="rgb_array"`, and for a `render_key` in use.
 
     >>> import torchwrap as tw
     >>> env = AddRenderObservation(tw.make("CartPole-v1", 2, render_mode="rgb_array"))
@@ -57,44 +60,48 @@ class AddRenderObservation(_Rendered):
 
     def __init__(self, env: Env, render_only: bool = True, render_key: str = "pixels", obs_key: str = "state") -> None:
         super().__init__(env)
-        self.render_only = arguments.flag("AddRenderObservation", "render_only", render_only)
+        self.render_only = validation.flag("AddRenderObservation", "render_only", render_only)
         for name, key in (("render_key", render_key), ("obs_key", obs_key)):
             if not isinstance(key, str) or not key:
-                raise TypeError(f"AddRenderObservation needs {name} as text, but got {key!r}.")
+                raise TypeError(f"AddRenderObservation needs {name} as a string, but got {key!r}.")
         below = env.single_observation_space
-        self.alone = not isinstance(below, gymnasium.spaces.Dict)
-        taken = [obs_key] if self.alone else list(below.spaces)  # type: ignore[attr-defined]
-        if not render_only and render_key in taken:
-            raise ValueError(f"AddRenderObservation needs a render_key that is free, but got {render_key!r} beside {taken}.")
+        parts = below.spaces if isinstance(below, gymnasium.spaces.Dict) else {obs_key: below}
+        self.is_dict = isinstance(below, gymnasium.spaces.Dict)
+        if not render_only and render_key in parts:
+            raise ValueError(f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(parts)}.")
         self.render_key, self.obs_key = render_key, obs_key
         env.reset()
         space: Any = gymnasium.spaces.Box(0, 255, np.shape(env.render([0])[0]), np.uint8)
         if not render_only:
-            space = gymnasium.spaces.Dict({render_key: space, **({obs_key: below} if self.alone else below.spaces)})  # type: ignore[attr-defined]
+            space = gymnasium.spaces.Dict({render_key: space, **parts})
         self.signature = env.signature.replace(single_observation_space=space)
 
-    def _step(self, td: TensorDict) -> TensorDict:
-        return self._look(self.env._step(td))
+    def _step(self, action: Value) -> TensorDict:
+        return self._add_pixels(self.env._step(action))
 
-    def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
-        return self._look(self.env._reset(mask, **keywords))
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        return self._add_pixels(self.env._reset(mask, options))
 
-    def _look(self, td: TensorDict) -> TensorDict:
+    def _add_pixels(self, td: TensorDict) -> TensorDict:
         pixels = spaces.tensor(np.stack(self.env.render()), self.device)
         if self.render_only:
             return td.set("observation", pixels)
         observation = td["observation"]
-        beside = {self.obs_key: observation} if self.alone else dict(observation.items())
-        return td.set("observation", TensorDict({self.render_key: pixels, **beside}, batch_size=td.batch_size))
+        parts = dict(observation.items()) if self.is_dict else {self.obs_key: observation}
+        return td.set("observation", TensorDict({self.render_key: pixels, **parts}, batch_size=td.batch_size))
 
 
-class RenderCollection(_Rendered):
-    """Collects pictures of each env's episode; `render()` gives a list of them for each env.
+class RenderCollection(RenderWrapper):
+    """Collects the frames of each env's episode. `render()` returns one list of frames per env.
 
     Args:
-        env: the env below, with `render_mode="rgb_array"`.
-        pop_frames: whether `render()` empties the lists.
-        reset_clean: whether a new episode begins with an empty list. The one that ended can be had until the next step.
+        env: the env to wrap, made with `render_mode="rgb_array"`.
+        pop_frames: whether `render()` clears the lists.
+        reset_clean: whether a new episode starts with an empty list. Until the next step, `render()` then returns the finished
+            episode.
+
+    Raises:
+        ValueError: for an env without `render_mode="rgb_array"`.
 
     >>> import torchwrap as tw
     >>> env = RenderCollection(tw.make("CartPole-v1", 2, render_mode="rgb_array"))
@@ -105,162 +112,76 @@ class RenderCollection(_Rendered):
 
     def __init__(self, env: Env, pop_frames: bool = True, reset_clean: bool = True) -> None:
         super().__init__(env)
-        self.pop_frames = arguments.flag("RenderCollection", "pop_frames", pop_frames)
-        self.reset_clean = arguments.flag("RenderCollection", "reset_clean", reset_clean)
+        self.pop_frames = validation.flag("RenderCollection", "pop_frames", pop_frames)
+        self.reset_clean = validation.flag("RenderCollection", "reset_clean", reset_clean)
         self.render_mode = "rgb_array_list"
         self._frames: list[list[Any]] = [[] for _ in range(env.num_envs)]
-        self._ended: dict[int, list[Any]] = {}
+        self._finished_frames: dict[int, list[Any]] = {}
 
-    def _step(self, td: TensorDict) -> TensorDict:
-        successor = self.env._step(td)
-        self._ended.clear()
+    def _step(self, action: Value) -> TensorDict:
+        successor = self.env._step(action)
+        self._finished_frames.clear()
         for frames, frame in zip(self._frames, self.env.render(), strict=True):
             frames.append(frame)
         return successor
 
-    def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
-        first = self.env._reset(mask, **keywords)
-        rows = mask.nonzero().flatten().tolist()
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        td = self.env._reset(mask, options)
+        rows = mask.numpy().nonzero()[0].tolist()
         for row, frame in zip(rows, self.env.render(rows), strict=True):
             if self.reset_clean:
-                self._ended[row], self._frames[row] = self._frames[row], []
+                self._finished_frames[row], self._frames[row] = self._frames[row], []
             self._frames[row].append(frame)
-        return first
+        return td
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         collected = []
         for row in range(self.num_envs) if envs is None else envs:
-            ended = self._ended.get(row)
-            frames = ended or self._frames[row]
+            frames = self._finished_frames.get(row) or self._frames[row]
             collected.append(list(frames))
             if self.pop_frames:
                 frames.clear()
         return tuple(collected)
 
 
-class RecordVideo(_Rendered):
-    """Writes videos, as mp4, of one env or of several side by side.
-
-    A video is of an episode of the first of `envs`, from its first observation to its final one, or of `video_length`
-    frames from where it begins. Where no trigger is given, episodes 0, 1, 8, 27, ... and each 1000th are recorded.
-
-    Args:
-        env: the env below, with `render_mode="rgb_array"`.
-        video_folder: where files go; it is made.
-        episode_trigger: says of an episode's number, from 0, whether to record it.
-        step_trigger: says of a step's number, from 0, whether to begin there.
-        video_length: how many frames; whole episodes where 0.
-        name_prefix: files are `{name_prefix}-episode-{number}.mp4` and `{name_prefix}-step-{number}.mp4`.
-        fps: frames a second; the env's own where None, or 30.
-        envs: whom to show; more than one are tiles of a picture.
-
-    It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
-    """
-
-    def __init__(
-        self,
-        env: Env,
-        video_folder: str | Path,
-        episode_trigger: Callable[[int], bool] | None = None,
-        step_trigger: Callable[[int], bool] | None = None,
-        video_length: int = 0,
-        name_prefix: str = "rl-video",
-        fps: int | None = None,
-        *,
-        envs: Sequence[int] = (0,),
-    ) -> None:
-        super().__init__(env)
-        for name, trigger in (("episode_trigger", episode_trigger), ("step_trigger", step_trigger)):
-            if trigger is not None and not callable(trigger):
-                raise TypeError(f"RecordVideo needs {name} as a function of a number, but got {trigger!r}.")
-        if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
-            got = f"{video_folder!r} and {name_prefix!r}"
-            raise TypeError(f"RecordVideo needs video_folder and name_prefix as text, but got {got}.")
-        self.envs = self._shown(envs)
-        if fps is None:
-            fps = int(env.metadata.get("render_fps") or 30)
-        self.fps = arguments.integer("RecordVideo", "fps", fps, at_least=1)
-        self.video_length = arguments.integer("RecordVideo", "video_length", video_length, at_least=0)
-        self._default = capped_cubic if episode_trigger is None and step_trigger is None else None
-        self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
-        self.video_folder, self.name_prefix = str(video_folder), name_prefix
-        self._library = importlib.import_module("torchwrap.interop.imageio")
-        self._video: Any = None
-        self._step_id = self._episode_id = -1
-
-    def _step(self, td: TensorDict) -> TensorDict:
-        successor = self.env._step(td)
-        self._step_id += 1
-        if self.step_trigger is not None and self.step_trigger(self._step_id):
-            self._begin(f"step-{self._step_id}")
-        self._capture()
-        return successor
-
-    def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
-        first = self.env._reset(mask, **keywords)
-        if mask[self.envs[0]]:
-            self._episode_id += 1
-            if not self.video_length:
-                self._finish()
-            trigger = self.episode_trigger or self._default
-            if trigger is not None and trigger(self._episode_id):
-                self._begin(f"episode-{self._episode_id}")
-            self._capture()
-        return first
-
-    def _begin(self, name: str) -> None:
-        self._finish()
-        self._video = self._library.Video(Path(self.video_folder) / f"{self.name_prefix}-{name}.mp4", self.fps)
-
-    def _capture(self) -> None:
-        if self._video is not None:
-            self._video.append(tiled(self.env.render(self.envs)))
-            if self._video.length == self.video_length:
-                self._finish()
-
-    def _finish(self) -> None:
-        if self._video is not None:
-            self._video.close()
-            self._video = None
-
-    def close(self) -> None:
-        self._finish()
-        super().close()
-
-
-class HumanRendering(_Rendered):
+class HumanRendering(RenderWrapper):
     """Shows the env in a window while it runs, at the env's own frame rate.
 
-    Args:
-        env: the env below, with `render_mode="rgb_array"`.
-        screen_size: width and height of the window; as large as the picture where None.
-        envs: whom to show; more than one are tiles of a picture.
-
     It needs pygame: `pip install "torchwrap[render]"`.
+
+    Args:
+        env: the env to wrap, made with `render_mode="rgb_array"`.
+        screen_size: (width, height) of the window, in pixels. None takes the size of the frame.
+        envs: indices of the envs to show, as tiles of one picture.
+
+    Raises:
+        TypeError, ValueError: for an env without `render_mode="rgb_array"`, and for wrong arguments.
     """
 
     def __init__(self, env: Env, screen_size: tuple[int, int] | None = None, *, envs: Sequence[int] = (0,)) -> None:
         super().__init__(env)
-        self.envs = self._shown(envs)
+        self.envs = self._check_envs(envs)
         if screen_size is not None:
             if not isinstance(screen_size, tuple | list) or len(screen_size) != 2:
                 raise TypeError(f"HumanRendering needs screen_size as (width, height), but got {screen_size!r}.")
             for size in screen_size:
-                arguments.integer("HumanRendering", "screen_size", size, at_least=1)
+                validation.integer("HumanRendering", "screen_size", size, at_least=1)
         self.screen_size = screen_size
         self.render_mode = "human"
         fps = int(env.metadata.get("render_fps") or 30)
-        self._window = importlib.import_module("torchwrap.interop.pygame").Window(screen_size, fps)
+        from torchwrap._media.window import Window  # here, because it imports an optional dependency, pygame
 
-    def _step(self, td: TensorDict) -> TensorDict:
-        successor = self.env._step(td)
+        self._window = Window(screen_size, fps)
+
+    def _step(self, action: Value) -> TensorDict:
+        successor = self.env._step(action)
         self._show()
         return successor
 
-    def _reset(self, mask: Tensor, **keywords: Any) -> TensorDict:
-        first = self.env._reset(mask, **keywords)
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        td = self.env._reset(mask, options)
         self._show()
-        return first
+        return td
 
     def _show(self) -> None:
         self._window.show(tiled(self.env.render(self.envs)))
@@ -270,17 +191,8 @@ class HumanRendering(_Rendered):
         super().close()
 
 
-def capped_cubic(episode: int) -> bool:
-    """Gymnasium's schedule of episodes to record: cubes of whole numbers, and from 1000 on each 1000th.
-
-    >>> [episode for episode in range(30) if capped_cubic(episode)]
-    [0, 1, 8, 27]
-    """
-    return round(episode ** (1 / 3)) ** 3 == episode if episode < 1000 else episode % 1000 == 0
-
-
 def tiled(frames: Sequence[Any]) -> Any:
-    """Pictures `(height, width, 3)` of one size as one, in rows as near to a square as can be; black where there is none."""
+    """Arranges frames `(height, width, 3)` of one size as tiles of one picture, nearly square. Empty tiles are black."""
     columns = math.ceil(math.sqrt(len(frames)))
     rows = math.ceil(len(frames) / columns)
     padded = [*frames, *[np.zeros_like(frames[0])] * (rows * columns - len(frames))]

@@ -1,40 +1,42 @@
-"""Wrappers that do one action for several steps."""
+"""Wrappers that repeat each action for several steps."""
 
 from __future__ import annotations
 
 import torch
 from tensordict import TensorDict
 
-from torchwrap import arguments, masks, repeat, spaces
+from torchwrap import spaces
+from torchwrap._core import validation
+from torchwrap._core.repeat import merge_repeated, repeat, repeated_steps
 from torchwrap.env import Env
-from torchwrap.wrappers.base import TransformedEnv, Wrapper
+from torchwrap.spaces import Value
+from torchwrap.wrappers.transformed import TransformedEnv
+from torchwrap.wrappers.wrapper import Wrapper, layers
 
 
 class _Repeat(Wrapper):
-    """Base for wrappers that step the env under them several times."""
+    """Base for wrappers that step the env below several times."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        layer = env
-        while isinstance(layer, Wrapper):
-            if isinstance(layer, TransformedEnv):
-                # They would see, count and learn the steps that an env does after its end, while others go on.
-                raise ValueError(
-                    f"{type(self).__name__} needs an env without transforms, but got {env!r}: put them on top of it."
-                )
-            layer = layer.env
-        self._between = None if env.can_snapshot else env._reset
+        if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
+            # Transforms would count and learn from the steps that an env takes after its end, while others continue.
+            raise ValueError(
+                f"{type(self).__name__} needs an env without transforms, but got {env!r}: put the transforms on top of it."
+            )
+        # A simulator refuses to step an episode that is over.
+        self._reset_between = env._reset if env.host_stepped else None
 
 
 class RepeatAction(_Repeat):
-    """Does each action several times, or until the episode ends, and sums the rewards.
+    """Repeats each action, until the episode ends at most, and sums the rewards.
 
-    What else comes out is that of the last step that was done: observation, flags, info. An env that ends in between waits
-    for the others. The env's own limit of steps counts each of them.
+    Observation, flags and info are those of the last step taken. An env whose episode ends in between waits for the others.
+    The env's own limit of steps counts each step.
 
     Args:
-        env: the env below, without transforms.
-        num_repeats: how often.
+        env: the env to wrap, without transforms.
+        num_repeats: steps per action.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = RepeatAction(ScriptedEnv(1, episode_lengths=3), 2)
@@ -47,22 +49,22 @@ class RepeatAction(_Repeat):
 
     def __init__(self, env: Env, num_repeats: int) -> None:
         super().__init__(env)
-        self.num_repeats = arguments.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
+        self.num_repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
 
-    def _step(self, td: TensorDict) -> TensorDict:
-        return repeat.repeat(self.env._step, td, self.num_repeats, self._between)
+    def _step(self, action: Value) -> TensorDict:
+        return repeat(self.env._step, action, self.num_repeats, self._reset_between)
 
 
 class MaxAndSkipObservation(_Repeat):
-    """Does each action `skip` times, sums the rewards, and gives the maximum of the last two observations.
+    """Repeats each action `skip` times, sums the rewards, and returns the maximum of the last two observations.
 
-    Where an episode ends in between, those are the last two that it had. First observations are as they come.
+    If an episode ends in between, these are the last two observations of that episode. Initial observations stay as they are.
 
     Args:
-        env: the env below, without transforms.
-        skip: how often, at least 2.
+        env: the env to wrap, without transforms.
+        skip: steps per action, at least 2.
 
-    Shape: a Box of any shape, and unchanged.
+    Shape: a Box of any shape, unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = MaxAndSkipObservation(ScriptedEnv(1, observation_shape=(1,)), skip=4)
@@ -72,14 +74,14 @@ class MaxAndSkipObservation(_Repeat):
 
     def __init__(self, env: Env, skip: int = 4) -> None:
         super().__init__(env)
-        self.skip = arguments.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
+        self.skip = validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
-    def _step(self, td: TensorDict) -> TensorDict:
-        for successor, alive in repeat.successors(self.env._step, td, self.skip, self._between):
+    def _step(self, action: Value) -> TensorDict:
+        for successor, alive in repeated_steps(self.env._step, action, self.skip, self._reset_between):
             if alive is None:
                 whole, previous = successor, successor["observation"]
             else:
-                previous = masks.where(alive, whole["observation"], previous)
-                whole = repeat.join(whole, successor, alive)
+                previous = alive.where(whole["observation"], previous)
+                whole = merge_repeated(whole, successor, alive)
         return whole.set("observation", torch.maximum(whole["observation"], previous))

@@ -1,0 +1,251 @@
+"""Executors: every layer is stepped through its own `_step`, and a compiled executor belongs to one object."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from catalogue import NUM_ENVS, Push, gymnasium_cartpole
+from helpers import AOT, after, assert_same, buffers, each_copy, play
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap._compile import host_reset
+from torchwrap.testing import ScriptedEnv
+
+full = pytest.mark.full
+
+
+def overriding(kind, method):
+    """A subclass with its own `_step`, whose reward is -7; or its own `_reset`, whose observations are -77."""
+
+    class Override(kind):
+        def _step(self, action):
+            successor = super()._step(action)
+            return successor.set("reward", torch.full_like(successor["reward"], -7))
+
+        def _reset(self, mask, options=None):
+            td = super()._reset(mask, options)
+            return td.set("observation", torch.full_like(td["observation"], -77))
+
+    delattr(Override, "_reset" if method == "_step" else "_step")
+    return Override
+
+
+def make_env(kind, depth, method, backend="torch"):
+    """Three layers on an env, one of which overrides a method."""
+    env = ScriptedEnv(32, (3,), (5, 3, 11, 4, 9)) if backend == "torch" else tw.make("CartPole-v1", 8, backend=backend)
+    for level, plain in zip(
+        ["innermost", "middle", "outermost"], [tw.TransformedEnv, tw.Wrapper, tw.TransformedEnv], strict=True
+    ):
+        layer = overriding(kind, method) if level == depth else plain
+        env = layer(env, T.TimeLimit(30), T.ScaleReward(1)) if issubclass(layer, tw.TransformedEnv) else layer(env)
+    return env
+
+
+def stepped(env):
+    td, transitions = env.reset(seed=0), []
+    for _ in range(24):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        transitions.append(transition)
+    return torch.stack(transitions, 1)
+
+
+def collected(collect):
+    first, td = collect(collect.env.reset(seed=0))
+    return torch.cat([first, collect(td)[0]], 1)
+
+
+def compiled(target):
+    return tw.compile(target, backend="aot_eager")
+
+
+# How an env is run, and whether a simulator on the host steps it. Each returns transitions (num_envs, 24).
+WAYS = {
+    "eager": (stepped, "torch"),
+    "eager, host-stepped": (stepped, "gymnasium"),
+    "eager collector": (lambda env: collected(tw.Collector(env, None, 12)), "torch"),
+    "compiled": (lambda env: stepped(compiled(env)), "torch"),
+    "compiled, host auto-reset": (lambda env: stepped(compiled(env)), "torch"),
+    "compiled, host-stepped": (lambda env: stepped(compiled(env)), "gymnasium"),
+    "compiled collector": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
+    "compiled collector, host auto-reset": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
+}
+OVERRIDES = list(itertools.product([tw.TransformedEnv, tw.Wrapper], ["outermost", "middle", "innermost"], ["_step", "_reset"]))
+FAST = [(tw.TransformedEnv, "outermost", "_step"), (tw.TransformedEnv, "middle", "_reset"), (tw.Wrapper, "innermost", "_step")]
+
+
+def cases():
+    for way, override in itertools.product(WAYS, OVERRIDES):
+        kind, depth, method = override
+        fast = (
+            way.startswith("eager") or override in FAST[: 3 if way == "compiled" else 1 if way == "compiled collector" else 2]
+        )
+        yield pytest.param(way, *override, marks=() if fast else full, id=f"{way}-{kind.__name__}-{depth}-{method}")
+
+
+@pytest.mark.parametrize(("way", "kind", "depth", "method"), list(cases()))
+def test_method_overridden_in_any_layer_takes_effect(way, kind, depth, method, monkeypatch):
+    if "host auto-reset" in way:
+        monkeypatch.setattr(host_reset, "_MIN_HOST_RESET_ENVS", 32)
+    run, backend = WAYS[way]
+    data = run(make_env(kind, depth, method, backend))
+    done = data["next", "done"][:, :-1, 0]
+    assert done.any() and not done.all(0).any()
+    assert (data["next", "reward"] == -7).all() == (method == "_step")
+    initial = (data["observation"] == -77).all(-1)
+    assert (data["next", "observation"] != -77).any(-1).all()
+    if method == "_step":
+        assert not initial.any()
+    else:
+        assert initial[:, 0].all() and (initial[:, 1:] == done).all()
+
+
+def test_options_reach_a_reset_overridden_in_the_middle():
+    class TakesOptions(tw.Wrapper):
+        def _check_options(self, options):
+            assert set(options) == {"observation"}
+
+        def _reset(self, mask, options=None):
+            td = self.env._reset(mask)
+            return td.set("observation", torch.full_like(td["observation"], (options or {"observation": 1})["observation"]))
+
+    env = compiled(tw.TransformedEnv(TakesOptions(ScriptedEnv(2, (3,))), T.TimeLimit(3)))
+    assert (env.reset(options={"observation": 5})["observation"] == 5).all()
+    assert (env.reset()["observation"] == 1).all()
+
+
+class TestIsCompiled:
+    def test_of_env_is_true_after_compile(self):
+        env = ScriptedEnv(2)
+        assert not env.is_compiled
+        assert tw.compile(env, backend="eager").is_compiled
+
+    def test_of_host_stepped_env_is_true_from_the_innermost_transforms_on(self):
+        env = tw.TransformedEnv(tw.Wrapper(gymnasium_cartpole()), T.TimeLimit(3))
+        tw.compile(env, backend="eager")
+        assert [layer.is_compiled for layer in (env, env.env, env.env.env, env.unwrapped)] == [True, True, True, False]
+
+    def test_of_collector_is_true_after_compile_and_leaves_env_eager(self):
+        collect = tw.Collector(ScriptedEnv(2), None, 3)
+        assert not collect.is_compiled
+        assert tw.compile(collect, backend="eager").is_compiled and not collect.env.is_compiled
+
+
+def changed(before, after):
+    return {name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)}
+
+
+class TestCompile:
+    """`compile` sets an executor and no other attribute."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: tw.TransformedEnv(tw.Wrapper(ScriptedEnv(NUM_ENVS)), T.NormalizeObservation(), T.FrameStackObservation(2)),
+            gymnasium_cartpole,
+            pytest.param(lambda: tw.make("CartPole-v1", 3), marks=full),
+        ],
+        ids=["layers", "host-stepped", "native"],
+    )
+    def test_of_env_sets_the_executor_only(self, make):
+        env = make()
+        env.reset()
+        before = {module: dict(vars(module)) for module in env.modules()}
+        tw.compile(env, backend="aot_eager")
+        found = {module: changed(before[module], vars(module)) for module in env.modules()}
+        assert found.pop(env) == {"_executor"} and not any(found.values())
+
+    def test_of_collector_sets_the_executor_only(self):
+        collect = tw.Collector(ScriptedEnv(NUM_ENVS), Push(), 3)
+        before = {each: dict(vars(each)) for each in (collect, collect.policy, *collect.env.modules())}
+        tw.compile(collect, backend="aot_eager")
+        found = {each: changed(vars_before, vars(each)) for each, vars_before in before.items()}
+        assert found.pop(collect) == {"_executor"} and not any(found.values())
+
+
+class TestCopy:
+    """A copied or unpickled object runs eagerly, from the state of the original."""
+
+    @each_copy
+    def test_of_compiled_env_continues_eagerly(self, graphs, replicate):
+        env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2))
+        tw.compile(env, backend="counting")
+        td = after(env, 7)
+        twin = replicate(env)
+        assert env.is_compiled and not any(layer.is_compiled for layer in (twin, twin.env))
+        before, snapshot = buffers(env), env.snapshot()
+        expected, _ = play(env, 20, td.clone())
+        env.restore(snapshot)
+        assert_same(play(twin, 20, td.clone())[0], expected, AOT)
+        assert_same(buffers(env), before)
+        assert len(graphs) == 1
+        assert not tw.Wrapper(replicate(twin)).is_compiled  # which a compiled env would refuse
+        tw.compile(twin, backend="counting")
+        assert len(graphs) == 2
+
+    def test_of_compiled_host_stepped_env_runs_its_transforms_eagerly(self):
+        env = tw.compile(gymnasium_cartpole(), backend="eager")
+        twin = copy.deepcopy(env)
+        assert env.is_compiled and not twin.is_compiled
+        env.close()
+        twin.close()
+
+    @each_copy
+    def test_of_compiled_collector_collects_eagerly(self, graphs, replicate):
+        env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2))
+        collect = tw.compile(tw.Collector(env, Push(), 4, keys=["action", ("next", "reward")]), backend="counting")
+        td, number = env.reset(seed=0), len(graphs)
+        twin = replicate(collect)
+        assert collect.is_compiled and not twin.is_compiled
+        expected, _ = collect(td)
+        assert_same(twin(td)[0], expected, AOT)
+        assert_same(buffers(twin.env), buffers(env), AOT)
+        assert twin.env is not env and len(graphs) == number
+        assert tw.compile(twin, backend="eager").is_compiled
+
+
+def plain_reward(reward):
+    return reward
+
+
+def tenfold_reward(reward):
+    return 10 * reward
+
+
+class RewardsByFunction(ScriptedEnv):
+    reward_fn = staticmethod(plain_reward)
+
+    def _step(self, action):
+        successor = super()._step(action)
+        return successor.set("reward", self.reward_fn(successor["reward"]))
+
+
+class TestShadowedCallable:
+    """A user's attribute that shadows a callable of the class survives copies."""
+
+    @each_copy
+    @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+    def test_of_env_survives(self, replicate, is_compiled):
+        env = RewardsByFunction(2)
+        env.reward_fn = tenfold_reward
+        if is_compiled:
+            tw.compile(env, backend="eager")
+        twin = replicate(env)
+        assert twin.reward_fn is tenfold_reward
+        transition, _ = twin.step(twin.reset().set("action", twin.sample_action()))
+        assert transition["next", "reward"].tolist() == [[10], [10]]
+
+    @each_copy
+    @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+    def test_of_collector_and_its_env_survives(self, replicate, is_compiled):
+        collect = tw.Collector(RewardsByFunction(2, episode_lengths=None), None, 3)
+        collect.env.reward_fn = tenfold_reward
+        collect.note = tenfold_reward
+        if is_compiled:
+            tw.compile(collect, backend="eager")
+        twin = replicate(collect)
+        assert twin.env.reward_fn is twin.note is tenfold_reward
+        assert twin()[0]["next", "reward"].squeeze(-1).tolist() == [[10, 20, 30]] * 2

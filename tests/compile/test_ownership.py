@@ -1,0 +1,193 @@
+"""What compilation leaves unchanged, and that outputs of compiled envs and collectors belong to the caller."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from catalogue import NUM_ENVS, cartpole, stack
+from helpers import (
+    AOT,
+    INDUCTOR,
+    Held,
+    after,
+    assert_no_overlap,
+    assert_plays_the_same,
+    assert_same,
+    buffers,
+    leaves,
+    mostly_full,
+    play,
+    steps,
+)
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+small, seven = functools.partial(stack, "Compose of two"), functools.partial(stack, "Compose of seven")
+
+
+class TestCompile:
+    """Compiling changes no state."""
+
+    @pytest.mark.parametrize("num_steps", mostly_full([0, 7], 7))
+    @pytest.mark.parametrize("make", mostly_full([small, seven, cartpole], small), ids=["two", "seven", "CartPole"])
+    def test_in_mid_episode_leaves_state_unchanged(self, make, num_steps):
+        env, eager = make(), make()
+        td, eager_td = after(env, num_steps), after(eager, num_steps)
+        before, generator = env.snapshot(), torch.get_rng_state()
+        assert tw.compile(env, backend="aot_eager") is env
+        assert_same(env.snapshot(), before)
+        assert (torch.get_rng_state() == generator).all()
+        assert_same(play(env, 30, td)[0], play(eager, 30, eager_td)[0], AOT)
+
+    def test_before_first_reset_leaves_state_unchanged(self):
+        env = tw.make("CartPole-v1", NUM_ENVS)
+        before = buffers(env)
+        tw.compile(env, backend="aot_eager")
+        assert_same(buffers(env), before)
+        with pytest.raises(RuntimeError, match=r"Call reset\(\) before step\(\) of CartPole-v1"):
+            env.step(TensorDict({"action": env.sample_action()}, [NUM_ENVS]))
+
+    @pytest.mark.parametrize("make", mostly_full([small, cartpole], small), ids=["two", "CartPole"])
+    def test_of_collector_leaves_state_unchanged(self, make):
+        env, eager = make(), make()
+        td, eager_td = after(env, 7), after(eager, 7)
+        before, generator = env.snapshot(), torch.get_rng_state()
+        collect = tw.Collector(env, None, 9)
+        assert tw.compile(collect, backend="aot_eager") is collect
+        assert_same(env.snapshot(), before)
+        assert (torch.get_rng_state() == generator).all()
+        assert_same(collect(td)[0], tw.rollout(eager, None, 9, eager_td)[0], AOT)
+        assert_same(buffers(env), buffers(eager), AOT)
+
+
+class TestState:
+    """Snapshots and state_dicts pass between eager and compiled envs."""
+
+    def assert_snapshots_pass(self, compiled, eager, tolerance):
+        after(eager, 13, seed=4)
+        snapshot = eager.snapshot()
+        once = play(compiled, 40, compiled.restore(snapshot))[0]
+        back = compiled.snapshot()
+        assert_same(once, play(compiled, 40, compiled.restore(snapshot))[0])
+        assert_same(once, play(eager, 40, eager.restore(snapshot))[0], tolerance)
+        assert_same(eager.restore(back), compiled.restore(back))
+        assert_same(eager.snapshot(), back)
+
+    def test_snapshots_pass_between_eager_and_compiled_bit_for_bit(self):
+        self.assert_snapshots_pass(tw.compile(small(), backend="aot_eager"), small(), AOT)
+
+    @pytest.mark.full
+    def test_snapshots_pass_between_eager_and_inductor_bit_for_bit(self, inductor_cartpole):
+        self.assert_snapshots_pass(inductor_cartpole, cartpole(), INDUCTOR)
+
+    def assert_loads(self, eager, compiled, teacher, index, tolerance):
+        after(teacher, 30)
+        for assign in (False, True):  # True replaces the buffers
+            state = {name: value.clone() for name, value in teacher.state_dict().items()}
+            for env in (eager, compiled):
+                env.load_state_dict({name: value.clone() for name, value in state.items()}, assign=assign)
+            assert_plays_the_same(eager, compiled.to("cpu"), 20, tolerance)
+            assert (compiled.transforms[index].statistics.count > state[f"transforms.{index}.statistics.count"]).all()
+
+    def test_state_dict_loads_into_compiled_env(self):
+        self.assert_loads(small(), tw.compile(small(), backend="aot_eager"), small(episode_lengths=9), 0, AOT)
+
+    @pytest.mark.full
+    def test_state_dict_loads_into_env_through_inductor(self, pair):
+        self.assert_loads(*pair, seven(episode_lengths=9), 2, INDUCTOR)
+
+
+class TestStepOutputs:
+    @pytest.mark.parametrize("ending", mostly_full(["terminated", "truncated", "both", "in turn"], "terminated"))
+    def test_do_not_overlap(self, ending):
+        # An env that never truncates has done equal to terminated, and a compiler can know it.
+        env = tw.compile(stack("Compose of seven", ending=ending), backend="aot_eager")
+        transition, td = env.step(env.reset().set("action", env.sample_action()))
+        addresses = [leaf.data_ptr() for leaf in leaves(transition, td, buffers(env)) if leaf.numel()]
+        assert len(set(addresses)) == len(addresses)
+        assert_no_overlap(transition.exclude("observation"), td)
+
+    @pytest.mark.full
+    def test_of_inductor_do_not_overlap(self, pair, inductor_cartpole):
+        for env in (pair[1], inductor_cartpole):
+            transition, td = env.step(env.reset().set("action", env.sample_action()))
+            assert_no_overlap(transition.exclude("observation"), td)
+
+    def assert_belong_to_caller(self, eager, compiled, tolerance):
+        expected, _ = play(eager, 50, eager.reset(seed=0))
+        held = Held()
+        for step, (transition, td) in enumerate(steps(compiled, 50, compiled.reset(seed=0))):
+            assert_same(transition["next"], expected["transition", "next"][step], tolerance)
+            for leaf in leaves(transition["next"], td):
+                leaf.copy_(torch.full_like(leaf, step % 2))
+            held.add(transition["next"], td)
+        held.assert_unchanged()
+
+    @pytest.mark.parametrize("make", mostly_full([small, seven], small), ids=["two", "seven"])
+    def test_belong_to_caller(self, make):
+        self.assert_belong_to_caller(make(), tw.compile(make(), backend="aot_eager"), AOT)
+
+    @pytest.mark.full
+    def test_of_inductor_belong_to_caller(self, pair):
+        self.assert_belong_to_caller(*pair, INDUCTOR)
+
+    @pytest.mark.full
+    def test_of_smallest_inductor_graphs_stay_unchanged(self):
+        # No operator in them is external, so Inductor may keep all results in memory that it owns.
+        env = tw.compile(tw.make("CartPole-v1", NUM_ENVS))
+        stacked = tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS), T.FrameStackObservation(2))
+        collect = tw.compile(tw.Collector(stacked, None, 3))
+        (data, following), held = collect(), Held()
+        for transition, td in steps(env, 9, env.reset(seed=0)):
+            data, following = collect(following)
+            held.add(transition["next"], td, data, following)
+        held.assert_unchanged()
+
+
+# Ways to hold a part of a collector's data.
+HOLDS = {
+    "all of it": lambda data: data["observation"],
+    "one env": lambda data: data["observation"][3],
+    "one value": lambda data: data["next", "observation"][3, 2, :1],
+    "a row of all": lambda data: data[7]["next", "reward"],
+    "an array": lambda data: data["observation"].numpy(),
+    "a slice of an array": lambda data: data["observation"].numpy()[5:7, 1],
+    "a tensor of an array": lambda data: torch.from_numpy(data["observation"].numpy()[5:7]),
+    "another dtype": lambda data: data["observation"].view(torch.int32)[9],
+    "detached": lambda data: data["observation"].detach()[-1],
+    "flat": lambda data: data["observation"].transpose(0, 1).flatten(),
+}
+
+
+class TestCollectorOutputs:
+    def test_belong_to_caller(self):
+        make = functools.partial(stack, "FrameStackObservation")
+        collect, eager = tw.compile(tw.Collector(make(), None, 5), backend="aot_eager"), tw.Collector(make(), None, 5)
+        td, eager_td, held = collect.env.reset(seed=0), eager.env.reset(seed=0), Held()
+        for _ in range(20):
+            (data, td), (expected, eager_td) = collect(td), eager(eager_td)
+            assert_same(data, expected, AOT)
+            assert_no_overlap(data)
+            held.add(data)
+        held.assert_unchanged()
+
+    @pytest.mark.parametrize("compiled", mostly_full([False, True], False), ids=["eager", "compiled"])
+    def test_of_large_batches_stay_unchanged_however_they_are_held(self, compiled):
+        keys = ["observation", ("next", "observation"), ("next", "reward")]
+        collect = tw.Collector(tw.make("CartPole-v1", 16384), None, 5, keys=keys)
+        if compiled:
+            tw.compile(collect, backend="aot_eager")
+        td = collect.env.reset(seed=0)
+        held = []
+        for hold in [*HOLDS.values(), *HOLDS.values()]:
+            data, td = collect(td)
+            view = hold(data)
+            del data
+            held.append((view, copy.deepcopy(view)))
+            collect(td)  # its data is dropped, so its memory is reused at once
+        assert all((view == before).all() for view, before in held)

@@ -1,0 +1,266 @@
+"""Compiled collectors: the policy is in the graph, and its parameters and random numbers are not constants."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+from catalogue import NUM_ENVS, ActorCritic, cartpole, categorical, stack
+from helpers import AOT, INDUCTOR, assert_same, buffers, leaves, mostly_full, play
+from tensordict import TensorDict
+from torch import nn
+from torch.distributions import Categorical, Normal
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+full = pytest.mark.full
+# What a collector can be given, around a network.
+HOLDERS = {
+    "the module": lambda network: network,
+    "a bound method": lambda network: network.act,
+    "a lambda": lambda network: lambda td: network(td),
+    "a partial": lambda network: functools.partial(ActorCritic.act, network),
+    "a list": lambda network: (lambda parts: lambda td: parts[0](td))([network]),
+}
+
+
+def optimize(network, other):
+    optimizer = torch.optim.Adam(network.parameters(), 0.1)
+    for _ in range(2):
+        td = network(TensorDict({"observation": torch.ones(NUM_ENVS, 8)}, [NUM_ENVS]))
+        (td["logits"].square().sum() + td["value"].sum()).backward()
+        optimizer.step()
+
+
+def load(network, other):
+    network.load_state_dict(other.state_dict())
+
+
+def network_and_collectors(holder, **arguments):
+    """The network, and a function that collects with it, compiled and eager, and returns the data of both."""
+    torch.manual_seed(0)
+    network = ActorCritic(**arguments)
+    policy = HOLDERS[holder](network)
+    make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS), T.FrameStackObservation(2))  # noqa: E731
+    collect, eager = tw.compile(tw.Collector(make(), policy, 6), backend="eager"), tw.Collector(make(), policy, 6)
+
+    def both():
+        data, expected = collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0]
+        assert not any(leaf.requires_grad for leaf in leaves(data))
+        return data, expected
+
+    return network, both
+
+
+@pytest.mark.parametrize("holder", mostly_full(HOLDERS, "the module", "a lambda", "a list"))
+def test_parameters_that_change_are_followed(holder):
+    network, both = network_and_collectors(holder)
+    seen = []
+    for change in (load, optimize, load):
+        data, expected = both()
+        assert_same(data, expected, AOT)
+        seen.append(data)
+        change(network, ActorCritic())
+    for before, after in itertools.pairwise(seen):
+        assert all(((after[key] - before[key]).abs() > 1e-3).float().mean() > 0.9 for key in ("logits", "value"))
+
+
+@pytest.mark.parametrize("holder", mostly_full(HOLDERS, "a lambda"))
+def test_dropout_is_on_in_train_and_off_in_eval(holder):
+    network, both = network_and_collectors(holder, dropout=0.5)
+    for _ in range(2):
+        network.train()
+        (one, _), (other, _) = both(), both()
+        assert (one["logits"] != other["logits"]).any(-1).float().mean() > 0.9
+        network.eval()
+        assert_same(*both(), AOT)
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.two.weight = self.one.weight
+
+        def forward(self, td):
+            return torch.tanh(self.two(self.one(td["observation"][:, :6] / 1000)))
+
+    policy = Tied()
+    eager = tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4)
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4), backend="aot_eager")
+    for _ in range(2):
+        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], AOT)
+        with torch.no_grad():
+            policy.one.weight.mul_(0.5)
+
+
+class CountsCalls(nn.Module):
+    """A stateful policy."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, td):
+        self.calls.add_(1)
+        return (self.calls / 100).expand(NUM_ENVS, 6) * 1
+
+
+def test_buffers_of_policy_are_written_by_calls_and_not_by_compile():
+    policy = CountsCalls()
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4), backend="aot_eager")
+    assert policy.calls == 0
+    first, td = collect()
+    second, _ = collect(td)
+    assert (torch.cat([first, second], 1)["action"][0, :, 0] * 100).round().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def normal(td, **arguments):
+    distribution = Normal(td["observation"].flatten(1)[:, :6] * 0 + 0.5, 2.0, **arguments)
+    action = distribution.sample()
+    return td.update({"action": action, "log_prob": distribution.log_prob(action).sum(-1)})
+
+
+# PyTorch's distributions read their arguments on the host, unless validate_args is False.
+with_and_without_validation = pytest.mark.parametrize(
+    "arguments", mostly_full([{}, {"validate_args": False}], {}), ids=["validated", "not validated"]
+)
+
+
+@with_and_without_validation
+def test_categorical_policy_samples_at_each_step_and_keeps_log_prob(arguments):
+    collect = tw.compile(tw.Collector(cartpole(200), functools.partial(categorical, **arguments), 5), backend="aot_eager")
+    data, td = collect(collect.env.reset(seed=0))
+    data = torch.cat([data, collect(td)[0]], 1)
+    logits = data["observation"].flatten(2)[..., :2]
+    torch.testing.assert_close(data["log_prob"], Categorical(logits=logits).log_prob(data["action"]))
+    share, expected = data["action"].float().mean(0), logits.softmax(-1)[..., 1].mean(0)
+    assert ((share - expected).abs() < 0.16).all()  # of 200: more than four deviations
+    assert all((one != other).any() for one, other in itertools.combinations(data["action"].unbind(1), 2))
+
+
+@with_and_without_validation
+def test_normal_policy_samples_at_each_step_and_keeps_log_prob(arguments):
+    policy = functools.partial(normal, **arguments)
+    collect = tw.compile(tw.Collector(ScriptedEnv(500), policy, 5), backend="aot_eager")
+    data, td = collect()
+    data = torch.cat([data, collect(td)[0]], 1)
+    action = data["action"]
+    torch.testing.assert_close(data["log_prob"], Normal(0.5, 2.0).log_prob(action).sum(-1))
+    torch.testing.assert_close(data["next", "info", "action"], action)
+    assert abs(action.mean() - 0.5) < 0.06 and abs(action.std() - 2) < 0.04  # of 30,000: five deviations
+    assert len(action.unique()) > 29_000
+
+
+@full
+def test_sampling_policy_through_inductor_is_followed_as_it_learns():
+    network = ActorCritic()
+
+    def policy(td):
+        distribution = Categorical(logits=network(td)["logits"], validate_args=False)
+        return td.set("action", distribution.sample())
+
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 200), T.FrameStackObservation(2))
+    collect = tw.compile(tw.Collector(env, policy, 5))
+    td = env.reset(seed=0)
+    for _ in range(3):
+        data, td = collect(td)
+        with torch.no_grad():
+            expected = network.logits(network.body(data["observation"].flatten(2)))
+        torch.testing.assert_close(data["logits"], expected, rtol=INDUCTOR, atol=INDUCTOR)
+        share, expected = data["action"].float().mean(0), expected.softmax(-1)[..., 1].mean(0)
+        assert ((share - expected).abs() < 0.16).all()  # of 200: more than four deviations
+        assert all((one != other).any() for one, other in itertools.combinations(data["action"].unbind(1), 2))
+        optimize(network, None)
+
+
+def assert_collects_the_same(make, num_steps, tolerance, **arguments):
+    collect, eager = tw.Collector(make(), None, num_steps), tw.Collector(make(), None, num_steps)
+    tw.compile(collect, **arguments)
+    td, eager_td = collect.env.reset(seed=0), eager.env.reset(seed=0)
+    for _ in range(3):
+        (data, td), (expected, eager_td) = collect(td), eager(eager_td)
+        assert data.names == expected.names == [None, "time"] and data.batch_size == (NUM_ENVS, num_steps)
+        assert_same(data, expected, tolerance)
+        assert_same(td, eager_td, tolerance)
+        assert_same(buffers(collect.env), buffers(eager.env), tolerance)
+
+
+@pytest.mark.parametrize(
+    "name", mostly_full(["Compose of two", "Compose of none, Dict spaces", "Compose of seven"], "Compose of two")
+)
+def test_random_actions_compiled_match_eager(name):
+    assert_collects_the_same(functools.partial(stack, name), 6, AOT, backend="aot_eager")
+
+
+UNROLLED = [(1, 2), (5, 2), *[pytest.param(*case, marks=full) for case in ((1, 1), (5, 1), (4, 2))]]
+
+
+@pytest.mark.parametrize(("num_steps", "unroll"), UNROLLED)
+def test_unrolled_steps_match_eager(num_steps, unroll):
+    make = functools.partial(ScriptedEnv, NUM_ENVS, (2,))
+    assert_collects_the_same(make, num_steps, 0, backend="eager", unroll=unroll)
+
+
+@full
+def test_500_steps_through_inductor_match_eager():
+    collect, eager = tw.compile(tw.Collector(cartpole(), None, 6)), tw.Collector(cartpole(), None, 6)
+    td, eager_td, ends = collect.env.reset(seed=0), eager.env.reset(seed=0), 0
+    for _ in range(500 // 6 + 1):
+        (data, td), (expected, eager_td) = collect(td), eager(eager_td)
+        assert_same(data, expected, INDUCTOR)
+        assert_same(buffers(collect.env), buffers(eager.env), INDUCTOR)
+        ends += data["next", "done"].sum()
+    assert ends > 50
+
+
+KEYS = ["action", ("observation", "image"), ("next", "reward"), ("next", "observation", "rest"), ("next", "info")]
+
+
+@pytest.mark.parametrize("backend", mostly_full(["eager", "aot_eager"], "eager"))
+def test_keys_restrict_what_is_kept(backend):
+    make = functools.partial(stack, "Compose of none, Dict spaces")
+    eager = tw.Collector(make(), None, 5, keys=KEYS)
+    collect = tw.compile(tw.Collector(make(), None, 5, keys=KEYS), backend=backend)
+    for _ in range(2):
+        data = collect(collect.env.reset(seed=0))[0]
+        assert_same(data, eager(eager.env.reset(seed=0))[0])
+    assert set(data.keys()) == {"action", "observation", "next"} and set(data["observation"].keys()) == {"image"}
+
+
+def test_unknown_keys_are_refused_by_compile():
+    env = ScriptedEnv(2)
+    before = buffers(env)
+    with pytest.raises(ValueError, match=r"Collector needs keys among .*, but got \['value'\]"):
+        tw.compile(tw.Collector(env, None, 3, keys=["action", "value"]), backend="aot_eager")
+    assert_same(buffers(env), before)
+
+
+@pytest.mark.parametrize("name", mostly_full(["NormalizeReward", "NormalizeObservation"], "NormalizeReward"))
+def test_train_and_eval_of_env_compiled_match_eager(name):
+    make = functools.partial(stack, name)
+    collect, eager = tw.compile(tw.Collector(make(), None, 6), backend="aot_eager"), tw.Collector(make(), None, 6)
+    for mode in (False, True, False):
+        collect.env.train(mode)
+        eager.env.train(mode)
+        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], AOT)
+        assert_same(buffers(collect.env), buffers(eager.env), AOT)
+
+
+@pytest.mark.parametrize("name", mostly_full(("Compose of two", "Compose of seven"), "Compose of two"))
+def test_calls_between_steps_and_resets_of_env_match_eager(name):
+    env, other = stack(name), stack(name)
+    collect = tw.compile(tw.Collector(env, None, 4), backend="aot_eager")
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(5):
+        (_, td), (_, other_td) = collect(td), tw.rollout(other, None, 4, other_td)
+        assert_same(env.snapshot(), other.snapshot(), AOT)
+        td, other_td = (one.reset(mask=torch.arange(NUM_ENVS) < 2) for one in (env, other))
+        assert_same(td, other_td, AOT)
+        (_, td), (_, other_td) = play(env, 3, td), play(other, 3, other_td)
+        assert_same(env.snapshot(), other.snapshot(), AOT)

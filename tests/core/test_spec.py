@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from catalogue import TRANSFORMS, seven
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap import wrappers as W
+from torchwrap._core import spec as specs
+from torchwrap.testing import ScriptedEnv
+
+
+def assert_alike(env, other):
+    assert repr(env) == repr(other)
+    other.load_state_dict(env.state_dict())
+    one, two = (tw.rollout(each, None, 12, each.reset(seed=3))[0] for each in (env, other))
+    assert all((one[key] == two[key]).all() for key in one.keys(True, True))
+
+
+STACKS = {
+    "bare": lambda env: env,
+    "one": lambda env: tw.TransformedEnv(env, T.TimeLimit(4)),
+    "several": lambda env: tw.TransformedEnv(env, T.NormalizeObservation(), T.FrameStackObservation(2, padding_type="zero")),
+    "composed": lambda env: tw.TransformedEnv(env, T.Compose([T.Compose([T.TimeLimit(4)]), T.NormalizeReward(gamma=0.9)])),
+    "in layers": lambda env: tw.TransformedEnv(tw.TransformedEnv(W.RepeatAction(env, 2), T.ScaleReward(2)), T.Compose([])),
+    "a wrapper on top": lambda env: W.RepeatAction(W.MaxAndSkipObservation(env, 2), 3),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "gymnasium"])
+@pytest.mark.parametrize("name", STACKS)
+def test_spec_rebuilds_the_same_stack(name, backend):
+    env = STACKS[name](tw.make("CartPole-v1", 3, backend=backend, first_index=4, max_episode_steps=9))
+    assert_alike(env, tw.make(env.spec))
+    assert_alike(env, tw.make(EnvSpec.from_json(env.spec.to_json())))
+    assert env.spec.id == "CartPole-v1" and tw.make(env.spec, num_envs=7).num_envs == 7
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_record_of_every_transform_rebuilds_it(name):
+    make, make_env = TRANSFORMS[name]
+    env = tw.TransformedEnv(make_env(2), make())
+    again = specs.rebuild(specs.record(env), make_env(2))
+    assert_alike(env, again)
+
+
+def test_time_limit_that_was_disabled_stays_disabled():
+    env = tw.make("CartPole-v1", max_episode_steps=-1)
+    assert env.spec.max_episode_steps is None and tw.make(env.spec).signature.max_episode_steps is None
+
+
+def test_spec_of_gymnasium_builds_a_torchwrap_env():
+    import gymnasium
+
+    env = tw.make(gymnasium.make("CartPole-v1", max_episode_steps=7, sutton_barto_reward=True).spec, 2)
+    assert env.signature.max_episode_steps == 7 and env.func_env.sutton_barto_reward and env.num_envs == 2
+
+
+def test_spec_of_env_without_id_is_none():
+    assert tw.TransformedEnv(ScriptedEnv(1), T.TimeLimit(3)).spec is None
+
+
+def test_spec_with_functions_rebuilds_but_has_no_json():
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 2), T.Compose([T.TransformReward(torch.tanh)]))
+    assert_alike(env, tw.make(env.spec))
+    with pytest.raises(
+        ValueError, match=r"to_json needs arguments that JSON can represent, but got func=<.*tanh.*> of TransformReward"
+    ):
+        env.spec.to_json()
+    keys = {"reward_dist": spaces.Box(-1, 1, (1,))}
+    env = tw.make("Reacher-v5", info_keys=keys)
+    with pytest.raises(ValueError, match="to_json needs arguments that JSON can represent, but got info_keys="):
+        env.spec.to_json()
+    assert tw.make(env.spec).info_spaces == keys
+
+
+class NotCopyable:
+    def __call__(self, observation):
+        return observation * 1
+
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot be copied")
+
+
+def test_function_under_further_layers_is_the_same_object():
+    func = NotCopyable()
+    env = tw.TransformedEnv(tw.make("CartPole-v1"), T.TransformObservation(func))
+    again = tw.make(tw.TransformedEnv(env, T.TimeLimit(3)).spec)
+    assert again.env.transforms[0].func is func
+
+
+def test_spec_rebuilds_rendering_wrappers(tmp_path):
+    below = tw.make("CartPole-v1", 2, render_mode="rgb_array")
+    env = W.RecordVideo(W.AddRenderObservation(below, render_only=False), tmp_path, video_length=3, envs=[1])
+    again = tw.make(EnvSpec.from_json(env.spec.to_json()))
+    assert repr(again) == repr(env) and (again.fps, again.envs, again.episode_trigger) == (50, [1], None)
+    assert again.env.render_only is False and again.video_folder == str(tmp_path)
+
+
+def test_class_that_cannot_be_imported_is_named():
+    class Local(T.RewardTransform):
+        def reward(self, reward):
+            return reward
+
+    env = tw.TransformedEnv(tw.make("CartPole-v1"), Local())
+    with pytest.raises(
+        ValueError, match=r"make needs a spec of wrappers and transforms that can be imported, but got .*Local"
+    ):
+        tw.make(env.spec)
+
+
+class DropsItsArgument(T.RewardTransform):
+    def __init__(self, factor):
+        super().__init__()
+
+    def reward(self, reward):
+        return reward
+
+
+def test_argument_that_is_no_attribute_is_named():
+    env = tw.TransformedEnv(tw.make("CartPole-v1"), DropsItsArgument(2))
+    with pytest.raises(
+        ValueError, match=r"DropsItsArgument needs its arguments as attributes for its spec, but got none for \['factor'"
+    ):
+        env.spec  # noqa: B018
+
+
+def test_spec_has_the_layout_of_gymnasium():
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 4), seven().transforms[2])
+    (layer,) = env.spec.additional_wrappers
+    assert layer.name == "TransformedEnv" and layer.kwargs["transforms"][0].kwargs == {"epsilon": 1e-8}
+    written = json.loads(env.spec.to_json())
+    assert written["kwargs"] == {"num_envs": 4}
+
+
+@pytest.mark.parametrize("backend", ["torch", "gymnasium"])
+def test_np_random_seed_is_the_seed_in_use(backend):
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 3, backend=backend), T.TimeLimit(9))
+    assert env.np_random_seed is None
+    first = env.reset()["observation"]
+    seed = env.np_random_seed
+    assert (tw.make(env.spec).reset(seed=seed)["observation"] == first).all()
+    env.reset()
+    assert env.np_random_seed == seed and env.reset(seed=2**63 + 5) is not None and env.np_random_seed == 2**63 + 5
+    env.reset(seed=8, mask=torch.tensor([False, True, False]))
+    assert env.np_random_seed == (2**63 + 5, 8, 2**63 + 5)
+    assert tw.make("CartPole-v1").reset()["observation"].ne(tw.make("CartPole-v1").reset()["observation"]).any()

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from torchwrap._core import validation
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(7), np.uint8(1), np.array(7), torch.tensor(7), 2**63 - 1])
+def test_integer_is_returned_as_int(value):
+    given = validation.integer("X", "n", value, at_least=1)
+    assert type(given) is int and given == value
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (0, ValueError, "X needs n of at least 1, but got 0."),
+        (-3, ValueError, "X needs n of at least 1, but got -3."),
+        (np.int64(0), ValueError, "X needs n of at least 1, but got np.int64(0)."),
+        (True, ValueError, "X needs n of at least 1, but got True."),
+        (np.True_, TypeError, "X needs an integer n of at least 1, but got np.True_."),
+        (2.0, TypeError, "X needs an integer n of at least 1, but got 2.0."),
+        (np.float64(2), TypeError, "X needs an integer n of at least 1, but got np.float64(2.0)."),
+        (math.nan, TypeError, "X needs an integer n of at least 1, but got nan."),
+        ("2", TypeError, "X needs an integer n of at least 1, but got '2'."),
+        (None, TypeError, "X needs an integer n of at least 1, but got None."),
+        ([2], TypeError, "X needs an integer n of at least 1, but got [2]."),
+        (np.array([2]), TypeError, "X needs an integer n of at least 1, but got array([2])."),
+        (torch.tensor([2]), TypeError, "X needs an integer n of at least 1, but got tensor([2])."),
+        (torch.tensor(True), TypeError, "X needs an integer n of at least 1, but got tensor(True)."),
+        (2**63, ValueError, "X needs n of at most 9223372036854775807, but got 9223372036854775808."),
+        (10**30, ValueError, f"X needs n of at most 9223372036854775807, but got {10**30}."),
+    ],
+)
+def test_integer_of_wrong_type_or_out_of_bounds_is_refused(value, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        validation.integer("X", "n", value, at_least=1)
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.5), np.int64(1), np.array(0.5), torch.tensor(0.5)])
+def test_number_is_returned_with_its_value(value):
+    given = validation.number("X", "p", value, 0, 1)
+    assert given == value and type(given) in (int, float)
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.inf, -1e300, 0])
+def test_number_without_bounds_is_returned_unchanged(value):
+    assert validation.number("X", "p", value) is value
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**70), Fraction(1, 3), np.longdouble(0.5), np.float16(0.5)])
+def test_number_that_pytorch_does_not_take_becomes_float(value):
+    given = validation.number("X", "p", value)
+    assert type(given) is float and given == float(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "error", "message"),
+    [
+        (1.1, (0, 1), ValueError, "X needs p in [0, 1], but got 1.1."),
+        (-0.1, (0, 1), ValueError, "X needs p in [0, 1], but got -0.1."),
+        (np.float32(2), (0, 1), ValueError, "X needs p in [0, 1], but got np.float32(2.0)."),
+        (math.nan, (0, 1), ValueError, "X needs p in [0, 1], but got nan."),
+        (math.nan, (), ValueError, "X needs a number as p, but got nan."),
+        (-1, (0,), ValueError, "X needs p in [0, inf], but got -1."),
+        ("a", (), TypeError, "X needs a number as p, but got 'a'."),
+        ("0.5", (0, 1), TypeError, "X needs p in [0, 1], but got '0.5'."),
+        (None, (0, 1), TypeError, "X needs p in [0, 1], but got None."),
+        ([0.5], (0, 1), TypeError, "X needs p in [0, 1], but got [0.5]."),
+        (1j, (), TypeError, "X needs a number as p, but got 1j."),
+        (np.True_, (), TypeError, "X needs a number as p, but got np.True_."),
+        (b"0.5", (), TypeError, "X needs a number as p, but got b'0.5'."),
+        (np.array("1"), (), TypeError, "X needs a number as p, but got array('1', dtype='<U1')."),
+        (np.timedelta64(1), (), TypeError, "X needs a number as p, but got np.timedelta64(1)."),
+        (np.array(1, "m8[ns]"), (), TypeError, "X needs a number as p, but got array(1, dtype='timedelta64[ns]')."),
+        (torch.tensor([0.5]), (), TypeError, "X needs a number as p, but got tensor([0.5000])."),
+        (10**400, (), ValueError, f"X needs a number as p, but got {10**400}."),
+    ],
+)
+def test_number_of_wrong_type_or_out_of_bounds_is_refused(value, bounds, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        validation.number("X", "p", value, *bounds)

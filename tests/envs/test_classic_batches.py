@@ -1,0 +1,120 @@
+"""Spaces, limits, batches, compilation and rendering of the classic control envs."""
+
+from __future__ import annotations
+
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from classic_oracle import (
+    ANYWHERE,
+    IDS,
+    as_state,
+    choose_action,
+    inject,
+    sample_states,
+)
+from helpers import params
+
+import torchwrap as tw
+from torchwrap import FunctionalEnv
+from torchwrap.testing import check_env
+
+
+@pytest.mark.parametrize("id", [*IDS, "CartPole-v0"])
+def test_spaces_time_limit_and_frame_rate_match_gymnasium(id):
+    env, single = tw.make(id, 3), gymnasium.make(id)
+    assert type(env) is FunctionalEnv
+    for name in ("observation_space", "action_space"):
+        ours, theirs = getattr(env, f"single_{name}"), getattr(single, name)
+        assert ours == theirs and ours.dtype == theirs.dtype and ours.shape == theirs.shape
+    assert env.signature.max_episode_steps == single.spec.max_episode_steps
+    assert env.metadata["render_fps"] == single.metadata["render_fps"]
+    assert env.spec.reward_threshold == single.spec.reward_threshold
+
+
+@pytest.mark.parametrize("id", [*IDS, "CartPole-v0"])
+def test_truncation_occurs_exactly_at_the_limit(id):
+    env = tw.make(id, 2)
+    td, random, limit = env.reset(seed=0), np.random.default_rng(0), env.signature.max_episode_steps
+    for step in range(1, limit + 1):
+        observation = td["observation"].numpy()
+        action = [choose_action("CartPole-v1", 1, random, row) if "CartPole" in id else 1 for row in observation]
+        action = torch.tensor(action) if env.single_action_space.shape == () else torch.zeros(2, 1)
+        transition, td = env.step(td.set("action", action))
+        assert not transition["next", "terminated"].any()
+        assert transition["next", "truncated"].tolist() == [[step == limit]] * 2
+
+
+@pytest.mark.parametrize("id", params({id: id for id in IDS}, quick=["CartPole-v1"]))
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)], ids=["float32", "float64"]
+)
+def test_check_env_passes(id, dtype):
+    check_env(functools.partial(tw.make, id, dtype=dtype, max_episode_steps=7 if dtype == torch.float32 else 9))
+
+
+def trajectory(env, rows, num_steps=30):
+    """Observations, rewards and roots of some envs, by their global index."""
+    indices = [row - env.signature.first_index for row in rows]
+    td, rows_by_step = env.reset(seed=3), []
+    for _ in range(num_steps):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        rows_by_step.append(
+            torch.cat([transition["next", "observation"], transition["next", "reward"], td["observation"]], -1)[indices]
+        )
+    return torch.stack(rows_by_step)
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_env_i_does_not_depend_on_num_envs(id, compiled):
+    def trajectories(rows, *where, **arguments):
+        env = tw.make(id, *where, max_episode_steps=11, **arguments)
+        if compiled:
+            tw.compile(env, backend="aot_eager")
+        return trajectory(env, rows)
+
+    many = trajectories(range(7), 4096)
+    assert len(many[:, :, 0].unique()) > 180  # they differ
+    torch.testing.assert_close(trajectories(range(7), 7), many, rtol=0, atol=1e-6)
+    torch.testing.assert_close(trajectories([4], 1, first_index=4), many[:, 4:5], rtol=0, atol=1e-6)
+
+
+@pytest.mark.full
+def test_compiled_float32_state_with_float64_matches_eager():
+    id = "MountainCarContinuous-v0"
+    initial = sample_states(ANYWHERE[id], 64, np.random.default_rng(0))
+    eager, graph = (tw.make(id, 64, dtype=torch.float64, max_episode_steps=5) for _ in range(2))
+    tw.compile(graph)
+    tds = [env.reset(seed=0) for env in (eager, graph)]
+    for env in (eager, graph):
+        inject(env, as_state(id, initial))
+    for _ in range(12):  # past the end of two episodes
+        action = 2 * eager.sample_action()
+        (one, td), (two, other) = (e.step(td.set("action", action)) for e, td in zip((eager, graph), tds, strict=True))
+        torch.testing.assert_close(one["next"].to_dict(), two["next"].to_dict(), rtol=0, atol=1e-8)
+        torch.testing.assert_close(td["observation"], other["observation"], rtol=0, atol=1e-8)
+        tds = [td, other]
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_render_matches_gymnasium(id):
+    pytest.importorskip("pygame")
+    env, single = tw.make(id, 4, render_mode="rgb_array"), gymnasium.make(id, render_mode="rgb_array")
+    env.reset(seed=0)
+    single.reset(seed=0)
+    states = sample_states(ANYWHERE[id], 4, np.random.default_rng(0)).astype(np.float32)
+    inject(env, states)
+    frames = env.render()
+    for frame, state in zip(frames, states, strict=True):
+        single.unwrapped.state = state.astype(np.float64)
+        np.testing.assert_array_equal(frame, single.render())
+    assert not np.array_equal(frames[0], frames[1])
+    np.testing.assert_array_equal(env.render([2])[0], frames[2])
+    env.close()
+    single.close()
+    assert np.array_equal(env.render()[3], frames[3])  # render works again after close
+    env.close()

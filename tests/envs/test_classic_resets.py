@@ -1,0 +1,108 @@
+"""Initial states, reset options and constructor arguments of the classic control envs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from classic_oracle import (
+    FUNCTIONS,
+    IDS,
+    INITIAL,
+    make_gymnasium,
+    state_of,
+)
+from helpers import ks_distance
+
+import torchwrap as tw
+
+WITH_OPTIONS = {
+    "CartPole-v1": ({"low": -1, "high": 2.5}, [(-1, 2.5)] * 4),
+    "Pendulum-v1": ({"x_init": 0.5, "y_init": 3}, [(-0.5, 0.5), (-3, 3)]),
+    "Acrobot-v1": ({"low": -0.4}, [(-0.4, 0.1)] * 4),
+    "MountainCar-v0": ({"low": -1.1, "high": 0.3}, [(-1.1, 0.3), (0, 0)]),
+    "MountainCarContinuous-v0": ({"high": -0.55}, [(-0.6, -0.55), (0, 0)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("id", "options", "bounds"), [*((id, None, INITIAL[id]) for id in IDS), *((id, *WITH_OPTIONS[id]) for id in IDS)], ids=str
+)
+def test_initial_states_are_uniform_as_in_gymnasium(id, options, bounds, dtype):
+    env, single = tw.make(id, 10_000, dtype=dtype), make_gymnasium(id)
+    theirs = []
+    for _ in range(300):
+        single.reset(options=options)
+        theirs.append(np.array(single.unwrapped.state))
+    env.reset(seed=0)
+    for _ in range(2):
+        env.reset(options=options)
+        for states, allowed in ((state_of(env), 0.0195), (np.array(theirs), 0.113)):  # exceeded once in a thousand
+            for column, (low, high) in zip(states.T, bounds, strict=True):
+                assert column.min() >= low - 1e-6 and column.max() <= high + 1e-6
+                uniform = lambda x, low=low, high=high: (x - low) / (high - low)  # noqa: E731
+                assert low == high or ks_distance(column, uniform) < allowed
+        columns = np.stack([column for column, (low, high) in zip(state_of(env).T, bounds, strict=True) if low < high])
+        correlation = np.atleast_2d(np.corrcoef(columns)) - np.eye(len(columns))
+        assert np.abs(correlation).max() < 0.05  # fields are drawn independently
+        assert len(np.unique(columns[0])) > 9_900
+    env.reset()
+    assert all(column.max() <= high + 1e-6 for column, (_, high) in zip(state_of(env).T, INITIAL[id], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("id", "options"),
+    [
+        *((id, {"low": 1.0, "high": 0.0}) for id in IDS if id != "Pendulum-v1"),
+        *((id, {"high": -7}) for id in IDS if id != "Pendulum-v1"),
+        *((id, {"low": "a"}) for id in IDS if id != "Pendulum-v1"),
+        *((id, {"low": None}) for id in IDS if id != "Pendulum-v1"),
+        *((id, {"low": -math.inf}) for id in IDS if id != "Pendulum-v1"),
+        *((id, {"low": math.nan}) for id in IDS if id != "Pendulum-v1"),
+        *(("Pendulum-v1", {name: value}) for name in ("x_init", "y_init") for value in (-1, math.inf, math.nan, "a", None)),
+    ],
+    ids=str,
+)
+def test_reset_with_invalid_options_raises_and_changes_nothing(id, options):
+    env = tw.make(id, 3)
+    env.step(env.reset(seed=0).set("action", env.sample_action()))
+    before = env.snapshot()["buffers"]
+    with pytest.raises(ValueError, match=rf"{id}.reset needs options that fit, but got \{{'"):
+        env.reset(seed=5, options=options)
+    after = env.snapshot()["buffers"]
+    assert [name for name, value in before.items() if not torch.equal(value, after[name])] == []
+    if not any(value != value for value in options.values()):  # NumPy accepts NaN
+        with pytest.raises((ValueError, OverflowError)):
+            make_gymnasium(id).reset(options=options)
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_reset_with_unknown_options_raises(id):
+    known = r"\['x_init', 'y_init'\]" if id == "Pendulum-v1" else r"\['low', 'high'\]"
+    with pytest.raises(ValueError, match=rf"needs options among {known}, but got \['hihg'\]"):
+        tw.make(id, 3).reset(options={"hihg": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("id", "arguments", "match"),
+    [
+        *((id, {"dtype": dtype}, "a dtype of torch.float32 or") for id in IDS for dtype in (torch.float16, "float32", None)),
+        *((id, {"length": 2}, "'length'") for id in IDS),
+        *(("Pendulum-v1", {"g": g}, "g") for g in ("10", None, math.nan, [9.8])),
+        ("Acrobot-v1", {"book_or_nips": "paper"}, 'book_or_nips "book" or "nips", but got \'paper\''),
+        ("Acrobot-v1", {"torque_noise_max": -0.1}, "torque_noise_max"),
+        ("Acrobot-v1", {"torque_noise_max": "0"}, "torque_noise_max"),
+        ("Acrobot-v1", {"torque_noise_max": math.inf}, "torque_noise_max"),
+        *((id, {"goal_velocity": "0"}, "goal_velocity") for id in IDS[3:]),
+        *((id, {"goal_velocity": math.nan}, "goal_velocity") for id in IDS[3:]),
+    ],
+    ids=str,
+)
+def test_constructor_with_invalid_arguments_raises(id, arguments, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        tw.make(id, 2, **arguments)
+    with pytest.raises((ValueError, TypeError), match=match):
+        FUNCTIONS[id](**arguments)

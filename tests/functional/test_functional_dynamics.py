@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from func_envs import (
+    Aliasing,
+    BroadcastAliasing,
+    BroadcastItself,
+    BroadcastNested,
+    BroadcastNoisy,
+    BroadcastWalk,
+    Itself,
+    Nested,
+    Noisy,
+    Walk,
+    both_walks,
+    changed,
+    equal,
+    play,
+    some_actions,
+)
+from helpers import buffers
+
+from torchwrap import FunctionalEnv
+
+
+@both_walks
+def test_episode_matches_values_computed_by_hand(func_env):
+    env = FunctionalEnv(func_env, 2, max_episode_steps=3)
+    td = env.reset(seed=0)
+    assert td["observation"].tolist() == [[0, 0], [0, 0]]
+    actions = [
+        [2, 0.5],
+        [1, 0.5],
+        [-1, 2],
+        [4, 1],
+    ]  # env 0 is at 2, then at 3, where its episode ends; then a new episode starts
+    expected = [
+        # next observation, reward, terminated, truncated, observation of the root
+        ([[20, 0], [5, 0]], [2, 0.5], [False, False], [False, False], [[20, 0], [5, 0]]),
+        ([[30, 20], [10, 5]], [-1, 0], [True, False], [False, False], [[0, 0], [10, 5]]),
+        ([[-10, 0], [30, 10]], [-1, 1], [False, True], [False, True], [[-10, 0], [0, 0]]),
+        ([[30, -10], [10, 0]], [5, 1], [True, False], [False, False], [[0, 0], [10, 0]]),
+    ]
+    for action, (successor, reward, terminated, truncated, now) in zip(actions, expected, strict=True):
+        transition, td = env.step(td.set("action", torch.tensor(action, dtype=torch.float32).unsqueeze(-1)))
+        following = transition["next"]
+        assert following["observation"].tolist() == successor
+        assert following["reward"].squeeze(-1).tolist() == reward
+        assert following["terminated"].squeeze(-1).tolist() == terminated
+        assert following["truncated"].squeeze(-1).tolist() == truncated
+        assert torch.equal(following["done"], following["terminated"] | following["truncated"])
+        assert td["observation"].tolist() == now
+
+
+@pytest.mark.parametrize(
+    "one, other", [(Walk, BroadcastWalk), (Noisy, BroadcastNoisy), (Nested, BroadcastNested), (Itself, BroadcastItself)]
+)
+def test_vmap_and_broadcasting_are_bit_identical(one, other):
+    envs = [FunctionalEnv(func_env(), 5, max_episode_steps=7) for func_env in (one, other)]
+    actions = some_actions(envs[0], 30)
+    first, second = (play(env, env.reset(seed=4), actions)[0] for env in envs)
+    assert equal(first, second)
+    assert first["done"].any()
+
+
+@pytest.mark.parametrize("limit", [1, 4, None])
+@both_walks
+def test_truncation_occurs_exactly_at_the_limit(func_env, limit):
+    env = FunctionalEnv(func_env, 3, max_episode_steps=limit)
+    out, _ = play(env, env.reset(seed=0), torch.zeros(12, 3, 1))
+    expected = [limit is not None and step % limit == 0 for step in range(1, 13)]
+    assert out[:, 0]["truncated"].squeeze(-1).tolist() == [[each] * 3 for each in expected]
+
+
+@both_walks
+def test_reset_options_are_passed_to_initial(func_env):
+    env = FunctionalEnv(func_env, 2)
+    assert env.reset(options={"start": 1.5})["observation"].tolist() == [[15, 15]] * 2
+    assert env.reset(mask=torch.tensor([True, False]))["observation"].tolist() == [[0, 0], [15, 15]]
+
+
+@both_walks
+def test_reset_with_an_unknown_option_raises_and_changes_nothing(func_env):
+    env = FunctionalEnv(func_env, 2)
+    play(env, env.reset(seed=0), torch.ones(2, 2, 1))
+    before = buffers(env)
+    with pytest.raises(ValueError, match=r"reset needs options among \['start'\], but got \['unknown'\]"):
+        env.reset(seed=1, options={"unknown": 1.5})
+    assert changed(env, before) == []
+
+
+def test_state_written_in_place_is_used_by_the_next_step():
+    env = FunctionalEnv(Walk(), 2)
+    td = env.reset(seed=0)
+    env.state["position"].copy_(torch.tensor([[1.0, 1.0], [-5.0, 0.0]]))
+    transition, _ = env.step(td.set("action", torch.zeros(2, 1)))
+    assert transition["next", "observation"].tolist() == [[10, 10], [-50, -50]]
+
+
+class Counted(BroadcastWalk):
+    def initial(self, rng, params=None, start=0.0):
+        self.rows = rng.env.tolist()
+        return super().initial(rng, start=start)
+
+
+def test_initial_in_broadcasting_style_gets_only_the_reset_rows():
+    func_env = Counted()
+    env = FunctionalEnv(func_env, 4)
+    td = env.reset()
+    assert func_env.rows == [0, 1, 2, 3]
+    env.step(td.set("action", torch.tensor([[0.0], [3], [0], [3]])))
+    assert func_env.rows == [1, 3]
+    func_env.rows = None
+    assert equal(env.reset(mask=torch.zeros(4, dtype=torch.bool)), td.select("observation"))
+    assert func_env.rows is None
+    observation = env.reset(mask=torch.tensor([False, False, True, False]), options={"start": 7.0})["observation"]
+    assert observation.tolist() == [[0, 0], [0, 0], [70, 70], [0, 0]]
+
+
+def test_state_dict_is_empty():
+    env = FunctionalEnv(Noisy(), 4)
+    env.reset(seed=0)
+    assert env.state_dict() == {}
+
+
+# Fields that functions return as they are.
+
+
+class Last(Aliasing):
+    def reward(self, state, action, next_state, rng, params=None):
+        return state["now"]
+
+
+class BroadcastLast(Last):
+    broadcasts = True
+
+
+@pytest.mark.parametrize("func_env", [Aliasing(), BroadcastAliasing()], ids=["vmap", "broadcast"])
+def test_transition_may_move_a_field_to_another(func_env):
+    env = FunctionalEnv(func_env, 2)
+    td = env.reset(seed=0)
+    for now in (2, 4, 6):
+        transition, td = env.step(td.set("action", torch.full((2, 1), 2.0)))
+        assert transition["next", "observation"].tolist() == [[now - 2]] * 2
+        assert env.state["now"].tolist() == [now] * 2
+        assert env.state["before"].tolist() == [now - 2] * 2
+
+
+@pytest.mark.parametrize("func_env", [Last(), BroadcastLast()], ids=["vmap", "broadcast"])
+def test_reward_may_be_a_field_of_the_previous_state(func_env):
+    env = FunctionalEnv(func_env, 2)
+    td = env.reset(seed=0)
+    for reward in (0, 2, 4):
+        transition, td = env.step(td.set("action", torch.full((2, 1), 2.0)))
+        assert transition["next", "reward"].tolist() == [[reward]] * 2

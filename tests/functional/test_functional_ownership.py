@@ -1,0 +1,161 @@
+"""Returned tensors belong to the caller, and state and actions to the env."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from func_envs import (
+    Aliasing,
+    BroadcastAliasing,
+    BroadcastItself,
+    BroadcastNested,
+    BroadcastWalk,
+    Itself,
+    Nested,
+    Plain,
+    Walk,
+    equal,
+    some_actions,
+)
+
+from torchwrap import FunctionalEnv
+
+every_env = pytest.mark.parametrize(
+    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), Plain(), BroadcastNested()], ids=lambda f: type(f).__name__
+)
+
+
+@every_env
+def test_returned_tensors_are_never_changed(func_env):
+    env = FunctionalEnv(func_env, 3, max_episode_steps=3)
+    td, kept = env.reset(seed=0), []
+    for action in some_actions(env, 10):
+        kept.append((td["observation"], td["observation"].clone()))
+        transition, td = env.step(td.set("action", action))
+        kept.append((transition["next"], transition["next"].clone()))
+    env.reset(mask=torch.tensor([True, False, True]))
+    env.reset(seed=1)
+    assert all(equal(returned, copied) for returned, copied in kept)
+
+
+@every_env
+def test_writing_into_returned_tensors_does_not_change_the_env(func_env):
+    env, same = (FunctionalEnv(func_env, 3, max_episode_steps=3) for _ in range(2))
+    td, expected = env.reset(seed=0), same.reset(seed=0)
+    for step, action in enumerate(some_actions(env, 10)):
+        td.apply_(lambda leaf: leaf.fill_(77))
+        if step % 4 == 2:
+            mask = torch.tensor([False, True, False])
+            td, expected = env.reset(mask=mask), same.reset(mask=mask)
+            assert equal(td["observation"][mask], expected["observation"][mask])
+            td.apply_(lambda leaf: leaf.fill_(77))
+        transition, td = env.step(td.set("action", action.clone()))
+        reference, expected = same.step(expected.set("action", action))
+        assert equal(transition["next"], reference["next"])
+        assert equal(td["observation"], expected["observation"])
+        transition.apply_(lambda leaf: leaf.fill_(1))
+    assert equal(env.snapshot()["buffers"], same.snapshot()["buffers"])
+
+
+def test_writing_into_the_root_does_not_change_the_transition():
+    env = FunctionalEnv(Walk(), 2)
+    transition, td = env.step(env.reset(seed=0).set("action", torch.ones(2, 1)))
+    td["observation"].fill_(77)
+    assert transition["next", "observation"].tolist() == [[10, 0]] * 2
+
+
+def test_action_changed_after_the_step_does_not_change_the_state():
+    class Remembering(BroadcastWalk):
+        def initial(self, rng, params=None):
+            return {"last": torch.zeros(*rng.env.shape, 1)}
+
+        def transition(self, state, action, rng, params=None):
+            return {"last": action}
+
+        def observation(self, state, rng, params=None):
+            return state["last"].expand(-1, 2)
+
+        def reward(self, state, action, next_state, rng, params=None):
+            return action[..., 0]
+
+        def terminal(self, state, rng, params=None):
+            return state["last"][..., 0] > 5
+
+    env, action = FunctionalEnv(Remembering(), 2), torch.ones(2, 1)
+    transition, _ = env.step(env.reset(seed=0).set("action", action))
+    action.fill_(9)
+    assert env.state["last"].tolist() == [[1], [1]]
+    assert transition["next", "reward"].tolist() == [[1], [1]]
+    assert transition["next", "observation"].tolist() == [[1, 1]] * 2
+
+
+@pytest.mark.parametrize("func_env", [Aliasing(), BroadcastAliasing()], ids=["vmap", "broadcast"])
+def test_rewards_and_flags_that_are_fields_are_never_changed(func_env):
+    env = FunctionalEnv(func_env, 2, max_episode_steps=2)
+    td, kept = env.reset(seed=0), []
+    for _ in range(5):
+        prize = env.state["prize"].tolist()
+        env.state["over"].zero_()
+        transition, td = env.step(td.set("action", torch.zeros(2, 1)))
+        kept.append((transition["next", "reward"], prize, transition["next", "terminated"]))
+    env.state["over"].fill_(True)
+    assert [reward.squeeze(-1).tolist() for reward, _, _ in kept] == [prize for _, prize, _ in kept]
+    assert not any(terminated.any() for _, _, terminated in kept)
+
+
+class Constant(Walk):
+    def __init__(self):
+        super().__init__()
+        self.goal = torch.zeros(2)
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return torch.ones(())
+
+    def terminal(self, state, rng, params=None):
+        return torch.zeros((), dtype=torch.bool)
+
+    def observation(self, state, rng, params=None):
+        return self.goal
+
+
+def test_tensors_that_functions_return_repeatedly_are_cloned():
+    env = FunctionalEnv(Constant(), 3)
+    td = env.reset(seed=0)
+    td["observation"].add_(5)
+    transition, _ = env.step(td.set("action", env.sample_action()))
+    following = transition["next"]
+    for key in ("reward", "terminated", "observation"):
+        following[key][0] = 1
+        assert not following[key][1].any() or key == "reward"
+    assert env.func_env.goal.tolist() == [0, 0] and following["observation"][1:].eq(0).all()
+
+
+class BroadcastConstant(Constant):
+    broadcasts = True
+
+    def initial(self, rng, params=None, start=0.0):
+        n = len(rng.env)
+        self.goals = torch.zeros(n, 2)
+        return {"position": torch.zeros(n, 2) + start, "count": torch.zeros(n, dtype=torch.int64)}
+
+    def transition(self, state, action, rng, params=None):
+        return {"position": state["position"] + action, "count": state["count"] + 1}
+
+    def observation(self, state, rng, params=None):
+        return self.goals
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return torch.ones(len(action))
+
+    def terminal(self, state, rng, params=None):
+        return torch.zeros(len(state["count"]), dtype=torch.bool)
+
+
+def test_tensor_that_a_broadcasting_env_keeps_is_cloned():
+    env = FunctionalEnv(BroadcastConstant(), 3)
+    td = env.reset(seed=0)
+    goals = env.func_env.goals
+    td["observation"].add_(5)
+    transition, _ = env.step(td.set("action", env.sample_action()))
+    transition["next", "observation"].add_(5)
+    assert (goals == 0).all() and (env.func_env.goals == 0).all()

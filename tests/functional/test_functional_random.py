@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from func_envs import (
+    BroadcastNoisy,
+    Noisy,
+    both_noisy,
+    equal,
+    play,
+    some_actions,
+)
+
+from torchwrap import FunctionalEnv, random
+
+
+@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.full), 7, pytest.param(64, marks=pytest.mark.full)])
+@both_noisy
+def test_env_i_does_not_depend_on_num_envs(func_env, num_envs):
+    large, env = (FunctionalEnv(func_env, count, max_episode_steps=9) for count in (64, num_envs))
+    actions = some_actions(large, 40)
+    everything, _ = play(large, large.reset(seed=11), actions)
+    out, _ = play(env, env.reset(seed=11), actions[:, :num_envs])
+    assert equal(out, everything[:, :, :num_envs])
+
+
+@both_noisy
+def test_shards_by_first_index_equal_their_rows_of_the_whole(func_env):
+    whole = FunctionalEnv(func_env, 8, max_episode_steps=9)
+    actions = some_actions(whole, 40)
+    everything, _ = play(whole, whole.reset(seed=11), actions)
+    for first, count in ((0, 3), (3, 4), (7, 1)):
+        shard = FunctionalEnv(func_env, count, max_episode_steps=9, first_index=first)
+        out, _ = play(shard, shard.reset(seed=11), actions[:, first : first + count])
+        assert equal(out, everything[:, :, first : first + count])
+
+
+@both_noisy
+def test_reset_with_the_same_seed_repeats_the_transitions(func_env):
+    env = FunctionalEnv(func_env, 4, max_episode_steps=9)
+    actions = some_actions(env, 40)
+    first, _ = play(env, env.reset(seed=5), actions)
+    again, _ = play(env, env.reset(seed=5), actions)
+    other, _ = play(env, env.reset(seed=6), actions)
+    assert equal(first, again)
+    assert not (first["reward"] == other["reward"]).any()
+
+
+@pytest.mark.parametrize("seeds", [(0, 2**32), (0, 2**63), (1, 2**32 + 1), (2**64 - 1, 2**32 - 1)])
+def test_seed_uses_all_64_bits(seeds):
+    env = FunctionalEnv(Noisy(), 3)
+    first, second = (env.reset(seed=seed)["observation"] for seed in seeds)
+    assert not (first == second).any()
+
+
+def test_reset_without_a_seed_differs_between_envs():
+    first, second = (FunctionalEnv(Noisy(), 3).reset()["observation"] for _ in range(2))
+    assert not (first == second).any()
+
+
+@both_noisy
+def test_draws_of_all_steps_episodes_and_envs_differ(func_env):
+    env = FunctionalEnv(func_env, 16, max_episode_steps=5)
+    out, _ = play(env, env.reset(seed=0), torch.zeros(60, 16, 3))
+    rewards = out[:, 0]["reward"].flatten()
+    assert len(rewards.unique()) == len(rewards)
+
+
+def test_draws_of_the_functions_of_one_step_are_independent():
+    class Telling(BroadcastNoisy):
+        def transition(self, state, action, rng, params=None):
+            return {"position": random.uniform(rng, (3,))}
+
+        def observation(self, state, rng, params=None):
+            return torch.stack([state["position"][..., 0], random.uniform(rng, (1,))[..., 0], state["position"][..., 1]], -1)
+
+        def reward(self, state, action, next_state, rng, params=None):
+            return random.uniform(rng, (1,))[..., 0]
+
+        def terminal(self, state, rng, params=None):
+            return random.uniform(rng, (1,))[..., 0] < 0.5
+
+    env = FunctionalEnv(Telling(), 5000)
+    td = env.reset(seed=0)
+    columns = [*td["observation"].unbind(-1)]
+    following = env.step(td.set("action", torch.zeros(5000, 3)))[0]["next"]
+    columns += [*following["observation"].unbind(-1), following["reward"][:, 0], following["terminated"][:, 0].float()]
+    assert (torch.corrcoef(torch.stack(columns)) - torch.eye(8)).abs().max() < 0.08
+
+
+@both_noisy
+def test_partial_reset_does_not_change_the_other_rows(func_env):
+    env, untouched = (FunctionalEnv(func_env, 4, max_episode_steps=9) for _ in range(2))
+    actions = some_actions(env, 20)
+    _, td = play(env, env.reset(seed=5), actions[:3])
+    before = td["observation"].clone()
+    _, expected = play(untouched, untouched.reset(seed=5), actions[:3])
+    td = env.reset(mask=torch.tensor([True, False, False, True]))
+    assert equal(td["observation"][1:3], before[1:3])
+    assert not (td["observation"][[0, 3]] == before[[0, 3]]).any()
+    out, _ = play(env, td, actions[3:])
+    reference, _ = play(untouched, expected, actions[3:])
+    assert equal(out[:, :, 1:3], reference[:, :, 1:3])
+    assert not (out[:, :, [0, 3]]["reward"] == reference[:, :, [0, 3]]["reward"]).all()
+
+
+def test_partial_reset_with_a_seed_starts_the_first_episode_of_that_seed():
+    env, fresh = FunctionalEnv(Noisy(), 4), FunctionalEnv(Noisy(), 4)
+    _, td = play(env, env.reset(seed=5), torch.zeros(3, 4, 3))
+    mask = torch.tensor([True, False, False, True])
+    observation = env.reset(seed=8, mask=mask)["observation"]
+    assert equal(observation[mask], fresh.reset(seed=8)["observation"][mask])
+    assert equal(observation[~mask], td["observation"][~mask])
+
+
+def test_sample_action_does_not_advance_the_streams_of_the_env():
+    env, same = FunctionalEnv(Noisy(), 4), FunctionalEnv(Noisy(), 4)
+    td, expected, actions = env.reset(seed=5), same.reset(seed=5), some_actions(env, 10)
+    for action in actions:
+        env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        reference, expected = same.step(expected.set("action", action))
+        assert equal(transition["next"], reference["next"])
+
+
+def test_steps_leave_the_global_generator_unchanged():
+    before = torch.get_rng_state()
+    env = FunctionalEnv(Noisy(), 2, max_episode_steps=2)
+    td = env.reset(seed=0)
+    for _ in range(3):
+        _, td = env.step(td.set("action", env.sample_action()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("func_env", [Noisy(), BroadcastNoisy()], ids=["vmap", "broadcast"])
+def test_trajectory_on_cuda_matches_the_cpu(func_env):
+    env, same = FunctionalEnv(func_env, 8, device="cuda", max_episode_steps=9), FunctionalEnv(func_env, 8, max_episode_steps=9)
+    actions = some_actions(same, 40)
+    out, _ = play(env, env.reset(seed=11), actions.cuda())
+    expected, _ = play(same, same.reset(seed=11), actions)
+    assert equal(out["reward"].cpu(), expected["reward"])
+    assert equal(out["done"].cpu(), expected["done"])
+    assert torch.allclose(out["observation"].cpu(), expected["observation"], atol=1e-5)

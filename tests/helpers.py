@@ -1,0 +1,125 @@
+"""Functions that several test files share: to step envs, to compare what they return, and to copy them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+# Tolerances, relative and absolute. aot_eager runs the operators of eager mode, except that it computes masked sums in another
+# order, in float64, and rounds them to float32. Inductor fuses, contracts a * b + c, and has its own sine.
+AOT, INDUCTOR = 2e-6, 1e-4
+
+
+# Stepping.
+
+
+def buffers(module):
+    """A copy of all buffers."""
+    return TensorDict({name: buffer.clone() for name, buffer in module.named_buffers()}, [])
+
+
+def steps(env, num_steps, td):
+    """What `env.step` returns, step by step, for random actions, of which 23 are drawn and repeated."""
+    actions = [env.sample_action() for _ in range(min(num_steps, 23))]
+    for step in range(num_steps):
+        transition, td = env.step(td.set("action", actions[step % 23].clone()))
+        yield transition, td
+
+
+def play(env, num_steps, td):
+    """Transitions, roots and buffers after each step, as (num_steps, ...) tensors; and the last root."""
+    seen = []
+    for transition, following in steps(env, num_steps, td):
+        seen.append(TensorDict({"transition": transition, "td": following}, []).clone().set("buffers", buffers(env)))
+        td = following
+    return torch.stack(seen), td
+
+
+def after(env, num_steps, seed=0):
+    """The root some steps after a reset."""
+    first = env.reset(seed=seed)
+    return [first, *[td for _, td in steps(env, num_steps, first)]][-1]
+
+
+# Comparing.
+
+
+def assert_same(first, second, tolerance=0.0):
+    """Two TensorDicts have the same keys, shapes and dtypes, and values that agree up to the tolerance."""
+    keys = set(first.keys(True, True))
+    assert keys == set(second.keys(True, True))
+    for key in keys:
+        torch.testing.assert_close(
+            first[key], second[key], rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+def assert_plays_the_same(eager, compiled, num_steps, tolerance=0.0):
+    """Two envs play the same from a seed; returns the successors."""
+    expected, _ = play(eager, num_steps, eager.reset(seed=0))
+    given, _ = play(compiled, num_steps, compiled.reset(seed=0))
+    assert_same(given, expected, tolerance)
+    return expected["transition", "next"]
+
+
+def leaves(*values):
+    """The tensors of TensorDicts."""
+    return [leaf for value in values for leaf in value.values(True, True)]
+
+
+def assert_no_overlap(*values):
+    """No two leaves share memory: each keeps what is written to it. The values are overwritten."""
+    for index, leaf in enumerate(leaves(*values)):
+        leaf.copy_(torch.full_like(leaf, index % 2 if leaf.dtype == torch.bool else index))
+    for index, leaf in enumerate(leaves(*values)):
+        assert (leaf == torch.full_like(leaf, index % 2 if leaf.dtype == torch.bool else index)).all()
+
+
+class Held:
+    """Tensors that a caller holds, and what they contained when they were returned."""
+
+    def __init__(self):
+        self.pairs = []
+
+    def add(self, *values):
+        self.pairs += [(leaf, leaf.clone()) for leaf in leaves(*values)]
+
+    def assert_unchanged(self):
+        assert self.pairs and all((leaf == before).all() for leaf, before in self.pairs)
+
+
+# Copying.
+
+
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+each_copy = pytest.mark.parametrize("replicate", [copy.deepcopy, through_pickle], ids=["deepcopy", "pickle"])
+
+
+# Statistics.
+
+
+def ks_distance(sample, cdf):
+    """The Kolmogorov-Smirnov distance of a one-dimensional sample from a continuous distribution."""
+    ordered, count = cdf(torch.as_tensor(sample, dtype=torch.float64).sort().values), len(sample)
+    fractions = torch.arange(count + 1, dtype=torch.float64) / count
+    return max((fractions[1:] - ordered).max().item(), (ordered - fractions[:-1]).max().item())
+
+
+# Parameters.
+
+
+def params(cases, quick):
+    """Parameters from a dict of cases, with its keys as ids. Cases that are not in `quick` run only with --full."""
+    return [pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.full) for name, case in cases.items()]
+
+
+def mostly_full(names, *fast):
+    """The names as parameters for a test. Those that are not listed as fast run with --full only."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.full) for name in names]

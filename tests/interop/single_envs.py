@@ -1,0 +1,182 @@
+"""The oracle of the bridge: single Gymnasium envs, scripted or registered, which are stepped and reset by hand."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from tensordict import TensorDict
+
+DISABLED, SAME_STEP, NEXT_STEP = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+NEVER = (10**9,)
+
+
+def leaves_of(value):
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+class Scripted(gymnasium.Env[Any, Any]):
+    """Draws everything it returns from its own generator, so that one reset too many or too few changes all that follows.
+
+    Args:
+        space: of observations.
+        lengths: of its episodes, in turn.
+        ending: "terminated", "truncated" or "both".
+        action_space: of actions.
+        render_mode: as Gymnasium's.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, space=BOX, lengths=(5,), ending="terminated", action_space=None, render_mode=None):
+        self.observation_space, self.action_space = space, action_space or spaces.Box(-1, 1, (2,), np.float32)
+        self.lengths, self.ending, self.render_mode = lengths, ending, render_mode
+        self.episode = self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = self.lengths[self.episode % len(self.lengths)]
+        self.episode, self.elapsed, self.options = self.episode + 1, 0, options
+        return self._observe(), {"elapsed": -1.0, "position": np.full(2, -1.0), "reset only": 1}
+
+    def step(self, action):
+        self.elapsed, self.steps, self.action = self.elapsed + 1, self.steps + 1, action
+        ended = self.elapsed == self.length
+        info = {"elapsed": self.elapsed, "position": self.np_random.normal(size=2), "even": self.elapsed % 2 == 0, "name": "a"}
+        if self.elapsed > 1:
+            info["late"] = 10.0 * self.elapsed
+        if ended:
+            info["final"] = np.float64(self.length)
+        reward = float(self.np_random.normal() + sum(np.sum(part) for part in leaves_of(action)))
+        return self._observe(), reward, ended and self.ending != "truncated", ended and self.ending != "terminated", info
+
+    def render(self):
+        return np.full((2, 2, 3), self.elapsed, np.uint8)
+
+    def _observe(self):
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample()
+
+
+gymnasium.register("TorchwrapTest/Scripted-v0", entry_point=Scripted)
+
+
+SPACES = {
+    "Dict": spaces.Dict({"b": BOX, "a": spaces.Discrete(5), "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)}),
+    "Tuple": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.MultiBinary(4)]),
+    "nested": spaces.Dict({"in": spaces.Tuple([spaces.Dict({"x": BOX}), spaces.Discrete(3, start=-1)])}),
+    "long Tuple": spaces.Tuple([spaces.Discrete(100 + i) for i in range(12)]),
+    "Discrete": spaces.Discrete(7, start=2),
+    "MultiDiscrete": spaces.MultiDiscrete([[3, 4], [5, 6]]),
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "scalar": spaces.Box(-1, 1, (), np.float32),
+}
+
+KINDS = [
+    pytest.param(kind, mode, id=f"{kind.__name__[:-9].lower()}-{mode.value}", marks=marks)
+    for kind, marks in ((SyncVectorEnv, ()), (AsyncVectorEnv, pytest.mark.full))
+    for mode in (DISABLED, SAME_STEP)
+]
+every_kind = pytest.mark.parametrize("kind, mode", KINDS)
+every_mode = pytest.mark.parametrize("mode", [DISABLED, SAME_STEP], ids=lambda mode: mode.value)
+
+
+def scripted(num_envs, **kwargs):
+    """Constructors of scripted envs. A list of `lengths` has one entry per env."""
+    lengths = kwargs.pop("lengths", (5,))
+    each = lengths if isinstance(lengths, list) else [lengths] * num_envs
+    return [functools.partial(Scripted, lengths=one, **kwargs) for one in each]
+
+
+def to_tree(value):
+    """The arrays of a tensor or TensorDict."""
+    if isinstance(value, TensorDict):
+        return {key: to_tree(part) for key, part in value.items()}
+    return value.cpu().numpy()
+
+
+def stack_values(values):
+    """One value per env as a batch, in the layout of a TensorDict."""
+    if isinstance(values[0], dict):
+        return {key: stack_values([value[key] for value in values]) for key in values[0]}
+    if isinstance(values[0], tuple):
+        return {str(key): stack_values([value[key] for value in values]) for key in range(len(values[0]))}
+    return np.stack(values)
+
+
+def assert_equal_trees(actual, expected, where=""):
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), where
+        for key in expected:
+            assert_equal_trees(actual[key], expected[key], f"{where}.{key}")
+    else:
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
+        np.testing.assert_array_equal(actual, expected, err_msg=where)
+
+
+class Singles:
+    """Single envs next to a batch. `now` holds their current observations, after the reset if an episode ended."""
+
+    def __init__(self, makers, seed, first_index=0):
+        self.envs = [maker() for maker in makers]
+        self.now = [env.reset(seed=seed + first_index + i)[0] for i, env in enumerate(self.envs)]
+
+    def act(self, td):
+        """The root with random actions, and the actions by env. They depend on the state of each env's generator."""
+        for i, env in enumerate(self.envs):
+            env.action_space.seed(int(env.unwrapped.np_random.bit_generator.state["state"]["state"]) % 2**31 + i)
+        actions = [env.action_space.sample() for env in self.envs]
+        return td.set("action", to_tensors(stack_values(actions), len(actions))), actions
+
+    def step(self, actions):
+        """The successor, as arrays."""
+        results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        successor, reward, terminated, truncated, self.infos = zip(*results, strict=True)
+        done = [a or b for a, b in zip(terminated, truncated, strict=True)]
+        self.now = [env.reset()[0] if over else new for env, over, new in zip(self.envs, done, successor, strict=True)]
+        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
+        columns["done"] = (done, bool)
+        flat = {name: np.array(value).astype(dtype)[:, None] for name, (value, dtype) in columns.items()}
+        return {"observation": stack_values(successor), **flat}
+
+
+def to_tensors(tree, num_envs):
+    if isinstance(tree, dict):
+        return TensorDict({key: to_tensors(value, num_envs) for key, value in tree.items()}, batch_size=[num_envs])
+    return torch.from_numpy(tree.copy())
+
+
+def follow(env, singles, td, steps):
+    """Steps both with the same actions and asserts that all values are equal. Returns the root and the number of ends."""
+    ends = 0
+    for step in range(steps):
+        td, actions = singles.act(td)
+        transition, td = env.step(td)
+        expected = singles.step(actions)
+        actual = to_tree(transition["next"])
+        actual.pop("info", None)
+        assert_equal_trees(actual, expected, f"step {step}")
+        assert_equal_trees(to_tree(td["observation"]), stack_values(singles.now), f"root after step {step}")
+        ends += int(expected["done"].sum())
+    return td, ends
+
+
+def check_transitions(env, makers, steps=20, seed=3):
+    """Asserts that an env equals single envs from a reset on. Returns the number of episodes that ended."""
+    singles = Singles(makers, seed)
+    td = env.reset(seed=seed)
+    assert_equal_trees(to_tree(td["observation"]), stack_values(singles.now), "initial observation")
+    return follow(env, singles, td, steps)[1]
+
+
+def sample_and_step(env, td):
+    return env.step(td.set("action", env.sample_action()))

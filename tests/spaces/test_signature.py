@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from space_cases import BOX
+
+import torchwrap as tw
+from torchwrap import RowMask, Signature
+from torchwrap import spaces as tensors
+
+
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        ({}, None),
+        ({"num_envs": 1, "first_index": 7, "max_episode_steps": 3}, None),
+        ({"num_envs": 0}, "num_envs of at least 1, but got 0"),
+        ({"num_envs": -1}, "num_envs of at least 1, but got -1"),
+        ({"num_envs": True}, "num_envs of at least 1, but got True"),
+        ({"num_envs": 2.0}, "num_envs of at least 1, but got 2.0"),
+        ({"num_envs": "2"}, "num_envs of at least 1, but got '2'"),
+        ({"num_envs": None}, "num_envs of at least 1, but got None"),
+        ({"first_index": -1}, "first_index of at least 0, but got -1"),
+        ({"first_index": 0.0}, "first_index of at least 0, but got 0.0"),
+        ({"first_index": None}, "first_index of at least 0, but got None"),
+        ({"single_observation_space": None}, "A space needs to be Box, .* but got None"),
+        ({"single_action_space": (3,)}, "A space needs to be Box, .* but got"),
+    ],
+    ids=str,
+)
+def test_signature_with_invalid_values_raises(arguments, match):
+    arguments = {"num_envs": 2, "single_observation_space": BOX, "single_action_space": BOX, **arguments}
+    if match is None:
+        assert Signature(**arguments).num_envs == arguments["num_envs"]
+    else:
+        with pytest.raises((ValueError, TypeError), match=match):
+            Signature(**arguments)
+        with pytest.raises((ValueError, TypeError), match=match):
+            Signature(2, BOX, BOX).replace(**arguments)
+
+
+def test_signature_is_frozen_and_replace_returns_another():
+    signature = Signature(2, BOX, spaces.Discrete(2), max_episode_steps=9)
+    other = signature.replace(single_observation_space=spaces.Discrete(4))
+    with pytest.raises(AttributeError):
+        signature.num_envs = 3
+    assert (signature.single_observation_space, other.single_observation_space) == (BOX, spaces.Discrete(4))
+    assert (other.num_envs, other.single_action_space, other.max_episode_steps) == (2, spaces.Discrete(2), 9)
+
+
+def test_signature_stream_is_independent_of_all_others():
+    signature, words = Signature(3, BOX, BOX, first_index=5), []
+    for _ in range(4):
+        stream, signature = signature.stream()
+        stream.seed(1, RowMask.full(3))
+        assert stream.env.tolist() == [5, 6, 7]
+        words.append(tensors.sample(BOX, stream))
+    env = tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 3, first_index=5)
+    assert len({env.stream.tag, env.action_stream.tag, *range(2, 6)}) == 6
+    assert len(torch.cat(words).unique(dim=0)) == 12
+
+
+def test_env_spaces_match_gymnasiums_batched_spaces():
+    env = tw.make("CartPole-v1", 3)
+    assert env.observation_space == batch_space(env.single_observation_space, 3)
+    assert env.action_space == batch_space(env.single_action_space, 3)
+    assert env.sample_action().numpy() in env.action_space

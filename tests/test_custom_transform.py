@@ -1,0 +1,92 @@
+"""examples/custom_transform.py: one transform of each kind."""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tensordict import TensorDict
+
+import torchwrap as tw
+import torchwrap.testing
+from torchwrap.testing import ScriptedEnv, check_transform
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def custom():
+    return load("custom_transform")
+
+
+@pytest.mark.full
+def test_example_runs_and_checks_each_transform(monkeypatch, capsys):
+    path, checked, check = EXAMPLES / "custom_transform.py", [], check_transform
+
+    def checking(make, *arguments):
+        checked.append(type(make()).__name__)
+        check(make, *arguments)
+
+    monkeypatch.setattr(torchwrap.testing, "check_transform", checking)
+    runpy.run_path(str(path), run_name="__main__")
+    assert len(path.read_text().splitlines()) < 60
+    assert sorted(checked) == ["ContinuousAction", "HideSpeeds", "LogReward", "StreakReward"]
+    stack, streaks = capsys.readouterr().out.splitlines()
+    assert stack.startswith("<ContinuousAction()<HideSpeeds()<LogReward()<StreakReward()<CartPole-v1(num_envs=64")
+    assert "[2, 3, 4, 5, 6" in streaks and ", 1, " in streaks
+
+
+def test_streak_reward_counts_until_the_streak_or_the_episode_ends(custom):
+    transform = custom.StreakReward()
+    transform.allocate(2)
+
+    def step(*theta):
+        observation = torch.full((2, 4), 9.0)
+        observation[:, 2] = torch.tensor(theta)
+        return transform.step(TensorDict({"observation": observation, "reward": torch.ones(2, 1)}, [2]))["reward"].tolist()
+
+    assert step(0.0, 0.09) == [[2], [2]]
+    assert step(-0.09, -0.11) == [[3], [1]]
+    assert step(0.0, 0.0) == [[4], [2]]
+    transform.reset(TensorDict({"observation": torch.zeros(2, 4)}, [2]), tw.RowMask(torch.tensor([True, False])))
+    assert step(0.0, 0.0) == [[2], [3]]
+    assert list(transform.state_dict()) == []
+
+
+def test_log_reward_is_log1p(custom):
+    reward = custom.LogReward()(TensorDict({"reward": torch.tensor([[0.0], [np.e - 1]])}, [2]))["reward"]
+    assert reward.flatten().tolist() == pytest.approx([0, 1])
+
+
+def test_hide_speeds_leaves_the_positions(custom):
+    bare, env = tw.make("CartPole-v1", 3), tw.TransformedEnv(tw.make("CartPole-v1", 3), custom.HideSpeeds())
+    td, hidden = bare.reset(seed=0), env.reset(seed=0)
+    space = bare.single_observation_space
+    assert env.single_observation_space == Box(space.low[[0, 2]], space.high[[0, 2]])
+    for _ in range(50):
+        action = bare.sample_action()
+        transition, td = bare.step(td.set("action", action))
+        after, hidden = env.step(hidden.set("action", action))
+        assert after["next", "observation"].equal(transition["next", "observation"][:, [0, 2]])
+        assert hidden["observation"].equal(td["observation"][:, [0, 2]])
+
+
+def test_continuous_action_pushes_left_or_right(custom):
+    env = tw.TransformedEnv(ScriptedEnv(3, action_space=Discrete(2)), custom.ContinuousAction())
+    assert env.single_action_space == Box(-1, 1, (1,))
+    transition, _ = env.step(env.reset().set("action", torch.tensor([[-0.3], [0.2], [0.9]])))
+    assert transition["next", "info", "action"].tolist() == [0, 1, 1]
+    with pytest.raises(ValueError, match=r"ContinuousAction needs the actions Discrete\(2\), but got Box"):
+        tw.TransformedEnv(ScriptedEnv(1), custom.ContinuousAction())

@@ -1,0 +1,71 @@
+"""`device` of an env follows `.to`, and so do all of its buffers."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "meta")  # any other device than the CPU
+MAKERS = {
+    "FunctionalEnv": functools.partial(tw.make, "CartPole-v1", 3),
+    "FunctionalEnv with a pool": lambda: tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 3, reset_pool=8),
+    "GymnasiumEnv": functools.partial(tw.make, "CartPole-v1", 3, backend="gymnasium"),
+    "ScriptedEnv": lambda: ScriptedEnv(3),
+    "Wrapper": lambda: tw.Wrapper(ScriptedEnv(3)),
+    "RepeatAction": lambda: tw.wrappers.RepeatAction(tw.make("CartPole-v1", 3), 2),
+    "TransformedEnv": lambda: tw.TransformedEnv(ScriptedEnv(3), T.TimeLimit(5), T.NormalizeObservation(), T.StickyAction(0.5)),
+    "nested TransformedEnv": lambda: tw.TransformedEnv(tw.TransformedEnv(ScriptedEnv(3), T.ClipReward(-1, 1)), T.TimeLimit(5)),
+}
+each_env = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def layers(env):
+    return [env, *layers(env.env)] if isinstance(env, tw.Wrapper) else [env]
+
+
+@each_env
+def test_device_after_to_is_the_new_device_in_every_layer(make):
+    env = make()
+    assert {layer.device for layer in layers(env)} == {torch.device("cpu")}
+    assert env.to(DEVICE) is env
+    assert {layer.device for layer in layers(env)} == {layer.signature.device for layer in layers(env)} == {DEVICE}
+    assert {buffer.device for buffer in env.buffers()} == {DEVICE}
+    env.close()
+
+
+@each_env
+def test_device_after_to_another_dtype_is_unchanged(make):
+    env = make()
+    env.to(torch.float64)
+    assert {layer.device for layer in layers(env)} == {torch.device("cpu")}
+    env.close()
+
+
+@each_env
+def test_device_does_not_come_from_a_random_stream(make):
+    env = make()
+    for layer in layers(env):
+        layer.action_stream.to(DEVICE)
+    assert {layer.device for layer in layers(env)} == {torch.device("cpu")}
+    env.close()
+
+
+def test_device_of_a_transformed_env_follows_the_wrapped_env():
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 3), T.ClipReward(-1, 1))  # a transform without buffers
+    env.to(DEVICE)
+    assert env.device == env.env.device == DEVICE
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@each_env
+def test_env_moved_to_cuda_steps_there(make):
+    env = make().cuda()
+    transition, td = env.step(env.reset(seed=0).set("action", env.sample_action()))
+    assert {leaf.device.type for leaf in [*transition["next"].values(True, True), td["observation"]]} == {"cuda"}
+    env.close()

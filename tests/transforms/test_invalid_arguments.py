@@ -1,0 +1,238 @@
+"""Every invalid argument of a transform raises, with a message that states what is needed and what was given."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from torchwrap import transforms as T
+
+INF, NAN = math.inf, math.nan
+
+# A case is what is called, invalid values by the error that they raise, and how its message starts. The message ends with the
+# value, unless the start contains it.
+
+# Integers.
+
+INTEGER = {TypeError: (None, "3", b"3", 2.0, np.float32(2), NAN, 1j, np.True_, {3}, int, torch.tensor(2.0), torch.ones(2))}
+INTEGER[TypeError] += (torch.tensor(True), torch.tensor([3]), np.array(True), np.timedelta64(3), bytearray(b"3"))
+SIZE = {TypeError: (*INTEGER[TypeError], [3], (3,))}
+NATURAL = {ValueError: (0, -7, np.int64(0), True)}
+TOO_LARGE = {ValueError: (2**63, 2**70, 10**30)}
+SHAPE = {TypeError: (84, 8.4, "84", None, {8, 4}, np.array([2.0, 2.0]), torch.zeros(2))}
+INTEGERS = [
+    (T.TimeLimit, SIZE, "TimeLimit needs an integer max_episode_steps of at least 1"),
+    (T.TimeLimit, NATURAL, "TimeLimit needs max_episode_steps of at least 1"),
+    (T.TimeLimit, TOO_LARGE, "TimeLimit needs max_episode_steps of at most 9223372036854775807"),
+    (T.FrameStackObservation, SIZE, "FrameStackObservation needs an integer stack_size of at least 1"),
+    (T.FrameStackObservation, NATURAL, "FrameStackObservation needs stack_size of at least 1"),
+    (T.FrameStackObservation, TOO_LARGE, "FrameStackObservation needs stack_size of at most 9223372036854775807"),
+    (T.DelayObservation, SIZE, "DelayObservation needs an integer delay of at least 0"),
+    (T.DelayObservation, {ValueError: (-1, np.int8(-1), False)}, "DelayObservation needs delay of at least 0"),
+    (T.RecordEpisodeStatistics, SIZE, "RecordEpisodeStatistics needs an integer buffer_length of at least 1"),
+    (T.RecordEpisodeStatistics, NATURAL, "RecordEpisodeStatistics needs buffer_length of at least 1"),
+    (T.DiscretizeObservation, INTEGER, "DiscretizeObservation needs an integer bins of at least 1"),
+    (T.DiscretizeObservation, NATURAL, "DiscretizeObservation needs bins of at least 1"),
+    (lambda v: T.DiscretizeObservation((3, v)), SIZE, "DiscretizeObservation needs an integer bins of at least 1"),
+    (lambda v: T.DiscretizeObservation([v, 3]), NATURAL, "DiscretizeObservation needs bins of at least 1"),
+    (T.DiscretizeAction, INTEGER, "DiscretizeAction needs an integer bins of at least 1"),
+    (lambda v: T.DiscretizeAction([v]), SIZE, "DiscretizeAction needs an integer bins of at least 1"),
+    (lambda v: T.DiscretizeAction((3, v)), NATURAL, "DiscretizeAction needs bins of at least 1"),
+    (T.ReshapeObservation, SHAPE, "ReshapeObservation needs shape as a tuple"),
+    (lambda v: T.ReshapeObservation((3, v)), SIZE, "ReshapeObservation needs an integer shape of at least 1"),
+    (lambda v: T.ReshapeObservation([v]), NATURAL, "ReshapeObservation needs shape of at least 1"),
+    (T.ResizeObservation, {TypeError: (*SHAPE[TypeError], (), [8], (8, 8, 3))}, "ResizeObservation needs shape as (height"),
+    (lambda v: T.ResizeObservation([8, v]), SIZE, "ResizeObservation needs an integer shape of at least 1"),
+    (lambda v: T.ResizeObservation((v, 8)), NATURAL, "ResizeObservation needs shape of at least 1"),
+    (lambda v: T.ObstructView(0.5, v), SIZE, "ObstructView needs an integer obstruction_width of at least 1"),
+    (lambda v: T.ObstructView(0.5, v), NATURAL, "ObstructView needs obstruction_width of at least 1"),
+    (lambda v: T.StickyAction(0.5, (1, v)), SIZE, "StickyAction needs an integer repeat_action_duration of at least 1"),
+    (lambda v: T.StickyAction(0.5, v), NATURAL, "StickyAction needs repeat_action_duration of at least 1"),
+    (lambda v: T.StickyAction(0.5, (3, v)), {ValueError: (2, -1)}, "StickyAction needs repeat_action_duration of at least 3"),
+    (lambda v: T.StickyAction(0.5, v), {ValueError: ((), [1], (1, 2, 3))}, "StickyAction needs repeat_action_duration as"),
+    (lambda v: T.StickyAction(0.5, v), TOO_LARGE, "StickyAction needs repeat_action_duration of at most 2147483648"),
+    (
+        lambda v: T.StickyAction(0.5, (1, v)),
+        {ValueError: (2**31 + 1,)},
+        "StickyAction needs repeat_action_duration of at most",
+    ),
+    (T.RunningMeanStd, {ValueError: ((),)}, "RunningMeanStd needs a shape of at least one dimension"),
+    (T.RunningMeanStd, SHAPE, "RunningMeanStd needs shape as a tuple"),
+    (lambda v: T.RunningMeanStd((3, v)), SIZE, "RunningMeanStd needs an integer shape of at least 0"),
+    (lambda v: T.RunningMeanStd([v]), {ValueError: (-1, True)}, "RunningMeanStd needs shape of at least 0"),
+]
+
+# Flags and strings.
+
+FLAG = {TypeError: (None, 0, 1, 1.0, "yes", [True], np.True_, torch.tensor(True))}
+TEXT = {TypeError: (None, 3, 0.5, b"time", ["time"], ("time",))}
+NO_NAMES = ("speed", [3], [None], b"ab", ["reward"], None, 3, ["a", "a"], {"a": 1}, {"a"}, [""], [["a"]], np.array(["a"]))
+FLAGS_AND_STRINGS = [
+    (
+        lambda v: T.FrameStackObservation(2, padding_type=v),
+        {ValueError: ("", "rest", "Zero", b"0.5", b"zero")},
+        'FrameStackObservation needs padding_type "reset", "zero" or',
+    ),
+    (lambda v: T.RecordEpisodeStatistics(9, v), TEXT, "RecordEpisodeStatistics needs a word as stats_key"),
+    (lambda v: T.DiscretizeObservation(3, v), FLAG, "DiscretizeObservation needs multidiscrete as a bool"),
+    (lambda v: T.DiscretizeAction(3, v), FLAG, "DiscretizeAction needs multidiscrete as a bool"),
+    (T.GrayscaleObservation, FLAG, "GrayscaleObservation needs keep_dim as a bool"),
+    (lambda v: T.AddWhiteNoise(0.5, v), FLAG, "AddWhiteNoise needs is_noise_grayscale as a bool"),
+    (lambda v: T.ObstructView(0.5, 2, v), FLAG, "ObstructView needs is_noise_grayscale as a bool"),
+    (T.EvalWrapper, {TypeError: NO_NAMES}, "EvalWrapper needs metrics as a list of names"),
+    (T.TimeAwareObservation, FLAG, "TimeAwareObservation needs flatten as a bool"),
+    (lambda v: T.TimeAwareObservation(True, v), FLAG, "TimeAwareObservation needs normalize_time as a bool"),
+    (lambda v: T.TimeAwareObservation(dict_time_key=v), TEXT, "TimeAwareObservation needs dict_time_key as a string"),
+]
+
+# Numbers.
+
+NO_NUMBER = ("0.5", [0.5], (0.5,), {}, 1j, True, int, torch.zeros(2), np.zeros(2))
+NO_NUMBER += (np.True_, torch.tensor(True), b"0.5", bytearray(b"0.5"), np.array("1"), np.array(b"1"), np.complex64(1 + 1j))
+NO_NUMBER += (torch.tensor(1j), np.timedelta64(1), np.array(1, "m8[ns]"), torch.tensor([0.5]), np.array([0.5]))
+NANS = (NAN, np.float32(NAN), torch.tensor(NAN), 10**309)
+BEYOND, BELOW = ((INF, 1e39, 1e300, 2**130), (-INF, -1e39, -1e300, -(2**130)))
+BOUND, BOUND_ABOVE_0 = ({TypeError: NO_NUMBER, ValueError: (*NANS, *below)} for below in ((), (-1, -0.5, -INF)))
+NUMBER = {TypeError: (None, *NO_NUMBER), ValueError: NANS}
+FLOAT32 = {TypeError: (None, *NO_NUMBER), ValueError: (*NANS, *BEYOND, *BELOW)}
+ABOVE_0 = {TypeError: (None, *NO_NUMBER), ValueError: (*NANS, 0, -1, -1e-8, -INF, INF)}
+FRACTION = {TypeError: (None, *NO_NUMBER), ValueError: (*NANS, -0.1, 1.1, 2, INF)}
+NUMBERS = [
+    (T.AddWhiteNoise, FRACTION, "AddWhiteNoise needs probability_of_noise_per_pixel in [0, 1"),
+    (T.AddWhiteNoise, {ValueError: (1, 1.0)}, "AddWhiteNoise needs probability_of_noise_per_pixel in [0, 1)"),
+    (lambda v: T.ObstructView(v, 2), FRACTION, "ObstructView needs obstructed_pixels_ratio in [0, 1"),
+    (lambda v: T.ObstructView(v, 2), {ValueError: (1, 1.0)}, "ObstructView needs obstructed_pixels_ratio in [0, 1)"),
+    (T.StickyAction, FRACTION, "StickyAction needs repeat_action_probability in [0, 1"),
+    (T.StickyAction, {ValueError: (1, 1.0)}, "StickyAction needs repeat_action_probability in [0, 1)"),
+    (T.ScaleReward, FLOAT32, "ScaleReward needs scale in [-3.40282e+38, 3.40282e+38]"),
+    (T.ClipReward, BOUND, "ClipReward needs min_reward in [-inf, 3.40282e+38]"),
+    (T.ClipReward, {ValueError: BEYOND}, "ClipReward needs min_reward in [-inf, 3.40282e+38]"),
+    (T.ClipReward, {ValueError: (None,)}, "ClipReward needs min_reward, max_reward or both, but got neither"),
+    (lambda v: T.ClipReward(max_reward=v), BOUND, "ClipReward needs max_reward in [-3.40282e+38, inf]"),
+    (lambda v: T.ClipReward(max_reward=v), {ValueError: BELOW}, "ClipReward needs max_reward in [-3.40282e+38, inf]"),
+    (lambda v: T.ClipReward(-1e39, v), {ValueError: BELOW}, "ClipReward needs max_reward in [-3.40282e+38, inf]"),
+    (lambda v: T.ClipReward(0, v), BOUND_ABOVE_0, "ClipReward needs max_reward in [0, inf]"),
+    (lambda v: T.ClipObservation(v, 1), NUMBER, "ClipObservation needs a number as min_obs"),
+    (lambda v: T.ClipObservation(0, v), BOUND_ABOVE_0, "ClipObservation needs max_obs in [0, inf]"),
+    (T.NormalizeObservation, ABOVE_0, "NormalizeObservation needs a finite epsilon above 0"),
+    (T.NormalizeReward, FRACTION, "NormalizeReward needs gamma in [0, 1]"),
+    (lambda v: T.NormalizeReward(0.9, v), ABOVE_0, "NormalizeReward needs a finite epsilon above 0"),
+]
+
+# Bounds in pairs.
+
+NO_BOUNDS = ((None, 1), (0, None), ("a", "b"), (0, 1j), ({}, {}), ({0}, {1}), ([[0], [0, 0]], 1), ([0, 0], [1, 1, 1]))
+NO_BOUNDS += ((False, True), ("0", "1"), (b"0", b"1"), (np.timedelta64(0), np.timedelta64(1)), (0, np.complex64(1 + 1j)))
+NO_BOUNDS += ((10**309, 10**310), (0, [True]), (torch.tensor(0.0, requires_grad=True), 1))
+UNORDERED = ((1, 1), (1, 0), (NAN, 1), (0, NAN), (INF, -INF), ([0, 1], [1, 1]), (0, [1, NAN]), (torch.tensor([0, 1]), 1))
+INFINITE = ((-INF, 1), (0, INF), (-INF, INF), ([0, -INF], 1), (0, np.array([1, INF])))
+BOUNDS = [
+    (lambda v: T.RescaleObservation(*v), {ValueError: NO_BOUNDS + UNORDERED}, "RescaleObservation needs min_obs < max_obs"),
+    (lambda v: T.RescaleAction(*v), {ValueError: NO_BOUNDS + UNORDERED + INFINITE}, "RescaleAction needs finite min_action <"),
+]
+
+# Devices, dtypes and keys.
+
+NO_FLOAT = {TypeError: (None, "float32", np.float32, float, torch.int64, torch.bool, torch.float16, torch.complex64)}
+DTYPE = {TypeError: ("float31", "torch.float32", "", 3, 2.5, ["f4"], {"f4"}, torch.bfloat16, torch.float8_e5m2, np.floating)}
+DTYPE[TypeError] += (None, np.float32(3), np.finfo("f4"), torch.zeros(1), torch.FloatTensor, np, [], {}, object, complex, str)
+DTYPE[TypeError] += ("U3", "complex64", "float128", "uint16", np.uint32, torch.uint64, "f4,f4", "f4,,", "(2,)f4", ">f4")
+KEYS = {TypeError: ("kind", None, 3, {"kind"}, {"kind": 1}, np.array(["kind"])), ValueError: ([], (), ["a", "a"], [1, 0, 1])}
+KEYS[TypeError] += (b"\0\1", bytearray(2), [["a"]], [{}], [np.array(0)], [None], [1.0], [True], [np.True_], [("a",)])
+DTYPES_AND_KEYS = [
+    (
+        lambda v: T.RunningMeanStd((3,), v),
+        {ValueError: ("nope", "", "cuda:x")},
+        "RunningMeanStd needs a torch.device or its name",
+    ),
+    (
+        lambda v: T.RunningMeanStd((3,), v),
+        {TypeError: (None, 1.5, torch.float32)},
+        "RunningMeanStd needs a torch.device or its name",
+    ),
+    (lambda v: T.RunningMeanStd((3,), dtype=v), NO_FLOAT, "RunningMeanStd needs dtype torch.float32 or torch.float64"),
+    (T.DtypeObservation, DTYPE, "DtypeObservation needs a dtype of NumPy or PyTorch"),
+    (T.FilterObservation, KEYS, "FilterObservation needs filter_keys"),
+]
+
+# Functions and spaces.
+
+FUNCTION = {TypeError: (None, 3, "tanh", [math.tanh], torch.zeros(2))}
+SPACE = {TypeError: ((3,), "Box", spaces.Box, [spaces.Box(-INF, INF, (3,))], 3, np.float32)}
+UNSUPPORTED = {
+    TypeError: (
+        *(spaces.Text(3), spaces.Box(0, 9, (3,), np.uint16), spaces.Sequence(spaces.Discrete(3))),
+        spaces.Tuple([spaces.Text(3)]),
+    ),
+    ValueError: (spaces.Dict({}), spaces.Tuple([]), spaces.Dict({1: spaces.Box(-INF, INF, (3,))})),
+}
+FUNCTIONS = [
+    (T.TransformObservation, FUNCTION, "TransformObservation needs a callable func"),
+    (T.TransformReward, FUNCTION, "TransformReward needs a callable func"),
+    (T.TransformAction, FUNCTION, "TransformAction needs a callable func"),
+    (lambda v: T.TransformObservation(torch.tanh, v), SPACE, "TransformObservation needs a gymnasium Space as"),
+    (
+        lambda v: T.TransformObservation(torch.tanh, v),
+        UNSUPPORTED,
+        "TransformObservation needs an observation_space that tensors can hold, but got",
+    ),
+    (lambda v: T.TransformAction(torch.tanh, v), SPACE, "TransformAction needs a gymnasium Space as"),
+    (
+        lambda v: T.TransformAction(torch.tanh, v),
+        UNSUPPORTED,
+        "TransformAction needs an action_space that tensors can hold, but got",
+    ),
+]
+
+# Lists of transforms.
+
+ONE = T.ClipReward(-1, 1)
+NO_LIST = ("", "ab", b"", {}, {"clip": ONE}, torch.zeros(0), torch.tensor(1), np.array(1), np.array([ONE]), TensorDict())
+LISTS = [
+    (T.Compose, {TypeError: (None, 3, math.tanh, ONE, *NO_LIST)}, "Compose needs a list of Transforms"),
+    (T.Compose, {TypeError: (["ab"], {"ab"})}, "Compose needs Transforms, but got str at transforms[0]"),
+    (T.Compose, {TypeError: ([ONE, None],)}, "Compose needs Transforms, but got NoneType at transforms[1]"),
+    (T.Compose, {TypeError: ([ONE, [ONE]],)}, "Compose needs Transforms, but got list at transforms[1]"),
+    (T.Compose, {TypeError: ([T.ClipAction],)}, "Compose needs Transforms, but got type at transforms[0]"),
+    (T.Compose, {ValueError: ([ONE, ONE], [ONE, T.Compose([ONE])])}, "Compose needs each transform once, but got ClipReward"),
+]
+
+CASES = [
+    (make, value, error, start, index == 0)
+    for make, wrong, start in [
+        *INTEGERS,
+        *FLAGS_AND_STRINGS,
+        *NUMBERS,
+        *BOUNDS,
+        *DTYPES_AND_KEYS,
+        *FUNCTIONS,
+        *LISTS,
+    ]
+    for error, values in wrong.items()
+    for index, value in enumerate(values)
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "error", "start"),
+    [pytest.param(*case, id=f"{case[3]}: {case[1]!r}", marks=() if quick else pytest.mark.full) for *case, quick in CASES],
+)
+def test_transform_with_an_invalid_argument_raises(make, value, error, start):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        make(value)
+    message = str(raised.value)
+    assert type(raised.value) is error and message.startswith(start), message
+    given = repr(value), " and ".join(map(repr, value)) if isinstance(value, tuple) else "?"
+    assert "but got" in start or message.endswith(tuple(f", but got {one}." for one in given)), message
+
+
+def test_every_transform_with_arguments_has_cases():
+    with_arguments = {name for name in T.__all__ if {*inspect.signature(getattr(T, name)).parameters} - {"args", "kwargs"}}
+    assert with_arguments == {start.split()[0] for _, _, _, start, _ in CASES}
+    assert len(CASES) >= 150

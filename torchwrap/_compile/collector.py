@@ -1,0 +1,149 @@
+"""Executor of a compiled collector: a graph of a few steps that write into the storage, run again and again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from typing import Any
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor, nn
+
+from torchwrap import spaces
+from torchwrap._compile.graph import Graph, Program
+from torchwrap._compile.host_reset import HostAutoReset
+from torchwrap._compile.replay import Replay, Run
+from torchwrap._core import nested
+from torchwrap._core.executor import Eager
+from torchwrap._core.tracing import as_bytes
+from torchwrap.collector import Collector, Storage
+
+Rows = dict[NestedKey, list[Tensor]]
+"""For each key, where each step writes to."""
+
+
+class CompiledCollector(Eager):
+    """A rollout as a graph of `unroll` steps. On CUDA all of them are one launch.
+
+    The observation that a step acts on lies where it is to be kept: the graph of the step before has written it there.
+    """
+
+    def __init__(self, collector: Collector, unroll: int, keywords: dict[str, Any]) -> None:
+        env = collector.env
+        modules = [env, *modules_of(collector.policy)]
+        self.collector, self.static_outputs, self.unroll = collector, keywords["static_outputs"], unroll
+        keywords = {**keywords, "part": True}
+        self.steps = Graph(self._run_steps, modules, **keywords)  # also returns which envs are done
+        self.auto_reset = HostAutoReset(env, keywords)
+        self.replays: dict[Run, Replay] = {}
+        observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
+        transition = Graph(functools.partial(collector._transition, step=env._step_and_reset), modules, **keywords)
+        collector._allocate(transition.trace((observation,)).result[0])
+        # A CUDA graph writes into the same storage each time; on the CPU each call has its own.
+        self.static = self._storage(observation) if env.device.type == "cuda" else None
+        self._programs(observation, *(self.static or self._storage(observation))[1:])
+        if self.resets_on_host:
+            self.auto_reset.prepare()
+
+    def _storage(self, observation: spaces.Value) -> tuple[Storage, Rows, list[list[Tensor]]]:
+        # The storage, time-first; where each step writes to; and for each leaf of the observation, where it lies at each step
+        # and after the last one. If the observation is kept, it lies in the storage from the start, and no step writes it.
+        collector = self.collector
+        storage = collector._empty()
+        rows = {key: collector._pools[key].rows(value) for key, value in storage.items()}
+        observations = []
+        paths = sorted(path for path, _ in spaces.leaves(collector.env.single_observation_space))
+        for path, leaf in zip(paths, nested.leaves(observation), strict=True):
+            key = ("observation", *path) if path else "observation"
+            two, row = [torch.empty_like(leaf) for _ in range(2)], rows.get(key)
+            if row and (row[0].shape, row[0].dtype) == (leaf.shape, leaf.dtype):  # a policy may keep another tensor there
+                observations.append([*rows.pop(key), two[0]])
+            else:
+                observations.append([two[step % 2] for step in range(collector.num_steps + 1)])
+        return storage, rows, observations
+
+    def _programs(
+        self, observation: spaces.Value, rows: Rows, observations: list[list[Tensor]]
+    ) -> tuple[list[Program], list[list[Tensor]]]:
+        # What to run one after the other, and the tensors that each of them writes to, in the order of `nested.leaves`.
+        keys, build = sorted(rows, key=str), nested.builder(observation)
+        columns = [*[rows[key] for key in keys], *[leaves[1:] for leaves in observations]]
+        steps = list(zip(*columns, strict=True))
+        chunks = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
+        first, last = (
+            self.steps.program(
+                observation, tuple([(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in chunk])
+            )
+            for chunk in (chunks[0], chunks[-1])
+        )
+        return [first] * (len(chunks) - 1) + [last], [list(itertools.chain(*chunk)) for chunk in chunks]
+
+    def _run_steps(
+        self, observation: spaces.Value, steps: tuple[tuple[Storage, spaces.Value], ...]
+    ) -> tuple[Tensor, spaces.Value]:
+        collector, env = self.collector, self.collector.env
+        step = env._step_without_reset if self.resets_on_host else env._step_and_reset
+        for row, following in steps:
+            transition, after = collector._transition(observation, step)
+            for key in collector._pools:
+                value, target = transition.get(key), row[key] if key in row else _leaf(observation, key)
+                if value is not target:  # an observation lies there already, unless the policy has replaced it
+                    target.copy_(as_bytes(value))
+            nested.copy_(following, after)
+            done, observation = transition["next", "done"], following
+        return done, observation
+
+    @property
+    def resets_on_host(self) -> bool:
+        """Whether the host resets finished envs between the graphs."""
+        return self.unroll == 1 and self.auto_reset.enabled
+
+    def collect(self, collector: Collector, observation: Any) -> tuple[Storage, Any]:
+        storage, rows, observations = self.static or self._storage(observation)
+        (programs, chunks), resets_on_host = self._programs(observation, rows, observations), self.resets_on_host
+        buffers, count, first = self.steps.buffers(), len(self.steps.slots), [leaves[0] for leaves in observations]
+
+        def run_all(tensors: list[Tensor]) -> list[Tensor]:
+            buffers, leaves = tensors[:count], tensors[count:]
+            for target, leaf in zip(first, leaves, strict=True):
+                target.copy_(leaf)
+            leaves = first
+            for (run, build), chunk in zip(programs, chunks, strict=True):
+                done, *leaves = run([*buffers, *leaves, *chunk])
+                if resets_on_host:
+                    self.auto_reset(done, build(iter([done, *leaves]))[1])
+            return [*storage.values(), done, *leaves]
+
+        run, build = programs[0]
+        whole: Run = run_all
+        if self.static:
+            whole = self.replays.setdefault(run, Replay(run_all, count, self.static_outputs))
+        tensors = iter(whole([*buffers, *nested.leaves(observation)]))
+        return {key: next(tensors) for key in storage}, build(tensors)[1]
+
+
+def _leaf(observation: spaces.Value, key: NestedKey) -> Tensor:
+    for part in key[1:] if isinstance(key, tuple) else ():
+        observation = observation[part]
+    return observation  # type: ignore[no-any-return]
+
+
+def modules_of(policy: Any, above: tuple[Any, ...] = ()) -> list[nn.Module]:
+    """The modules that a policy is, is a method of, or is a function around."""
+    if isinstance(policy, nn.Module):
+        return [policy]
+    if any(policy is one for one in above):
+        return []
+    parts: list[Any] = []
+    if isinstance(policy, functools.partial):
+        parts = [policy.func, *policy.args, *policy.keywords.values()]
+    elif isinstance(policy, list | tuple | dict):
+        parts = list(policy.values() if isinstance(policy, dict) else policy)
+    elif inspect.ismethod(policy):
+        parts = [policy.__self__, policy.__func__]
+    elif inspect.isfunction(policy):
+        names = inspect.getclosurevars(policy)
+        parts = [*names.nonlocals.values(), *(value for value in names.globals.values() if isinstance(value, nn.Module))]
+    return [module for part in parts for module in modules_of(part, (*above, policy))]

@@ -1,0 +1,108 @@
+"""HostAutoReset: auto-reset by the host, between graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap._compile.graph import Graph
+from torchwrap._core import nested
+from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.row_mask import RowMask
+from torchwrap.env import Env
+from torchwrap.wrappers.wrapper import layers
+
+# Minimum batch size for a host-side check of `done`; a partial reset covers at most 1/16 of the rows.
+_MIN_HOST_RESET_ENVS, _PARTIAL_RESET_DIVISOR = 4096, 16
+
+
+class HostAutoReset:
+    """Host-driven auto-reset: one graph over the full batch, one over the finished rows only.
+
+    In a graph of the whole step, resetting a few of many envs costs as much as the step itself, because every row is computed
+    and then selected.
+
+    Args:
+        env: the env to reset.
+        keywords: of the graphs.
+    """
+
+    def __init__(self, env: Env, keywords: dict[str, Any]) -> None:
+        self.env, self.is_large, self.max_partial = env, env.num_envs >= _MIN_HOST_RESET_ENVS, 0
+        # One thread, because a partial reset is over before another one has started.
+        partial = {**keywords, "options": {"cpp.threads": 1, **keywords["options"]}}
+        self.full, self.partial = Graph(self._reset_all, [env], **keywords), Graph(self._reset_rows, [env], **partial)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is faster than a graph that resets by itself: for large batches on the CPU."""
+        return self.is_large and self.env.device.type == "cpu"
+
+    def prepare(self) -> None:
+        """Compiles the graphs. Partial resets need every per-env state in env buffers; otherwise they are left out."""
+        number = self.env.num_envs // _PARTIAL_RESET_DIVISOR
+        self.counter, self.rows = np.arange(number), torch.arange(number)
+        self.mask = torch.zeros(number, dtype=torch.bool)
+        observation = spaces.zeros(self.env.single_observation_space, self.env.num_envs, self.env.device)
+        self.full.program(torch.zeros(self.env.num_envs, 1, dtype=torch.bool), observation)
+        with contextlib.suppress(ValueError):
+            self.partial.program(self.rows, self.mask, observation)
+            self.max_partial = number
+
+    def __call__(self, done: Tensor, observation: spaces.Value) -> None:
+        """Writes the initial observations of new episodes into the finished rows."""
+        flags = done.numpy().reshape(-1)
+        finished = flags.nonzero()[0]
+        number, most = len(finished), self.max_partial
+        if number > most:
+            self.full(done, observation)
+        elif number:
+            rows = self.rows.numpy()
+            rows[:number] = finished
+            # The graph has a fixed number of rows. The rest are distinct rows outside the mask, which stay as they are.
+            rows[number:] = (~flags[:most]).nonzero()[0][: most - number]
+            np.less(self.counter, number, out=self.mask.numpy())
+            self.partial(self.rows, self.mask, observation)
+
+    def _reset_all(self, done: Tensor, observation: spaces.Value) -> tuple[()]:
+        self.env._auto_reset(RowMask(done), observation)
+        return ()
+
+    def _reset_rows(self, rows: Tensor, mask: Tensor, observation: spaces.Value) -> tuple[()]:
+        row_mask = RowMask(mask)
+        with _restricted_to_rows(self.env, rows):
+            initial = self.env._reset(row_mask)["observation"]
+        for target, value in zip(nested.leaves(observation), nested.leaves(initial), strict=True):
+            target.index_copy_(0, rows, row_mask.where(value, target.index_select(0, rows)))
+        return ()
+
+
+@contextlib.contextmanager
+def _restricted_to_rows(env: Env, rows: Tensor) -> Iterator[None]:
+    """The env as if it had only these rows. What is written to them is written back."""
+    modules = [module for module in env.modules() if isinstance(module, BatchedModule)]
+    slots: list[tuple[dict[str, Any], str]] = [
+        (module._buffers, name) for module in modules for name in module._env_buffer_names
+    ]
+    whole = [tensors[name] for tensors, name in slots]
+    signatures = [(layer, layer.signature) for layer in layers(env)]
+    try:
+        for tensors, name in slots:
+            tensors[name] = tensors[name].index_select(0, rows)
+        for layer, signature in signatures:
+            layer.signature = signature.replace(num_envs=len(rows))
+        yield
+        for (tensors, name), tensor in zip(slots, whole, strict=True):
+            if tensors[name]._version:  # it was written to
+                tensor.index_copy_(0, rows, tensors[name])
+    finally:
+        for (tensors, name), tensor in zip(slots, whole, strict=True):
+            tensors[name] = tensor
+        for layer, signature in signatures:
+            layer.signature = signature

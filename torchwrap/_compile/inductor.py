@@ -1,0 +1,55 @@
+"""Backends: from a traced graph to a callable. Settings of PyTorch's compilers live here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+# Sizes and strides are fixed when a graph is traced.
+_INDUCTOR = {"size_asserts": False}
+# The C++ wrapper around the kernels costs half of the Python one; half of that again with small tensors on its stack, but then
+# results lie in memory that the graph reuses.
+_CPU, _CPU_PART = {"cpp_wrapper": True}, {"aot_inductor.allow_stack_allocation": True}
+# With few envs most loops are over before another thread has started.
+_SMALL_BATCH, _CPU_SMALL = 1024, {"cpp.min_chunk_size": 4096}
+
+
+def backends() -> list[str]:
+    """Names of PyTorch's compilers."""
+    return torch._dynamo.list_backends(exclude_tags=())
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule,
+    example: list[Tensor],
+    backend: str,
+    options: dict[str, Any],
+    *,
+    device: torch.device,
+    num_rows: int,
+    part: bool,
+) -> Callable[..., Any]:
+    """A callable that computes the graph, for inputs like the example. `part` allows results in memory that is reused."""
+    if backend != "inductor":
+        return torch._dynamo.lookup_backend(backend)(graph, example)
+    if device.type == "cpu":
+        options = _CPU | (_CPU_PART if part else {}) | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | options
+    _init_inductor()
+    # The on-disk caches of compiled graphs need a ShapeEnv. Tracing has none, because it would admit data-dependent sizes.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes: list[Any] = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        return torch._inductor.compile(graph, fakes, options=_INDUCTOR | options)  # type: ignore[return-value]
+
+
+def _init_inductor() -> None:
+    # The first graph that is compiled in a process decides what may lie on the stack, whoever compiles it.
+    from torch._inductor.codegen.common import init_backend_registration  # imports SymPy
+
+    with torch._inductor.config.patch(_CPU_PART):
+        init_backend_registration()

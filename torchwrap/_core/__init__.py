@@ -1,0 +1,1 @@
+"""Machinery that envs, transforms and spaces share. Private: nothing here is part of the API."""

@@ -1,0 +1,85 @@
+"""EnvFacade: what an env says about itself, under Gymnasium's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap._core.env_buffers import BatchedModule, SubmoduleAttribute
+from torchwrap.random import Stream
+from torchwrap.spaces import Signature
+
+
+class EnvFacade(BatchedModule):
+    """The description of an env: its signature, and the properties of Gymnasium's `VectorEnv` that follow from it."""
+
+    action_stream = SubmoduleAttribute()
+
+    def __init__(self, signature: Signature, spec: Any, metadata: dict[str, Any] | None, render_mode: str | None) -> None:
+        super().__init__()
+        self.signature = signature
+        self._spec = spec
+        self.metadata = metadata or {}
+        self.render_mode = render_mode
+        self.action_stream = Stream(signature.num_envs, signature.first_index, tag=1, device=signature.device)
+
+    @property
+    def num_envs(self) -> int:
+        return self.signature.num_envs
+
+    @property
+    def single_observation_space(self) -> Space[Any]:
+        return self.signature.single_observation_space
+
+    @property
+    def single_action_space(self) -> Space[Any]:
+        return self.signature.single_action_space
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def action_space(self) -> Space[Any]:
+        return batch_space(self.single_action_space, self.num_envs)
+
+    @property
+    def device(self) -> torch.device:
+        return self.signature.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        # `.to(device)` comes here: the signature follows the buffers.
+        super()._apply(fn, *args, **kwargs)
+        self.signature = self.signature.replace(device=fn(torch.empty(0, device=self.device)).device)
+        return self
+
+    @property
+    def spec(self) -> Any:
+        """Gymnasium's `EnvSpec`, with every wrapper and transform: `torchwrap.make(env.spec)` builds another env like this."""
+        return self._spec
+
+    def sample_action(self) -> spaces.Value:
+        """Random actions, drawn on the env's device from a stream of their own, so that the env's streams do not move."""
+        return spaces.sample(self.single_action_space, self.action_stream)
+
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """Renders all envs, or those with the given indices, as NumPy arrays `(height, width, 3)` uint8.
+
+        The env needs `render_mode="rgb_array"` at construction.
+        """
+        raise NotImplementedError(f"{self._name()} does not implement render().")
+
+    def close(self) -> None:
+        """Releases what the env holds outside of PyTorch."""
+
+    def _name(self) -> str:
+        return self._spec.id if self._spec is not None else type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"

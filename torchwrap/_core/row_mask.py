@@ -1,0 +1,205 @@
+"""RowMask: which rows of a batch. The only place where host code and graph code part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchwrap._core.tracing import is_host_readable, realize
+
+
+class RowMask:
+    """A set of rows of a batch, such as the envs whose episode ended.
+
+    If the host can read the mask, it looks the rows up once and then touches only those. Otherwise (in a traced graph, or on
+    another device) each method selects with `torch.where` over the full batch. Both give the same values, so authors of envs
+    and transforms write one path. `value` is a Tensor or a TensorDict whose first dimension is the batch.
+
+    Args:
+        tensor: bool, `(num_envs,)` or `(num_envs, 1)`. It must not change afterwards.
+        synchronize: read the mask on the host even if that waits for the device, because a simulator on the host needs it.
+
+    >>> mask = RowMask(torch.tensor([False, True, True]))
+    >>> elapsed = torch.tensor([[4], [5], [6]])
+    >>> mask.fill_(elapsed, 0)
+    >>> elapsed.flatten(), mask.indices
+    (tensor([4, 0, 0]), tensor([1, 2]))
+    """
+
+    __slots__ = ("_column", "_found", "_indices", "_synchronize", "_tensor", "num_rows")
+
+    def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
+        self._column: Tensor | None = tensor if tensor.dim() == 2 else None
+        self._tensor: Tensor | None = tensor if tensor.dim() == 1 else None
+        self.num_rows = len(tensor)
+        self._synchronize = synchronize
+        self._indices: Tensor | None = None
+        self._found: np.ndarray[Any, Any] | None = None
+        if synchronize or is_host_readable(tensor):
+            # NumPy, because right after a simulator on the host it finds the rows four times faster than PyTorch does.
+            self._found = tensor.cpu().numpy().ravel().nonzero()[0]
+
+    @classmethod
+    def full(cls, num_rows: int, device: torch.device | str = "cpu", *, synchronize: bool = False) -> RowMask:
+        """A mask of every row."""
+        return cls(torch.ones(num_rows, dtype=torch.bool, device=device), synchronize=synchronize)
+
+    @property
+    def indices(self) -> Tensor | None:
+        """Indices of the rows, int64; None if the host cannot read the mask without a device sync."""
+        if self._indices is None and self._found is not None:
+            self._indices = torch.from_numpy(self._found).to(self.tensor.device)
+        return self._indices
+
+    @property
+    def tensor(self) -> Tensor:
+        """The mask as a tensor: bool, `(num_envs,)`."""
+        if self._tensor is None:
+            assert self._column is not None
+            self._tensor = self._column.squeeze(-1)
+        return self._tensor
+
+    @property
+    def column(self) -> Tensor:
+        """The mask as a tensor: bool, `(num_envs, 1)`."""
+        if self._column is None:
+            assert self._tensor is not None
+            self._column = self._tensor.unsqueeze(-1)
+        return self._column
+
+    def any(self) -> bool:
+        """Whether a row is set. True as well if the host cannot know without a device sync, so that nothing is skipped."""
+        return self._found is None or len(self._found) > 0
+
+    def numpy(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """The mask as a NumPy array `(num_envs,)`, for a simulator on the host. It waits for the device."""
+        return self.tensor.cpu().numpy()
+
+    def __and__(self, condition: Tensor) -> RowMask:
+        """The rows that are set and meet the condition (bool, `(num_envs,)` or `(num_envs, 1)`)."""
+        tensor = self.column if condition.dim() == 2 else self.tensor
+        return RowMask(tensor & condition, synchronize=self._synchronize)
+
+    def __invert__(self) -> RowMask:
+        """The other rows."""
+        return RowMask(~self.tensor, synchronize=self._synchronize)
+
+    def where(self, first: Any, second: Any) -> Any:
+        """Rows of `first` if set, else of `second`, as a new value."""
+        if not isinstance(first, Tensor):
+            merged = {key: self.where(first[key], second[key]) for key in first.keys()}
+            return TensorDict(merged, batch_size=first.batch_size)
+        indices = self.indices
+        if indices is None:
+            return torch.where(self._like(first), first, second)
+        # PyTorch does not vectorise a `where` with a broadcast mask, and the rows are few: copying them is faster.
+        return second.index_copy(0, indices, first.index_select(0, indices))
+
+    def gather(self, value: Any) -> Any:
+        """The rows that have to be computed: those that are set, or all of them if the host cannot tell."""
+        indices = self.indices
+        if indices is None:
+            return value
+        if not isinstance(value, Tensor):
+            return TensorDict({key: self.gather(value[key]) for key in value.keys()}, batch_size=[len(indices)])
+        return value.index_select(0, indices)
+
+    def scatter_(self, buffer: Tensor, rows: Tensor) -> None:
+        """Writes rows, in the order of `gather`, into the buffer where they belong."""
+        indices = self.indices
+        if indices is None:
+            buffer.copy_(realize(torch.where(self._like(buffer), rows, buffer)))
+        else:
+            buffer.index_copy_(0, indices, rows)
+
+    @property
+    def gathered(self) -> Tensor | None:
+        """The mask of the rows that `gather` returns and `apply` computes: None if every one of them is set."""
+        return self.tensor if self.indices is None else None
+
+    def apply(self, function: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        """`function` of the rows that are set, each computed by itself. What the other rows hold is unspecified."""
+        indices = self.indices
+        if indices is None:
+            return function(value)
+        rows = function(value.index_select(0, indices))
+        return rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, indices, rows)
+
+    def assign_(self, buffer: Any, value: Any) -> None:
+        """Writes the set rows of `value` into the buffer, in place."""
+        if not isinstance(buffer, Tensor):
+            for key in buffer.keys():
+                self.assign_(buffer[key], value[key])
+        elif (indices := self.indices) is None:
+            buffer.copy_(torch.where(self._like(buffer), value, buffer))
+        else:
+            buffer.index_copy_(0, indices, value.index_select(0, indices))
+
+    def fill_(self, buffer: Tensor, value: float | bool) -> None:
+        """Sets the rows of the buffer to one value, in place."""
+        indices = self.indices
+        if indices is None:
+            buffer.masked_fill_(self._like(buffer), value)
+        else:
+            buffer.index_fill_(0, indices, value)
+
+    def append_(self, ring: Tensor, size: int, count: Tensor, value: Tensor) -> None:
+        """Appends the set rows of `value`, in order, to a ring buffer.
+
+        Args:
+            ring: `(size + num_envs, ...)`. Entry number *k*, counted from 0, is at index `k % size`. The last `num_envs` rows
+                are scratch space, so that a graph has a distinct index to write each row to, set or not.
+            size: of the ring, at least `num_envs`.
+            count: int64, `(1,)`: how many entries were appended so far.
+            value: `(num_envs, ...)`.
+        """
+        indices = self.indices
+        if indices is None:
+            rank = self.tensor.cumsum(0)  # 1 for the first
+            scratch = torch.arange(size, size + self.num_rows, device=ring.device)
+            slots = torch.where(self.tensor, (rank - 1 + count) % size, scratch)
+            ring.index_copy_(0, slots, torch.where(self._like(value), value, 0))
+            count.add_(rank[-1:])
+        elif number := len(indices):
+            slots = torch.arange(number, device=ring.device).add_(count).remainder_(size)
+            ring.index_copy_(0, slots, value.index_select(0, indices))
+            count.add_(number)
+
+    def _like(self, value: Tensor) -> Tensor:
+        # The mask with as many dimensions as the value.
+        if value.dim() < 3:
+            return self.tensor if value.dim() == 1 else self.column
+        return self.tensor.view(-1, *(1,) * (value.dim() - 1))
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return f"RowMask({self.tensor!r})"
+
+
+def set_first_(buffer: Tensor, rows: Tensor, count: Tensor, mask: Tensor | None = None) -> None:
+    """Writes the first row (of a mask, if there is one) into the buffer, unless something was counted before.
+
+    Args:
+        buffer: of the shape of one row.
+        rows: `(n, ...)`.
+        count: int64, `(1,)`.
+        mask: bool, `(n,)`.
+    """
+    if is_host_readable(count):
+        if not count:
+            counted = rows if mask is None else rows[mask]
+            buffer.copy_(counted[0] if len(counted) else buffer)
+        return
+    is_first = count == 0
+    if mask is not None:
+        last = len(rows) - 1  # if no row is set
+        index = torch.where(mask, torch.arange(last + 1, dtype=torch.int32, device=mask.device), last).amin(0, keepdim=True)
+        rows, is_first = rows.index_select(0, index), is_first & mask.index_select(0, index)
+    buffer.copy_(realize(torch.where(is_first, rows[0], buffer)))

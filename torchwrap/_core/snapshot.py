@@ -1,0 +1,48 @@
+"""Snapshots: everything that a running env remembers, as a TensorDict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from torchwrap._core.env_buffers import ConstantBuffer
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers by name, but for constants."""
+    found = {}
+    for prefix, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and not isinstance(getattr(type(part), name, None), ConstantBuffer):
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
+
+
+def take(module: nn.Module, observation: Any) -> TensorDict:
+    """The state, and the observation to act on, in memory of their own."""
+    buffers = TensorDict({name: buffer.clone() for name, buffer in state_of(module).items()}, batch_size=[])
+    return TensorDict({"buffers": buffers, "observation": observation.clone()}, batch_size=[])
+
+
+def check(owner: str, module: nn.Module, snapshot: Any) -> None:
+    """Raises unless this is a snapshot of a module like this one."""
+    if not isinstance(snapshot, TensorDict | dict) or set(snapshot.keys()) != {"buffers", "observation"}:
+        raise TypeError(f"{owner}.restore needs what snapshot() returned, but got {type(snapshot).__name__}.")
+    buffers, own = snapshot["buffers"], state_of(module)
+    if set(buffers.keys()) != set(own):
+        different = sorted(set(buffers.keys()) ^ set(own))
+        raise ValueError(f"{owner}.restore needs a snapshot of the same env, but got one that differs in {different}.")
+    for name, buffer in own.items():
+        if buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
+            got = f"{tuple(buffers[name].shape)} {buffers[name].dtype}"
+            raise ValueError(f"{owner}.restore needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}, but got {got}.")
+
+
+@torch.no_grad()
+def load(module: nn.Module, snapshot: Any) -> None:
+    """Writes a checked snapshot into the module's buffers, in place."""
+    for name, buffer in state_of(module).items():
+        buffer.copy_(snapshot["buffers"][name])

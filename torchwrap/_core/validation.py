@@ -1,0 +1,148 @@
+"""Validation of arguments. Each error names the owner of the argument, what is needed, and what it got."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def _real(value: Any) -> Any:
+    """A real number of Python, NumPy or PyTorch as Python's; None for anything else: bools, strings, timedeltas, lists."""
+    if getattr(value, "ndim", None) == 0 and getattr(value.dtype, "kind", None) not in ("m", "M"):
+        value = value.item()
+    return value if isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64) else None
+
+
+def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
+    """Returns an integer of Python, NumPy or PyTorch as an int in [at_least, at_most].
+
+    Raises:
+        TypeError: for anything but an integer.
+        ValueError: for an integer out of range, and for a bool.
+
+    >>> integer("TimeLimit", "max_episode_steps", 0, at_least=1)
+    Traceback (most recent call last):
+    ValueError: TimeLimit needs max_episode_steps of at least 1, but got 0.
+    """
+    real = _real(value)
+    if not isinstance(real, int) and not isinstance(value, bool):
+        raise TypeError(f"{owner} needs an integer {name} of at least {at_least}, but got {value!r}.")
+    if isinstance(value, bool) or real < at_least:
+        raise ValueError(f"{owner} needs {name} of at least {at_least}, but got {value!r}.")
+    if real > at_most:
+        raise ValueError(f"{owner} needs {name} of at most {at_most}, but got {value!r}.")
+    return real
+
+
+def sizes(owner: str, name: str, value: Any, at_least: int) -> tuple[int, ...]:
+    """Returns a tuple or list of integers, each of at least `at_least`, as a tuple of ints.
+
+    Raises:
+        TypeError, ValueError: for anything else.
+
+    >>> sizes("ReshapeObservation", "shape", 84, at_least=1)
+    Traceback (most recent call last):
+    TypeError: ReshapeObservation needs shape as a tuple, but got 84.
+    """
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{owner} needs {name} as a tuple, but got {value!r}.")
+    return tuple([integer(owner, name, size, at_least) for size in value])
+
+
+def flag(owner: str, name: str, value: Any) -> bool:
+    """Returns a bool.
+
+    Raises:
+        TypeError: for anything else, such as 0 or 1.
+
+    >>> flag("GrayscaleObservation", "keep_dim", 1)
+    Traceback (most recent call last):
+    TypeError: GrayscaleObservation needs keep_dim as a bool, but got 1.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner} needs {name} as a bool, but got {value!r}.")
+    return value
+
+
+def probability(owner: str, name: str, value: Any) -> float:
+    """Returns a number in [0, 1).
+
+    Raises:
+        TypeError, ValueError: for anything else.
+
+    >>> probability("StickyAction", "repeat_action_probability", 1)
+    Traceback (most recent call last):
+    ValueError: StickyAction needs repeat_action_probability in [0, 1), but got 1.
+    """
+    return number(owner, name, value, 0, math.nextafter(1, 0), f"{name} in [0, 1)")
+
+
+def positive(owner: str, name: str, value: Any) -> float:
+    """Returns a finite number above 0.
+
+    Raises:
+        TypeError, ValueError: for anything else.
+
+    >>> positive("NormalizeReward", "epsilon", 0)
+    Traceback (most recent call last):
+    ValueError: NormalizeReward needs a finite epsilon above 0, but got 0.
+    """
+    return number(owner, name, value, math.ulp(0.0), sys.float_info.max, f"a finite {name} above 0")
+
+
+def number(
+    owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, needed: str | None = None
+) -> float:
+    """Returns a number in [low, high]: an int if it fits int64, else a float.
+
+    Args:
+        owner: whose argument it is.
+        name: of the argument.
+        value: a real number of Python, NumPy or PyTorch.
+        low: the smallest number allowed.
+        high: the largest number allowed.
+        needed: what the error message says is needed. Defaults to the interval.
+
+    Raises:
+        TypeError: for anything but a real number.
+        ValueError: for a number out of range, and for NaN.
+
+    >>> number("NormalizeReward", "gamma", 2, 0, 1)
+    Traceback (most recent call last):
+    ValueError: NormalizeReward needs gamma in [0, 1], but got 2.
+    """
+    if needed is None:
+        bounded = (low, high) != (-math.inf, math.inf)
+        needed = f"{name} in [{low:g}, {high:g}]" if bounded else f"a number as {name}"
+    real = _real(value)
+    if real is None:
+        raise TypeError(f"{owner} needs {needed}, but got {value!r}.")
+    try:
+        real = real if isinstance(real, int) and abs(real) < 2**63 else float(real)
+    except OverflowError:
+        real = math.nan
+    if not low <= real <= high:
+        raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
+    return real
+
+
+def device(owner: str, value: Any) -> torch.device:
+    """Returns a device or its name as a `torch.device`.
+
+    Raises:
+        TypeError, ValueError: for anything else.
+
+    >>> device("make", "nope")
+    Traceback (most recent call last):
+    ValueError: make needs a torch.device or its name, but got 'nope'.
+    """
+    try:
+        return torch.device(value)
+    except (TypeError, RuntimeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{owner} needs a torch.device or its name, but got {value!r}.") from None

@@ -1,0 +1,1 @@
+"""Video files and windows. Private: each module imports one optional dependency."""

@@ -1,0 +1,249 @@
+"""Collector, rollout and evaluate: whole chunks of transitions, and the returns of whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap._core import env_checks, validation
+from torchwrap._core.buffer_pool import BufferPool
+from torchwrap._core.executor import EAGER, Eager
+from torchwrap._core.tracing import as_bytes
+from torchwrap.env import Env
+from torchwrap.transforms.episode import RecordEpisodeStatistics
+
+Policy = Callable[[TensorDict], Any]
+"""Takes a root, a TensorDict `(num_envs,)` with `observation`; returns it with `action` set, or the action itself."""
+
+Step = Callable[[spaces.Value], tuple[TensorDict, spaces.Value]]
+"""Takes an action; returns the successor, and the observation to act on next."""
+
+Storage = dict[NestedKey, Tensor]
+"""A tensor per key: `(num_steps, num_envs, ...)`, or `(num_envs, ...)` for one step."""
+
+_PATIENCE = 100_000  # steps that evaluate waits for an episode to end
+
+
+class Collector:
+    """Collects `num_steps` transitions of every env per call: `data, td = collect(td)`.
+
+    Args:
+        env: the env.
+        policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
+            log probability), or returns the action alone. What it is given belongs to it. None acts at random.
+        num_steps: transitions per env and call.
+        keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
+            images without `("next", "observation")` take half the memory.
+
+    Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, so that each step is
+    written in one piece.
+
+    Raises:
+        TypeError, ValueError: for arguments of the wrong kind, and in the first call for keys that no transition has.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> collect = Collector(ScriptedEnv(2, episode_lengths=3), None, num_steps=4, keys=[("next", "reward")])
+    >>> data, td = collect()
+    >>> data["next", "reward"].squeeze(-1)
+    tensor([[1., 2., 3., 1.],
+            [1., 2., 3., 1.]])
+    """
+
+    def __init__(self, env: Env, policy: Policy | None, num_steps: int, *, keys: Sequence[NestedKey] | None = None) -> None:
+        _check("Collector", env, policy)
+        listed = isinstance(keys, Sequence) and not isinstance(keys, str) and all(map(_is_key, keys))
+        if keys is not None and not (listed and keys):
+            raise ValueError(f"Collector needs keys as a list of at least one, but got {keys!r}.")
+        self.env = env
+        self.policy = policy
+        self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
+        self.keys = keys
+        self._executor = EAGER
+        self._pools: dict[NestedKey, BufferPool] = {}
+
+    @torch.no_grad()
+    def __call__(self, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
+        """Collects one chunk.
+
+        Args:
+            td: the root to start from, as a step or an earlier call returned it. None resets the env.
+
+        Returns:
+            data: the transitions.
+            td: the root of the next step.
+        """
+        env = self.env
+        td = env.reset() if td is None else td
+        env._check_has_reset("a rollout")
+        if not isinstance(td, TensorDictBase) or "observation" not in td.keys():
+            kind = TypeError if not isinstance(td, TensorDictBase) else ValueError
+            raise kind(f'Collector needs a TensorDict with "observation" to start from, but got {td!r}.')
+        what = "a rollout from an observation"
+        spaces.check(env._name(), what, env.single_observation_space, td["observation"], env.num_envs, env.device)
+        storage, observation = self._executor.collect(self, td["observation"])
+        data = TensorDict({}, batch_size=[self.num_steps, env.num_envs])
+        for key, value in storage.items():
+            data.set(key, value)
+        data = data.transpose(0, 1)
+        data.names = [None, "time"]
+        return data, env._root(observation)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `torchwrap.compile` has compiled this collector. A copy of a compiled collector runs eagerly."""
+        return type(self._executor) is not Eager
+
+    # What a call computes, without checks. A compiled executor runs a graph of `_transition` instead.
+
+    def _collect(self, observation: spaces.Value) -> tuple[Storage, spaces.Value]:
+        storage: Storage = {}
+        rows: dict[NestedKey, list[Tensor]] = {}
+        for step in range(self.num_steps):
+            transition, observation = self._transition(observation, self.env._step_and_reset)
+            if not storage:
+                self._allocate(transition)
+                storage = self._empty()
+                rows = {key: self._pools[key].rows(value) for key, value in storage.items()}
+            for key, row in rows.items():
+                row[step].copy_(as_bytes(transition.get(key)))
+        return storage, observation
+
+    def _transition(self, observation: spaces.Value, step: Step) -> tuple[TensorDict, spaces.Value]:
+        env = self.env
+        td = _act(env, self.policy, TensorDict({"observation": observation}, batch_size=[env.num_envs]))
+        env_checks.step_input(env, td)
+        successor, observation = step(td["action"])
+        return td.set("next", successor), observation
+
+    def _allocate(self, transition: TensorDict) -> None:
+        # Only the first transition of all tells which keys there are.
+        if self._pools:
+            return
+        known, keys = set(transition.keys(True)), self.keys
+        unknown = [key for key in keys or () if key not in known]
+        if unknown:
+            raise ValueError(f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}.")
+        kept = transition if keys is None else transition.select(*keys)
+        for key, leaf in kept.items(True, True):
+            self._pools[key] = BufferPool((self.num_steps, *leaf.shape), leaf.dtype, self.env.device)
+
+    def _empty(self) -> Storage:
+        for pool in self._pools.values():
+            pool.device = self.env.device
+        return {key: pool.empty() for key, pool in self._pools.items()}
+
+    def __repr__(self) -> str:
+        return f"Collector({self.env!r}, num_steps={self.num_steps})"
+
+
+def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
+    """Collects `num_steps` transitions of every env: one call of a `Collector`, with the same arguments.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> data, td = rollout(ScriptedEnv(2, episode_lengths=3), None, 4)
+    >>> data["next", "terminated"].shape
+    torch.Size([2, 4, 1])
+    """
+    return Collector(env, policy, num_steps)(td)
+
+
+@torch.no_grad()
+def evaluate(
+    env: Env, policy: Policy | None, num_episodes: int, *, seed: int | None = None, max_steps: int | None = None
+) -> TensorDict:
+    """Returns and lengths of new episodes, with the statistics of every transform frozen.
+
+    Each env runs the same number of episodes, at least `num_episodes` in all, so that short episodes are not
+    over-represented. The env is reset first and left where the last episode ends: give it a sibling of the env that you train
+    on, with `load_state_dict`.
+
+    Args:
+        env: the env. The return is that of its `RecordEpisodeStatistics`, or the sum of its rewards if it has none.
+        policy: as for `Collector`.
+        num_episodes: rounded up to a multiple of `num_envs`.
+        seed: for the reset. None continues the env's random streams.
+        max_steps: stops after so many steps of every env, with the episodes that have ended by then.
+
+    Returns:
+        A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env after env.
+
+    Raises:
+        RuntimeError: with no `max_steps`, if an episode does not end within 100,000 steps, or four times the env's own limit.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> evaluate(ScriptedEnv(2, episode_lengths=(1, 2)), None, 4)["episode_return"]  # rewards 1, and 1 + 2
+    tensor([1., 3., 3., 1.])
+    """
+    _check("evaluate", env, policy)
+    validation.integer("evaluate", "num_episodes", num_episodes, at_least=1)
+    if max_steps is not None:
+        validation.integer("evaluate", "max_steps", max_steps, at_least=1)
+    patience = max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0))
+    records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
+    running_return, running_length = torch.zeros(2, env.num_envs, 1, device=env.device)
+    per_env = -(-num_episodes // env.num_envs)
+    returns = torch.zeros(env.num_envs, per_env, device=env.device)
+    lengths = torch.zeros(env.num_envs, per_env, dtype=torch.int64, device=env.device)
+    ended = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+    modes = {module: module.training for module in env.modules()}
+    env.eval()
+    steps = 0
+    try:
+        td = env.reset(seed=seed)
+        while bool((ended < per_env).any()) and steps != max_steps:
+            transition, td = env.step(_act(env, policy, td))
+            steps += 1
+            following = transition["next"]
+            running_return += following["reward"]
+            running_length += 1
+            if records:
+                running_return = following[records[-1].return_key].clone()
+            if max_steps is None and steps % _PATIENCE == 0:
+                _check_progress(env, running_length[:, 0], ended < per_env, patience)
+            rows = (following["done"].squeeze(-1) & (ended < per_env)).nonzero().squeeze(-1)
+            returns[rows, ended[rows]] = running_return[rows, 0]
+            lengths[rows, ended[rows]] = running_length[rows, 0].long()
+            ended += following["done"].squeeze(-1)
+            running_return.masked_fill_(following["done"], 0)
+            running_length.masked_fill_(following["done"], 0)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    finished = torch.arange(per_env, device=env.device) < ended.unsqueeze(-1)
+    found = {"episode_return": returns[finished], "episode_length": lengths[finished]}
+    return TensorDict(found, batch_size=[len(found["episode_return"])])
+
+
+def _check_progress(env: Env, running_length: Tensor, waiting: Tensor, patience: int) -> None:
+    longest = int(torch.where(waiting, running_length, 0).max())
+    if longest >= patience:
+        raise RuntimeError(
+            f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far: put "
+            "transforms.TimeLimit on the env, or give evaluate max_steps."
+        )
+
+
+def _check(owner: str, env: Any, policy: Any) -> None:
+    if not isinstance(env, Env):
+        raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}.")
+    if policy is not None and not callable(policy):
+        raise TypeError(f"{owner} needs a policy that can be called, or None, but got {policy!r}.")
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
+
+
+def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
+    if policy is None:
+        return td.set("action", env.sample_action())
+    given = policy(td)
+    parts = spaces.children(env.single_action_space)  # an action may be a TensorDict too
+    if isinstance(given, TensorDictBase) and (parts is None or set(given.keys()) != set(parts)):
+        return given if given is td else td.update(given)
+    return td.set("action", given)

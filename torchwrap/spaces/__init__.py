@@ -1,0 +1,48 @@
+"""Gymnasium's spaces, and batched tensors as their values.
+
+A value of a space holds one member per env. It is a tensor `(num_envs, *space.shape)` in the space's dtype (`Discrete`:
+`(num_envs,)` int64). For a `Dict` or `Tuple` space it is a TensorDict of such values, under the dict's keys or "0", "1", ...
+"""
+
+from torchwrap.spaces.conversion import bound, dtype, flatten, from_numpy, tensor, to_numpy, torch_dtype, zeros
+from torchwrap.spaces.sampling import sample
+from torchwrap.spaces.signature import Signature
+from torchwrap.spaces.traversal import Value, apply, build, children, leaves
+from torchwrap.spaces.validation import (
+    REWARD,
+    box,
+    check,
+    check_function,
+    check_supported,
+    contains,
+    counts,
+    optional_space,
+    outside,
+)
+
+__all__ = [
+    "REWARD",
+    "Signature",
+    "Value",
+    "apply",
+    "bound",
+    "box",
+    "build",
+    "check",
+    "check_function",
+    "check_supported",
+    "children",
+    "contains",
+    "counts",
+    "dtype",
+    "flatten",
+    "from_numpy",
+    "leaves",
+    "optional_space",
+    "outside",
+    "sample",
+    "tensor",
+    "to_numpy",
+    "torch_dtype",
+    "zeros",
+]

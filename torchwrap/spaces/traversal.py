@@ -1,0 +1,74 @@
+"""Traversal of nested spaces and of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from gymnasium import Space, spaces
+from tensordict import TensorDict
+from torch import Tensor
+
+Value: TypeAlias = Any
+"""A Tensor, or a TensorDict if the space is a `Dict` or `Tuple`."""
+
+
+def children(space: Space[Any]) -> dict[str, Space[Any]] | None:
+    """The subspaces of a `Dict` or `Tuple` space by key. None for any other space.
+
+    >>> children(spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
+    {'0': Discrete(2), '1': Discrete(3)}
+    """
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return {str(index): child for index, child in enumerate(space.spaces)}
+    return None
+
+
+def leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space[Any]]]:
+    """Yields each leaf of a space, which is a space of single tensors, with its path of keys.
+
+    Raises:
+        ValueError: for an empty `Dict` or `Tuple`, or a `Dict` with a key that is not a string.
+
+    >>> list(leaves(spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2)))))
+    [(('a', 'b'), Discrete(2))]
+    """
+    subspaces = children(space)
+    if subspaces is None:
+        yield path, space
+        return
+    if not subspaces or not all(isinstance(key, str) for key in subspaces):
+        raise ValueError(f"A Dict or Tuple space needs at least one subspace and string keys, but got {space}.")
+    for key, child in subspaces.items():
+        yield from leaves(child, (*path, key))
+
+
+def build(
+    space: Space[Any], make: Callable[[tuple[str, ...], Space[Any]], Tensor], num_envs: int, path: tuple[str, ...] = ()
+) -> Value:
+    """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf.
+
+    >>> import torch
+    >>> build(spaces.Dict(a=spaces.Discrete(2)), lambda path, leaf: torch.zeros(3), num_envs=3)["a"]
+    tensor([0., 0., 0.])
+    """
+    subspaces = children(space)
+    if subspaces is None:
+        return make(path, space)
+    values = {key: build(child, make, num_envs, (*path, key)) for key, child in subspaces.items()}
+    return TensorDict(values, batch_size=[num_envs])
+
+
+def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, path: tuple[str, ...] = ()) -> Value:
+    """Returns a value with each tensor replaced by `function(path, tensor)`.
+
+    >>> import torch
+    >>> apply(lambda path, tensor: tensor + 1, TensorDict(a=torch.zeros(2)))["a"]
+    tensor([1., 1.])
+    """
+    if isinstance(value, Tensor):
+        return function(path, value)
+    values = {key: apply(function, value[key], (*path, key)) for key in value.keys()}
+    return TensorDict(values, batch_size=value.batch_size)

@@ -1,0 +1,132 @@
+"""Transform: four hooks over a TensorDict, and the one-method bases for the common cases."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.row_mask import RowMask
+from torchwrap.spaces import Signature, Value
+
+
+class Transform(BatchedModule):
+    """What happens to actions on their way into an env, and to observations and rewards on their way out.
+
+    A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you change; each is the
+    identity by default. `td` has batch size `(num_envs,)` and may be written to.
+
+    | hook | job |
+    |---|---|
+    | `setup(signature) -> signature` | checks and changes the description, registers buffers that depend on the spaces |
+    | `action(action) -> action` | the agent's action to the env's, as a new tensor; runs outermost first |
+    | `step(td) -> td` | the successor: `observation`, `reward`, `terminated`, `truncated`, `info` |
+    | `reset(td, mask) -> td` | initial observations in the rows of `mask`; other rows neither change nor count |
+
+    Declare what belongs to running episodes as class attributes, one `EnvBuffer(shape, dtype, fill)` each. They are allocated
+    before `setup`; `mask.fill_(buffer, value)` and `mask.assign_(buffer, value)` reset rows of them. What is learned goes into
+    persistent buffers that do not depend on `num_envs`. Write buffers in place and never return them. Keep constructor
+    arguments under their own names. No hook may read values on the host: use `mask` and `torch.where` instead.
+
+    >>> import torch; from torchwrap import EnvBuffer
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> class CountSteps(Transform):
+    ...     elapsed = EnvBuffer((1,), torch.int64)
+    ...     def step(self, td):
+    ...         return td.set("steps", self.elapsed.add_(1).clone())
+    ...     def reset(self, td, mask):
+    ...         mask.fill_(self.elapsed, 0)
+    ...         return td
+    >>> env = TransformedEnv(ScriptedEnv(1), CountSteps())
+    >>> env.step(env.reset().set("action", env.sample_action()))[0]["next", "steps"]
+    tensor([[1]])
+    """
+
+    attached = False
+    """Whether the transform belongs to an env. It has room for the state of one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # and so takes no arguments, although nn.Module takes any
+
+    def setup(self, signature: Signature) -> Signature:
+        return signature
+
+    def action(self, action: Value) -> Value:
+        return action
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td
+
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        return td
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        """Transforms a TensorDict of any batch size outside an env. Only stateless transforms can be called so."""
+        raise TypeError(f"{self!r} is stateful and cannot be called standalone; put it in a TransformedEnv.")
+
+    def flat(self) -> Iterator[Transform]:
+        """The transforms that this one consists of, innermost first."""
+        yield self
+
+    def _standalone(self, td: TensorDict, key: str, function: Callable[[Value], Value]) -> TensorDict:
+        try:
+            value = function(td[key])
+        except AttributeError as error:
+            message = f"{self!r} learns the spaces from an env; put it in a TransformedEnv before a standalone call: {error}"
+            raise RuntimeError(message) from error
+        return td.copy().set(key, value)
+
+    def extra_repr(self) -> str:
+        names = inspect.signature(type(self).__init__).parameters
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        return " ".join(shown.split())  # one line, arrays too
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+class ObservationTransform(Transform):
+    """Base for transforms of each observation by itself: implement `observation`, and `setup` if the space changes."""
+
+    masked_reset = False
+    """Whether a reset should compute the rows of the mask only, if it can. For expensive transforms of a single tensor."""
+
+    def observation(self, observation: Value) -> Value:
+        raise NotImplementedError
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td.set("observation", self.observation(td["observation"]))
+
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        observation = td["observation"]
+        initial = mask.apply(self.observation, observation) if self.masked_reset else self.observation(observation)
+        return td.set("observation", initial)
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return self._standalone(td, "observation", self.observation)
+
+
+class RewardTransform(Transform):
+    """Base for transforms of each reward by itself: implement `reward`, which takes and returns `(num_envs, 1)`."""
+
+    def reward(self, reward: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td.set("reward", self.reward(td["reward"]))
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return self._standalone(td, "reward", self.reward)
+
+
+class ActionTransform(Transform):
+    """Base for transforms of each action by itself: implement `action`, and `setup` if the space changes."""
+
+    def action(self, action: Value) -> Value:
+        raise NotImplementedError
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return self._standalone(td, "action", self.action)

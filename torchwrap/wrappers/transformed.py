@@ -1,0 +1,75 @@
+"""TransformedEnv: an env with transforms on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDict
+
+from torchwrap._core.env_buffers import SubmoduleAttribute
+from torchwrap._core.row_mask import RowMask
+from torchwrap.env import Env
+from torchwrap.random import Stream
+from torchwrap.spaces import Value
+from torchwrap.transforms.compose import Compose
+from torchwrap.transforms.transform import Transform
+from torchwrap.wrappers.wrapper import Wrapper
+
+
+class TransformedEnv(Wrapper):
+    """An env with transforms on it, which is an env.
+
+    `transforms` is always a `Compose`, with `len`, iteration, indexing and slicing.
+
+    Args:
+        env: the env to wrap.
+        transforms: innermost first: the first one is nearest to the env. A single `Compose` is taken as it is.
+
+    Raises:
+        TypeError, ValueError: if a transform does not fit the spaces below it, or belongs to another env. The message names
+            its position.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> from torchwrap import transforms as T
+    >>> env = TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
+    >>> env
+    <TimeLimit(max_episode_steps=9)<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>
+    >>> env.transforms[-1]
+    TimeLimit(max_episode_steps=9)
+    """
+
+    transforms = SubmoduleAttribute()
+
+    def __init__(self, env: Env, *transforms: Transform) -> None:
+        composed = transforms[0] if len(transforms) == 1 and isinstance(transforms[0], Compose) else Compose(transforms)
+        for part in composed.flat():
+            if part.attached:
+                raise ValueError(
+                    f"TransformedEnv needs transforms that belong to no other env, but got {part!r} of another one. "
+                    "Make a new one; load_state_dict() copies what the old one has learned."
+                )
+        super().__init__(env)
+        self.signature = composed.setup(env.signature)
+        self.transforms = composed
+        self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
+        self._transforms_actions = any(type(part).action is not Transform.action for part in composed.flat())
+        for part in composed.flat():
+            part.attached = True
+
+    def _step(self, action: Value) -> TensorDict:
+        for stream in self._streams:
+            stream.next_draw()
+        if self._transforms_actions:
+            action = self.transforms.action(action)
+        return self._executor.transform_step(self.transforms, self.env._step(action))
+
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        for stream in self._streams:
+            stream.next_episode(mask)
+        return self._executor.transform_reset(self.transforms, self.env._reset(mask, options), mask)
+
+    def __repr__(self) -> str:
+        text = repr(self.env)
+        for transform in self.transforms.flat():
+            text = f"<{transform!r}{text}>"
+        return text

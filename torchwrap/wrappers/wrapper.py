@@ -1,0 +1,122 @@
+"""Wrapper: an env around an env, for what must drive the env itself. Transforms go through TransformedEnv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict import TensorDict
+
+from torchwrap._core import spec as specs
+from torchwrap._core.env_buffers import SubmoduleAttribute
+from torchwrap._core.row_mask import RowMask
+from torchwrap.env import Env
+from torchwrap.spaces import Value
+
+
+class Wrapper(Env):
+    """An env that holds another env as `.env` and passes everything on to it. Override `_step`, `_reset`, or both.
+
+    As in Gymnasium, `get_wrapper_attr(name)` reaches the attributes of inner layers; nothing is forwarded silently.
+
+    Args:
+        env: the env to wrap. It must not be compiled: compile the outermost layer, last.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> class DoubleReward(Wrapper):
+    ...     def _step(self, action):
+    ...         successor = self.env._step(action)
+    ...         return successor.set("reward", 2 * successor["reward"])
+    >>> env = DoubleReward(ScriptedEnv(1))
+    >>> env.step(env.reset().set("action", env.sample_action()))[0]["next", "reward"]
+    tensor([[2.]])
+    """
+
+    env = SubmoduleAttribute()
+
+    def __init__(self, env: Env) -> None:
+        if not isinstance(env, Env):
+            hint = "torchwrap.make and torchwrap.from_gymnasium make one"
+            raise TypeError(f"{type(self).__name__} needs a torchwrap.Env first, but got {type(env).__name__}: {hint}.")
+        if env.is_compiled:
+            raise ValueError(f"{type(self).__name__} needs an env that is not compiled, but got {env!r}: compile it last.")
+        super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
+        self.env = env
+        self.action_stream = env.action_stream  # one per stack, so that wrapping does not change what is sampled
+        self.can_snapshot, self.host_stepped = env.can_snapshot, env.host_stepped
+
+    def _step(self, action: Value) -> TensorDict:
+        return self.env._step(action)
+
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        return self.env._reset(mask, options)
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        self.env._check_options(options)
+
+    def _seed(self, seed: int, mask: RowMask) -> None:
+        super()._seed(seed, mask)
+        self.env._seed(seed, mask)
+
+    @property
+    def is_compiled(self) -> bool:
+        return super().is_compiled or self.env.is_compiled
+
+    @property
+    def unwrapped(self) -> Env:
+        return self.env.unwrapped
+
+    @property
+    def spec(self) -> Any:
+        below = self.env.spec
+        if below is None:
+            return None
+        return specs.replace(below, additional_wrappers=(*below.additional_wrappers, specs.record(self)))
+
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
+        return self.env.render(envs)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether this layer or an inner one has the attribute."""
+        return self._owner(name) is not None
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Returns the attribute of the outermost layer that has it.
+
+        Raises:
+            AttributeError: if no layer has it.
+        """
+        owner = self._owner(name)
+        if owner is None:
+            raise AttributeError(f"{self!r} needs a layer with the attribute {name!r}, but got none.")
+        return getattr(owner, name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Sets the attribute on the outermost layer that has it. If none has, `force` sets it on this layer.
+
+        Returns:
+            Whether the attribute was set.
+        """
+        owner = self._owner(name)
+        if owner is None and not force:
+            return False
+        setattr(owner or self, name, value)
+        return True
+
+    def _owner(self, name: str) -> Env | None:
+        return next((layer for layer in layers(self) if hasattr(layer, name)), None)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self.env!r}>"
+
+
+def layers(env: Env) -> list[Env]:
+    """The env and every env inside it, outermost first."""
+    found = [env]
+    while isinstance(env, Wrapper):
+        env = env.env
+        found.append(env)
+    return found
