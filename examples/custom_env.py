@@ -43,4 +43,4 @@ def make(id, num_envs, *, device="cpu", **_):
 
 
 if __name__ == "__main__":
-    ppo.main(ppo.Args(env="PointMass", num_envs=64, num_steps=64, total_steps=150_000, minibatch_size=512), make)
+    ppo.main(ppo.Args(env_id="PointMass", num_envs=64, num_steps=64, total_timesteps=150_000, num_minibatches=8), make)

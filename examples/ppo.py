@@ -1,12 +1,14 @@
-"""PPO on torchwrap in one file, top to bottom: discrete and continuous actions, native envs and Gymnasium's.
+"""PPO in one file, after CleanRL's ppo.py: discrete and continuous actions, torchwrap's own envs and Gymnasium's.
 
-python examples/ppo.py                                                        solves CartPole-v1
-python examples/ppo.py --env HalfCheetah-v5 --num-envs 8 --total-steps 100000
+python examples/ppo.py                                      solves CartPole-v1
+python examples/ppo.py --env-id HalfCheetah-v5              trains on a Gymnasium env
+python examples/ppo.py --tensorboard                        also writes TensorBoard scalars, under CleanRL's names
+python examples/ppo.py --resume                             continues from the checkpoint of a run that was killed
 
-Writes learning_curve.png, checkpoint.pt and metrics.json into --out; --resume goes on from the checkpoint there.
+Writes metrics.json, learning_curve.png and checkpoint.pt into --out.
 
-The algorithm is Schulman et al. (2017) with the details of Huang et al., "The 37 implementation details of PPO" (2022), except
-that truncated episodes are bootstrapped from their true final observation.
+The algorithm is that of Schulman et al. (2017) with the details of Huang et al., "The 37 Implementation Details of Proximal
+Policy Optimization" (2022), with one difference: a truncated episode is bootstrapped from its final observation.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ from typing import Literal
 
 import gymnasium
 import torch
-import torch.nn.functional as F
 import tyro
 from tensordict import TensorDict
-from torch import Tensor, nn
-from torch.distributions import Distribution, Independent, Normal
+from torch import Tensor, nn, optim
+from torch.distributions import Categorical, Distribution, Independent, Normal
 from tqdm import tqdm
 
 import torchwrap as tw
@@ -33,90 +34,146 @@ from torchwrap import transforms as T
 
 @dataclass
 class Args:
-    """Hyperparameters that are None take the value that suits the env or the kind of action, see DEFAULTS."""
+    """Flags are CleanRL's where it has the same. Hyperparameters that are None take the value of the env's row in PRESETS."""
 
-    env: str = "CartPole-v1"
-    backend: Literal["torch", "gymnasium"] | None = None
-    """torch for torchwrap's own env, gymnasium for Gymnasium's; the first that has it where None"""
-    num_envs: int | None = None
-    num_steps: int | None = None
-    """steps of each env between two updates"""
-    total_steps: int | None = None
-    """env steps in all"""
-    device: str = "cpu"
+    env_id: str = "CartPole-v1"
+    """the id of the environment"""
     seed: int = 1
-    target_return: float | None = None
-    """what counts as solved; the env's registered reward threshold where None"""
+    """seed of the environments and of PyTorch"""
+    backend: Literal["torch", "gymnasium"] | None = None
+    """torch for torchwrap's own env, gymnasium for Gymnasium's; None takes the first one that has the id"""
+    device: str = "cpu"
+    """device of the environments and of the agent"""
     compile: bool = False
-    """graphs for env and policy together (for the transforms alone where Gymnasium steps), and for the loss"""
+    """compile the rollout (the transforms if Gymnasium steps the env) and the loss"""
     out: Path | None = None
-    """folder for the results; runs/ppo-<env> where None"""
+    """folder of the results; None is runs/ppo-<env_id>"""
+    tensorboard: bool = False
+    """write TensorBoard scalars into the folder of the results"""
     resume: bool = False
-    """go on from the checkpoint in out, where there is one, to the same end as if nothing had happened"""
+    """continue from the checkpoint in the folder of the results, if there is one; the figures are those of an unbroken run"""
     save_every: int = 10
-    """updates between two checkpoints"""
-    normalize: bool | None = None
-    """observations and rewards, by running statistics"""
+    """number of iterations between two checkpoints"""
+    target_return: float | None = None
+    """mean return of 100 episodes that counts as solved; None is the env's registered reward threshold"""
+
+    total_timesteps: int | None = None
+    """total number of env steps"""
     learning_rate: float | None = None
-    """annealed to zero"""
+    """learning rate of the optimizer"""
+    num_envs: int | None = None
+    """number of parallel environments"""
+    num_steps: int | None = None
+    """number of steps of each environment per rollout"""
+    anneal_lr: bool = True
+    """anneal the learning rate linearly to zero"""
     gamma: float | None = None
+    """discount factor"""
     gae_lambda: float | None = None
-    epochs: int | None = None
-    minibatch_size: int | None = None
-    clip: float = 0.2
-    anneal_clip: bool | None = None
-    """to zero, as the learning rate: with a constant one, some seeds of CartPole unlearn at the end"""
-    entropy_weight: float = 0.0
-    value_weight: float = 0.5
+    """lambda of generalized advantage estimation"""
+    num_minibatches: int | None = None
+    """number of minibatches per epoch"""
+    update_epochs: int | None = None
+    """number of epochs per iteration"""
+    norm_adv: bool = True
+    """normalize the advantages of each minibatch"""
+    clip_coef: float = 0.2
+    """clipping coefficient of the surrogate objective"""
+    ent_coef: float = 0.0
+    """coefficient of the entropy bonus"""
+    vf_coef: float = 0.5
+    """coefficient of the value loss"""
     max_grad_norm: float = 0.5
+    """maximum norm of the gradient"""
+    target_kl: float | None = None
+    """end an iteration early if the approximate KL divergence exceeds this; None disables it"""
+    normalize: bool | None = None
+    """normalize observations and rewards by running statistics, and clip them to [-10, 10]"""
 
 
-DEFAULTS = {
-    "discrete": dict(
-        num_envs=48,
-        num_steps=20,
-        total_steps=100_000,
+PRESETS = {
+    "CartPole-v1": dict(
+        total_timesteps=150_000,
         learning_rate=3e-3,
+        num_envs=64,
+        num_steps=32,
         gamma=0.98,
-        gae_lambda=0.9,
-        epochs=10,
-        minibatch_size=480,
-        anneal_clip=True,
+        gae_lambda=0.95,
+        num_minibatches=4,
+        update_epochs=8,
         normalize=False,
     ),
-    "continuous": dict(
-        num_envs=8,
-        num_steps=256,
-        total_steps=1_000_000,
-        learning_rate=3e-4,
+    "Acrobot-v1": dict(
+        total_timesteps=400_000,
+        learning_rate=3e-3,
+        num_envs=32,
+        num_steps=128,
         gamma=0.99,
-        gae_lambda=0.95,
-        epochs=10,
-        minibatch_size=64,
-        anneal_clip=False,
+        gae_lambda=0.9,
+        num_minibatches=4,
+        update_epochs=10,
         normalize=True,
     ),
-    "Acrobot-v1": dict(num_envs=32, num_steps=128, total_steps=400_000, gamma=0.99, minibatch_size=1024, normalize=True),
     "MountainCar-v0": dict(
+        total_timesteps=1_000_000,
+        learning_rate=2e-3,
         num_envs=64,
         num_steps=128,
-        total_steps=1_000_000,
-        learning_rate=2e-3,
         gamma=0.99,
         gae_lambda=0.98,
-        minibatch_size=1024,
-        anneal_clip=False,
+        num_minibatches=8,
+        update_epochs=10,
         normalize=True,
     ),
     "MountainCarContinuous-v0": dict(
-        num_envs=64, num_steps=256, learning_rate=1e-3, gamma=0.9999, gae_lambda=0.9, minibatch_size=1024
+        total_timesteps=1_000_000,
+        learning_rate=1e-3,
+        num_envs=64,
+        num_steps=256,
+        gamma=0.9999,
+        gae_lambda=0.9,
+        num_minibatches=16,
+        update_epochs=10,
+        normalize=True,
     ),
-    "Pendulum-v1": dict(num_envs=32, num_steps=128, total_steps=400_000, learning_rate=1e-3, gamma=0.9, minibatch_size=256),
+    "Pendulum-v1": dict(
+        total_timesteps=400_000,
+        learning_rate=1e-3,
+        num_envs=32,
+        num_steps=128,
+        gamma=0.9,
+        gae_lambda=0.95,
+        num_minibatches=16,
+        update_epochs=10,
+        normalize=True,
+    ),
+    "any other env with discrete actions": dict(  # as CleanRL's ppo.py
+        total_timesteps=500_000,
+        learning_rate=2.5e-4,
+        num_envs=4,
+        num_steps=128,
+        gamma=0.99,
+        gae_lambda=0.95,
+        num_minibatches=4,
+        update_epochs=4,
+        normalize=False,
+    ),
+    "any other env with continuous actions": dict(  # as CleanRL's ppo_continuous_action.py, but 8 envs of 256 steps
+        total_timesteps=1_000_000,
+        learning_rate=3e-4,
+        num_envs=8,
+        num_steps=256,
+        gamma=0.99,
+        gae_lambda=0.95,
+        num_minibatches=32,
+        update_epochs=10,
+        normalize=True,
+    ),
 }
 
 
 def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -> tw.Env:
-    env = make(args.env, num_envs, backend=args.backend, device=args.device)
+    env = make(args.env_id, num_envs, backend=args.backend, device=args.device)
     discrete = isinstance(env.single_action_space, gymnasium.spaces.Discrete)
     transforms = [*([] if discrete else [T.ClipAction()]), T.RecordEpisodeStatistics(), T.FlattenObservation()]
     if args.normalize:
@@ -125,29 +182,20 @@ def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -
     return tw.TransformedEnv(env, *transforms)
 
 
-def mlp(inputs: int, outputs: int, between: type[nn.Module], last_gain: float) -> nn.Sequential:
-    layers = [nn.Linear(inputs, 64), between(), nn.Linear(64, 64), between(), nn.Linear(64, outputs)]
-    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, last_gain)):
-        nn.init.orthogonal_(layer.weight, gain)
-        nn.init.zeros_(layer.bias)
-    return nn.Sequential(*layers)
+def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
-class Softmax:
-    """PyTorch's Categorical, in fewer operators."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
-
-    def sample(self) -> Tensor:
-        return torch.multinomial(self.logits.softmax(-1), 1).squeeze(-1)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return -F.cross_entropy(self.logits, action, reduction="none")
-
-    def entropy(self) -> Tensor:
-        log_probs = self.logits.log_softmax(-1)
-        return -(log_probs.exp() * log_probs).sum(-1)
+def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
+    return nn.Sequential(
+        layer_init(nn.Linear(inputs, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, outputs), std),
+    )
 
 
 class Agent(nn.Module):
@@ -156,83 +204,82 @@ class Agent(nn.Module):
         inputs, action_space = env.single_observation_space.shape[0], env.single_action_space
         self.discrete = isinstance(action_space, gymnasium.spaces.Discrete)
         outputs = int(action_space.n) if self.discrete else action_space.shape[0]
-        # Discrete tasks are learned as soon with straight lines, for which a CPU takes a tenth of the time of tanh.
-        between = nn.Hardtanh if self.discrete else nn.Tanh
-        self.actor = mlp(inputs, outputs, between, last_gain=0.01)
-        self.critic = mlp(inputs, 1, between, last_gain=1.0)
-        self.log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs))
+        self.critic = mlp(inputs, 1, std=1.0)
+        self.actor = mlp(inputs, outputs, std=0.01)
+        self.actor_logstd = nn.Parameter(torch.zeros(0 if self.discrete else outputs))
 
-    def distribution(self, observation: Tensor) -> Softmax | Distribution:
-        out = self.actor(observation.float())
-        if self.discrete:
-            return Softmax(out)
-        return Independent(Normal(out, self.log_std.exp(), validate_args=False), 1, validate_args=False)
-
-    def value(self, observation: Tensor) -> Tensor:
+    def get_value(self, observation: Tensor) -> Tensor:
         return self.critic(observation.float()).squeeze(-1)
 
+    def get_distribution(self, observation: Tensor) -> Distribution:
+        out = self.actor(observation.float())
+        if self.discrete:
+            return Categorical(logits=out, validate_args=False)
+        # Independent sums log probability and entropy over the dimensions of an action.
+        return Independent(Normal(out, self.actor_logstd.exp(), validate_args=False), 1, validate_args=False)
+
     def act(self, td: TensorDict) -> TensorDict:
-        return td.set("action", self.distribution(td["observation"]).sample())
-
-
-def flatten(module: nn.Module) -> nn.Parameter:
-    """One parameter, in whose memory lie all of the module's, and their gradients: an optimizer has one to go through."""
-    parameters = list(module.parameters())
-    flat = nn.Parameter(nn.utils.parameters_to_vector(parameters).detach())
-    flat.grad = torch.zeros_like(flat)
-    sizes = [parameter.numel() for parameter in parameters]
-    for parameter, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes)):
-        parameter.data, parameter.grad = data.view_as(parameter), grad.view_as(parameter)
-    return flat
+        return td.set("action", self.get_distribution(td["observation"]).sample())
 
 
 @torch.no_grad()
-def prepare(agent: Agent, data: TensorDict, args: Args) -> TensorDict:
-    """Log probabilities, advantages (Schulman et al., 2016) and returns of a rollout `(num_envs, num_steps)`, flattened."""
-    following = data["next"]
-    reward, terminated, done = (following[key].squeeze(-1) for key in ("reward", "terminated", "done"))
-    value = agent.value(data["observation"])
-    # The successor of a step is always the true one: bootstrap from it unless the episode terminated there.
-    delta = reward + args.gamma * agent.value(following["observation"]) * ~terminated - value
-    decay = args.gamma * args.gae_lambda * ~done
-    advantage = torch.zeros_like(delta)
-    running = torch.zeros_like(delta[:, 0])
-    for step in reversed(range(delta.shape[1])):
-        running = delta[:, step] + decay[:, step] * running
-        advantage[:, step] = running
-    learned = dict(observation=data["observation"], action=data["action"], advantage=advantage, returns=advantage + value)
-    batch = TensorDict(learned, batch_size=data.batch_size).reshape(-1)
-    return batch.set("log_prob", agent.distribution(batch["observation"]).log_prob(batch["action"]))
+def make_batch(agent: Agent, data: TensorDict, args: Args) -> TensorDict:
+    """Flatten a rollout `(num_envs, num_steps)`, with log probabilities, values, advantages and returns."""
+    reward, terminated, done = (data["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    values = agent.get_value(data["observation"])
+    # ("next", "observation") is the final observation where an episode ended, so a truncated episode is bootstrapped from it.
+    delta = reward + args.gamma * agent.get_value(data["next", "observation"]) * ~terminated - values
+    advantages = torch.zeros_like(delta)
+    lastgaelam = 0
+    for t in reversed(range(delta.shape[1])):
+        lastgaelam = delta[:, t] + args.gamma * args.gae_lambda * ~done[:, t] * lastgaelam
+        advantages[:, t] = lastgaelam
+    logprobs = agent.get_distribution(data["observation"]).log_prob(data["action"])
+    batch = dict(observation=data["observation"], action=data["action"], logprob=logprobs)
+    batch |= dict(advantage=advantages, value=values, ret=advantages + values)
+    return TensorDict(batch, batch_size=data.batch_size).reshape(-1)
 
 
-def ppo_loss(agent: Agent, batch: TensorDict, clip: Tensor, args: Args) -> Tensor:
-    distribution = agent.distribution(batch["observation"])
-    ratio = (distribution.log_prob(batch["action"]) - batch["log_prob"]).exp()
-    advantage = batch["advantage"]
-    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-    policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip)).mean()
-    value_loss = F.mse_loss(agent.value(batch["observation"]), batch["returns"])
-    loss = policy_loss + args.value_weight * value_loss
-    return loss - args.entropy_weight * distribution.entropy().mean() if args.entropy_weight else loss
+def ppo_loss(agent: Agent, mb: TensorDict, args: Args) -> tuple[Tensor, dict[str, Tensor]]:
+    distribution = agent.get_distribution(mb["observation"])
+    logratio = distribution.log_prob(mb["action"]) - mb["logprob"]
+    ratio = logratio.exp()
+
+    advantages = mb["advantage"]
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    pg_loss1 = -advantages * ratio
+    pg_loss2 = -advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = torch.max(pg_loss1, pg_loss2).mean()
+    v_loss = 0.5 * ((agent.get_value(mb["observation"]) - mb["ret"]) ** 2).mean()
+    entropy_loss = distribution.entropy().mean()
+    loss = pg_loss - args.ent_coef * entropy_loss + v_loss * args.vf_coef
+
+    with torch.no_grad():
+        stats = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy_loss}
+        stats["old_approx_kl"] = -logratio.mean()
+        stats["approx_kl"] = ((ratio - 1) - logratio).mean()  # http://joschu.net/blog/kl-approx.html
+        stats["clipfrac"] = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
+    return loss, {name: value.detach() for name, value in stats.items()}
 
 
 def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:
-    from matplotlib.figure import Figure  # for which learning need not wait
+    from matplotlib.figure import Figure  # imported here so that training does not wait for it
 
     steps, returns, seconds = zip(*curve)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, returns, label="mean return of the latest 100 episodes")
     low, high = min(returns), max(returns)
-    if args.target_return is not None and args.target_return <= 2 * high - low:  # not where it would flatten the curve
+    if args.target_return is not None and args.target_return <= 2 * high - low:  # a distant target would flatten the curve
         axes.axhline(args.target_return, color="gray", linestyle="--", label=f"target {args.target_return:g}")
-    axes.set(title=f"PPO on {args.env}, seed {args.seed}, {seconds[-1]:.0f} s", xlabel="env steps", ylabel="return")
+    axes.set(title=f"PPO on {args.env_id}, seed {args.seed}, {seconds[-1]:.0f} s", xlabel="env steps", ylabel="return")
     axes.legend()
     figure.savefig(path, dpi=120)
 
 
 def save(path: Path, checkpoint: dict[str, object]) -> None:
-    # A file of that name is always whole, whenever the process dies.
+    # Write to another file and rename it, so that checkpoint.pt is complete even if the process is killed.
     part = path.with_suffix(".part")
     torch.save(checkpoint, part)
     part.replace(path)
@@ -249,40 +296,47 @@ def load(path: Path, run: dict[str, str]) -> dict[str, object] | None:
 
 
 def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]:
-    started = time.perf_counter()
+    if args.tensorboard:
+        from torch.utils.tensorboard import SummaryWriter
+    start_time = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(1)  # networks this small lose more by handing work between threads than they gain
 
-    probe = make(args.env, 1, backend=args.backend)
+    probe = make(args.env_id, 1, backend=args.backend)
     kind = "discrete" if isinstance(probe.single_action_space, gymnasium.spaces.Discrete) else "continuous"
     probe.close()
-    for name, value in {**DEFAULTS[kind], **DEFAULTS.get(args.env, {})}.items():
+    for name, value in PRESETS.get(args.env_id, PRESETS[f"any other env with {kind} actions"]).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = -(-args.total_timesteps // batch_size)
+
     env = make_env(args, args.num_envs, make)
     native = isinstance(env.unwrapped, tw.FunctionalEnv)
     if args.target_return is None:
         args.target_return = getattr(env.spec, "reward_threshold", None)
-    out = args.out or Path("runs") / f"ppo-{args.env}"
+    out = args.out or Path("runs") / f"ppo-{args.env_id}"
     out.mkdir(parents=True, exist_ok=True)
 
     agent = Agent(env).to(args.device)
-    weights = flatten(agent)
-    optimizer = torch.optim.Adam([weights], lr=args.learning_rate, eps=1e-5, fused=True)
-    loss_of = torch.compile(ppo_loss) if args.compile else ppo_loss
+    optimizer = optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    compute_loss = torch.compile(ppo_loss) if args.compile else ppo_loss
     statistics = next(module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics))
 
-    needed = ["observation", "action", *(("next", key) for key in ("observation", "reward", "terminated", "done"))]
-    collect = tw.Collector(env, agent.act, args.num_steps, keys=needed)
+    successor = ["observation", "reward", "terminated", "done", "episode_return", "episode_length"]
+    collect = tw.Collector(
+        env, agent.act, args.num_steps, keys=["observation", "action", *(("next", key) for key in successor)]
+    )
     if args.compile:
         tw.compile(collect if native else env)
-    steps_per_update = args.num_envs * args.num_steps
-    num_updates = -(-args.total_steps // steps_per_update)
-    curve, reached, before, first = [], None, 0.0, 0
     td = env.reset(seed=args.seed)
-    # What a run depends on; a snapshot holds the envs' lives, and PyTorch's own random numbers are the policy's.
-    run = {name: str(value) for name, value in vars(args).items() if name not in ("out", "resume", "save_every")}
+
+    # A checkpoint holds all that a run depends on: its arguments, the state of the envs, and PyTorch's random numbers.
+    run = {
+        name: str(value) for name, value in vars(args).items() if name not in ("out", "resume", "save_every", "tensorboard")
+    }
+    curve, reached, seconds_before, first_iteration = [], None, 0.0, 0
     if args.resume and not env.can_snapshot:
         raise ValueError(f"ppo.py --resume needs an env of torchwrap's own, but got {env!r}.")
     checkpoint = load(out / "checkpoint.pt", run) if args.resume else None
@@ -291,57 +345,87 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
         optimizer.load_state_dict(checkpoint["optimizer"])
         td = env.restore(checkpoint["snapshot"])
         torch.set_rng_state(checkpoint["rng"])
-        curve, reached, before, first = (checkpoint[name] for name in ("curve", "reached", "seconds", "update"))
-    started -= before
-    with tqdm(total=num_updates * steps_per_update, initial=first * steps_per_update, unit=" steps", unit_scale=True) as bar:
-        for update in range(first, num_updates):
-            left = 1 - update / num_updates
-            optimizer.param_groups[0]["lr"] = args.learning_rate * left
-            # A tensor, so that a compiled loss stays one graph.
-            clip = torch.tensor(args.clip * (left if args.anneal_clip else 1.0), device=args.device)
-            data, td = collect(td)
-            batch = prepare(agent, data, args)
-            for _ in range(args.epochs):
-                shuffled = batch[torch.randperm(len(batch), device=args.device)]
-                for minibatch in shuffled.split(args.minibatch_size):
-                    loss = loss_of(agent, minibatch, clip, args)
-                    weights.grad.zero_()
-                    loss.backward()
-                    nn.utils.clip_grad_norm_([weights], args.max_grad_norm)
-                    optimizer.step()
-            bar.update(steps_per_update)
-            returns = statistics.return_queue
-            if len(returns):
-                env_steps, seconds, mean_return = bar.n, time.perf_counter() - started, returns.mean().item()
-                curve.append((env_steps, mean_return, seconds))
-                bar.set_postfix({"return": f"{mean_return:.1f}"}, refresh=False)
-                full = len(returns) == statistics.buffer_length
-                if reached is None and args.target_return is not None and full and mean_return >= args.target_return:
-                    reached = (env_steps, seconds)
-            if (update + 1) % args.save_every == 0 or update + 1 == num_updates:
-                state = {"agent": agent.state_dict(), "env": env.state_dict(), "optimizer": optimizer.state_dict()}
-                if env.can_snapshot:
-                    state |= {"snapshot": env.snapshot().to_dict(), "rng": torch.get_rng_state(), "update": update + 1}
-                seconds = time.perf_counter() - started
-                save(out / "checkpoint.pt", {**state, "run": run, "curve": curve, "reached": reached, "seconds": seconds})
-    wall_seconds = time.perf_counter() - started
+        curve, reached, seconds_before, first_iteration = (
+            checkpoint[name] for name in ("curve", "reached", "seconds", "iteration")
+        )
+    start_time -= seconds_before
 
-    # Fresh episodes in envs of their own, with what the transforms have learned. Actions are drawn as in training: that is
-    # the policy that was optimised, and early in training its mode alone can be far worse.
+    writer = None
+    if args.tensorboard:
+        # What a killed run wrote after its last checkpoint is purged.
+        writer = SummaryWriter(out, purge_step=first_iteration * batch_size + 1)
+
+    progress = tqdm(total=num_iterations * batch_size, initial=first_iteration * batch_size, unit=" steps", unit_scale=True)
+    for iteration in range(first_iteration, num_iterations):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = (1.0 - iteration / num_iterations) * args.learning_rate
+
+        data, td = collect(td)
+        batch = make_batch(agent, data, args)
+        clipfracs = []
+        for _ in range(args.update_epochs):
+            for mb_inds in torch.randperm(batch_size, device=args.device).chunk(args.num_minibatches):
+                loss, stats = compute_loss(agent, batch[mb_inds], args)
+                clipfracs.append(stats["clipfrac"])
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+            if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
+                break
+
+        global_step = (iteration + 1) * batch_size
+        seconds = time.perf_counter() - start_time
+        progress.update(batch_size)
+        returns = statistics.return_queue
+        if len(returns):
+            mean_return = returns.mean().item()
+            curve.append((global_step, mean_return, seconds))
+            progress.set_postfix({"return": f"{mean_return:.1f}"}, refresh=False)
+            full = len(returns) == statistics.buffer_length
+            if reached is None and args.target_return is not None and full and mean_return >= args.target_return:
+                reached = (global_step, seconds)
+        if writer is not None:
+            done = data["next", "done"]
+            if done.any():
+                # Means over the episodes that ended in this rollout.
+                writer.add_scalar("charts/episodic_return", data["next", "episode_return"][done].mean(), global_step)
+                writer.add_scalar("charts/episodic_length", data["next", "episode_length"][done].float().mean(), global_step)
+            writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+            stats["clipfrac"] = torch.stack(clipfracs).mean()  # the other losses are those of the last minibatch
+            for name, value in stats.items():
+                writer.add_scalar(f"losses/{name}", value, global_step)
+            explained_var = 1 - (batch["ret"] - batch["value"]).var(correction=0) / batch["ret"].var(correction=0)
+            writer.add_scalar("losses/explained_variance", explained_var, global_step)
+            writer.add_scalar("charts/SPS", int(global_step / seconds), global_step)
+        if (iteration + 1) % args.save_every == 0 or iteration + 1 == num_iterations:
+            state = {"agent": agent.state_dict(), "env": env.state_dict(), "optimizer": optimizer.state_dict()}
+            if env.can_snapshot:
+                state |= {"snapshot": env.snapshot().to_dict(), "rng": torch.get_rng_state(), "iteration": iteration + 1}
+            seconds = time.perf_counter() - start_time
+            save(out / "checkpoint.pt", {**state, "run": run, "curve": curve, "reached": reached, "seconds": seconds})
+            if writer is not None:
+                writer.flush()
+    progress.close()
+    if writer is not None:
+        writer.close()
+    wall_seconds = time.perf_counter() - start_time
+
+    # Evaluate fresh episodes in fresh envs with the statistics learned by the transforms. Actions are sampled as in training,
+    # because early in training the mode of the policy can be far worse than the policy that was optimized.
     eval_env = make_env(args, 20, make)
     eval_env.load_state_dict(env.state_dict())
-    eval_env.reset(seed=args.seed + 1_000_000)
-    eval_returns = tw.evaluate(eval_env, agent.act, 20)["episode_return"]
+    eval_returns = tw.evaluate(eval_env, agent.act, 20, seed=args.seed + 1_000_000)["episode_return"]
 
     metrics = {
-        "env": args.env,
+        "env": args.env_id,
         "backend": "torch" if native else "gymnasium",
         "num_envs": args.num_envs,
         "device": args.device,
         "seed": args.seed,
-        "env_steps": num_updates * steps_per_update,
+        "env_steps": num_iterations * batch_size,
         "wall_seconds": wall_seconds,
-        "steps_per_second": num_updates * steps_per_update / wall_seconds,
+        "steps_per_second": num_iterations * batch_size / wall_seconds,
         "target_return": args.target_return,
         "env_steps_to_target": reached and reached[0],
         "seconds_to_target": reached and reached[1],

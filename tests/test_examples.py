@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib.util
+import itertools
 import json
 import signal
 import subprocess
@@ -11,6 +14,8 @@ from random import Random
 
 import pytest
 import torch
+import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -34,6 +39,8 @@ def ppo():
     torch.set_num_threads(threads)
 
 
+GOALS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+
 METRICS = {
     *("env", "backend", "num_envs", "device", "seed", "env_steps", "wall_seconds", "steps_per_second", "target_return"),
     *("env_steps_to_target", "seconds_to_target", "final_mean_return", "eval_mean_return"),
@@ -49,7 +56,10 @@ METRICS = {
     ],
 )
 def test_ppo_runs_and_writes_its_results(ppo, tmp_path, env, backend, used):
-    args = ppo.Args(env=env, backend=backend, num_envs=4, num_steps=64, total_steps=512, epochs=1, out=tmp_path, seed=3)
+    args = ppo.Args(
+        **dict(env_id=env, backend=backend, num_envs=4, num_steps=64, total_timesteps=512),
+        **dict(num_minibatches=2, update_epochs=1, out=tmp_path, seed=3),
+    )
     ppo.main(args)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert set(metrics) >= METRICS
@@ -60,17 +70,17 @@ def test_ppo_runs_and_writes_its_results(ppo, tmp_path, env, backend, used):
     fresh.load_state_dict(checkpoint["env"])
     agent = ppo.Agent(fresh)
     agent.load_state_dict(checkpoint["agent"])
-    torch.optim.Adam([ppo.flatten(agent)]).load_state_dict(checkpoint["optimizer"])
+    torch.optim.Adam(agent.parameters()).load_state_dict(checkpoint["optimizer"])
     tw.rollout(fresh.eval(), agent.act, 2)
 
 
 def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_terminated_ones_not_at_all(ppo):
     # By hand: values are the observation, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated, row 1 terminated.
     class Agent:
-        def value(self, observation):
+        def get_value(self, observation):
             return observation.squeeze(-1)
 
-        def distribution(self, observation):
+        def get_distribution(self, observation):
             return torch.distributions.Categorical(logits=torch.zeros(*observation.shape[:-1], 2))
 
     flags = torch.tensor([[[False], [False]], [[True], [False]]])
@@ -84,59 +94,168 @@ def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_term
         dict(observation=torch.tensor([[[10.0], [20.0]], [[30.0], [6.0]]]), action=torch.zeros(2, 2).long(), next=following),
         [2, 2],
     )
-    batch = ppo.prepare(Agent(), data, ppo.Args(gamma=0.5, gae_lambda=1.0))
+    batch = ppo.make_batch(Agent(), data, ppo.Args(gamma=0.5, gae_lambda=1.0))
     assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
 
 
-def test_a_softmax_is_pytorchs_categorical(ppo):
-    logits, action = torch.randn(200, 3, dtype=torch.float64), torch.randint(0, 3, (200,))
-    own, pytorchs = ppo.Softmax(logits), torch.distributions.Categorical(logits=logits)
-    torch.testing.assert_close(own.log_prob(action), pytorchs.log_prob(action))
-    torch.testing.assert_close(own.entropy(), pytorchs.entropy())
-    drawn = ppo.Softmax(torch.tensor([0.1, 0.2, 0.7]).log().expand(100_000, 3)).sample()
-    torch.testing.assert_close(drawn.bincount() / 100_000, torch.tensor([0.1, 0.2, 0.7]), atol=0.006, rtol=0)  # 4 deviations
+def test_ppo_loss_by_hand_clips_ratios_and_reports_cleanrl_losses(ppo):
+    # Two actions of probability 1/2 whose old probabilities make the ratios 1.5 and 0.5; values 1, returns 3.
+    class Agent:
+        def get_value(self, observation):
+            return torch.ones(2)
+
+        def get_distribution(self, observation):
+            return torch.distributions.Categorical(logits=torch.zeros(2, 2))
+
+    batch = dict(observation=torch.zeros(2, 1), action=torch.tensor([0, 1]), logprob=torch.tensor([1 / 3, 1.0]).log())
+    batch |= dict(advantage=torch.tensor([1.0, -1.0]), ret=torch.full((2,), 3.0))
+    args = ppo.Args(clip_coef=0.2, ent_coef=0.1, vf_coef=0.25, norm_adv=False)
+    loss, stats = ppo.ppo_loss(Agent(), TensorDict(batch, [2]), args)
+    ratio, entropy = torch.tensor([1.5, 0.5]), torch.tensor(2.0).log()
+    expected = {
+        "policy_loss": torch.tensor((-1.2 + 0.8) / 2),  # the clipped objective, the worse one in both rows
+        "value_loss": torch.tensor(2.0),
+        "entropy": entropy,
+        "old_approx_kl": -ratio.log().mean(),
+        "approx_kl": (ratio - 1 - ratio.log()).mean(),
+        "clipfrac": torch.tensor(1.0),
+    }
+    torch.testing.assert_close(stats, expected)
+    torch.testing.assert_close(loss, expected["policy_loss"] + 0.25 * 2 - 0.1 * entropy)
 
 
-def test_one_flat_parameter_learns_what_all_of_a_module_do(ppo):
-    own, pytorchs = (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)) for _ in range(2))
-    pytorchs.load_state_dict(own.state_dict())
-    flat, separate = ppo.flatten(own), list(pytorchs.parameters())
-    optimizers = [torch.optim.Adam(parameters, 0.1) for parameters in ([flat], separate)]
-    for _ in range(3):
-        inputs = 3 * torch.randn(8, 3)
-        flat.grad.zero_()
-        optimizers[1].zero_grad()
-        for module, parameters, optimizer in zip((own, pytorchs), ([flat], separate), optimizers, strict=True):
-            module(inputs).square().sum().backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-            optimizer.step()
-    for parameter, expected in zip(own.parameters(), separate, strict=True):
-        torch.testing.assert_close(parameter, expected)
-        torch.testing.assert_close(parameter.grad, expected.grad)
+def test_ppo_loss_of_advantages_with_offset_and_scale_is_unchanged_unless_norm_adv_is_off(ppo):
+    env = ppo.make_env(ppo.Args(), 2)
+    agent, generator = ppo.Agent(env), torch.Generator().manual_seed(0)
+    batch = dict(observation=torch.randn(8, 4, generator=generator), action=torch.tensor([0, 1] * 4))
+    batch |= dict(logprob=torch.randn(8, generator=generator) - 1, ret=torch.zeros(8))
+    advantage = torch.randn(8, generator=generator)
+    losses = [
+        [ppo.ppo_loss(agent, TensorDict({**batch, "advantage": given}, [8]), ppo.Args(norm_adv=norm))[1]["policy_loss"]]
+        for norm in (True, False)
+        for given in (advantage, 5 * advantage + 3)
+    ]
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=1e-4)
+    assert abs(losses[2][0] - losses[3][0]) > 0.1
+
+
+def test_ppo_agent_with_continuous_actions_sums_log_probability_and_entropy_over_dimensions(ppo):
+    agent = ppo.Agent(ppo.make_env(ppo.Args(env_id="HalfCheetah-v5", backend="gymnasium", normalize=False), 2))
+    observation, action = torch.randn(5, 17), torch.randn(5, 6)
+    distribution = agent.get_distribution(observation)
+    expected = torch.distributions.Normal(agent.actor(observation), agent.actor_logstd.exp())
+    torch.testing.assert_close(distribution.log_prob(action), expected.log_prob(action).sum(-1))
+    torch.testing.assert_close(distribution.entropy(), expected.entropy().sum(-1))
+
+
+CLEANRL = {
+    **{"--env-id": "Acrobot-v1", "--seed": 7, "--total-timesteps": 11, "--learning-rate": 0.25, "--num-envs": 3},
+    **{"--num-steps": 5, "--gamma": 0.5, "--gae-lambda": 0.75, "--num-minibatches": 6, "--update-epochs": 8},
+    **{"--clip-coef": 0.1, "--ent-coef": 0.01, "--vf-coef": 0.3, "--max-grad-norm": 0.4, "--target-kl": 0.02},
+}
+
+
+def test_ppo_flags_with_cleanrl_names_are_parsed(ppo):
+    args = tyro.cli(ppo.Args, args=[word for flag, value in CLEANRL.items() for word in (flag, str(value))])
+    assert {flag: getattr(args, flag[2:].replace("-", "_")) for flag in CLEANRL} == CLEANRL
+    args = tyro.cli(ppo.Args, args=["--no-anneal-lr", "--no-norm-adv", "--tensorboard"])
+    assert (args.anneal_lr, args.norm_adv, args.tensorboard) == (False, False, True)
+    assert (ppo.Args().anneal_lr, ppo.Args().norm_adv, ppo.Args().tensorboard) == (True, True, False)
+
+
+def test_ppo_flags_all_have_a_docstring(ppo):
+    tree = ast.parse((EXAMPLES / "ppo.py").read_text())
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args").body
+    documented = [
+        field.target.id
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    ]
+    assert documented == [field.name for field in dataclasses.fields(ppo.Args)]
+
+
+def test_ppo_presets_set_the_same_hyperparameters_and_cover_every_native_env(ppo):
+    rows = list(ppo.PRESETS.values())
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    assert all(getattr(ppo.Args(), name) is None for name in rows[0])
+    assert set(GOALS) < set(ppo.PRESETS)
+
+
+def test_ppo_update_runs_every_minibatch_of_every_epoch_unless_target_kl_ends_it(ppo, tmp_path):
+    def gradient_steps(**more):
+        small = dict(num_envs=4, num_steps=8, total_timesteps=64, update_epochs=3, num_minibatches=2, out=tmp_path)
+        ppo.main(ppo.Args(**small, **more))
+        state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["optimizer"]["state"]
+        return {int(parameter["step"]) for parameter in state.values()}
+
+    assert gradient_steps() == gradient_steps(target_kl=100.0) == {2 * 3 * 2}
+    assert gradient_steps(target_kl=-1.0) == {2 * 1 * 2}  # the approximate KL divergence is never negative
+
+
+CHARTS = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "learning_rate", "SPS")}
+LOSSES = {"value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "explained_variance"}
+
+
+def scalars(folder):
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+
+
+def test_ppo_with_tensorboard_writes_cleanrl_scalars(ppo, tmp_path):
+    args = ppo.Args(num_envs=8, num_steps=64, total_timesteps=2048, learning_rate=0.01, out=tmp_path, tensorboard=True)
+    ppo.main(args)
+    found, steps = scalars(tmp_path), [512, 1024, 1536, 2048]
+    assert found.keys() == CHARTS | {f"losses/{name}" for name in LOSSES}
+    assert all(list(values) == steps for values in found.values())
+    assert list(found["charts/learning_rate"].values()) == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    assert found["charts/episodic_return"] == found["charts/episodic_length"]  # CartPole's reward is 1 a step
+    assert all(8 < value < 64 for value in found["charts/episodic_return"].values())
+    assert all(value > 0 and value == int(value) for value in found["charts/SPS"].values())
+    assert all(0 < value <= 0.6932 for value in found["losses/entropy"].values())  # log 2
+    assert all(0 <= value <= 1 for value in found["losses/clipfrac"].values()) and any(found["losses/clipfrac"].values())
+    assert all(value > -1e-6 for value in found["losses/approx_kl"].values())
+    assert all(value <= 1 for value in found["losses/explained_variance"].values())
+
+
+def test_ppo_without_tensorboard_writes_no_events_and_learns_the_same(ppo, tmp_path):
+    agents = []
+    for tensorboard in (False, True):
+        out = tmp_path / str(tensorboard)
+        ppo.main(ppo.Args(num_envs=4, num_steps=8, total_timesteps=96, out=out, tensorboard=tensorboard))
+        assert bool(list(out.glob("events.out.tfevents.*"))) == tensorboard
+        agents.append(torch.load(out / "checkpoint.pt", weights_only=True)["agent"])
+    torch.testing.assert_close(*agents, rtol=0, atol=0)
+
+
+def test_ppo_with_tensorboard_resumed_from_a_checkpoint_has_each_step_once(ppo, tmp_path, monkeypatch):
+    args = dict(num_envs=4, num_steps=32, total_timesteps=640, save_every=2, tensorboard=True)
+    ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
+    save, killed = ppo.save, tmp_path / "killed"
+    with monkeypatch.context() as patch:  # as if killed after its last scalar, with the checkpoint of iteration 2
+        patch.setattr(ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None)
+        ppo.main(ppo.Args(**args, out=killed))
+    assert reached(killed) == 2
+    ppo.main(ppo.Args(**args, out=killed, resume=True))
+    assert len(list(killed.glob("events.out.tfevents.*"))) == 2
+    found, expected = (scalars(folder) for folder in (killed, tmp_path / "whole"))
+    events = EventAccumulator(str(killed)).Reload().Scalars("losses/value_loss")
+    assert [event.step for event in events] == [128, 256, 384, 512, 640]
+    assert {**found, "charts/SPS": None} == {**expected, "charts/SPS": None}
 
 
 def test_ppo_learns_with_few_steps(ppo, tmp_path):
-    metrics = ppo.main(ppo.Args(total_steps=20_000, out=tmp_path))
+    metrics = ppo.main(ppo.Args(total_timesteps=20_000, out=tmp_path))
     assert metrics["eval_mean_return"] > 100  # a random policy's is 22
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
-    arguments = [
-        "--total-steps",
-        "32768",
-        "--num-envs",
-        "16",
-        "--num-steps",
-        "32",
-        "--epochs",
-        "4",
-        "--save-every",
-        "3",
-        "--resume",
-    ]
+@pytest.mark.full
+def test_ppo_killed_at_random_moments_and_resumed_ends_with_the_same_figures(tmp_path):
+    flags = (
+        "--total-timesteps 32768 --num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
+    )
 
     def start(out):
-        command = [sys.executable, str(EXAMPLES / "ppo.py"), *arguments, "--out", str(out)]
+        command = [sys.executable, str(EXAMPLES / "ppo.py"), *flags.split(), "--out", str(out)]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def figures(out):
@@ -161,11 +280,11 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_pat
 
 def reached(out):
     path = out / "checkpoint.pt"
-    return torch.load(path, weights_only=True)["update"] if path.exists() else 0
+    return torch.load(path, weights_only=True)["iteration"] if path.exists() else 0
 
 
-def test_a_run_goes_on_with_its_own_arguments_alone(ppo, tmp_path):
-    small = dict(num_envs=4, num_steps=8, total_steps=64, epochs=1, out=tmp_path)
+def test_ppo_resume_with_other_arguments_or_a_simulator_on_the_host_is_refused(ppo, tmp_path):
+    small = dict(num_envs=4, num_steps=8, total_timesteps=64, update_epochs=1, out=tmp_path)
     ppo.main(ppo.Args(**small))
     with pytest.raises(ValueError, match=r"--resume needs the arguments of the run in .*, which had \{'gamma': '0.98'\}"):
         ppo.main(ppo.Args(**small, gamma=0.9, resume=True))
@@ -173,24 +292,30 @@ def test_a_run_goes_on_with_its_own_arguments_alone(ppo, tmp_path):
         ppo.main(ppo.Args(**small, backend="gymnasium", resume=True))
 
 
-def test_an_env_of_ones_own_is_trained_as_any_other(ppo, tmp_path):
+def test_custom_env_keeps_the_contract_and_is_trained_by_ppo(ppo, tmp_path):
     custom = load("custom_env")
     assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 50
     check_env(lambda num_envs, **more: tw.FunctionalEnv(custom.PointMass(), num_envs, max_episode_steps=9, **more))
-    ppo.main(ppo.Args(env="PointMass", num_envs=4, num_steps=32, total_steps=512, out=tmp_path), custom.make)
+    small = dict(num_envs=4, num_steps=32, total_timesteps=512, num_minibatches=2)
+    ppo.main(ppo.Args(env_id="PointMass", **small, out=tmp_path), custom.make)
     assert json.loads((tmp_path / "metrics.json").read_text())["target_return"] is None
     assert (tmp_path / "learning_curve.png").exists()
 
 
-def test_a_grid_world_seen_as_pictures(capsys):
+@pytest.mark.full
+def test_grid_world_keeps_the_contract():
     grid = load("grid_world")
     check_env(lambda num_envs, **more: tw.FunctionalEnv(grid.KeyAndDoor(), num_envs, max_episode_steps=9, **more))
+
+
+def test_grid_world_moves_and_renders_its_state(capsys):
+    grid = load("grid_world")
     env = tw.FunctionalEnv(grid.KeyAndDoor(), 2)
     td = env.reset(seed=0)
     walls = torch.ones(8, 8, dtype=torch.bool)
     walls[1, 1:-1] = False  # one corridor: agent, key, nothing, door in the first world; door next to the agent in the second
-    for name, places in {"agent": (9, 10), "key": (10, 13), "door": (12, 9)}.items():
-        env.state[name].copy_(torch.tensor(places))
+    for name, cells in {"agent": (9, 10), "key": (10, 13), "door": (12, 9)}.items():
+        env.state[name].copy_(torch.tensor(cells))
     env.state["walls"].copy_(walls.flatten().expand(2, -1))
     seen = []
     for action in (0, 3, 3, 3):  # up, against the wall; then right

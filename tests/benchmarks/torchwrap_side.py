@@ -181,7 +181,7 @@ def soak(id: str, num_envs: int, steps: int, episodes: int) -> dict[str, Any]:
 def learn(id: str, seed: int, device: str) -> dict[str, Any]:
     """The metrics of a run of examples/ppo.py, and a hundred points of its learning curve."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--env", id, "--seed", str(seed), "--device", device, "--out", folder]
+        arguments = ["--env-id", id, "--seed", str(seed), "--device", device, "--out", folder]
         subprocess.run([sys.executable, "examples/ppo.py", *arguments], check=True, capture_output=True)
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
         curve = torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["curve"]
