@@ -308,7 +308,7 @@ def test_grid_world_keeps_the_contract():
     check_env(lambda num_envs, **more: tw.FunctionalEnv(grid.KeyAndDoor(), num_envs, max_episode_steps=9, **more))
 
 
-def test_grid_world_moves_and_renders_its_state(capsys):
+def test_grid_world_moves_and_renders_its_state():
     grid = load("grid_world")
     env = tw.FunctionalEnv(grid.KeyAndDoor(), 2)
     td = env.reset(seed=0)
@@ -332,5 +332,9 @@ def test_grid_world_moves_and_renders_its_state(capsys):
     assert final["has_key"].tolist() == [1, 0] and final["pixels"].shape == (2, 48, 48, 3)
     assert final["pixels"][0, 6, 24].tolist() == [220, 30, 30] and final["pixels"][0, 6, 12].tolist() == [0, 0, 0]
     assert final["pixels"][1, 6, 30].tolist() == [255, 220, 0] and final["pixels"][1, 0, 0].tolist() == [90, 90, 90]
-    grid.main()
+
+
+@pytest.mark.full
+def test_grid_world_script_prints_the_episodes_that_found_the_door(capsys):
+    load("grid_world").main()
     assert "episodes found the door" in capsys.readouterr().out
