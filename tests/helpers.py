@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import pickle
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,3 +126,15 @@ def params(cases, quick):
 def mostly_full(names, *fast):
     """The names as parameters for a test. Those that are not listed as fast run with --full only."""
     return [name if name in fast else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load_example(name):
+    """A script of examples/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

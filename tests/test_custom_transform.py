@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from helpers import EXAMPLES, load_example
 from tensordict import TensorDict
 
 import torchwrap as tw
 import torchwrap.testing
 from torchwrap.testing import ScriptedEnv, check_transform
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def custom():
-    return load("custom_transform")
+    return load_example("custom_transform")
 
 
 @pytest.mark.full

@@ -2,40 +2,29 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import itertools
 import json
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 import tyro
+from helpers import EXAMPLES, load_example
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap.testing import check_env
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def ppo():
     threads = torch.get_num_threads()
-    yield load("ppo")
+    yield load_example("ppo")
     torch.set_num_threads(threads)
 
 
@@ -293,7 +282,7 @@ def test_ppo_resume_with_other_arguments_or_a_simulator_on_the_host_is_refused(p
 
 
 def test_custom_env_keeps_the_contract_and_is_trained_by_ppo(ppo, tmp_path):
-    custom = load("custom_env")
+    custom = load_example("custom_env")
     assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 50
     check_env(lambda num_envs, **more: tw.FunctionalEnv(custom.PointMass(), num_envs, max_episode_steps=9, **more))
     small = dict(num_envs=4, num_steps=32, total_timesteps=512, num_minibatches=2)
@@ -304,12 +293,12 @@ def test_custom_env_keeps_the_contract_and_is_trained_by_ppo(ppo, tmp_path):
 
 @pytest.mark.full
 def test_grid_world_keeps_the_contract():
-    grid = load("grid_world")
+    grid = load_example("grid_world")
     check_env(lambda num_envs, **more: tw.FunctionalEnv(grid.KeyAndDoor(), num_envs, max_episode_steps=9, **more))
 
 
 def test_grid_world_moves_and_renders_its_state():
-    grid = load("grid_world")
+    grid = load_example("grid_world")
     env = tw.FunctionalEnv(grid.KeyAndDoor(), 2)
     td = env.reset(seed=0)
     walls = torch.ones(8, 8, dtype=torch.bool)
@@ -336,5 +325,5 @@ def test_grid_world_moves_and_renders_its_state():
 
 @pytest.mark.full
 def test_grid_world_script_prints_the_episodes_that_found_the_door(capsys):
-    load("grid_world").main()
+    load_example("grid_world").main()
     assert "episodes found the door" in capsys.readouterr().out

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,27 +10,18 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import load_example
 
 import torchwrap as tw
 import torchwrap.testing
 from torchwrap.testing import ScriptedEnv, check_env, check_transform
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 LIMITS = (11, 7, 4, 9)  # of the length of an episode, by env, so that ends are staggered
 
 
 @pytest.fixture(scope="module")
 def pages():
-    return load("gym_pages")
+    return load_example("gym_pages")
 
 
 # The wrappers of the pages, for a single env.

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import load_example
 
 import torchwrap as tw
 import torchwrap.testing
 from torchwrap.testing import ScriptedEnv
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def pages():
-    return load("gym_pages")
+    return load_example("gym_pages")
 
 
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])

@@ -32,7 +32,7 @@ class BufferPool:
     Args:
         shape: of the tensors; the first dimension is their rows.
         dtype: of the tensors.
-        device: of the tensors. On other devices than the CPU each tensor is allocated anew.
+        device: of the tensors. On other devices than the CPU each tensor is allocated when it is asked for.
 
     >>> pool = BufferPool((2**18,), torch.float32)
     >>> first, second = pool.empty(), pool.empty()
