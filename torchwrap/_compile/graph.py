@@ -79,12 +79,13 @@ class Graph:
         ]
         self.slots: list[tuple[dict[str, Any], str]] = [(tensors, name) for _, tensors, name in owned]
         ours = {part for module in modules if isinstance(module, Env | Transform) for part in module.modules()}
-        self.foreign = [index for index, (module, *_) in enumerate(owned) if module not in ours]
+        self.is_foreign = any(module not in ours for module, *_ in owned)
         self.backend, self.options, self.num_rows = backend, options, num_rows
         self.static_outputs, self.part = static_outputs, part
         self.programs: dict[Any, Program] = {}
         self.seen: list[Tensor] = []
-        self.layout: Any = None
+        self.layouts: dict[Any, int] = {}
+        self.layout = 0
 
     def __call__(self, *values: Any) -> Any:
         (run, build), tensors = self._find(values)
@@ -104,11 +105,12 @@ class Graph:
             program = self.programs[key] = self._compile(values)
         return program, tensors
 
-    def _layout(self, tensors: list[Tensor]) -> Any:
+    def _layout(self, tensors: list[Tensor]) -> int:
         # A tensor of an env gets another layout only when it is replaced. Those of a policy may also get other `.data`.
-        if len(self.seen) != len(tensors) or not all(map(operator.is_, tensors, self.seen)):
-            self.seen, self.layout = list(tensors), tuple(map(_layout_of, tensors))
-        return (self.layout, *[_layout_of(tensors[index]) for index in self.foreign])
+        if self.is_foreign or len(self.seen) != len(tensors) or not all(map(operator.is_, tensors, self.seen)):
+            layout = tuple([(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors])
+            self.seen, self.layout = list(tensors), self.layouts.setdefault(layout, len(self.layouts))
+        return self.layout  # a number, because a tuple is hashed again at each call
 
     def buffers(self) -> list[Tensor]:
         """Buffers and parameters. They are read at each call, because `.to(device)` replaces them."""
@@ -207,10 +209,6 @@ def _prune(graph: torch.fx.GraphModule) -> list[int]:
             graph.graph.erase_node(node)
     graph.recompile()
     return used
-
-
-def _layout_of(tensor: Tensor) -> Any:
-    return tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
