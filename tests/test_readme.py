@@ -143,6 +143,7 @@ def test_figures_in_the_text_are_those_of_cpu_json():
     assert where in text and f"chunks of {machine['num_steps']} steps" in text
     ours, theirs = (FIGURES[f"ppo/{side}/median"]["wall_seconds_to_target"] for side in ("torchwrap", "sb3"))
     assert f"after {ours:.1f} s, imports included; SB3's tuned PPO after {theirs:.1f} s" in text
+    assert FIGURES["machine of ppo"]["processor"].startswith("Intel(R) Xeon") and "On an Intel Xeon, `examples/ppo.py`" in text
     ours, theirs = (FIGURES[f"bridge/sync {row}/8"]["whole_us"] for row in ("torchwrap-compiled", "gymnasium"))
     assert f"take {ours / theirs:.1f} times as long as Gymnasium's" in text
     cold = [figures["cold_seconds"] for key, figures in FIGURES.items() if re.match("startup/(step|CartPole)", key)]

@@ -45,8 +45,11 @@ def draw(figures: Figures, path: str) -> None:
         title=f"CartPole-v1, normalized, clipped, stacked\n({chunk}; higher is better)", ylabel="env steps per second"
     )
     _bars(ppo, figures)
+    other = figures.get("machine of ppo")  # if that suite was run elsewhere
+    where = f", on {other['processor'].split(' @')[0]}" if other else ""
     ppo.set(
-        title="PPO until CartPole-v1 returns 475\n(median of the seeds; lower is better)", xlabel="seconds since process start"
+        title="PPO until CartPole-v1 returns 475\n(median of the seeds; lower is better)",
+        xlabel=f"seconds since process start{where}",
     )
     canvas.savefig(path, dpi=120)
 
