@@ -258,7 +258,7 @@ HOST_CODE = {  # exceptions, by file
 
 def host_code_of(source):
     code = code_of(source)
-    names = re.findall(r"\b(is_tracing|is_host_readable|is_compiling|FakeTensor)\b", code)
+    names = re.findall(r"\b(is_tracing|is_host_readable|is_compiling|FakeTensor|_core\.tracing)\b", code)
     methods, casts = r"\.(numpy|item|cpu|tolist|nonzero|argwhere)\(", r"\b(?:int|bool|float)\(self"
     return {*names, *re.findall(methods, code), *re.findall(casts, code)}
 

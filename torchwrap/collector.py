@@ -13,7 +13,7 @@ from torchwrap import spaces
 from torchwrap._core import env_checks, validation
 from torchwrap._core.buffer_pool import BufferPool
 from torchwrap._core.executor import EAGER, Eager
-from torchwrap._core.tracing import as_bytes
+from torchwrap._core.graph_hints import as_bytes
 from torchwrap.env import Env
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 

@@ -13,8 +13,8 @@ from torchwrap._core import env_checks
 from torchwrap._core import snapshot as snapshots
 from torchwrap._core.executor import EAGER, Eager
 from torchwrap._core.facade import EnvFacade
+from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask
-from torchwrap._core.tracing import realize
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 

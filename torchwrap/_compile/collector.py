@@ -17,7 +17,7 @@ from torchwrap._compile.host_reset import HostAutoReset
 from torchwrap._compile.replay import Replay, Run
 from torchwrap._core import nested
 from torchwrap._core.executor import Eager
-from torchwrap._core.tracing import as_bytes
+from torchwrap._core.graph_hints import as_bytes
 from torchwrap.collector import Collector, Storage
 
 Rows = dict[NestedKey, list[Tensor]]

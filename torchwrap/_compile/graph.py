@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchwrap._compile.inductor import compile_graph
 from torchwrap._compile.replay import Replay, Run
 from torchwrap._core import nested
-from torchwrap._core.tracing import as_bytes
+from torchwrap._core.graph_hints import as_bytes
 from torchwrap.env import Env
 from torchwrap.transforms.transform import Transform
 

@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap._core.tracing import is_host_readable, realize
+from torchwrap._core.graph_hints import realize
+from torchwrap._core.tracing import is_host_readable
 
 
 class RowMask:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, BufferAttribute, ConstantBuffer, EnvBuffer
+from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask
-from torchwrap._core.tracing import realize
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 

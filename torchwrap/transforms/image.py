@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchwrap import random
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
-from torchwrap._core.tracing import realize
+from torchwrap._core.graph_hints import realize
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ObservationTransform
 

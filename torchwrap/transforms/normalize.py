@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BufferAttribute, EnvBuffer, SubmoduleAttribute
+from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask, set_first_
-from torchwrap._core.tracing import realize
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
 
