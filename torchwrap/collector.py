@@ -10,10 +10,11 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import env_checks, validation
+from torchwrap._core import validation
 from torchwrap._core.buffer_pool import BufferPool
-from torchwrap._core.executor import EAGER, Eager
 from torchwrap._core.graph_hints import as_bytes
+from torchwrap._env import checks
+from torchwrap._env.executor import EAGER, Eager
 from torchwrap.env import Env
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
@@ -116,7 +117,7 @@ class Collector:
     def _transition(self, observation: spaces.Value, step: Step) -> tuple[TensorDict, spaces.Value]:
         env = self.env
         td = _act(env, self.policy, TensorDict({"observation": observation}, batch_size=[env.num_envs]))
-        env_checks.step_input(env, td)
+        checks.step_input(env, td)
         successor, observation = step(td["action"])
         return td.set("next", successor), observation
 

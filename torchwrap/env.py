@@ -9,12 +9,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import env_checks
-from torchwrap._core import snapshot as snapshots
-from torchwrap._core.executor import EAGER, Eager
-from torchwrap._core.facade import EnvFacade
 from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask
+from torchwrap._env import checks
+from torchwrap._env import snapshot as snapshots
+from torchwrap._env.executor import EAGER, Eager
+from torchwrap._env.facade import EnvFacade
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
@@ -113,10 +113,10 @@ class Env(EnvFacade):
         if mask is None:
             rows = RowMask.full(self.num_envs, self.device, synchronize=self.host_stepped)
         else:
-            env_checks.mask(self, mask, has_reset=self._last_root is not None)
+            checks.mask(self, mask, has_reset=self._last_root is not None)
             rows = RowMask(mask, synchronize=self.host_stepped)
         if seed is not None:
-            seed = env_checks.seed(self._name(), seed)
+            seed = checks.seed(self._name(), seed)
         elif self._last_root is None:
             seed = fresh_seed()  # readable as np_random_seed, so that an unseeded run can be repeated
         if options is not None and not isinstance(options, dict):
@@ -151,7 +151,7 @@ class Env(EnvFacade):
         >>> transition["next", "reward"].flatten()
         tensor([1., 1.])
         """
-        transition = env_checks.transition(self, td, self._check_has_reset("step()"))
+        transition = checks.transition(self, td, self._check_has_reset("step()"))
         successor, observation = self._executor.step(self, transition["action"])
         return transition.set("next", successor), self._root(observation)
 

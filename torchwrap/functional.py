@@ -14,9 +14,9 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import SubmoduleAttribute
-from torchwrap._core.initial_states import InitialStatePool
-from torchwrap._core.repeat import repeat
 from torchwrap._core.row_mask import RowMask
+from torchwrap._env.initial_states import InitialStatePool
+from torchwrap._env.repeat import repeat
 from torchwrap.env import Env
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature

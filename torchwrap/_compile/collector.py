@@ -16,8 +16,8 @@ from torchwrap._compile.graph import Graph, Program
 from torchwrap._compile.host_reset import HostAutoReset
 from torchwrap._compile.replay import Replay, Run
 from torchwrap._core import nested
-from torchwrap._core.executor import Eager
 from torchwrap._core.graph_hints import as_bytes
+from torchwrap._env.executor import Collects, Eager
 from torchwrap.collector import Collector, Storage
 
 Rows = dict[NestedKey, list[Tensor]]
@@ -100,7 +100,7 @@ class CompiledCollector(Eager):
         """Whether the host resets finished envs between the graphs."""
         return self.unroll == 1 and self.auto_reset.enabled
 
-    def collect(self, collector: Collector, observation: Any) -> tuple[Storage, Any]:
+    def collect(self, collector: Collects, observation: Any) -> tuple[Storage, Any]:
         storage, rows, observations = self.static or self._storage(observation)
         (programs, chunks), resets_on_host = self._programs(observation, rows, observations), self.resets_on_host
         buffers, count, first = self.steps.buffers(), len(self.steps.slots), [leaves[0] for leaves in observations]

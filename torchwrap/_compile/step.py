@@ -11,8 +11,8 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._compile.graph import Graph
 from torchwrap._compile.host_reset import HostAutoReset
-from torchwrap._core.executor import Eager
 from torchwrap._core.row_mask import RowMask
+from torchwrap._env.executor import Eager, Steps, Transforms
 from torchwrap.env import Env
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers import TransformedEnv
@@ -32,7 +32,7 @@ class CompiledStep(Eager):
         else:
             self.whole.program(action)
 
-    def step(self, env: Env, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+    def step(self, env: Steps, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         if not self.auto_reset.enabled:
             return self.whole(action)  # type: ignore[no-any-return]
         successor, observation = self.step_only(action)
@@ -60,8 +60,8 @@ class CompiledTransforms(Eager):
 
         return reset
 
-    def transform_step(self, transform: Transform, td: TensorDict) -> TensorDict:
+    def transform_step(self, transform: Transforms, td: TensorDict) -> TensorDict:
         return self.step_graph(td)  # type: ignore[no-any-return]
 
-    def transform_reset(self, transform: Transform, td: TensorDict, mask: RowMask) -> TensorDict:
+    def transform_reset(self, transform: Transforms, td: TensorDict, mask: RowMask) -> TensorDict:
         return self.reset_graph(td, mask.column)  # type: ignore[no-any-return]

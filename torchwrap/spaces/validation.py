@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from torch import Tensor
 from torchwrap._core.tracing import is_host_readable
 from torchwrap.spaces.conversion import dtype, zeros
 from torchwrap.spaces.traversal import Value, children, leaves
-
-if TYPE_CHECKING:
-    from torchwrap.spaces.signature import Signature
 
 REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 """The space of a reward: any float32 number."""
@@ -150,7 +147,13 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
 
 
 def check_function(
-    owner: str, what: str, func: Callable[[Value], Value], takes: Space[Any], returns: Space[Any], signature: Signature
+    owner: str,
+    what: str,
+    func: Callable[[Value], Value],
+    takes: Space[Any],
+    returns: Space[Any],
+    num_envs: int,
+    device: torch.device,
 ) -> None:
     """Calls a function with zeros, and checks that it maps batched values of one space to another.
 
@@ -158,8 +161,8 @@ def check_function(
         TypeError, ValueError: if it raises, or returns a value that does not fit, in the name of `owner`.
     """
     try:
-        result = func(zeros(takes, signature.num_envs, signature.device))
+        result = func(zeros(takes, num_envs, device))
     except Exception as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{owner} needs a func that takes {what}, but got {type(error).__name__}: {error}") from error
-    check(owner, f"func to return {what}", returns, result, signature.num_envs, signature.device)
+    check(owner, f"func to return {what}", returns, result, num_envs, device)

@@ -48,7 +48,8 @@ class TransformAction(ActionTransform):
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_action_space
         space = below if self.action_space is None else self.action_space
-        spaces.check_function("TransformAction", "actions", self.func, space, below, signature)
+        n, device = signature.num_envs, signature.device
+        spaces.check_function("TransformAction", "actions", self.func, space, below, n, device)
         return signature.replace(single_action_space=space)
 
     def action(self, action: Value) -> Value:

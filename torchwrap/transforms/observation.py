@@ -48,7 +48,8 @@ class TransformObservation(ObservationTransform):
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
         space = below if self.observation_space is None else self.observation_space
-        spaces.check_function("TransformObservation", "observations", self.func, below, space, signature)
+        n, device = signature.num_envs, signature.device
+        spaces.check_function("TransformObservation", "observations", self.func, below, space, n, device)
         return signature.replace(single_observation_space=space)
 
     def observation(self, observation: Value) -> Value:

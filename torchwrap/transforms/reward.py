@@ -36,7 +36,8 @@ class TransformReward(RewardTransform):
         self.func = func
 
     def setup(self, signature: Signature) -> Signature:
-        spaces.check_function("TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, signature)
+        n, device = signature.num_envs, signature.device
+        spaces.check_function("TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, n, device)
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core.facade import EnvFacade
+from torchwrap._env.facade import EnvFacade
 
 
 def seed(owner: str, value: Any) -> int:

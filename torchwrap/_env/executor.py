@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tensordict import TensorDict
 
 from torchwrap._core.row_mask import RowMask
 
-if TYPE_CHECKING:
-    from torchwrap.collector import Collector
-    from torchwrap.env import Env
-    from torchwrap.transforms.transform import Transform
+
+class Steps(Protocol):
+    """What an executor needs of an env."""
+
+    def _step_and_reset(self, action: Any) -> tuple[TensorDict, Any]: ...
+
+
+class Transforms(Protocol):
+    """What an executor needs of a transform."""
+
+    def step(self, td: TensorDict) -> TensorDict: ...
+
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict: ...
+
+
+class Collects(Protocol):
+    """What an executor needs of a collector."""
+
+    def _collect(self, observation: Any) -> tuple[dict[Any, Any], Any]: ...
 
 
 class Eager:
@@ -21,19 +36,19 @@ class Eager:
     graph. A compiled executor belongs to the object that it was made for: a copied or unpickled object runs eagerly.
     """
 
-    def step(self, env: Env, action: Any) -> tuple[TensorDict, Any]:
+    def step(self, env: Steps, action: Any) -> tuple[TensorDict, Any]:
         """The successor, and the observation to act on next."""
         return env._step_and_reset(action)
 
-    def transform_step(self, transform: Transform, td: TensorDict) -> TensorDict:
+    def transform_step(self, transform: Transforms, td: TensorDict) -> TensorDict:
         """The transform of a successor."""
         return transform.step(td)
 
-    def transform_reset(self, transform: Transform, td: TensorDict, mask: RowMask) -> TensorDict:
+    def transform_reset(self, transform: Transforms, td: TensorDict, mask: RowMask) -> TensorDict:
         """The transform of initial observations."""
         return transform.reset(td, mask)
 
-    def collect(self, collector: Collector, observation: Any) -> tuple[dict[Any, Any], Any]:
+    def collect(self, collector: Collects, observation: Any) -> tuple[dict[Any, Any], Any]:
         """The transitions by key, stored time-first, and the observation to act on next."""
         return collector._collect(observation)
 
