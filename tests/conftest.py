@@ -1,5 +1,6 @@
 """Options and fixtures of all tests, and the path to `catalogue`, `helpers` and `oracles`."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -42,30 +43,37 @@ def graphs():
 
 
 @pytest.fixture(scope="session")
-def inductor():
-    """The stack of seven through Inductor, which takes long, so several files share it. Use `pair`, which resets its state."""
-    from catalogue import stack
+def through_inductor():
+    """Compiles an env by the name of its function in `catalogue`; once, because that takes long. It is as new each time."""
+    import catalogue
 
-    return tw.compile(stack("Compose of seven"))
+    compiled = {}
+
+    def as_new(name, *arguments):
+        make = functools.partial(getattr(catalogue, name), *arguments)
+        env = compiled.get((name, *arguments)) or compiled.setdefault((name, *arguments), tw.compile(make()))
+        for key, buffer in make().named_buffers():
+            env.get_buffer(key).copy_(buffer)
+        return env.train()
+
+    return as_new
 
 
 @pytest.fixture
-def pair(inductor):
+def pair(through_inductor):
     """The stack of seven, eager and through Inductor, both in the state after construction."""
     from catalogue import stack
 
-    eager = stack("Compose of seven")
-    for name, buffer in inductor.train().named_buffers():
-        buffer.copy_(eager.get_buffer(name))
-    return eager, inductor
+    eager, compiled = stack("Compose of seven"), through_inductor("stack", "Compose of seven")
+    for name, buffer in eager.named_buffers():  # the random streams too
+        compiled.get_buffer(name).copy_(buffer)
+    return eager, compiled
 
 
-@pytest.fixture(scope="session")
-def inductor_cartpole():
-    """`cartpole` through Inductor. Reset it before use."""
-    from catalogue import cartpole
-
-    return tw.compile(cartpole())
+@pytest.fixture
+def inductor_cartpole(through_inductor):
+    """`cartpole` through Inductor, in the state after construction."""
+    return through_inductor("cartpole")
 
 
 @pytest.fixture
