@@ -210,6 +210,17 @@ class RewardsWithoutColumn(ScriptedEnv):
         return td.set("reward", td["reward"].squeeze(-1))
 
 
+class ReadsValuesWithoutSnapshots(ScriptedEnv):
+    can_snapshot = False  # and yet it is stepped in PyTorch, so it has to compile
+
+    def _step(self, action):
+        assert action.isfinite().all().item()
+        return super()._step(action)
+
+    def snapshot(self):
+        raise RuntimeError
+
+
 class WrongObservation(ScriptedEnv):
     def _reset(self, mask, options=None):
         td = super()._reset(mask)
@@ -222,6 +233,7 @@ BROKEN_ENVS = [
     (DependsOnNumEnvs, "env 0 of 5"),
     (RewardsWithoutColumn, "needs reward of"),
     (WrongObservation, "observation in its space"),
+    (ReadsValuesWithoutSnapshots, "compile: needs a step that is one graph"),
 ]
 
 

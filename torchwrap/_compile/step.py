@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._compile.graph import Graph
@@ -14,7 +13,6 @@ from torchwrap._compile.host_reset import HostAutoReset
 from torchwrap._core.row_mask import RowMask
 from torchwrap._env.executor import Eager, Steps, Transforms
 from torchwrap.env import Env
-from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers import TransformedEnv
 
 
@@ -46,19 +44,12 @@ class CompiledTransforms(Eager):
     def __init__(self, layer: TransformedEnv, keywords: dict[str, Any]) -> None:
         transforms, num_envs, device = layer.transforms, layer.num_envs, layer.device
         self.step_graph = Graph(transforms.step, [transforms], **keywords)
-        self.reset_graph = Graph(self._reset_masked(transforms), [transforms], **keywords)
+        self.reset_graph = Graph(lambda td, mask: transforms.reset(td, RowMask(mask)), [transforms], **keywords)
         observation = spaces.zeros(layer.env.single_observation_space, num_envs, device)
         flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
         successor = {"observation": observation, "reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
         self.step_graph.program(TensorDict(successor, [num_envs]))
         self.reset_graph.program(TensorDict({"observation": observation}, [num_envs]), flags[2])
-
-    @staticmethod
-    def _reset_masked(transforms: Transform) -> Any:
-        def reset(td: TensorDict, mask: Tensor) -> TensorDict:
-            return transforms.reset(td, RowMask(mask))
-
-        return reset
 
     def transform_step(self, transform: Transforms, td: TensorDict) -> TensorDict:
         return self.step_graph(td)  # type: ignore[no-any-return]

@@ -98,20 +98,11 @@ class RowMask:
         indices = self.indices
         if indices is None:
             return torch.where(self._like(first), first, second)
-        # PyTorch does not vectorise a `where` with a broadcast mask, and the rows are few: copying them is faster.
+        # PyTorch does not vectorize a `where` with a broadcast mask, and the rows are few: copying them is faster.
         return second.index_copy(0, indices, first.index_select(0, indices))
 
-    def gather(self, value: Any) -> Any:
-        """The rows that have to be computed: those that are set, or all of them if the host cannot tell."""
-        indices = self.indices
-        if indices is None:
-            return value
-        if not isinstance(value, Tensor):
-            return TensorDict({key: self.gather(value[key]) for key in value.keys()}, batch_size=[len(indices)])
-        return value.index_select(0, indices)
-
     def scatter_(self, buffer: Tensor, rows: Tensor) -> None:
-        """Writes rows, in the order of `gather`, into the buffer where they belong."""
+        """Writes computed rows into the buffer: one for each of `indices`, or one for each env if the host cannot tell."""
         indices = self.indices
         if indices is None:
             buffer.copy_(realize(torch.where(self._like(buffer), rows, buffer)))
@@ -120,7 +111,7 @@ class RowMask:
 
     @property
     def gathered(self) -> Tensor | None:
-        """The mask of the rows that `gather` returns and `apply` computes: None if every one of them is set."""
+        """The mask of the rows that `apply` hands to its function: None if every one of them is set."""
         return self.tensor if self.indices is None else None
 
     def apply(self, function: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
@@ -196,7 +187,8 @@ def set_first_(buffer: Tensor, rows: Tensor, count: Tensor, mask: Tensor | None 
     if is_host_readable(count):
         if not count:
             counted = rows if mask is None else rows[mask]
-            buffer.copy_(counted[0] if len(counted) else buffer)
+            if len(counted):
+                buffer.copy_(counted[0])
         return
     is_first = count == 0
     if mask is not None:
