@@ -11,6 +11,7 @@ from torch import nn
 
 import torchwrap as tw
 from torchwrap._compile.graph import Graph
+from torchwrap._compile.reads import Reads
 from torchwrap._core import nested
 from torchwrap.testing import ScriptedEnv
 
@@ -29,7 +30,7 @@ def counting_graph(backend):
         module.total.add_(td["x"])
         return td.copy().set("sum", module.total.clone()).set("negative", td["x"] < 0), td["flag"]
 
-    return Graph(function, [module], backend=backend, options={}, num_rows=3)
+    return Graph(function, Reads(({"module": module}, "module")), backend=backend, options={}, num_rows=3)
 
 
 def arguments():

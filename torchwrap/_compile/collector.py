@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from typing import Any
 
 import torch
 from tensordict import NestedKey
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._compile.graph import Graph, Program
 from torchwrap._compile.host_reset import HostAutoReset
+from torchwrap._compile.reads import Reads
 from torchwrap._compile.replay import Replay, Run
 from torchwrap._core import nested
 from torchwrap._core.graph_hints import as_bytes
@@ -32,15 +32,15 @@ class CompiledCollector(Eager):
 
     def __init__(self, collector: Collector, unroll: int, keywords: dict[str, Any]) -> None:
         env = collector.env
-        modules = [env, *modules_of(collector.policy)]
+        self.reads = Reads((vars(collector), "env"), (vars(collector), "policy"))
         self.collector, self.static_outputs, self.unroll = collector, keywords["static_outputs"], unroll
         keywords = {**keywords, "part": True}
-        self.steps = Graph(self._run_steps, modules, **keywords)  # also returns which envs are done
+        self.steps = Graph(self._run_steps, self.reads, **keywords)  # also returns which envs are done
         self.auto_reset = HostAutoReset(env, keywords)
         self.replays: dict[Run, Replay] = {}
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        transition = Graph(functools.partial(collector._transition, step=env._step_and_reset), modules, **keywords)
-        collector._allocate(transition.trace((observation,)).result[0])
+        transition = Graph(functools.partial(collector._transition, step=env._step_and_reset), self.reads, **keywords)
+        collector._allocate(transition.trace(observation).result[0])
         # A CUDA graph writes into the same storage each time; on the CPU each call has its own.
         self.static = self._storage(observation) if env.device.type == "cuda" else None
         self._programs(observation, *(self.static or self._storage(observation))[1:])
@@ -72,12 +72,16 @@ class CompiledCollector(Eager):
         columns = [*[rows[key] for key in keys], *[leaves[1:] for leaves in observations]]
         steps = list(zip(*columns, strict=True))
         chunks = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
-        first, last = (
-            self.steps.program(
-                observation, tuple([(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in chunk])
+        version = None
+        while version != self.reads.version:  # a trace can meet tensors that were not known before
+            version = self.reads.version
+            first, last = (
+                self.steps.program(
+                    observation,
+                    tuple([(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in chunk]),
+                )
+                for chunk in (chunks[0], chunks[-1])
             )
-            for chunk in (chunks[0], chunks[-1])
-        )
         return [first] * (len(chunks) - 1) + [last], [list(itertools.chain(*chunk)) for chunk in chunks]
 
     def _run_steps(
@@ -103,7 +107,8 @@ class CompiledCollector(Eager):
     def collect(self, collector: Collects, observation: Any) -> tuple[Storage, Any]:
         storage, rows, observations = self.static or self._storage(observation)
         (programs, chunks), resets_on_host = self._programs(observation, rows, observations), self.resets_on_host
-        buffers, count, first = self.steps.buffers(), len(self.steps.slots), [leaves[0] for leaves in observations]
+        buffers, first = self.reads.tensors(), [leaves[0] for leaves in observations]
+        count = len(buffers)
 
         def run_all(tensors: list[Tensor]) -> list[Tensor]:
             buffers, leaves = tensors[:count], tensors[count:]
@@ -128,22 +133,3 @@ def _leaf(observation: spaces.Value, key: NestedKey) -> Tensor:
     for part in key[1:] if isinstance(key, tuple) else ():
         observation = observation[part]
     return observation  # type: ignore[no-any-return]
-
-
-def modules_of(policy: Any, above: tuple[Any, ...] = ()) -> list[nn.Module]:
-    """The modules that a policy is, is a method of, or is a function around."""
-    if isinstance(policy, nn.Module):
-        return [policy]
-    if any(policy is one for one in above):
-        return []
-    parts: list[Any] = []
-    if isinstance(policy, functools.partial):
-        parts = [policy.func, *policy.args, *policy.keywords.values()]
-    elif isinstance(policy, list | tuple | dict):
-        parts = list(policy.values() if isinstance(policy, dict) else policy)
-    elif inspect.ismethod(policy):
-        parts = [policy.__self__, policy.__func__]
-    elif inspect.isfunction(policy):
-        names = inspect.getclosurevars(policy)
-        parts = [*names.nonlocals.values(), *(value for value in names.globals.values() if isinstance(value, nn.Module))]
-    return [module for part in parts for module in modules_of(part, (*above, policy))]

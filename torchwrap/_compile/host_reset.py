@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._compile.graph import Graph
+from torchwrap._compile.reachable import Reachable
+from torchwrap._compile.reads import Reads
 from torchwrap._core import nested
 from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.row_mask import RowMask
@@ -37,7 +39,8 @@ class HostAutoReset:
         self.env, self.is_large, self.max_partial = env, env.num_envs >= _MIN_HOST_RESET_ENVS, 0
         # One thread, because a partial reset is over before another one has started.
         partial = {**keywords, "options": {"cpp.threads": 1, **keywords["options"]}}
-        self.full, self.partial = Graph(self._reset_all, [env], **keywords), Graph(self._reset_rows, [env], **partial)
+        reads = Reads(({"env": env}, "env"))
+        self.full, self.partial = Graph(self._reset_all, reads, **keywords), Graph(self._reset_rows, reads, **partial)
 
     @property
     def enabled(self) -> bool:
@@ -47,10 +50,10 @@ class HostAutoReset:
     def prepare(self) -> None:
         """Compiles the graphs. Partial resets need every per-env state in env buffers; otherwise they are left out."""
         number = self.env.num_envs // _PARTIAL_RESET_DIVISOR
-        self.counter, self.rows = np.arange(number), torch.arange(number)
-        self.mask = torch.zeros(number, dtype=torch.bool)
+        self.counter, self.rows = np.arange(number), torch.arange(number, device="cpu")
+        self.mask = torch.zeros(number, dtype=torch.bool, device="cpu")
         observation = spaces.zeros(self.env.single_observation_space, self.env.num_envs, self.env.device)
-        self.full.program(torch.zeros(self.env.num_envs, 1, dtype=torch.bool), observation)
+        self.full.program(torch.zeros(self.env.num_envs, 1, dtype=torch.bool, device="cpu"), observation)
         with contextlib.suppress(ValueError):
             self.partial.program(self.rows, self.mask, observation)
             self.max_partial = number
@@ -76,33 +79,27 @@ class HostAutoReset:
 
     def _reset_rows(self, rows: Tensor, mask: Tensor, observation: spaces.Value) -> tuple[()]:
         row_mask = RowMask(mask)
-        with _restricted_to_rows(self.env, rows):
-            initial = self.env._reset(row_mask)["observation"]
+        part, pairs = _restricted_to_rows(self.env, rows)
+        initial = part._reset(row_mask)["observation"]
+        for whole, tensor in pairs:
+            if tensor._version:  # it was written to
+                whole.index_copy_(0, rows, tensor)
         for target, value in zip(nested.leaves(observation), nested.leaves(initial), strict=True):
             target.index_copy_(0, rows, row_mask.where(value, target.index_select(0, rows)))
         return ()
 
 
-@contextlib.contextmanager
-def _restricted_to_rows(env: Env, rows: Tensor) -> Iterator[None]:
-    """The env as if it had only these rows. What is written to them is written back."""
-    modules = [module for module in env.modules() if isinstance(module, BatchedModule)]
-    slots: list[tuple[dict[str, Any], str]] = [
-        (module._buffers, name) for module in modules for name in module._env_buffer_names
-    ]
-    whole = [tensors[name] for tensors, name in slots]
-    signatures = [(layer, layer.signature) for layer in layers(env)]
-    try:
-        for tensors, name in slots:
-            tensors[name] = tensors[name].index_select(0, rows)
-        for layer, signature in signatures:
-            layer.signature = signature.replace(num_envs=len(rows))
-        yield
-        for (tensors, name), tensor in zip(slots, whole, strict=True):
-            if tensors[name]._version:  # it was written to
-                tensor.index_copy_(0, rows, tensors[name])
-    finally:
-        for (tensors, name), tensor in zip(slots, whole, strict=True):
-            tensors[name] = tensor
-        for layer, signature in signatures:
-            layer.signature = signature
+def _restricted_to_rows(env: Env, rows: Tensor) -> tuple[Env, list[tuple[Tensor, Tensor]]]:
+    """A copy of the env that has only these rows, and each env buffer with its rows. Other tensors are shared with the env."""
+    tensors = [found.value for found in Reachable([({"env": env}, "env")]).tensors.values()]
+    part = copy.deepcopy(env, {id(tensor): tensor for tensor in tensors})
+    pairs = []
+    for module in part.modules():
+        for name in module._env_buffer_names if isinstance(module, BatchedModule) else ():
+            whole = module._buffers[name]
+            assert whole is not None
+            module._buffers[name] = whole.index_select(0, rows)
+            pairs.append((whole, module._buffers[name]))
+    for layer in layers(part):
+        vars(layer)["signature"] = layer.signature.replace(num_envs=len(rows))  # of a copy, which nobody else has
+    return part, pairs  # type: ignore[return-value]

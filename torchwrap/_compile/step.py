@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torchwrap import spaces
 from torchwrap._compile.graph import Graph
 from torchwrap._compile.host_reset import HostAutoReset
+from torchwrap._compile.reads import Reads
 from torchwrap._core.row_mask import RowMask
 from torchwrap._env.executor import Eager, Steps, Transforms
 from torchwrap.env import Env
@@ -20,8 +21,9 @@ class CompiledStep(Eager):
     """A step as one graph; or, for large batches on the CPU, as a graph of the step and a host-driven auto-reset."""
 
     def __init__(self, env: Env, keywords: dict[str, Any]) -> None:
-        self.whole = Graph(env._step_and_reset, [env], **keywords)
-        self.step_only = Graph(env._step_without_reset, [env], **keywords)
+        reads = Reads(({"env": env}, "env"))
+        self.whole = Graph(env._step_and_reset, reads, **keywords)
+        self.step_only = Graph(env._step_without_reset, reads, **keywords)
         self.auto_reset = HostAutoReset(env, keywords)
         action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
         if self.auto_reset.enabled:
@@ -43,8 +45,9 @@ class CompiledTransforms(Eager):
 
     def __init__(self, layer: TransformedEnv, keywords: dict[str, Any]) -> None:
         transforms, num_envs, device = layer.transforms, layer.num_envs, layer.device
-        self.step_graph = Graph(transforms.step, [transforms], **keywords)
-        self.reset_graph = Graph(lambda td, mask: transforms.reset(td, RowMask(mask)), [transforms], **keywords)
+        reads = Reads(({"transforms": transforms}, "transforms"))
+        self.step_graph = Graph(transforms.step, reads, **keywords)
+        self.reset_graph = Graph(lambda td, mask: transforms.reset(td, RowMask(mask)), reads, **keywords)
         observation = spaces.zeros(layer.env.single_observation_space, num_envs, device)
         flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
         successor = {"observation": observation, "reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}

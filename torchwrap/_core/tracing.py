@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 
+class _Thread(threading.local):
+    traces = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """This thread traces a graph: it computes with tensors that have no values, whatever it finds in modules."""
+    _thread.traces = True
+    try:
+        yield
+    finally:
+        _thread.traces = False
+
+
 def is_tracing(tensor: Tensor) -> bool:
-    """True for a tensor without values, from which a graph is traced."""
-    return isinstance(tensor, FakeTensor) or torch.compiler.is_compiling()
+    """True if nothing is computed with the values of this tensor, because a graph is traced from it."""
+    return _thread.traces or isinstance(tensor, FakeTensor) or torch.compiler.is_compiling()
 
 
 def is_host_readable(tensor: Tensor) -> bool:

@@ -1,0 +1,270 @@
+"""trace: from a Python function to a graph of operators. Nothing that other threads can see is changed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributions import Distribution
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchwrap._compile.reachable import Reachable
+from torchwrap._compile.reads import Reads
+from torchwrap._core import nested
+from torchwrap._core.graph_hints import as_bytes
+from torchwrap._core.tracing import tracing
+from torchwrap.env import Env
+from torchwrap.transforms.transform import Transform
+
+# What reads values on the host without an operator.
+_HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__}
+
+
+class Trace(NamedTuple):
+    """What a function computes, and the structure of what it returns."""
+
+    graph: GraphModule
+    result: Any
+    passed_through: dict[int, int]
+    """Leaves of the result that are tensors of the input: from the index of one to that of the other."""
+    example: list[Tensor]
+    """An input: the tensors of `Reads`, and the leaves of the arguments."""
+
+
+@torch.inference_mode(False)  # because tensors made in inference mode have no version counter
+@torch.no_grad()
+def trace(function: Callable[..., Any], values: Any, reads: Reads) -> Trace:
+    """Runs a function on tensors without values, and leaves everything as it was.
+
+    Operators get a stand-in for each tensor that the function finds in a module, so no module ever holds one. The function
+    runs twice: what differs the second time depends on state that a graph would not keep.
+
+    Args:
+        function: the function. Its arguments are Tensors, TensorDicts, and tuples and dicts of them.
+        values: the arguments.
+        reads: what the function reads besides. Tensors and modules that it does not know are added to it.
+
+    Raises:
+        ValueError: if the function reads values on the host, or keeps state outside of buffers. The message names the culprit.
+    """
+    reachable = Reachable(reads.roots)
+    validate_args = Distribution._validate_args
+    Distribution.set_default_validate_args(False)  # validation reads values
+    try:
+        first = _Pass(function, values, reads)
+        changes = reachable.changes()
+        _require_state([change for change in changes if isinstance(change[1], Tensor)])
+        before = Reachable(reads.roots) if changes else reachable
+        second = _Pass(function, values, reads)
+        _require_state(before.changes())
+        second.require_equal(first)
+    except _StateError as error:
+        raise ValueError(f"compile needs state in buffers that are written in place, but got {error}.") from None
+    except Exception as error:
+        what = f"compile needs tensor operators whose results are not read on the host, but got {_culprit(error)}"
+        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+    finally:
+        Distribution.set_default_validate_args(validate_args)
+        reachable.restore()
+    return second.lift(first, reads, reachable)
+
+
+class _Pass:
+    """One run of the function."""
+
+    def __init__(self, function: Callable[..., Any], values: Any, reads: Reads) -> None:
+        slots = reads.tensors()
+        self.example = [
+            tensor.clone() if tensor.is_inference() else tensor.detach() for tensor in [*slots, *nested.leaves(values)]
+        ]
+        self.result: Any = None
+        self.passed_through: dict[int, int] = {}
+        self.modules: dict[int, nn.Module] = {}
+        build, count, thread = nested.builder(values), len(slots), threading.get_ident()
+
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            stand_ins = _StandIns(slots, tensors)
+            with tracing(), _NoHostReads(), stand_ins:
+                self.result = function(*build(iter(tensors[count:])))
+                leaves = list(map(stand_ins.of, nested.leaves(self.result)))
+                index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
+                found = {index: index_of[id(leaf)] for index, leaf in enumerate(leaves) if id(leaf) in index_of}
+                self.passed_through = found
+                return [_owned(leaf) for index, leaf in enumerate(leaves) if index not in found]
+
+        def note(module: nn.Module, inputs: Any) -> None:
+            if threading.get_ident() == thread:
+                self.modules[id(module)] = module
+
+        mode = FakeTensorMode(allow_non_fake_inputs=True)  # without a ShapeEnv, so no data-dependent sizes
+        hook = register_module_forward_pre_hook(note)
+        try:
+            with mode:
+                self.graph: GraphModule = make_fx(flat)(*[mode.from_tensor(tensor) for tensor in self.example])
+        finally:
+            hook.remove()
+        self.num_slots = count
+        # Tensors that the function met, and that are not in `reads`.
+        self.met = {node.target: getattr(self.graph, node.target) for node in self.graph.graph.find_nodes(op="get_attr")}
+
+    def require_equal(self, first: _Pass) -> None:
+        """Raises unless an earlier pass gave the same graph."""
+        for once, again in itertools.zip_longest(first.graph.code.splitlines(), self.graph.code.splitlines()):
+            if once != again:
+                raise _StateError(
+                    f"a function that computes another thing each time: first{_shown(once)}, then{_shown(again)}"
+                )
+        for name, tensor in self.met.items():
+            if not _equal(first.met[name], tensor):
+                raise _StateError(f"a function with another constant each time: first {first.met[name]}, then {tensor}")
+
+    def lift(self, first: _Pass, reads: Reads, reachable: Reachable) -> Trace:
+        """The trace. Tensors that the function meets each time are inputs of its graph; others are constants of it."""
+        lasting = {name: tensor for name, tensor in self.met.items() if _same_memory(first.met[name], tensor)}
+        graph = self.graph.graph
+        inputs = graph.find_nodes(op="placeholder")
+        for name in lasting:
+            with graph.inserting_before(inputs[self.num_slots]):
+                node = graph.placeholder(name)
+            for constant in graph.find_nodes(op="get_attr", target=name):
+                constant.replace_all_uses_with(node)
+                graph.erase_node(constant)
+        example = list(self.example)
+        example[self.num_slots : self.num_slots] = [tensor.detach() for tensor in lasting.values()]
+        self.graph.recompile()
+        _check_aliases(graph, example)
+        moved = {
+            index: source if source < self.num_slots else source + len(lasting)
+            for index, source in self.passed_through.items()
+        }
+        reads.add(list(lasting.values()), list(self.modules.values()), reachable)
+        return Trace(self.graph, self.result, moved, example)
+
+
+class _StandIns(TorchDispatchMode):
+    """Gives operators the tensors of a trace in place of those that they stand for."""
+
+    def __init__(self, tensors: list[Tensor], stand_ins: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.by_id = dict(zip(map(id, tensors), stand_ins, strict=False))
+        # `tensor.data` and `torch.as_tensor(array)` are another tensor each time, in the same memory.
+        self.by_memory = {_memory(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=False)}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if isinstance(value, FakeTensor):
+                return value
+            known = self.by_id.get(id(value))
+            return self.by_memory.setdefault(_memory(value), value) if known is None else known
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.of, value))
+        return value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*map(self.of, args), **{name: self.of(value) for name, value in (kwargs or {}).items()})
+
+
+class _NoHostReads(TorchFunctionMode):
+    """Refuses to read values on the host without an operator, which a module's own tensors would allow."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _HOST_READS:
+            raise RuntimeError(f"Tensor.{func.__name__} reads values")
+        return func(*args, **(kwargs or {}))
+
+
+class _StateError(Exception):
+    """State that a graph would not keep."""
+
+
+def _require_state(changes: list[tuple[str, Any]]) -> None:
+    if changes:
+        name, value = changes[0]
+        raise _StateError(f"another {type(value).__name__} as {name}")
+
+
+def _owned(leaf: Tensor) -> Tensor:
+    return as_bytes(leaf).view(leaf.dtype) if isinstance(leaf, FakeTensor) else leaf.clone()
+
+
+def _shown(line: str | None) -> str:
+    return f" `{line.strip().partition(';')[0]}`" if line else " nothing"
+
+
+def _same_memory(first: Tensor, second: Tensor) -> bool:
+    fakes = isinstance(first, FakeTensor) or isinstance(second, FakeTensor)
+    return not fakes and first.numel() > 0 and _memory(first) == _memory(second)
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), *_layout(tensor)
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    if isinstance(first, FakeTensor) or isinstance(second, FakeTensor) or _layout(first) != _layout(second):
+        return type(first) is type(second) and _layout(first) == _layout(second)
+    return bool(((first == second) | ((first != first) & (second != second))).all())
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _check_aliases(graph: torch.fx.Graph, example: list[Tensor]) -> None:
+    # A graph that writes to an input does not know that another one shares its memory.
+    inputs = dict(zip(graph.find_nodes(op="placeholder"), example, strict=True))
+    used = {node: tensor for node, tensor in inputs.items() if node.users and tensor.numel()}
+    for node in _written(graph):
+        for other, tensor in used.items():
+            if other is not node and node in used and _overlap(used[node], tensor):
+                layouts = f"{tuple(used[node].shape)} {used[node].dtype} and {tuple(tensor.shape)} {tensor.dtype}"
+                raise ValueError(
+                    f"compile needs tensors that share no memory if one of them is written to, but got two of {layouts} that "
+                    "do: keep one, and make the other one from it where it is needed."
+                )
+
+
+def _written(graph: torch.fx.Graph) -> set[Node]:
+    # The inputs that operators write to, directly or through views.
+    source: dict[Node, Node] = {node: node for node in graph.find_nodes(op="placeholder")}
+    written = set()
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for position, argument in enumerate(schema.arguments if schema is not None else ()):
+            value = node.kwargs.get(argument.name, node.args[position] if position < len(node.args) else None)
+            if argument.alias_info is None or not isinstance(value, Node) or value not in source:
+                continue
+            if argument.alias_info.is_write:
+                written.add(source[value])
+            source[node] = source[value]
+    return written
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    ranges = []
+    for tensor in (first, second):
+        start = tensor.data_ptr()
+        extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        ranges.append((start, start + extent * tensor.element_size()))
+    (start, end), (other_start, other_end) = ranges
+    return start < other_end and other_start < end
+
+
+def _culprit(error: Exception) -> str:
+    """The innermost env or transform on the stack."""
+    found, at = "the policy", error.__traceback__
+    while at is not None:
+        owner = at.tb_frame.f_locals.get("self")
+        if isinstance(owner, Env | Transform):
+            found = f"{type(owner).__name__}.{at.tb_frame.f_code.co_name}"
+        at = at.tb_next
+    return found
