@@ -214,8 +214,8 @@ def cuda_graphs_are_used_in_replay(sources):
     return used_only_in(sources, r"CUDAGraph|cuda\.graph", "torchwrap._compile.replay")
 
 
-def reference_counts_are_used_in_buffer_pool(sources):
-    return used_only_in(sources, r"getrefcount", "torchwrap._core.buffer_pool")
+def reference_counts_are_not_used(sources):
+    return used_only_in(sources, r"getrefcount")
 
 
 def processes_are_used_in_distributed(sources):
@@ -224,7 +224,12 @@ def processes_are_used_in_distributed(sources):
 
 def random_numbers_come_from_random(sources):
     drawing = r"torch\.(rand|normal|bernoulli|poisson)|Generator|manual_seed|multinomial|np\.random|secrets"
-    return used_only_in(sources, rf"{drawing}|\.(uniform|normal|random|exponential|bernoulli)_\(", "torchwrap.random")
+    return used_only_in(
+        sources,
+        rf"{drawing}|\.(uniform|normal|random|exponential|bernoulli)_\(",
+        "torchwrap.random",
+        "torchwrap._core.reachable",
+    )
 
 
 def pickle_is_not_used(sources):
@@ -297,7 +302,7 @@ VIOLATIONS = [
     (compilers_are_used_in_compile, "torchwrap.collector", "torch.compile(print)"),
     (compilers_are_used_in_compile, "torchwrap.env", "import torch._dynamo"),
     (cuda_graphs_are_used_in_replay, "torchwrap._compile.graph", "torch.cuda.CUDAGraph()"),
-    (reference_counts_are_used_in_buffer_pool, "torchwrap.collector", "sys.getrefcount(None)"),
+    (reference_counts_are_not_used, "torchwrap._core.buffer_pool", "sys.getrefcount(None)"),
     (processes_are_used_in_distributed, "torchwrap.collector", "import torch.distributed"),
     (random_numbers_come_from_random, "torchwrap.transforms.image", "torch.rand(3)"),
     (random_numbers_come_from_random, "torchwrap.functional", "x.normal_()"),

@@ -437,3 +437,21 @@ def test_evaluate_of_episodes_that_do_not_end_raises_with_remedy(monkeypatch):
     with pytest.raises(RuntimeError, match=r"evaluate needs episodes that end, but .* 20 steps .*TimeLimit.*max_steps"):
         tw.evaluate(env, None, 2)
     assert env.training
+
+
+@pytest.mark.parametrize(("name", "value"), [("env", None), ("num_steps", 7), ("keys", ["observation"])])
+def test_collector_keeps_what_it_was_made_with(name, value):
+    collect = tw.Collector(ScriptedEnv(2), None, 3)
+    before = getattr(collect, name)
+    with pytest.raises(AttributeError, match=f"Collector needs the {name} that it was made with, but got .*: make a new one"):
+        setattr(collect, name, value)
+    assert getattr(collect, name) is before
+
+
+def test_policy_that_returns_other_keys_or_shapes_in_another_call_is_followed():
+    collect, extra = tw.Collector(ScriptedEnv(2), lambda td: td.update({"action": torch.zeros(2, 6), **extra}), 3), {}
+    for extra in ({"value": torch.ones(2)}, {"value": torch.ones(2, 4)}, {"logits": torch.zeros(2, 1).double()}, {}):
+        data, _ = collect()
+        assert set(extra) == set(data.keys()) - {"observation", "action", "next"}
+        for key, value in extra.items():
+            assert data[key].shape == (2, 3, *value.shape[1:]) and data[key].dtype == value.dtype

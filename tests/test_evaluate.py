@@ -86,3 +86,47 @@ def test_evaluate_with_an_invalid_seed_raises_and_keeps_the_training_mode(seed):
     with pytest.raises(ValueError, match="needs a seed that is an integer"):
         tw.evaluate(env, None, 2, seed=seed)
     assert env.training and env.transforms[0].training
+
+
+class Drops(torch.nn.Module):
+    """A policy with dropout, which records its modes."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.modes = torch.nn.Dropout(0.5), []
+
+    def forward(self, td):
+        self.modes.append((self.training, self.dropout.training))
+        return self.dropout(torch.ones(2, 6))
+
+
+class Agent:
+    def __init__(self):
+        self.network = Drops()
+
+    def act(self, td):
+        return self.network(td)
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda agent: agent.network, lambda agent: agent.act, lambda agent: lambda td: agent.act(td)]
+)
+@pytest.mark.parametrize("train", [True, False])
+def test_evaluate_puts_the_policy_into_eval_mode_and_back(hold, train):
+    agent = Agent()
+    agent.network.train(train).dropout.train()
+    tw.evaluate(ScriptedEnv(2, episode_lengths=3), hold(agent), 2)
+    assert agent.network.modes == [(False, False)] * 3
+    assert (agent.network.training, agent.network.dropout.training) == (train, True)
+
+
+def test_evaluate_of_a_policy_that_raises_puts_it_back():
+    agent = Agent()
+
+    def policy(td):
+        agent.act(td)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tw.evaluate(ScriptedEnv(2), policy, 2)
+    assert agent.network.training and agent.network.dropout.training

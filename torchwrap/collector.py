@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from gymnasium.spaces import Discrete
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.buffer_pool import BufferPool
 from torchwrap._core.graph_hints import as_bytes
+from torchwrap._core.reachable import Reachable
 from torchwrap._env import checks
 from torchwrap._env.executor import EAGER, Eager
 from torchwrap.env import Env
@@ -67,25 +70,32 @@ class Collector:
         self._executor = EAGER
         self._pools: dict[NestedKey, BufferPool] = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("env", "num_steps", "keys") and name in vars(self):
+            raise AttributeError(
+                f"Collector needs the {name} that it was made with, but got {value!r}: make a new one. `policy` can be set."
+            )
+        super().__setattr__(name, value)
+
     @torch.no_grad()
     def __call__(self, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
         """Collects one chunk.
 
         Args:
-            td: the root to start from, as a step or an earlier call returned it. None resets the env.
+            td: the root to start from: what the last reset, step or call returned, as you left it, or a copy. None resets the
+                env.
 
         Returns:
             data: the transitions.
             td: the root of the next step.
+
+        Raises:
+            TypeError, ValueError: for another root, such as an earlier one, before anything has changed.
         """
         env = self.env
         td = env.reset() if td is None else td
-        env._check_has_reset("a rollout")
-        if not isinstance(td, TensorDictBase) or "observation" not in td.keys():
-            kind = TypeError if not isinstance(td, TensorDictBase) else ValueError
-            raise kind(f'Collector needs a TensorDict with "observation" to start from, but got {td!r}.')
-        what = "a rollout from an observation"
-        spaces.check(env._name(), what, env.single_observation_space, td["observation"], env.num_envs, env.device)
+        checks.root(env, td, env._check_has_reset("a rollout"))
+        env._position.unfinished = "collection"
         storage, observation = self._executor.collect(self, td["observation"])
         data = TensorDict({}, batch_size=[self.num_steps, env.num_envs])
         for key, value in storage.items():
@@ -122,16 +132,25 @@ class Collector:
         return td.set("next", successor), observation
 
     def _allocate(self, transition: TensorDict) -> None:
-        # Only the first transition of all tells which keys there are.
-        if self._pools:
+        # Only a transition tells which keys there are, and another policy may have others.
+        if self._fits(transition):
             return
         known, keys = set(transition.keys(True)), self.keys
         unknown = [key for key in keys or () if key not in known]
         if unknown:
             raise ValueError(f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}.")
         kept = transition if keys is None else transition.select(*keys)
+        self._pools.clear()
         for key, leaf in kept.items(True, True):
             self._pools[key] = BufferPool((self.num_steps, *leaf.shape), leaf.dtype, self.env.device)
+
+    def _fits(self, transition: TensorDict) -> bool:
+        """Whether the transition has the keys, shapes and dtypes of what is kept."""
+        leaves = [transition.get(key, None) for key in self._pools]
+        layout = [(pool.shape[1:], pool.dtype) for pool in self._pools.values()]
+        if [(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)] != layout or not layout:
+            return False
+        return self.keys is not None or len(layout) == sum(1 for _ in transition.keys(True, True))
 
     def _empty(self) -> Storage:
         for pool in self._pools.values():
@@ -157,7 +176,7 @@ def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | No
 def evaluate(
     env: Env, policy: Policy | None, num_episodes: int, *, seed: int | None = None, max_steps: int | None = None
 ) -> TensorDict:
-    """Returns and lengths of new episodes, with the statistics of every transform frozen.
+    """Returns and lengths of new episodes, with the statistics of every transform frozen, and the policy in eval mode.
 
     Each env runs the same number of episodes, at least `num_episodes` in all, so that short episodes are not
     over-represented. The env is reset first and left where the last episode ends: give it a sibling of the env that you train
@@ -186,15 +205,17 @@ def evaluate(
         validation.integer("evaluate", "max_steps", max_steps, at_least=1)
     patience = max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0))
     records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
-    running_return, running_length = torch.zeros(2, env.num_envs, 1, device=env.device)
+    running_return, running_length = torch.zeros(2, env.num_envs, 1, dtype=torch.float32, device=env.device)
     per_env = -(-num_episodes // env.num_envs)
-    returns = torch.zeros(env.num_envs, per_env, device=env.device)
+    returns = torch.zeros(env.num_envs, per_env, dtype=torch.float32, device=env.device)
     lengths = torch.zeros(env.num_envs, per_env, dtype=torch.int64, device=env.device)
     ended = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-    modes = {module: module.training for module in env.modules()}
-    env.eval()
+    modules = [*env.modules(), *Reachable([({"policy": policy}, "policy")]).modules]
+    modes = {module: module.training for module in modules}
     steps = 0
     try:
+        for module in modules:
+            module.training = False
         td = env.reset(seed=seed)
         while bool((ended < per_env).any()) and steps != max_steps:
             transition, td = env.step(_act(env, policy, td))
@@ -243,8 +264,23 @@ def _is_key(key: Any) -> bool:
 def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
     if policy is None:
         return td.set("action", env.sample_action())
-    given = policy(td)
+    try:
+        given = policy(td)
+    except TypeError as error:
+        if "TensorDict" not in str(error):
+            raise
+        raise _policy_error(env, policy, f"raised {str(error).strip().splitlines()[0]!r}") from error
+    if not issubclass(type(given), Tensor | TensorDictBase | np.ndarray):
+        raise _policy_error(env, policy, f"returned {type(given).__name__}")
     parts = spaces.children(env.single_action_space)  # an action may be a TensorDict too
     if isinstance(given, TensorDictBase) and (parts is None or set(given.keys()) != set(parts)):
         return given if given is td else td.update(given)
     return td.set("action", given)
+
+
+def _policy_error(env: Env, policy: Policy, fault: str) -> TypeError:
+    needed = 'a policy that takes a TensorDict, and returns the action or the TensorDict with "action"'
+    name = getattr(policy, "__name__", type(policy).__name__)
+    choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
+    remedy = f'`lambda td: network(td["observation"]){choice}` is one of a network'
+    return TypeError(f"{env._name()} needs {needed}, but got {name}, which {fault}: {remedy}.")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 import queue
+import sys
 import threading
 
 import numpy as np
@@ -186,3 +187,40 @@ def test_rows_made_in_inference_mode_are_writable_outside():
     with torch.inference_mode():
         pool.rows(pool.empty())[0].fill_(1)
     pool.rows(pool.empty())[0].fill_(2)
+
+
+def test_tracer_that_holds_local_variables_makes_no_held_storage_free():
+    pool = make_pool()
+    held = [pool.empty().fill_(0)]
+
+    def trace(frame, event, argument):
+        frame.f_locals  # noqa: B018  # up to Python 3.12 this keeps another reference to every local variable
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        held.append(pool.empty().fill_(1))
+    finally:
+        sys.settrace(before)
+    held += [pool.empty().fill_(number) for number in (2, 3)]
+    assert [int(tensor[0, 0]) for tensor in held] == [0, 1, 2, 3]
+    address = held.pop().data_ptr()
+    assert pool.empty().data_ptr() == address
+
+
+def test_threads_that_ask_at_once_share_no_storage():
+    pool, barrier, wrong = make_pool((1, 1000)), threading.Barrier(3), []
+
+    def work(number):
+        barrier.wait()
+        for _ in range(300):
+            tensor = pool.empty().fill_(number)
+            wrong.extend([] if (tensor == number).all() else [number])
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

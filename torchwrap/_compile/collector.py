@@ -7,6 +7,8 @@ import itertools
 from typing import Any
 
 import torch
+from gymnasium import Space
+from gymnasium.spaces import Box
 from tensordict import NestedKey
 from torch import Tensor
 
@@ -35,17 +37,25 @@ class CompiledCollector(Eager):
         self.reads = Reads((vars(collector), "env"), (vars(collector), "policy"))
         self.collector, self.static_outputs, self.unroll = collector, keywords["static_outputs"], unroll
         keywords = {**keywords, "part": True}
-        self.steps = Graph(self._run_steps, self.reads, **keywords)  # also returns which envs are done
+        self.transition = Graph(functools.partial(collector._transition, step=env._step_and_reset), self.reads, **keywords)
+        self.steps = Graph(self._run_steps, self.reads, **keywords)
         self.auto_reset = HostAutoReset(env, keywords)
         self.replays: dict[Run, Replay] = {}
+        self.version = 0  # of what is read, when the storage was laid out
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        transition = Graph(functools.partial(collector._transition, step=env._step_and_reset), self.reads, **keywords)
-        collector._allocate(transition.trace(observation).result[0])
-        # A CUDA graph writes into the same storage each time; on the CPU each call has its own.
-        self.static = self._storage(observation) if env.device.type == "cuda" else None
+        self._allocate(observation)
         self._programs(observation, *(self.static or self._storage(observation))[1:])
         if self.resets_on_host:
             self.auto_reset.prepare()
+
+    def _allocate(self, observation: spaces.Value) -> None:
+        # Another policy may return other keys.
+        self.reads.refresh()
+        if self.version != self.reads.version:
+            self.collector._allocate(self.transition.trace(observation).result[0])
+            self.version = self.reads.version
+            # A CUDA graph writes into the same storage each time; on the CPU each call has its own.
+            self.static = self._storage(observation) if self.collector.env.device.type == "cuda" else None
 
     def _storage(self, observation: spaces.Value) -> tuple[Storage, Rows, list[list[Tensor]]]:
         # The storage, time-first; where each step writes to; and for each leaf of the observation, where it lies at each step
@@ -86,18 +96,32 @@ class CompiledCollector(Eager):
 
     def _run_steps(
         self, observation: spaces.Value, steps: tuple[tuple[Storage, spaces.Value], ...]
-    ) -> tuple[Tensor, spaces.Value]:
+    ) -> tuple[dict[str, Tensor], spaces.Value]:
         collector, env = self.collector, self.collector.env
         step = env._step_without_reset if self.resets_on_host else env._step_and_reset
+        outside = torch.zeros((), dtype=torch.bool, device=env.device)
         for row, following in steps:
             transition, after = collector._transition(observation, step)
+            if not collector._fits(transition):
+                raise ValueError(
+                    "another mode of the policy needs the same keys, shapes and dtypes: make a Collector for each"
+                )
+            if self.checks_actions:
+                outside = outside | _outside(env.single_action_space, transition["action"])
             for key in collector._pools:
                 value, target = transition.get(key), row[key] if key in row else _leaf(observation, key)
                 if value is not target:  # an observation lies there already, unless the policy has replaced it
                     target.copy_(as_bytes(value))
             nested.copy_(following, after)
             done, observation = transition["next", "done"], following
-        return done, observation
+        return {"done": done, "outside": outside}, observation
+
+    @property
+    def checks_actions(self) -> bool:
+        """Whether to look for actions out of bounds, as eager mode does on the CPU."""
+        env = self.collector.env
+        discrete = any(not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space))
+        return discrete and self.collector.policy is not None and env.device.type == "cpu"
 
     @property
     def resets_on_host(self) -> bool:
@@ -105,28 +129,46 @@ class CompiledCollector(Eager):
         return self.unroll == 1 and self.auto_reset.enabled
 
     def collect(self, collector: Collects, observation: Any) -> tuple[Storage, Any]:
+        self._allocate(observation)
         storage, rows, observations = self.static or self._storage(observation)
         (programs, chunks), resets_on_host = self._programs(observation, rows, observations), self.resets_on_host
-        buffers, first = self.reads.tensors(), [leaves[0] for leaves in observations]
+        env, buffers, first = self.collector.env, self.reads.tensors(), [leaves[0] for leaves in observations]
         count = len(buffers)
 
         def run_all(tensors: list[Tensor]) -> list[Tensor]:
             buffers, leaves = tensors[:count], tensors[count:]
             for target, leaf in zip(first, leaves, strict=True):
                 target.copy_(leaf)
-            leaves = first
+            leaves, flags = first, []
             for (run, build), chunk in zip(programs, chunks, strict=True):
-                done, *leaves = run([*buffers, *leaves, *chunk])
+                done, outside, *leaves = run([*buffers, *leaves, *chunk])
+                flags.append(outside)
                 if resets_on_host:
-                    self.auto_reset(done, build(iter([done, *leaves]))[1])
-            return [*storage.values(), done, *leaves]
+                    self.auto_reset(done, build(iter([done, outside, *leaves]))[1])
+            return [*storage.values(), done, torch.stack(flags).any(), *leaves]
 
         run, build = programs[0]
         whole: Run = run_all
         if self.static:
             whole = self.replays.setdefault(run, Replay(run_all, count, self.static_outputs))
         tensors = iter(whole([*buffers, *nested.leaves(observation)]))
-        return {key: next(tensors) for key in storage}, build(tensors)[1]
+        data = {key: next(tensors) for key in storage}
+        flags, observation = build(tensors)
+        if self.checks_actions and flags["outside"]:
+            raise ValueError(
+                f"{env._name()} needs an action in {env.single_action_space}, but got another one from the policy."
+            )
+        return data, observation
+
+
+def _outside(space: Space[Any], action: spaces.Value) -> Tensor:
+    # Whether an action is out of bounds. Numbers of a Box are not checked in eager mode either.
+    parts = [
+        spaces.outside(leaf, action[path] if path else action).any()
+        for path, leaf in spaces.leaves(space)
+        if not isinstance(leaf, Box)
+    ]
+    return torch.stack(parts).any()
 
 
 def _leaf(observation: spaces.Value, key: NestedKey) -> Tensor:

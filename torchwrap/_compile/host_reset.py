@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._compile.graph import Graph
-from torchwrap._compile.reachable import Reachable
 from torchwrap._compile.reads import Reads
 from torchwrap._core import nested
 from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.reachable import Reachable
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.wrappers.wrapper import layers

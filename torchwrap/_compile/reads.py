@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchwrap._compile.reachable import Edge, Reachable
 from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.reachable import Edge, Reachable
 
 _training = operator.attrgetter("training")
 
@@ -37,13 +37,14 @@ class Reads:
         self.slots: list[tuple[Any, Any]] = [slot for module in self.modules for slot in _slots(module)]
         # Envs and transforms are built once. A policy can be taken apart, and its tensors can get other `.data`.
         self.foreign = [module for module in self.modules if not _is_ours(module)]
-        edges = [edge for module in self.foreign for edge in reachable.edges_to(module)]
+        edges = [Edge(container, key, container[key]) for container, key in self.roots]
+        edges += [edge for module in self.foreign for edge in reachable.edges_to(module)]
         self.edges = list({(id(edge.container), edge.key): edge for edge in edges}.values())
         self.is_foreign = bool(self.foreign)
 
     def refresh(self) -> None:
         """Looks again if a module is not where it was."""
-        if self.edges and not all(map(Edge.holds, self.edges)):
+        if not all(map(Edge.holds, self.edges)):
             self._look()
 
     def add(self, tensors: list[Tensor], modules: list[nn.Module], reachable: Reachable) -> None:
@@ -61,7 +62,11 @@ class Reads:
 
     def tensors(self) -> list[Tensor]:
         """The tensors. They are looked up at each call, because `.to(device)` replaces them."""
-        return [container[key] for container, key in self.slots]
+        try:
+            return [container[key] for container, key in self.slots]
+        except LookupError:  # a parametrization takes the parameter away that it computes
+            self._look()
+            return self.tensors()
 
     def modes(self) -> tuple[Any, ...]:
         """What decides how modules compute, besides tensors: `train()` and `eval()`; and what a policy may depend on."""

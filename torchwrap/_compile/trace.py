@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -9,24 +10,31 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.distributions import Distribution
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchwrap._compile.reachable import Reachable
 from torchwrap._compile.reads import Reads
 from torchwrap._core import nested
 from torchwrap._core.graph_hints import as_bytes
+from torchwrap._core.reachable import Reachable
 from torchwrap._core.tracing import tracing
 from torchwrap.env import Env
 from torchwrap.transforms.transform import Transform
 
 # What reads values on the host without an operator.
 _HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__}
+# `torch.tensor(0.5)` makes a tensor of its own.
+_LITERALS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default}
 
 
 class Trace(NamedTuple):
@@ -70,12 +78,14 @@ def trace(function: Callable[..., Any], values: Any, reads: Reads) -> Trace:
     except _StateError as error:
         raise ValueError(f"compile needs state in buffers that are written in place, but got {error}.") from None
     except Exception as error:
-        what = f"compile needs tensor operators whose results are not read on the host, but got {_culprit(error)}"
-        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+        is_read = isinstance(error, _HostRead | DataDependentOutputException | DynamicOutputShapeException)
+        needed = "tensor operators whose results are not read on the host" if is_read else "a function that can be traced"
+        message = f"compile needs {needed}, but got {_culprit(error)}: {type(error).__name__}: {error}"
+        raise ValueError(message) from error
     finally:
         Distribution.set_default_validate_args(validate_args)
         reachable.restore()
-    return second.lift(first, reads, reachable)
+    return second.finish(first, reads, reachable)
 
 
 class _Pass:
@@ -91,21 +101,23 @@ class _Pass:
         self.modules: dict[int, nn.Module] = {}
         build, count, thread = nested.builder(values), len(slots), threading.get_ident()
 
+        mode = FakeTensorMode(allow_non_fake_inputs=True)  # without a ShapeEnv, so no data-dependent sizes
+
         def flat(*tensors: Tensor) -> list[Tensor]:
-            stand_ins = _StandIns(slots, tensors)
+            stand_ins = _StandIns(slots, tensors, mode)
+            self.met = stand_ins.met
             with tracing(), _NoHostReads(), stand_ins:
                 self.result = function(*build(iter(tensors[count:])))
                 leaves = list(map(stand_ins.of, nested.leaves(self.result)))
                 index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
                 found = {index: index_of[id(leaf)] for index, leaf in enumerate(leaves) if id(leaf) in index_of}
                 self.passed_through = found
-                return [_owned(leaf) for index, leaf in enumerate(leaves) if index not in found]
+                return [as_bytes(leaf).view(leaf.dtype) for index, leaf in enumerate(leaves) if index not in found]
 
         def note(module: nn.Module, inputs: Any) -> None:
             if threading.get_ident() == thread:
                 self.modules[id(module)] = module
 
-        mode = FakeTensorMode(allow_non_fake_inputs=True)  # without a ShapeEnv, so no data-dependent sizes
         hook = register_module_forward_pre_hook(note)
         try:
             with mode:
@@ -113,8 +125,6 @@ class _Pass:
         finally:
             hook.remove()
         self.num_slots = count
-        # Tensors that the function met, and that are not in `reads`.
-        self.met = {node.target: getattr(self.graph, node.target) for node in self.graph.graph.find_nodes(op="get_attr")}
 
     def require_equal(self, first: _Pass) -> None:
         """Raises unless an earlier pass gave the same graph."""
@@ -123,53 +133,81 @@ class _Pass:
                 raise _StateError(
                     f"a function that computes another thing each time: first{_shown(once)}, then{_shown(again)}"
                 )
-        for name, tensor in self.met.items():
-            if not _equal(first.met[name], tensor):
-                raise _StateError(f"a function with another constant each time: first {first.met[name]}, then {tensor}")
+        for name in first.met.keys() | first.literals.keys():
+            before, now = (run.met.get(name, run.literals.get(name)) for run in (first, self))
+            if not _equal(before, now):
+                raise _StateError(f"a function with another constant each time: first {before}, then {now}")
 
-    def lift(self, first: _Pass, reads: Reads, reachable: Reachable) -> Trace:
-        """The trace. Tensors that the function meets each time are inputs of its graph; others are constants of it."""
-        lasting = {name: tensor for name, tensor in self.met.items() if _same_memory(first.met[name], tensor)}
-        graph = self.graph.graph
+    @property
+    def literals(self) -> dict[str, Any]:
+        return {node.target: getattr(self.graph, node.target) for node in self.graph.graph.find_nodes(op="get_attr")}
+
+    def finish(self, first: _Pass, reads: Reads, reachable: Reachable) -> Trace:
+        """The trace. Tensors that the function met in both passes are inputs of its graph; others are its constants."""
+        graph, lasting = self.graph.graph, []
         inputs = graph.find_nodes(op="placeholder")
-        for name in lasting:
+        for node, (name, tensor) in zip(inputs[len(self.example) :], self.met.items(), strict=True):
             with graph.inserting_before(inputs[self.num_slots]):
-                node = graph.placeholder(name)
-            for constant in graph.find_nodes(op="get_attr", target=name):
-                constant.replace_all_uses_with(node)
-                graph.erase_node(constant)
-        example = list(self.example)
-        example[self.num_slots : self.num_slots] = [tensor.detach() for tensor in lasting.values()]
+                if _same_memory(first.met[name], tensor):
+                    lasting.append(tensor)
+                    found = graph.placeholder(f"lasting_{name}")
+                else:
+                    setattr(self.graph, name, tensor)
+                    found = graph.get_attr(name)
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
         self.graph.recompile()
+        reads.add(lasting, list(self.modules.values()), reachable)
+        example = list(self.example)
+        example[self.num_slots : self.num_slots] = [tensor.detach() for tensor in lasting]
         _check_aliases(graph, example)
-        moved = {
+        sources = {
             index: source if source < self.num_slots else source + len(lasting)
             for index, source in self.passed_through.items()
         }
-        reads.add(list(lasting.values()), list(self.modules.values()), reachable)
-        return Trace(self.graph, self.result, moved, example)
+        return Trace(self.graph, self.result, sources, example)
 
 
 class _StandIns(TorchDispatchMode):
     """Gives operators the tensors of a trace in place of those that they stand for."""
 
-    def __init__(self, tensors: list[Tensor], stand_ins: tuple[Tensor, ...]) -> None:
+    def __init__(self, tensors: list[Tensor], stand_ins: tuple[Tensor, ...], mode: FakeTensorMode) -> None:
         super().__init__()
+        self.mode = mode
         self.by_id = dict(zip(map(id, tensors), stand_ins, strict=False))
         # `tensor.data` and `torch.as_tensor(array)` are another tensor each time, in the same memory.
         self.by_memory = {_memory(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=False)}
+        self.met: dict[str, Tensor] = {}
+        """Tensors that nobody knew before, by the names of their placeholders."""
 
     def of(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if isinstance(value, FakeTensor):
                 return value
-            known = self.by_id.get(id(value))
-            return self.by_memory.setdefault(_memory(value), value) if known is None else known
+            stand_in = self.by_id.get(id(value))
+            if stand_in is None:
+                stand_in = self.by_memory.get(_memory(value))
+            return self._meet(value) if stand_in is None else stand_in
         if isinstance(value, list | tuple):
             return type(value)(map(self.of, value))
         return value
 
+    def _meet(self, tensor: Tensor) -> Tensor:
+        # Another input, after those that there are.
+        proxy_mode = get_proxy_mode()
+        assert proxy_mode is not None
+        graph, name = proxy_mode.tracer.graph, f"met_{len(self.met)}"
+        self.met[name] = tensor
+        first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+        with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
+            node = graph.placeholder(name)
+        stand_in = self.by_memory[_memory(tensor)] = self.mode.from_tensor(tensor.data)
+        track_tensor_tree(stand_in, Proxy(node, proxy_mode.tracer), constant=None, tracer=proxy_mode.tracer)
+        return stand_in
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LITERALS:
+            return func(*args, **(kwargs or {}))
         return func(*map(self.of, args), **{name: self.of(value) for name, value in (kwargs or {}).items()})
 
 
@@ -178,8 +216,12 @@ class _NoHostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _HOST_READS:
-            raise RuntimeError(f"Tensor.{func.__name__} reads values")
+            raise _HostRead(f"Tensor.{func.__name__} reads values")
         return func(*args, **(kwargs or {}))
+
+
+class _HostRead(RuntimeError):
+    """A value that was read on the host."""
 
 
 class _StateError(Exception):
@@ -188,12 +230,8 @@ class _StateError(Exception):
 
 def _require_state(changes: list[tuple[str, Any]]) -> None:
     if changes:
-        name, value = changes[0]
-        raise _StateError(f"another {type(value).__name__} as {name}")
-
-
-def _owned(leaf: Tensor) -> Tensor:
-    return as_bytes(leaf).view(leaf.dtype) if isinstance(leaf, FakeTensor) else leaf.clone()
+        remedy = "register a buffer and write it in place; a cache can be filled by a call before compile"
+        raise _StateError(f"a change of {changes[0][0]}: {remedy}")
 
 
 def _shown(line: str | None) -> str:
@@ -201,18 +239,17 @@ def _shown(line: str | None) -> str:
 
 
 def _same_memory(first: Tensor, second: Tensor) -> bool:
-    fakes = isinstance(first, FakeTensor) or isinstance(second, FakeTensor)
-    return not fakes and first.numel() > 0 and _memory(first) == _memory(second)
+    return first.numel() > 0 and _memory(first) == _memory(second)
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), *_layout(tensor)
 
 
-def _equal(first: Tensor, second: Tensor) -> bool:
-    if isinstance(first, FakeTensor) or isinstance(second, FakeTensor) or _layout(first) != _layout(second):
-        return type(first) is type(second) and _layout(first) == _layout(second)
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+def _equal(first: Any, second: Any) -> bool:
+    if any(not isinstance(value, Tensor) or isinstance(value, FakeTensor) for value in (first, second)):
+        return type(first) is type(second)
+    return _layout(first) == _layout(second) and bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

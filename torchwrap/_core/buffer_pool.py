@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 _MAX_PIECES = 4
+_lock = threading.Lock()
 
 
 def raise_mmap_threshold() -> None:
@@ -18,16 +20,17 @@ def raise_mmap_threshold() -> None:
 
     glibc takes the largest block of up to 32 MiB that was freed so far as its threshold, and twice that as its limit.
     """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
+    torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")
 
 
 class BufferPool:
     """A pool of same-shaped tensors whose storage is reused once no tensor or view references it.
 
     PyTorch does not cache memory on the CPU, and the C library returns large blocks to the operating system: with 16,384 envs,
-    mapping and zeroing each page again takes half of a compiled step. Here NumPy owns the memory. A tensor's storage holds a
-    reference to its array until the last view is gone, so the array's reference count tells whether it is free. Views of the
-    rows are made once per piece of memory, because a view costs as much as a small operator.
+    mapping and zeroing each page again takes half of a compiled step. Here NumPy owns the memory. Each tensor is made from a
+    NumPy view of its own, to which its storage holds a reference until the last tensor, view or array of it is gone. A weak
+    reference to that view tells whether the memory is free. Views of the rows are made once per piece of memory, because a
+    view costs as much as a small operator.
 
     Args:
         shape: of the tensors; the first dimension is their rows.
@@ -49,32 +52,38 @@ class BufferPool:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         self.num_bytes = math.prod(shape) * dtype.itemsize
         self.pieces: list[np.ndarray[Any, Any]] = []
+        self.lent: list[Any] = []  # for each piece, a weak reference to the view that was lent last
         self.rows_at: dict[int, list[Tensor]] = {}
-        self.base_count = 0  # references to a piece that is free, before it is in the list
 
     def empty(self) -> Tensor:
         """Returns a tensor whose memory nothing else references."""
         if self.device.type != "cpu" or not self.num_bytes:
             return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        for piece in self.pieces:  # referenced by the list, by its own rows and here
-            if sys.getrefcount(piece) == self.base_count + 1:
-                return self._tensor(piece)
-        if len(self.pieces) == _MAX_PIECES:  # the caller keeps them all, so they will not be free soon
-            return torch.empty(self.shape, dtype=self.dtype)
-        piece = np.empty(self.num_bytes, np.uint8)
-        with torch.inference_mode(False):  # views made in inference mode could be written to in inference mode only
-            own = self._tensor(piece)
-            self.rows_at[own.data_ptr()] = _rows(own)
-        self.base_count = sys.getrefcount(piece)
-        self.pieces.append(piece)
-        return self._tensor(piece)
+        with _lock:
+            for index, view in enumerate(self.lent):
+                if view() is None:
+                    return self._lend(index)
+            if len(self.pieces) == _MAX_PIECES:  # the caller keeps them all, so they will not be free soon
+                return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+            piece = np.empty(self.num_bytes, np.uint8)
+            with torch.inference_mode(False):  # views made in inference mode could be written to in inference mode only
+                own = self._tensor(piece)
+                self.rows_at[own.data_ptr()] = _rows(own)
+            self.pieces.append(piece)
+            self.lent.append(None)
+            return self._lend(len(self.pieces) - 1)
 
     def rows(self, tensor: Tensor) -> list[Tensor]:
         """The rows of a tensor of this pool, to write to; bools as bytes, which compilers store in vectors."""
         return self.rows_at.get(tensor.data_ptr()) or _rows(tensor)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pieces": [], "rows_at": {}}
+        return {**self.__dict__, "pieces": [], "lent": [], "rows_at": {}}
+
+    def _lend(self, index: int) -> Tensor:
+        view = self.pieces[index].view()
+        self.lent[index] = weakref.ref(view)
+        return self._tensor(view)
 
     def _tensor(self, piece: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(piece).view(self.dtype).view(self.shape)

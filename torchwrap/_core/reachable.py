@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import pickle
 import random
 import sys
 import types
@@ -75,7 +74,7 @@ class Reachable:
             self.modules.append(value)
         contents = _contents(value)
         self._objects.append((value, name, contents))
-        for key, part in contents.items():
+        for key, part in () if isinstance(value, (np.ndarray, *_GENERATORS)) else contents.items():
             self._reach(part, _label(value, name, key), _edge(value, key, part), id(value))
         for part in _fixed_parts(value):
             self._reach(part, name, None, id(value))
@@ -115,6 +114,8 @@ def _same(before: Any, now: Any) -> bool:
         return bool(np.array_equal(before, now, equal_nan=before.dtype.kind in "fc"))
     if isinstance(before, tuple):
         return len(before) == len(now) and all(map(_same, before, now))
+    if isinstance(before, dict):  # the state of a random generator
+        return before.keys() == now.keys() and all(_same(before[key], now[key]) for key in before)
     return isinstance(before, _SCALARS) and bool(before == now)
 
 
@@ -131,7 +132,7 @@ def _contents(value: Any) -> dict[Any, Any]:
     if isinstance(value, np.ndarray):
         return {0: value.copy()} if value.nbytes <= _MAX_ARRAY_BYTES and value.dtype != object else {}
     if isinstance(value, _GENERATORS):
-        return {0: pickle.dumps(_state(value))}
+        return {0: _state(value)}
     if isinstance(value, types.FunctionType):
         if _is_library(value.__module__):
             return {}
@@ -148,7 +149,10 @@ def _contents(value: Any) -> dict[Any, Any]:
             for name, part in vars(value).items()
             if not (_is_library(value.__module__) or name.startswith("__") or callable(part) or hasattr(type(part), "__get__"))
         }
-    return dict(vars(value)) if _is_open(value) else {}
+    if not hasattr(value, "__dict__") or isinstance(value, functools.partial):
+        return {}
+    is_open = _is_open(value)
+    return {name: part for name, part in vars(value).items() if is_open or isinstance(part, nn.Module | Tensor)}
 
 
 def _fixed_parts(value: Any) -> tuple[Any, ...]:
@@ -166,7 +170,7 @@ def _fixed_parts(value: Any) -> tuple[Any, ...]:
             return ()
         functions = [getattr(part, "__func__", getattr(part, "fget", part)) for part in vars(value).values()]
         return (*value.__bases__, *[function for function in functions if isinstance(function, types.FunctionType)])
-    return (type(value),) if _is_open(value) else ()
+    return (type(value),) if hasattr(value, "__dict__") and _is_open(value) else ()
 
 
 def _edge(value: Any, key: Any, part: Any) -> Edge | None:
@@ -176,7 +180,7 @@ def _edge(value: Any, key: Any, part: Any) -> Edge | None:
         return Edge(value._tensordict, key, part)
     if isinstance(value, dict | list):
         return Edge(value, key, part)
-    return Edge(vars(value), key, part) if _is_open(value) else None
+    return Edge(vars(value), key, part) if hasattr(value, "__dict__") and not isinstance(value, type) else None
 
 
 def _put_back(value: Any, contents: dict[Any, Any]) -> None:
@@ -188,26 +192,29 @@ def _put_back(value: Any, contents: dict[Any, Any]) -> None:
     elif isinstance(value, np.ndarray):
         value[...] = contents[0]
     elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = pickle.loads(contents[0])
+        value.bit_generator.state = contents[0]
     elif isinstance(value, random.Random):
-        value.setstate(pickle.loads(contents[0]))
+        value.setstate(contents[0])
     elif isinstance(value, np.random.RandomState):
-        value.set_state(pickle.loads(contents[0]))
-    elif isinstance(value, types.FunctionType):
-        for key, part in contents.items():
-            if isinstance(key, str):
-                value.__globals__[key] = part
-            else:
-                _cell(value, key).cell_contents = part
+        value.set_state(contents[0])
+    elif isinstance(value, set):
+        value.clear()
+        value.update(contents.values())
     elif isinstance(value, type):
         for name in _contents(value).keys() - contents.keys():
             delattr(value, name)
         for name, part in contents.items():
             setattr(value, name, part)
     else:
-        target = value if isinstance(value, dict | set) else vars(value)
-        target.clear()
-        target.update(contents.values() if isinstance(value, set) else contents)
+        variables = {
+            key: part for key, part in contents.items() if isinstance(value, types.FunctionType) and isinstance(key, int)
+        }
+        for index, part in variables.items():
+            _cell(value, index).cell_contents = part
+        scope = value if isinstance(value, dict) else getattr(value, "__globals__", None) or vars(value)
+        for key in _contents(value).keys() - contents.keys():
+            del scope[key]
+        scope.update({key: part for key, part in contents.items() if key not in variables})
 
 
 def _label(value: Any, name: str, key: Any) -> str:
@@ -221,7 +228,7 @@ def _label(value: Any, name: str, key: Any) -> str:
     if isinstance(value, dict | list | collections.deque | TensorDict):
         return f"{name}[{key!r}]"
     if isinstance(value, (set, np.ndarray, *_GENERATORS)):
-        return name
+        return name if not isinstance(value, _GENERATORS) else f"the state of {name}"
     return f"{type(value).__name__}.{key}"
 
 
@@ -245,7 +252,7 @@ def _is_open(value: Any) -> bool:
     """Whether to look at the attributes of an object."""
     module = type(value).__module__
     is_ours = module.startswith("torchwrap.") and not module.startswith("torchwrap._compile")
-    return hasattr(value, "__dict__") and (isinstance(value, nn.Module) or is_ours or not _is_library(module))
+    return isinstance(value, nn.Module) or is_ours or not _is_library(module)
 
 
 @functools.cache
