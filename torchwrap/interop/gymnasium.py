@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 import gymnasium
@@ -19,6 +21,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
+from torchwrap.interop import _workers
 from torchwrap.spaces import Signature
 
 InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
@@ -31,6 +34,7 @@ def from_gymnasium(
     device: torch.device | str = "cpu",
     info_keys: InfoKeys = (),
     first_index: int = 0,
+    worker_timeout: float | None = 60.0,
 ) -> GymnasiumEnv:
     """Wraps a Gymnasium vector env as a torchwrap env. The transitions are the same in both autoreset modes.
 
@@ -41,9 +45,11 @@ def from_gymnasium(
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
             list must appear by the end of the first episode; otherwise it is taken for a typo.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
+        worker_timeout: seconds for each process of an `AsyncVectorEnv` to answer a call. None disables it. If an env raises,
+            exits or does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works.
 
     Returns:
-        The env. Its `close()` closes `vector_env`.
+        The env. Its `close()` closes `vector_env`, within seconds.
 
     Raises:
         TypeError: if `vector_env` is no vector env, or `info_keys` is a string.
@@ -55,7 +61,7 @@ def from_gymnasium(
     >>> from_gymnasium(vector_env)
     <CartPole-v1(num_envs=2, device=cpu)>
     """
-    return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index)
+    return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=worker_timeout)
 
 
 def make(
@@ -67,6 +73,7 @@ def make(
     first_index: int,
     info_keys: InfoKeys,
     spec: Any,
+    worker_timeout: float | None,
     vector_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
@@ -74,11 +81,22 @@ def make(
 
     The vector env does not auto-reset and does not copy its observations, because the conversion to tensors copies them.
     """
+    worker_timeout = _seconds("make", worker_timeout)
+    defaults = {"worker": functools.partial(_workers.work, worker_timeout)} if vectorization_mode == "async" else {}
     overrides = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    vector_env = gymnasium.make_vec(
-        id, num_envs, vectorization_mode=vectorization_mode, vector_kwargs={**(vector_kwargs or {}), **overrides}, **kwargs
+    vector_kwargs = {**defaults, **(vector_kwargs or {}), **overrides}
+    with _workers.constructing(id, worker_timeout):
+        vector_env = gymnasium.make_vec(
+            id, num_envs, vectorization_mode=vectorization_mode, vector_kwargs=vector_kwargs, **kwargs
+        )
+    return GymnasiumEnv(
+        vector_env, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=worker_timeout, spec=spec
     )
-    return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index, spec=spec)
+
+
+def _seconds(owner: str, worker_timeout: float | None) -> float | None:
+    # The operating system accepts no time of more than some decades.
+    return None if worker_timeout is None else min(validation.positive(owner, "worker_timeout", worker_timeout), 1e9)
 
 
 class GymnasiumEnv(Env):
@@ -97,6 +115,7 @@ class GymnasiumEnv(Env):
         device: torch.device | str,
         info_keys: InfoKeys,
         first_index: int,
+        worker_timeout: float | None,
         spec: Any = None,
     ) -> None:
         if not isinstance(vector_env, VectorEnv):
@@ -126,6 +145,7 @@ class GymnasiumEnv(Env):
             spec.max_episode_steps if spec is not None else None,
             first_index,
         )
+        worker_timeout = _seconds("from_gymnasium", worker_timeout)
         super().__init__(signature, spec=spec, metadata=vector_env.metadata, render_mode=vector_env.render_mode)
         if isinstance(info_keys, str):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
@@ -139,6 +159,12 @@ class GymnasiumEnv(Env):
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
         self._last_observation: Any = None
+        self._workers = _workers.Workers(vector_env, self._name(), worker_timeout)
+        if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
+            Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
+
+    def _check_usable(self) -> None:
+        self._workers.check()
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
@@ -147,7 +173,8 @@ class GymnasiumEnv(Env):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
-        self._last_observation, reward, terminated, truncated, info = self.vector_env.step(actions)
+        with self._workers:
+            self._last_observation, reward, terminated, truncated, info = self.vector_env.step(actions)
         successor = self._to_tensors(self._last_observation)
         if self.same_step:
             self._already_reset = terminated | truncated
@@ -169,15 +196,18 @@ class GymnasiumEnv(Env):
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         rows = mask.numpy()
         seeds, self._seeds = self._seeds, None
+        # If this call is interrupted, the next one resets every row.
+        already_reset, self._already_reset = self._already_reset, np.zeros(self.num_envs, bool)
         forced = seeds is not None or options is not None
-        to_reset = rows if forced else rows & ~self._already_reset
+        to_reset = rows if forced else rows & ~already_reset
         if to_reset.any():
             mask_option = {} if to_reset.all() else {"reset_mask": to_reset}
-            self._last_observation, _ = self.vector_env.reset(
-                seed=seeds,  # type: ignore[arg-type]  # a list is accepted too
-                options={**(options or {}), **mask_option} or None,  # a new dict, because Gymnasium removes the mask from it
-            )
-        self._already_reset = self._already_reset & ~rows
+            with self._workers:
+                self._last_observation, _ = self.vector_env.reset(
+                    seed=seeds,  # type: ignore[arg-type]  # a list is accepted too
+                    options={**(options or {}), **mask_option} or None,  # a new dict: Gymnasium removes the mask from it
+                )
+        self._already_reset = already_reset & ~rows
         return TensorDict({"observation": self._to_tensors(self._last_observation)}, batch_size=[self.num_envs])
 
     def _check_options(self, options: dict[str, Any]) -> None:
@@ -216,8 +246,9 @@ class GymnasiumEnv(Env):
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
-        frames: Any = self.vector_env.render()
+        with self._workers:
+            frames: Any = self.vector_env.render()
         return tuple(frames if envs is None else [frames[row] for row in envs])
 
     def close(self) -> None:
-        self.vector_env.close()
+        self._workers.close()

@@ -1,0 +1,434 @@
+"""Workers that raise, exit, hang or are killed, and calls that are interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import gymnasium
+import pytest
+from gymnasium.vector import AsyncVectorEnv
+from helpers import mostly_full
+from single_envs import (
+    DISABLED,
+    SAME_STEP,
+    Scripted,
+    check_transitions,
+    every_mode,
+    sample_and_step,
+    scripted,
+)
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop import _workers
+
+FAULTS = {
+    "raise": (lambda: 1 / 0, r"env 1 raised ZeroDivisionError\('division by zero'\) in {}\."),
+    "exit": (lambda: sys.exit(4), r"the process of env 1 exited with code 4 in {}\."),
+    "_exit": (lambda: os._exit(3), r"the process of env 1 exited with code 3 in {}\."),
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), r"the process of env 1 was killed by signal 9 in {}\."),
+    "hang": (lambda: time.sleep(1000), r"env 1 did not finish {} within 0.4 s\..* a longer worker_timeout"),
+}
+
+
+def ignore_sigterm_and_hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1000)
+
+
+class Faulty(Scripted):
+    """Has a fault in one method, in the worker of env 1."""
+
+    def __init__(self, fault=None, method=None, delay=0.0, render_mode=None):
+        super().__init__(lengths=(3,), render_mode=render_mode)
+        self.fault, self.method, self.delay = fault, method, delay
+        self.run("__init__")
+
+    def run(self, method):
+        if self.fault and method == self.method and multiprocessing.current_process().name.endswith("-1"):
+            ignore_sigterm_and_hang() if self.fault == "stubborn" else FAULTS[self.fault][0]()
+
+    def reset(self, *, seed=None, options=None):
+        self.run("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        time.sleep(self.delay)
+        self.run("step")
+        return super().step(action)
+
+    def render(self):
+        self.run("render")
+        return super().render()
+
+    def close(self):
+        self.run("close")
+
+
+gymnasium.register("TorchwrapTest/Faulty-v0", entry_point=Faulty)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left(monkeypatch):
+    monkeypatch.setattr(_workers, "PATIENCE", 0.4)
+    before = set(multiprocessing.active_children())
+    yield
+    left = set(multiprocessing.active_children()) - before
+    for process in left:
+        process.kill()
+        process.join()
+    assert not left
+
+
+def make(num_envs=3, **kwargs):
+    return tw.make("TorchwrapTest/Faulty-v0", num_envs, vectorization_mode="async", **kwargs)
+
+
+def close(env):
+    """Closes an env, which takes at most a few seconds and leaves no process."""
+    start = time.monotonic()
+    env.close()
+    assert time.monotonic() - start < 3
+    assert not any(process.is_alive() for process in env.unwrapped.vector_env.processes)
+    env.close()
+
+
+def play(env):
+    td = env.reset(seed=0)
+    while True:
+        _, td = sample_and_step(env, td)
+
+
+# Faults of workers.
+
+
+@pytest.mark.parametrize(
+    "where", mostly_full(itertools.product(FAULTS, ["reset", "step"]), ("raise", "reset"), ("hang", "step")), ids=str
+)
+def test_fault_of_a_worker_raises_with_its_env_and_command_and_so_do_all_later_calls(where):
+    fault, method = where
+    env = tw.TransformedEnv(make(fault=fault, method=method, worker_timeout=0.4), T.TimeLimit(9))
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"Faulty-v0 needs every env to answer, but {FAULTS[fault][1].format(method)}"):
+        play(env)
+    assert time.monotonic() - start < 3
+    for call in (lambda: env.step(env.sample_action()), env.reset, lambda: env.reset(seed=1)):
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"env 1 .* Call env.close\(\) and make a new env"):
+            call()
+        assert time.monotonic() - start < 0.4  # without another wait
+    close(env)
+
+
+@pytest.mark.parametrize("fault", mostly_full(FAULTS, "raise", "kill", "hang"))
+def test_fault_in_a_constructor_makes_make_raise_with_the_env(fault):
+    expected = FAULTS[fault][1].format("its constructor").replace(r"\..*", r"\..*\"sync\".*")
+    with pytest.raises(RuntimeError, match=expected):
+        make(fault=fault, method="__init__", worker_timeout=0.4)
+
+
+def test_fault_in_render_raises_with_the_command():
+    env = make(fault="raise", method="render", render_mode="rgb_array")
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match=r"env 1 raised .* in render"):
+        env.render()
+    with pytest.raises(RuntimeError, match="make a new env"):
+        env.render()
+    close(env)
+
+
+def test_error_of_a_worker_shows_its_traceback_and_has_its_exception_as_the_cause():
+    env = make(fault="raise", method="step")
+    with pytest.raises(RuntimeError, match=r"(?s)Call env.close.*Traceback.*lambda: 1 / 0") as caught:
+        play(env)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    close(env)
+
+
+@pytest.mark.parametrize("fault", mostly_full(["raise", "_exit", "hang", "stubborn"], "hang"))
+def test_close_returns_if_a_worker_fails_to_close(fault):
+    env = make(fault=fault, method="close")
+    sample_and_step(env, env.reset(seed=0))
+    close(env)
+
+
+def test_close_ends_a_hanging_worker_that_ignores_sigterm():
+    env = make(fault="stubborn", method="step", worker_timeout=0.4)
+    with pytest.raises(RuntimeError, match="env 1 did not finish step"):
+        play(env)
+    close(env)
+
+
+def test_close_does_not_wait_for_a_stopped_worker_with_a_full_pipe():
+    env = make(2, worker_timeout=None)
+    os.kill(env.vector_env.processes[1].pid, signal.SIGSTOP)
+    interrupt(lambda: env.vector_env.parent_pipes[1].send(("step", bytes(10**7))), after=0.1)
+    close(env)
+
+
+def test_worker_that_waits_for_an_ended_one_is_not_blamed():
+    env = make(2, fault="kill", method="step", worker_timeout=0.4)
+    td = env.reset(seed=0)
+    os.kill(env.vector_env.processes[0].pid, signal.SIGSTOP)  # as if it waited for env 1
+    with pytest.raises(RuntimeError, match="the process of env 1 was killed"):
+        sample_and_step(env, td)
+    close(env)
+
+
+def test_exception_of_a_synchronous_env_is_not_changed_and_reset_continues():
+    class Once(Scripted):
+        def step(self, action):
+            if self.steps == 2:
+                self.steps += 1
+                raise LookupError("once")
+            return super().step(action)
+
+    env = tw.from_gymnasium(gymnasium.vector.SyncVectorEnv([Once, Scripted], autoreset_mode=DISABLED))
+    with pytest.raises(LookupError, match="once"):
+        play(env)
+    check_transitions(env, scripted(2))
+
+
+@pytest.mark.parametrize("moment", [pytest.param(i, marks=pytest.mark.full if i >= 4 else ()) for i in range(20)])
+def test_worker_killed_at_a_random_moment_raises_with_its_env_and_leaves_no_process(moment):
+    rng = random.Random(moment)
+    env, victim = make(), rng.randrange(3)
+    td = env.reset(seed=0)
+    timer = threading.Timer(rng.uniform(0, 0.03), env.vector_env.processes[victim].kill)
+    timer.start()
+    with pytest.raises(RuntimeError, match=f"the process of env {victim} was killed by signal 9 in (step|reset)"):
+        while True:
+            _, td = sample_and_step(env, env.reset() if rng.random() < 0.2 else td)
+    timer.join()
+    with pytest.raises(RuntimeError, match="make a new env"):
+        env.reset(seed=0)
+    close(env)
+
+
+def test_env_that_is_dropped_ends_its_workers_whatever_their_state():
+    for fault, method in ((None, None), ("kill", "step"), ("stubborn", "step")):
+        env = make(fault=fault, method=method, worker_timeout=0.4)
+        processes = env.vector_env.processes
+        td = env.reset(seed=0)
+        if fault is None:
+            sample_and_step(env, td)
+        else:
+            with contextlib.suppress(RuntimeError):
+                sample_and_step(env, td)
+        del env
+        assert not any(process.is_alive() for process in processes)
+
+
+AT_EXIT = """
+import sys; sys.path[:0] = {path!r}
+import time, signal, test_gymnasium_faults as faults
+faults._workers.PATIENCE = 0.4
+envs = [faults.make(fault=fault, method="step", worker_timeout=0.4) for fault in ("kill", "stubborn", "raise", None)]
+for env in envs:
+    try:
+        faults.interrupt(lambda: faults.play(env), after=2)
+    except RuntimeError:
+        assert env is not envs[-1]
+    print(*(process.pid for process in env.vector_env.processes))
+print(time.time())
+"""
+
+
+@pytest.mark.full
+def test_program_ends_quietly_with_faulty_envs_that_were_not_closed():
+    code = AT_EXIT.format(path=[path for path in sys.path if "tests" in path])
+    found = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    *pids, ended = found.stdout.split()
+    assert (found.returncode, found.stderr) == (0, "")
+    assert len(pids) == 12
+    assert time.time() - float(ended) < 10
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+# Interrupts.
+
+
+def interrupt(call, after):
+    """Repeats a call until KeyboardInterrupt is raised after some seconds, and again if it is lost in a `__del__`."""
+
+    def handler(*args):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, after, 0.5)
+            while True:
+                call()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@every_mode
+def test_reset_after_an_interrupt_at_a_random_moment_starts_over(bridge, mode, shared_memory):
+    makers, rng = scripted(2, lengths=[(3,), (2,)]), random.Random(0)
+    env = bridge(makers, AsyncVectorEnv, mode, shared_memory=shared_memory)
+    for seed in range(12):
+        interrupt(lambda: play(env), after=rng.uniform(0.0001, 0.004))
+        for _ in range(seed % 3):
+            interrupt(env.reset, after=rng.uniform(0.0001, 0.001))
+        check_transitions(env, makers, steps=3, seed=seed)
+
+
+@pytest.mark.parametrize("method, calls", [("_recv", 4), ("_send", 2)])
+@pytest.mark.parametrize("verb", ["step", "reset"])
+def test_reset_after_an_interrupt_between_parts_of_messages_starts_over(bridge, monkeypatch, verb, method, calls):
+    Connection = multiprocessing.connection.Connection
+    original, makers = getattr(Connection, method), scripted(2, lengths=[(3,), (2,)])
+    env = bridge(makers, AsyncVectorEnv)
+    for last in range(1, calls + 1):
+        td, count = env.reset(seed=0), itertools.count(1)
+
+        def interrupted(*args, **kwargs):
+            result = original(*args, **kwargs)
+            if next(count) == last:  # noqa: B023
+                raise KeyboardInterrupt
+            return result
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Connection, method, interrupted)
+            sample_and_step(env, td) if verb == "step" else env.reset(seed=1)
+        with pytest.raises(RuntimeError, match=rf"needs reset\(\), because an earlier {verb}\(\) did not finish"):
+            sample_and_step(env, td)
+        check_transitions(env, makers, steps=3, seed=last)
+
+
+def test_reset_after_an_interrupt_of_the_end_of_a_call_starts_over(bridge, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    env = bridge(scripted(2), AsyncVectorEnv)
+    td = env.reset(seed=0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(env.vector_env, "step_wait", interrupted)
+        patch.setattr(_workers.Workers, "__exit__", interrupted)
+        sample_and_step(env, td)
+    check_transitions(env, scripted(2))
+
+
+def test_reset_waits_for_a_step_that_was_interrupted_twice():
+    env = make(2, delay=0.3)
+    interrupt(lambda: play(env), after=0.05)
+    interrupt(env.reset, after=0.05)
+    check_transitions(env, [Faulty] * 2, steps=2)
+    close(env)
+
+
+def test_reset_after_interrupted_resets_reads_none_of_their_answers(bridge, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    makers = scripted(2)
+    env = bridge(makers, AsyncVectorEnv)
+    td = env.reset(seed=0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(env.vector_env, "step_wait", interrupted)
+        sample_and_step(env, td)
+    for _ in range(3):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_workers.os, "read", interrupted)  # with the questions sent, and no answer read
+            env.reset()
+    check_transitions(env, makers, steps=3)
+
+
+def test_worker_that_ends_after_an_interrupt_is_named_by_the_reset():
+    env = make(2, delay=0.3)
+    interrupt(lambda: play(env), after=0.05)
+    env.vector_env.processes[1].kill()
+    with pytest.raises(RuntimeError, match="the process of env 1 was killed by signal 9 in step"):
+        env.reset(seed=1)
+    close(env)
+
+
+def test_close_after_an_interrupt_ends_the_workers(monkeypatch):
+    env = make(2, delay=0.2)
+    interrupt(lambda: play(env), after=0.05)
+    close(env)
+    assert [process.exitcode for process in env.vector_env.processes] == [0, 0]
+
+
+def test_same_step_reset_after_an_interrupt_resets_every_row(bridge, monkeypatch):
+    env = bridge(scripted(2, lengths=[(1,), (5,)]), mode=SAME_STEP)
+    td = env.reset(seed=0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(env, "_auto_reset", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt()))
+        sample_and_step(env, td)
+    reset = env.vector_env.reset
+
+    def interrupted(**kwargs):
+        reset(**kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(env.vector_env, "reset", interrupted)
+        env.reset(seed=1)
+    episodes = env.vector_env.get_attr("episode")
+    env.reset()
+    assert env.vector_env.get_attr("episode") == tuple(episode + 1 for episode in episodes)
+
+
+def test_ctrl_c_in_a_terminal_does_not_end_the_workers_of_make(bridge):
+    env = make(2)
+    own = bridge(scripted(2), AsyncVectorEnv)
+    own.reset(seed=0)
+    for process in env.vector_env.processes + own.vector_env.processes:
+        os.kill(process.pid, signal.SIGINT)
+    check_transitions(env, [Faulty] * 2)
+    with pytest.raises(RuntimeError, match=r"env \d raised KeyboardInterrupt\(\)"):
+        play(own)
+    close(env)
+    close(own)
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize("worker_timeout", [0, -1.0, float("nan"), float("inf"), "60", True])
+def test_invalid_worker_timeout_raises(bridge, worker_timeout):
+    for make_env in (functools.partial(tw.from_gymnasium, bridge(scripted(2)).vector_env), make):
+        with pytest.raises((TypeError, ValueError), match="needs a finite worker_timeout above 0, but got"):
+            make_env(worker_timeout=worker_timeout)
+
+
+@pytest.mark.parametrize("worker_timeout", [None, 1e300])
+def test_worker_timeout_is_part_of_the_spec(worker_timeout):
+    env = make(2, worker_timeout=worker_timeout)
+    again = tw.make(env.spec, num_envs=1)
+    for each in (env, again):
+        assert each.spec.kwargs["worker_timeout"] == worker_timeout
+        check_transitions(each, [Faulty] * each.num_envs)
+        close(each)
+
+
+def test_worker_timeout_of_a_native_env_raises():
+    with pytest.raises(ValueError, match=r"needs backend=.gymnasium. for .*worker_timeout, but got 'CartPole-v1'"):
+        tw.make("CartPole-v1", worker_timeout=5)
+
+
+def test_default_timeout_of_sockets_does_not_apply_to_workers(monkeypatch):
+    socket.setdefaulttimeout(0.05)
+    try:
+        env = make(2, delay=0.15, worker_timeout=None)
+    finally:
+        socket.setdefaulttimeout(None)
+    check_transitions(env, [Faulty] * 2, steps=1)
+    close(env)

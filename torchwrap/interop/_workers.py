@@ -1,0 +1,198 @@
+"""Workers: the processes of Gymnasium's `AsyncVectorEnv`. Errors name the env at fault, and no process is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NoReturn
+
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+
+PATIENCE = 5.0
+"""Seconds in which workers can end by themselves before `close` terminates them."""
+
+CONSTRUCTOR = "its constructor"
+
+
+class Workers:
+    """The workers of a vector env, of which most kinds have none. A context manager around each call of the vector env.
+
+    A call that follows an interrupted one finds idle workers and empty pipes. A call that follows a fault raises.
+
+    Args:
+        vector_env: with `parent_pipes`, `processes` and `error_queue` if it has workers.
+        name: of the env, for errors.
+        timeout: seconds for a worker to answer. None disables it.
+    """
+
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], name: str, timeout: float | None) -> None:
+        self.vector_env, self._unfinished = vector_env, False
+        self.processes: list[BaseProcess] = []
+        self.pipes: list[WorkerPipe] = []
+        self._base: Any = vector_env.unwrapped
+        pipes = getattr(self._base, "parent_pipes", [])
+        if not vector_env.closed and all(isinstance(pipe, Connection) for pipe in pipes):
+            self.processes = getattr(self._base, "processes", [])
+            self.pipes = [WorkerPipe(self._base, index, name, timeout) for index in range(len(pipes))]
+            pipes[:] = self.pipes
+
+    def check(self) -> None:
+        """Raises if there was a fault."""
+        for pipe in self.pipes:
+            if pipe.fault is not None:
+                raise RuntimeError(pipe.fault)
+
+    def __enter__(self) -> None:
+        if self._unfinished:
+            self.check()
+            for pipe in () if self.vector_env.closed else self.pipes:
+                pipe.discard()
+                self._base._state = AsyncState.DEFAULT
+        self._unfinished = True
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        self._unfinished = kind is not None
+
+    def close(self) -> None:
+        """Closes the vector env, within seconds: terminates and then kills the workers that do not end by themselves."""
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                os.set_blocking(pipe.fileno(), False)
+                Connection.send(pipe, ("close", None))
+        for end, seconds in ((BaseProcess.is_alive, PATIENCE), (BaseProcess.terminate, PATIENCE / 5), (BaseProcess.kill, 1.0)):
+            alive, deadline = [process for process in self.processes if process.is_alive()], time.monotonic() + seconds
+            for process in alive:
+                end(process)
+            for process in alive:
+                process.join(max(0.0, deadline - time.monotonic()))
+        for pipe in self.pipes:
+            pipe.close()
+            self._base._state = AsyncState.DEFAULT
+        self.vector_env.close()
+
+
+class WorkerPipe(Connection):
+    """This process' end of the pipe to a worker. A fault raises a RuntimeError with the env, the command and a remedy."""
+
+    def __init__(self, base: Any, index: int, name: str, timeout: float | None) -> None:
+        end = socket.socket(fileno=os.dup(base.parent_pipes[index].fileno()))
+        end.setblocking(True)  # whatever socket.setdefaulttimeout says
+        if timeout is not None:
+            # The kernel ends a call that takes longer. Polling would add a system call per answer.
+            limit = struct.pack("@ll", *divmod(max(1, round(timeout * 1e6)), 10**6))
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        super().__init__(end.detach())
+        base.parent_pipes[index].close()
+        self.fault: str | None = None
+        self._index, self._name, self._timeout = index, name, timeout
+        self._processes, self._errors = base.processes, base.error_queue
+        self._message: tuple[str, Any] = (CONSTRUCTOR, None)
+
+    def send(self, message: Any) -> None:
+        self._message = message
+        try:
+            Connection.send(self, message)
+        except OSError as error:
+            self.fail(error)
+
+    def recv(self) -> Any:
+        try:
+            answer = Connection.recv(self)
+        except (EOFError, OSError) as error:
+            self.fail(error)
+        if not answer[1]:
+            self.fail(None)
+        return answer
+
+    def discard(self) -> None:
+        """Discards what the worker has yet to answer. An interrupt may have come between any two bytes of it.
+
+        Questions with 32 random bits as their answers mark the end, even if an earlier `discard` was interrupted too.
+        """
+        bits = [bit == "1" for byte in os.urandom(4) for bit in f"{byte:08b}"]
+        answers = [bytes(ForkingPickler.dumps((bit, True))) for bit in bits]
+        expected, received = b"".join([struct.pack("!i", len(answer)) + answer for answer in answers]), b""
+        try:
+            for bit in bits:
+                Connection.send(self, ("_call", ("has_wrapper_attr", ("step" if bit else "no attribute",), {})))
+            while received != expected:
+                chunk = os.read(self.fileno(), 2**16)
+                if not chunk:
+                    raise EOFError
+                received = (received + chunk)[-len(expected) :]
+        except (EOFError, OSError) as error:
+            self.fail(error)
+
+    def fail(self, error: Exception | None) -> NoReturn:
+        """Raises for a worker that has ended or does not answer (`error`), or that reports an exception (None)."""
+        verb, arguments = self._message
+        command, slow, cause, trace = arguments[0] if verb == "_call" else verb, False, None, ""
+        try:
+            index, _, cause, trace = self._errors.get(timeout=5.0 if error is None else 0.05)
+            what = f"env {index} raised {cause!r} in {command}"
+        except Exception:  # the queue is empty, or the exception cannot be unpickled
+            # A worker that does not answer may wait for one that has ended.
+            sentinels: list[Any] = [process.sentinel for process in self._processes]
+            ended = wait(sentinels, 0 if isinstance(error, BlockingIOError) else 1)
+            mine = sentinels[self._index]
+            index = self._index if mine in ended or not ended else sentinels.index(ended[0])
+            code = self._processes[index].exitcode
+            slow = code is None or (code == -signal.SIGALRM and command == CONSTRUCTOR)
+            if error is None:
+                what = f"env {self._index} raised an exception in {command} that could not be sent to this process"
+            elif slow:
+                what = f"env {index} did not finish {command} within {self._timeout} s"
+            else:
+                reason = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
+                what = f"the process of env {index} {reason} in {command}"
+        remedy = "Call env.close() and make a new env"
+        if command == CONSTRUCTOR:
+            remedy = 'Pass vectorization_mode="sync" to construct the envs in this process'
+        patience = ", or pass a longer worker_timeout" if slow else ""
+        self.fault = f"{self._name} needs every env to answer, but {what}. {remedy}{patience}."
+        raise RuntimeError(f"{self.fault}\n\n{trace}".rstrip()) from cause
+
+
+def work(timeout: float | None, index: int, env_fn: Callable[[], Any], *rest: Any) -> None:
+    """Gymnasium's worker, for the vector envs of `make`. It reports or ends a failing constructor, and outlives Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but it is for the parent
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+        signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
+    try:
+        env = env_fn()
+    except Exception as error:
+        rest[3].put((index, type(error), error, traceback.format_exc()))
+        return
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    _async_worker(index, lambda: env, *rest)
+
+
+@contextlib.contextmanager
+def constructing(name: str, timeout: float | None) -> Iterator[None]:
+    """Names the worker that fails while a vector env is made, and ends the others."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            vector_env = frame.f_locals.get("self")
+            if isinstance(vector_env, AsyncVectorEnv) and hasattr(vector_env, "_state"):  # it has started its workers
+                workers = Workers(vector_env, name, timeout)
+                try:
+                    for pipe in workers.pipes:
+                        pipe.fail(error)  # finds the worker that has ended
+                finally:
+                    workers.close()
+        raise
