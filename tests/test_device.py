@@ -42,7 +42,8 @@ def test_device_after_to_is_the_new_device_in_every_layer(make):
 @each_env
 def test_device_after_to_another_dtype_is_unchanged(make):
     env = make()
-    env.to(torch.float64)
+    with pytest.raises(TypeError, match="needs to keep its dtypes"):
+        env.to(DEVICE, torch.float64)
     assert {layer.device for layer in layers(env)} == {torch.device("cpu")}
     env.close()
 

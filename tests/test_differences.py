@@ -166,9 +166,9 @@ def test_sticky_action_does_not_advance_the_envs_rng_stream():
     starts = []
     for transform in (T.Compose([]), T.StickyAction(0.0)):
         env = tw.TransformedEnv(tw.make("CartPole-v1"), transform)
-        td = env.reset(seed=0)
+        env.reset(seed=0)
         for _ in range(3):
-            env.step(td.set("action", torch.zeros(1, dtype=torch.int64)))
+            env.step(torch.zeros(1, dtype=torch.int64))
         starts.append(env.reset()["observation"])
     assert (starts[0] == starts[1]).all()
 
@@ -182,10 +182,10 @@ def test_record_video_length_is_exact(tmp_path):
     )
     ours = W.RecordVideo(tw.make("CartPole-v1", render_mode="rgb_array"), tmp_path / "ours", video_length=3)
     theirs.reset(seed=0)
-    td = ours.reset(seed=0)
+    ours.reset(seed=0)
     for _ in range(6):
         theirs.step(0)
-        ours.step(td.set("action", torch.zeros(1, dtype=torch.int64)))
+        ours.step(torch.zeros(1, dtype=torch.int64))
     theirs.close()
     ours.close()
     assert (frames(tmp_path / "theirs"), frames(tmp_path / "ours")) == (4, 3)

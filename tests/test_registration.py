@@ -73,8 +73,8 @@ def test_make_without_num_envs_makes_one_env():
         ({"num_envs": 2.0}, "num_envs of at least 1, but got 2.0"),
         ({"num_envs": "2"}, "num_envs of at least 1, but got '2'"),
         ({"num_envs": "2"}, "integer num_envs of at least 1, but got '2'"),
-        ({"vectorization_mode": "sync"}, 'needs backend="gymnasium" for vectorization_mode and info_keys'),
-        ({"info_keys": ("a",)}, 'needs backend="gymnasium" for vectorization_mode and info_keys'),
+        ({"vectorization_mode": "sync"}, 'needs backend="gymnasium" for vectorization_mode, info_keys'),
+        ({"info_keys": ("a",)}, 'needs backend="gymnasium" for vectorization_mode, info_keys'),
         ({"vectorization_mode": "fork", "backend": "gymnasium"}, 'vectorization_mode "sync" or "async", but got \'fork\''),
         (
             {"vectorization_mode": "vector_entry_point", "backend": "gymnasium"},

@@ -19,6 +19,18 @@ from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
 
+class _Position:
+    """Where an env stands between two calls."""
+
+    __slots__ = ("root", "unfinished")
+
+    def __init__(self) -> None:
+        self.root: TensorDict | None = None
+        """The last root. None before the first reset."""
+        self.unfinished: str | None = None
+        """The call that has begun to change the env, and has not come to its root."""
+
+
 class Env(EnvFacade):
     """`num_envs` environments that step together on tensors and reset themselves.
 
@@ -38,7 +50,10 @@ class Env(EnvFacade):
     Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset, and declare the state of
-    running episodes as `EnvBuffer`s. Do not override `step` or `reset`.
+    running episodes as `EnvBuffer`s. `step` and `reset` cannot be overridden.
+
+    If an exception, such as Ctrl-C, leaves a call before it returns, the state may belong to two different steps. The next
+    call then raises, and asks for `reset()` or `restore()`.
 
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
@@ -63,8 +78,17 @@ class Env(EnvFacade):
     ) -> None:
         super().__init__(signature, spec, metadata, render_mode)
         self._executor = EAGER
-        self._last_root: TensorDict | None = None
+        self._position = _Position()
         self.allocate(signature.num_envs, signature.device)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for verb, hook in (("step", "_step(action)"), ("reset", "_reset(mask, options=None)")):
+            if getattr(cls, verb) is not getattr(Env, verb):
+                raise TypeError(
+                    f"{cls.__name__} needs to override {hook}, but got an override of {verb}(): other layers, the auto-reset "
+                    "and compiled graphs do not call it."
+                )
 
     # Hooks for subclasses.
 
@@ -92,6 +116,9 @@ class Env(EnvFacade):
         """Raises for reset options that `_reset` does not take; by default it takes none."""
         raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
 
+    def _check_usable(self) -> None:
+        """Raises if no `reset` helps any more, because the simulator is gone."""
+
     # The public verbs.
 
     @torch.no_grad()
@@ -113,29 +140,36 @@ class Env(EnvFacade):
         if mask is None:
             rows = RowMask.full(self.num_envs, self.device, synchronize=self.host_stepped)
         else:
-            checks.mask(self, mask, has_reset=self._last_root is not None)
+            checks.mask(self, mask, has_reset=self._position.root is not None)
+            if self._position.unfinished is not None and not mask.all():
+                self._check_finished()
             rows = RowMask(mask, synchronize=self.host_stepped)
         if seed is not None:
             seed = checks.seed(self._name(), seed)
-        elif self._last_root is None:
+        elif self._position.root is None:
             seed = fresh_seed()  # readable as np_random_seed, so that an unseeded run can be repeated
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
             self._check_options(options)
+        root, self._position.unfinished = self._position.root, "reset()"
         if seed is not None:
             self._seed(seed, rows)
         observation = self._reset(rows, options or None)["observation"]
-        if self._last_root is not None:
-            observation = rows.where(observation, self._last_root["observation"].to(self.device))
+        if root is not None:
+            observation = rows.where(observation, root["observation"].to(self.device))
         return self._root(observation)
 
     @torch.no_grad()
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets the finished rows.
 
+        No gradient flows through a step. The env takes the values of an action that requires grad; `next` and the root never
+        require grad, and the transition keeps the action as you set it.
+
         Args:
-            td: the root TensorDict with `action` set; or the bare action, which is then set in the last root.
+            td: the root TensorDict with `action` set; or the bare action, which is then set in the last root. It must not
+                contain `next`, as a TensorDict does that has been stepped.
 
         Returns:
             transition: that TensorDict with `next` written into it: the true successor.
@@ -152,7 +186,9 @@ class Env(EnvFacade):
         tensor([1., 1.])
         """
         transition = checks.transition(self, td, self._check_has_reset("step()"))
-        successor, observation = self._executor.step(self, transition["action"])
+        action = transition["action"]
+        self._position.unfinished = "step()"
+        successor, observation = self._executor.step(self, action.detach() if action.requires_grad else action)
         return transition.set("next", successor), self._root(observation)
 
     # What a step computes, without checks. This is what gets compiled: as a whole, or up to the auto-reset.
@@ -172,8 +208,9 @@ class Env(EnvFacade):
             mask.assign_(observation, self._reset(mask)["observation"])
 
     def _root(self, observation: spaces.Value) -> TensorDict:
-        self._last_root = TensorDict({"observation": observation}, batch_size=[self.num_envs])
-        return self._last_root
+        position, root = self._position, TensorDict({"observation": observation}, batch_size=[self.num_envs])
+        position.root, position.unfinished = root, None
+        return root
 
     # State.
 
@@ -206,10 +243,13 @@ class Env(EnvFacade):
         snapshots.check(self._name(), self, snapshot)
         observation = snapshot["observation"]
         if isinstance(observation, dict):
-            observation = TensorDict(observation, batch_size=[self.num_envs])
-        observation = observation.to(self.device).clone()
+            observation = TensorDict(observation)
+        observation = observation.to(self.device)
         what = "a snapshot with observations"
         spaces.check(f"{self._name()}.restore", what, self.single_observation_space, observation, self.num_envs, self.device)
+        nested = isinstance(observation, TensorDict)
+        observation = TensorDict(observation.to_dict(), [self.num_envs]) if nested else observation.clone()
+        self._position.unfinished = "restore()"
         snapshots.load(self, snapshot)
         return self._root(observation)
 
@@ -221,7 +261,7 @@ class Env(EnvFacade):
     @property
     def np_random_seed(self) -> int | tuple[int, ...] | None:
         """The seed in use, drawn by the first reset if it was given none; a tuple with one per env if they differ."""
-        if self._last_root is None:
+        if self._position.root is None:
             return None
         words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
         seeds = tuple(low + (high << 32) for low, high in words)
@@ -232,9 +272,20 @@ class Env(EnvFacade):
         return self
 
     def _check_has_reset(self, call: str) -> TensorDict:
-        if self._last_root is None:
+        if self._position.root is None:
+            self.unwrapped._check_usable()
             raise RuntimeError(f"Call reset() before {call} of {self._name()}.")
-        return self._last_root
+        self._check_finished()
+        return self._position.root
+
+    def _check_finished(self) -> None:
+        if self._position.unfinished is not None:
+            self.unwrapped._check_usable()
+            remedy = "reset(), or restore() of a snapshot" if self.can_snapshot else "reset()"
+            raise RuntimeError(
+                f"{self._name()} needs {remedy}, because an earlier {self._position.unfinished} did not finish: "
+                "its state may belong to two different steps."
+            )
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:

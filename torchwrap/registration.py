@@ -45,6 +45,7 @@ def make(
     render_mode: str | None = None,
     vectorization_mode: Literal["sync", "async"] | None = None,
     info_keys: Sequence[str] | Mapping[str, Space[Any]] | None = None,
+    worker_timeout: float | None = 60.0,
     **kwargs: Any,
 ) -> Env:
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
@@ -59,6 +60,8 @@ def make(
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
         info_keys: for Gymnasium's envs: the entries of `info` to pass on, see `torchwrap.from_gymnasium`.
+        worker_timeout: for Gymnasium's envs: seconds for each process to make its env and to answer a call, see
+            `torchwrap.from_gymnasium`. None disables it.
         kwargs: passed to the env's constructor.
 
     Returns:
@@ -80,6 +83,8 @@ def make(
         **{"vectorization_mode": vectorization_mode, "info_keys": info_keys, **kwargs},
     }
     given = {name: value for name, value in given.items() if value is not None}
+    if worker_timeout != 60.0:
+        given["worker_timeout"] = worker_timeout
     if isinstance(id, EnvSpec):
         limit = -1 if id.max_episode_steps is None else id.max_episode_steps
         env = make(id.id, **{**id.kwargs, "max_episode_steps": limit, **given})
@@ -87,7 +92,7 @@ def make(
             env = specs.rebuild(layer, env)
         return env
     if not isinstance(id, str):
-        raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}.")
+        raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}{_instead_of(id)}.")
     count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (max_episode_steps != -1 or not isinstance(max_episode_steps, int)):
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
@@ -103,24 +108,53 @@ def make(
             importlib.import_module(module)
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        raise ValueError(f"make needs a registered id, but got {id!r}: {error}") from None
+        remedy = ""
+        if isinstance(error, gymnasium.error.NamespaceNotFound) and not module:
+            package = {"ALE": "ale_py"}.get(name.partition("/")[0], "package")
+            remedy = f' A package registers its ids when it is imported: `make("{package}:{name}")` imports it.'
+        raise ValueError(f"make needs a registered id, but got {id!r}: {error}{remedy}") from None
     spec = specs.replace(spec, kwargs={**spec.kwargs, **given})
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
     common: dict[str, Any] = {"device": target, "first_index": first_index or 0}
     if id in NATIVE and backend != "gymnasium":
-        if vectorization_mode is not None or info_keys:
+        if vectorization_mode is not None or info_keys or worker_timeout != 60.0:
             raise ValueError(
-                f'make needs backend="gymnasium" for vectorization_mode and info_keys, but got {id!r} on the torch backend.'
+                'make needs backend="gymnasium" for vectorization_mode, info_keys and worker_timeout, '
+                f"but got {id!r} on the torch backend."
             )
         try:
             func_env = NATIVE[id](**kwargs)
         except TypeError as error:
+            _check_no_seed(kwargs, error)
             raise ValueError(
                 f'make needs arguments that {id} takes in torch, or backend="gymnasium", but got: {error}'
             ) from None
         common.update(max_episode_steps=spec.max_episode_steps, render_mode=render_mode, spec=spec)
         return FunctionalEnv(func_env, count, **common)
     optional = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
-    kwargs.update({name: value for name, value in optional.items() if value is not None})
-    return make_gymnasium(id, count, vectorization_mode or "sync", spec=spec, info_keys=info_keys or (), **common, **kwargs)
+    kwargs.update({name: value for name, value in optional.items() if value is not None}, worker_timeout=worker_timeout)
+    try:
+        return make_gymnasium(
+            id, count, vectorization_mode or "sync", spec=spec, info_keys=info_keys or (), **common, **kwargs
+        )
+    except TypeError as error:
+        _check_no_seed(kwargs, error)
+        raise
+
+
+def _instead_of(env: Any) -> str:
+    if isinstance(env, Env) and env._spec is not None:
+        return ": `make(env.spec)` makes another env like it"
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return ": `from_gymnasium(env)` wraps it"
+    if isinstance(env, gymnasium.Env):
+        return ': `from_gymnasium(gymnasium.vector.SyncVectorEnv([lambda: env], autoreset_mode="Disabled"))` wraps it'
+    return ""
+
+
+def _check_no_seed(kwargs: dict[str, Any], error: TypeError) -> None:
+    # Only once a constructor has refused it, because there are envs that take a seed.
+    if "seed" in kwargs and "'seed'" in str(error):
+        got = f"seed={kwargs['seed']!r}: reset takes it, `td = env.reset(seed={kwargs['seed']!r})`"
+        raise ValueError(f"make needs arguments that the env's constructor takes, but got {got}.") from None

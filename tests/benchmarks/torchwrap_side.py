@@ -134,8 +134,9 @@ def atari(num_envs: int, compiled: bool = False, device: str = "cpu") -> Timed:
     transforms = [T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)]
     env: tw.Env = tw.TransformedEnv(Film(num_envs, device), *transforms)
     env = tw.compile(env) if compiled else env
-    td, action = env.reset(seed=0), env.sample_action()
-    return Timed(lambda: env.step(td.set("action", action)), 1, _wait(device))
+    env.reset(seed=0)
+    action = env.sample_action()
+    return Timed(lambda: env.step(action), 1, _wait(device))
 
 
 class Settling(CartPole):

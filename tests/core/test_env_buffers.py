@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -108,6 +109,53 @@ def test_env_buffer_declaration_allocates_one_row_per_env():
     alarm.frames[0, 0] = 9  # the rows share no memory
     assert alarm.frames[1, 0].tolist() == alarm.padding.tolist() == [1, 2, 3]
     assert isinstance(Alarm.rings, EnvBuffer)
+
+
+class Named(BatchedModule):
+    """Parts and arguments, which stay from the end of the constructor on."""
+
+    part = SubmoduleAttribute()
+
+    def __init__(self, name, *others, size=1, **more):
+        super().__init__()
+        self.part = nn.Identity()
+        for self.name in (*others, name):
+            pass
+        self.others, self.size, self.more, self.free = others, size, more, 0
+
+
+class NamedTwice(Named):
+    def __init__(self, title, **more):
+        super().__init__(title, **more)
+        self.name, self.part, self.title = f"{self.name}!", nn.ReLU(), title
+
+
+@pytest.mark.parametrize(("make", "names"), [(Named, "name others size more part"), (NamedTwice, "title name size part")])
+@pytest.mark.parametrize("change", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_batched_module_keeps_arguments_and_parts_after_its_constructor(make, names, change):
+    module = change(make("a"))
+    for name in names.split():
+        before = getattr(module, name)
+        with pytest.raises(AttributeError, match=f"{make.__name__} needs the {name} that it was made with, but got None"):
+            setattr(module, name, None)
+        assert getattr(module, name) is before
+    module.free, module.training, module.other = 1, False, nn.Linear(1, 1)
+    module.other = nn.Identity()  # no part of it when the constructor ended
+    assert inspect.signature(NamedTwice) == inspect.signature(lambda title, **more: None)
+
+
+def test_batched_module_whose_constructor_raised_is_not_fixed():
+    class Failing(Named):
+        def __init__(self, name):
+            super().__init__(name)
+            made.append(self)
+            raise ValueError
+
+    made = []
+    with pytest.raises(ValueError):
+        Failing("a")
+    made[0].name = "b"
+    assert made[0].name == "b"
 
 
 def test_env_buffer_before_allocation_is_missing():

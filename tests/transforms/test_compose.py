@@ -167,7 +167,7 @@ def shared_at_two_depths():
     [
         (lambda: tw.Compose([3]), TypeError, r"Compose needs Transforms, but got int at transforms\[0\]"),
         (lambda: tw.Compose([double(), None]), TypeError, r"Compose needs Transforms, but got NoneType at transforms\[1\]"),
-        (lambda: tw.Compose([T.TimeLimit]), TypeError, r"Compose needs Transforms, but got type at transforms\[0\]"),
+        (lambda: tw.Compose([T.TimeLimit]), TypeError, r"but got the class TimeLimit at transforms\[0\]"),
         (lambda: tw.Compose([torch.nn.Tanh()]), TypeError, r"Compose needs Transforms, but got Tanh at transforms\[0\]"),
         (lambda: tw.Compose([double()] * 2), ValueError, f"{ONCE} TransformObservation.* twice"),
         (lambda: tw.Compose(shared_at_two_depths()), ValueError, rf"{ONCE} TimeLimit\(max_episode_steps=3\) twice"),

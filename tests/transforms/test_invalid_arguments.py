@@ -199,7 +199,7 @@ LISTS = [
     (T.Compose, {TypeError: (["ab"], {"ab"})}, "Compose needs Transforms, but got str at transforms[0]"),
     (T.Compose, {TypeError: ([ONE, None],)}, "Compose needs Transforms, but got NoneType at transforms[1]"),
     (T.Compose, {TypeError: ([ONE, [ONE]],)}, "Compose needs Transforms, but got list at transforms[1]"),
-    (T.Compose, {TypeError: ([T.ClipAction],)}, "Compose needs Transforms, but got type at transforms[0]"),
+    (T.Compose, {TypeError: ([T.ClipAction],)}, "Compose needs Transforms, but got the class ClipAction at transforms[0]"),
     (T.Compose, {ValueError: ([ONE, ONE], [ONE, T.Compose([ONE])])}, "Compose needs each transform once, but got ClipReward"),
 ]
 

@@ -40,11 +40,59 @@ def test_wrapper_attributes_of_inner_layers_need_get_wrapper_attr():
         env.get_wrapper_attr("gravity")
 
 
+class Level(ScriptedEnv):
+    level = 1
+
+
 def test_wrapper_set_wrapper_attr_sets_the_layer_that_has_it():
-    env = HalfReward(ScriptedEnv(2, ending="both"))
-    assert env.set_wrapper_attr("ending", "truncated") and env.unwrapped.ending == "truncated"
+    env = HalfReward(tw.TransformedEnv(Level(2), T.ClipReward(-1, 1)))
+    assert env.set_wrapper_attr("level", 2) and env.unwrapped.level == 2 and not hasattr(env, "level")
     assert not env.set_wrapper_attr("gravity", 1, force=False)
     assert env.set_wrapper_attr("gravity", 1) and env.gravity == 1
+
+
+class Counted(T.Transform):
+    """A transform with an attribute of its own, and one that every env has."""
+
+    factor, num_envs = 1, "not the number of envs"
+
+
+def test_wrapper_attributes_of_transforms_are_found_outermost_first():
+    inner, outer = Counted(), Counted()
+    inner.factor, inner.depth, outer.factor = 2, "inner", 3
+    below = tw.TransformedEnv(Level(2), inner, T.TimeLimit(9))
+    env = HalfReward(tw.TransformedEnv(below, Counted(), outer, T.ClipReward(-1, 1)))
+    assert env.get_wrapper_attr("factor") == 3 and env.get_wrapper_attr("depth") == "inner"
+    assert env.get_wrapper_attr("max_episode_steps") == 9 and env.has_wrapper_attr("max_reward")
+    assert not hasattr(env, "factor") and not env.has_wrapper_attr("gravity")
+    assert env.env.get_wrapper_attr("num_envs") == 2  # the env's, whatever its transforms have
+    assert env.set_wrapper_attr("factor", 4) and (outer.factor, inner.factor) == (4, 2)
+    assert env.set_wrapper_attr("depth", "changed") and inner.depth == "changed"
+    assert env.env.get_wrapper_attr("factor") == 4 and env.env.env.get_wrapper_attr("factor") == 2
+
+
+def test_wrapper_set_wrapper_attr_of_a_constructor_argument_raises_in_the_name_of_its_owner():
+    env = HalfReward(tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1)))
+    for name, owner in (("max_reward", "ClipReward"), ("ending", "ScriptedEnv"), ("env", "HalfReward")):
+        before = env.get_wrapper_attr(name)
+        with pytest.raises(AttributeError, match=f"{owner} needs the {name} that it was made with, but got 3"):
+            env.set_wrapper_attr(name, 3)
+        assert env.get_wrapper_attr(name) is before
+
+
+HOOKS = {"step": r"_step\(action\)", "reset": r"_reset\(mask, options=None\)"}
+
+
+@pytest.mark.parametrize("verb", HOOKS)
+@pytest.mark.parametrize("base", [tw.Env, ScriptedEnv, tw.Wrapper, HalfReward, tw.TransformedEnv, tw.FunctionalEnv])
+def test_class_that_overrides_step_or_reset_is_refused_with_the_hook_to_override(base, verb):
+    message = rf"Bypassed needs to override {HOOKS[verb]}, but got an override of {verb}\(\)"
+    with pytest.raises(TypeError, match=message):
+        type("Bypassed", (base,), {verb: lambda self, *arguments: None})
+    mixin = type("Mixin", (), {verb: lambda self, *arguments: None})
+    with pytest.raises(TypeError, match=message):
+        type("Bypassed", (mixin, base), {})
+    assert issubclass(type("Hooked", (base,), {f"_{verb}": lambda self, *arguments: None}), base)
 
 
 def test_wrapper_does_not_change_what_is_sampled_or_drawn():

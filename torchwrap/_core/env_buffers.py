@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -88,12 +90,17 @@ class EnvBuffer(BufferAttribute):
         """The initial rows of all envs, in new memory."""
         if self.row is None:
             return torch.full((num_envs, *self.shape), self.fill, dtype=self.dtype, device=device)
-        row = self.row(module).to(device)
+        with torch.device(device):  # whatever the default device is
+            row = self.row(module).to(device)
         return row.expand(num_envs, *row.shape).clone()
 
 
 class BatchedModule(nn.Module):
-    """An `nn.Module` that knows which of its buffers have one row per env.
+    """An `nn.Module` that knows which of its buffers have one row per env. Base of envs, transforms, and what they consist of.
+
+    What it was made with stays: its dtypes; and from the end of `__init__` on, constructor arguments and submodules that are
+    attributes. Later code has computed values from them, and a compiled graph keeps them as constants. A buffer, a parameter,
+    and a property with a setter can be assigned under the name of an argument.
 
     >>> class Clock(BatchedModule):
     ...     elapsed = EnvBuffer((1,), torch.int64)
@@ -104,6 +111,20 @@ class BatchedModule(nn.Module):
     """
 
     _env_buffer_names: tuple[str, ...] = ()
+
+    _constructor_arguments: frozenset[str] = frozenset()
+    """Parameters of the constructors of this class and its bases."""
+
+    _fixed_names: frozenset[str] = frozenset()
+    """Attributes that cannot be assigned."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherited = [kind._constructor_arguments for kind in cls.__mro__[1:] if issubclass(kind, BatchedModule)]
+        cls._constructor_arguments = frozenset().union(*inherited)
+        if "__init__" in vars(cls):
+            cls._constructor_arguments |= inspect.signature(cls.__init__).parameters.keys()
+            cls.__init__ = _fixing(cls.__init__)  # type: ignore[method-assign]
 
     def allocate(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         """Registers every `EnvBuffer` that the class declares, with its initial value."""
@@ -116,3 +137,92 @@ class BatchedModule(nn.Module):
         """Registers a buffer `(num_envs, ...)` whose name is known only at run time, such as one per leaf of a space."""
         self.register_buffer(name, tensor, persistent=False)
         self._env_buffer_names = (*dict.fromkeys((*self._env_buffer_names, name)),)
+
+    def _check_arguments(self, *args: Any, **kwargs: Any) -> None:
+        """Raises for arguments that no constructor takes, before one complains about something else."""
+
+    def _fix(self) -> None:
+        """From now on, no constructor argument and no submodule of now can be assigned."""
+        settable = {name for name in self._constructor_arguments if getattr(getattr(type(self), name, None), "fset", None)}
+        fixed = self._constructor_arguments.union(self._modules)
+        self._fixed_names = fixed.difference(self._buffers, self._parameters, settable)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed_names:
+            kind, got = type(self).__name__, " ".join(repr(value).split())
+            raise AttributeError(
+                f"{kind} needs the {name} that it was made with, but got {got}: make a new {kind}, or a new env with "
+                "torchwrap.make(env.spec, ...); new.load_state_dict(old.state_dict()) copies what was learned."
+            )
+        super().__setattr__(name, value)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
+        held: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
+            (tensors, name, tensor, tensor.detach().clone())
+            for module in self.modules()
+            for tensors in (module._parameters, module._buffers)
+            for name, tensor in tensors.items()
+            if tensor is not None and name not in module._non_persistent_buffers_set
+        ]
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except BaseException:
+            with torch.inference_mode():  # in which every tensor can be written to
+                for tensors, name, tensor, value in held:
+                    tensors[name] = tensor
+                    tensor.copy_(value)
+            raise
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # nn.Module would convert another dtype; and with `assign=True`, which stores the tensor itself, take any of them.
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        for name, own in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if own is None or not isinstance(given, Tensor) or given.shape != own.shape:
+                continue  # nn.Module reports it
+            needed = f"{type(self).__name__} needs {prefix}{name}"
+            if given.dtype != own.dtype:
+                error_msgs.append(f"{needed} as {own.dtype}, but got {given.dtype}: `.to({own.dtype})` converts it.")
+            elif assign and (given.device, given.stride()) != (own.device, own.stride()):
+                got = f"{given.device} with strides {given.stride()}: it can be copied, without assign=True"
+                error_msgs.append(f"{needed} on {own.device} with strides {own.stride()}, but got {got}.")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # `.to`, `.double()` and their like come here.
+        for dtype in sorted(self._dtypes(), key=str):
+            got = fn(torch.empty(0, dtype=dtype, device="cpu")).dtype
+            if got != dtype:
+                raise TypeError(
+                    f"{type(self).__name__} needs to keep its dtypes, but got a conversion of {dtype} to {got}: `.to(device)` "
+                    "without a dtype moves it, and T.DtypeObservation, a transform, casts observations."
+                )
+        return super()._apply(fn, recurse)
+
+    def _dtypes(self) -> set[torch.dtype]:
+        return {buffer.dtype for buffer in self.buffers()}
+
+
+def _fixing(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor after which the module is fixed, if no subclass has a constructor around it."""
+
+    @functools.wraps(init)
+    def __init__(self: BatchedModule, *args: Any, **kwargs: Any) -> None:
+        is_outermost = type(self).__init__ is __init__
+        if is_outermost:
+            self._check_arguments(*args, **kwargs)
+        init(self, *args, **kwargs)
+        if is_outermost:
+            self._fix()
+
+    return __init__

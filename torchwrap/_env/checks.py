@@ -5,7 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.spaces import Discrete
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
@@ -39,32 +42,83 @@ def mask(env: EnvFacade, value: Any, has_reset: bool) -> None:
         raise RuntimeError(f"{name}.reset needs a first reset of every env, but got a mask that leaves some out.")
 
 
-def transition(env: EnvFacade, given: Any, root: TensorDict) -> TensorDict:
-    """The TensorDict to step: what was given, or a copy of the root with the bare action that was given."""
+def transition(env: EnvFacade, given: Any, last: TensorDict) -> TensorDict:
+    """The TensorDict to step: what was given, or a copy of the last root with the bare action that was given."""
     if not _is_action(env, given):
         step_input(env, given)
+        if given is not last and "next" in given:
+            got = f'a TensorDict with "next", which has been stepped: {_SECOND_OF_STEP}'
+            raise ValueError(f"{env._name()}.step needs a root, but got {got}.")
         return given  # type: ignore[no-any-return]
-    _action(env, given)
-    return root.copy().set("action", given)
+    _value(env, "an action", env.single_action_space, given)
+    return last.copy().set("action", given)
 
 
 def step_input(env: EnvFacade, td: Any) -> None:
     """Raises unless `td` is a TensorDict with an action of the env, to which `next` can be written."""
     name = env._name()
     if not isinstance(td, TensorDictBase):
-        needed = f'{name}.step needs a TensorDict with "action", or an action as a tensor'
-        raise TypeError(f"{needed}, but got {type(td).__name__}.")
+        needed, remedy = f'{name}.step needs a TensorDict with "action", or an action as a tensor', ""
+        if isinstance(td, tuple):
+            remedy = f": {_SECOND_OF_STEP}"
+        elif isinstance(td, np.ndarray | list):
+            remedy = ": `env.step(torch.as_tensor(action))` takes it"
+        raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
     action = td.get("action", None)
     if action is None:
-        raise ValueError(f'{name}.step needs td["action"], but got a TensorDict with keys {sorted(td.keys())}.')
-    _action(env, action)
+        got = f"a TensorDict with keys {sorted(td.keys())}{_row(env, td.batch_size, ())}"
+        raise ValueError(f'{name}.step needs td["action"], but got {got}.')
+    _value(env, "an action", env.single_action_space, action)
     if td.batch_size != (env.num_envs,) or td.is_locked:
-        got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
+        got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{_row(env, td.batch_size, ())}"
         raise ValueError(f"{name}.step needs an unlocked TensorDict of batch size ({env.num_envs},), but got {got}.")
 
 
-def _action(env: EnvFacade, value: Any) -> None:
-    spaces.check(env._name(), "an action", env.single_action_space, value, env.num_envs, env.device)
+def root(env: EnvFacade, td: Any, last: TensorDict) -> None:
+    """Raises unless a collector can start from `td`: the last root, or another one with its observation."""
+    if not isinstance(td, TensorDictBase):
+        remedy = f": {_SECOND_OF_COLLECT}" if isinstance(td, tuple) else ""
+        raise TypeError(f'Collector needs a TensorDict with "observation" to start from, but got {type(td).__name__}{remedy}.')
+    if "observation" not in td:
+        raise ValueError(f'Collector needs a TensorDict with "observation" to start from, but got keys {sorted(td.keys())}.')
+    if td is not last and "next" in td:
+        raise ValueError(
+            f'Collector needs a root, but got a TensorDict with "next", which has been stepped: {_SECOND_OF_COLLECT}.'
+        )
+    observation = td["observation"]
+    _value(env, "a rollout from an observation", env.single_observation_space, observation)
+    if td is not last and not _equal(observation, last.get("observation", observation).to(env.device)):
+        needed = f"the root that the last reset, step or collection of {env._name()} returned"
+        raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_SECOND_OF_COLLECT}.")
+
+
+_SECOND_OF_STEP = "the second result is the next root, `transition, td = env.step(td)`"
+_SECOND_OF_COLLECT = "the second result of a step and of a collection is the next root, `data, td = collect(td)`"
+
+
+def _value(env: EnvFacade, what: str, space: Space[Any], value: Any) -> None:
+    try:
+        spaces.check(env._name(), what, space, value, env.num_envs, env.device)
+    except ValueError as error:
+        shape, remedy = getattr(value, "shape", None), ""
+        if isinstance(space, Discrete) and space is env.single_action_space and shape == (env.num_envs, space.n):
+            remedy = ": `scores.argmax(-1)` makes actions of scores"
+        raise ValueError(f"{str(error)[:-1]}{remedy or _row(env, shape, space.shape)}.") from None
+
+
+def _row(env: EnvFacade, shape: Any, single_shape: Any) -> str:
+    if env.num_envs != 2 or shape != single_shape:
+        return ""
+    return ": reset returns one TensorDict, `td = env.reset()`, and `obs, info = env.reset()` splits it into two rows"
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        same = (first == second) | (first.isnan() & second.isnan()) if first.shape == second.shape else None
+        return same is not None and bool(same.all())
+    if isinstance(first, Tensor) or isinstance(second, Tensor) or set(first.keys()) != set(second.keys()):
+        return False
+    return all(_equal(value, second[key]) for key, value in first.items())
 
 
 def _is_action(env: EnvFacade, given: Any) -> bool:

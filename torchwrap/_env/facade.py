@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from gymnasium import Space
@@ -14,6 +14,8 @@ from torchwrap import spaces
 from torchwrap._core.env_buffers import BatchedModule, SubmoduleAttribute
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature
+
+AnEnv = TypeVar("AnEnv", bound="EnvFacade")
 
 
 class EnvFacade(BatchedModule):
@@ -53,11 +55,15 @@ class EnvFacade(BatchedModule):
     def device(self) -> torch.device:
         return self.signature.device
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to(device)` comes here: the signature follows the buffers.
-        super()._apply(fn, *args, **kwargs)
-        self.signature = self.signature.replace(device=fn(torch.empty(0, device=self.device)).device)
+        super()._apply(fn, recurse)
+        vars(self)["signature"] = self.signature.replace(device=fn(torch.empty(0, device=self.device)).device)
         return self
+
+    def _dtypes(self) -> set[torch.dtype]:
+        values = (spaces.REWARD, self.single_observation_space, self.single_action_space)
+        return super()._dtypes() | {spaces.dtype(leaf) for space in values for _, leaf in spaces.leaves(space)}
 
     @property
     def spec(self) -> Any:
@@ -76,7 +82,31 @@ class EnvFacade(BatchedModule):
         raise NotImplementedError(f"{self._name()} does not implement render().")
 
     def close(self) -> None:
-        """Releases what the env holds outside of PyTorch."""
+        """Releases what the env holds outside of PyTorch. `with env:` calls it at the end."""
+
+    def __enter__(self: AnEnv) -> AnEnv:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # What other libraries' envs have, and these do not.
+
+    def seed(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises: `reset` takes the seed."""
+        raise AttributeError(f"{self._name()} needs its seed in reset, but got a call of seed(): `td = env.reset(seed=0)`.")
+
+    def __getitem__(self, index: Any) -> NoReturn:  # iteration comes here too; with __iter__, an env would be an Iterable
+        raise TypeError(
+            f"{self._name()} needs reset() and step(), but got an index or a loop over it: `td = env.reset()`, then "
+            '`for _ in range(100): _, td = env.step(td.set("action", env.sample_action()))`.'
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(f"{self._name()} has no len(): `env.num_envs` is the number of envs.")
+
+    def __bool__(self) -> bool:
+        return True  # without it, Python would call __len__
 
     def _name(self) -> str:
         return self._spec.id if self._spec is not None else type(self).__name__

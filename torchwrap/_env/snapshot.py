@@ -28,16 +28,19 @@ def take(module: nn.Module, observation: Any) -> TensorDict:
 
 
 def check(owner: str, module: nn.Module, snapshot: Any) -> None:
-    """Raises unless this is a snapshot of a module like this one."""
-    if not isinstance(snapshot, TensorDict | dict) or set(snapshot.keys()) != {"buffers", "observation"}:
+    """Raises unless this is a snapshot of a module like this one. Configuration may differ: it stays that of the module."""
+    parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
+    kinds = {"buffers": TensorDict | dict, "observation": Tensor | TensorDict | dict}
+    if parts.keys() != kinds.keys() or not all(isinstance(parts[name], kind) for name, kind in kinds.items()):
         raise TypeError(f"{owner}.restore needs what snapshot() returned, but got {type(snapshot).__name__}.")
-    buffers, own = snapshot["buffers"], state_of(module)
+    buffers, own = parts["buffers"], state_of(module)
     if set(buffers.keys()) != set(own):
         different = sorted(set(buffers.keys()) ^ set(own))
         raise ValueError(f"{owner}.restore needs a snapshot of the same env, but got one that differs in {different}.")
     for name, buffer in own.items():
-        if buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
-            got = f"{tuple(buffers[name].shape)} {buffers[name].dtype}"
+        value = buffers[name]
+        if not isinstance(value, Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
+            got = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{owner}.restore needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}, but got {got}.")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchwrap._core.row_mask import RowMask
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.transform import ActionTransform, Transform
+from torchwrap.transforms.transform import ActionTransform, Transform, construction
 
 
 class Compose(Transform):
@@ -42,7 +42,10 @@ class Compose(Transform):
             raise TypeError(f"Compose needs a list of Transforms, but got {transforms!r}.")
         for position, transform in enumerate(transforms):
             if not isinstance(transform, Transform):
-                raise TypeError(f"Compose needs Transforms, but got {type(transform).__name__} at transforms[{position}].")
+                got, remedy = type(transform).__name__, ""
+                if isinstance(transform, type) and issubclass(transform, Transform):
+                    got, remedy = f"the class {transform.__name__}", f": `{construction(transform)}` makes an instance"
+                raise TypeError(f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}.")
             self.add_module(str(position), transform)
         parts = list(self.flat())
         for position, part in enumerate(parts):

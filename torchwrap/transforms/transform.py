@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -29,7 +30,8 @@ class Transform(BatchedModule):
     Declare what belongs to running episodes as class attributes, one `EnvBuffer(shape, dtype, fill)` each. They are allocated
     before `setup`; `mask.fill_(buffer, value)` and `mask.assign_(buffer, value)` reset rows of them. What is learned goes into
     persistent buffers that do not depend on `num_envs`. Write buffers in place and never return them. Keep constructor
-    arguments under their own names. No hook may read values on the host: use `mask` and `torch.where` instead.
+    arguments under their own names; they cannot be assigned later, unless a property has a setter for it. No hook may read
+    values on the host: use `mask` and `torch.where` instead.
 
     >>> import torch; from torchwrap import EnvBuffer
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
@@ -50,6 +52,16 @@ class Transform(BatchedModule):
 
     def __init__(self) -> None:
         super().__init__()  # and so takes no arguments, although nn.Module takes any
+
+    def _check_arguments(self, *args: Any, **kwargs: Any) -> None:
+        # Gymnasium's wrappers take an env first. The constructor would complain about another argument.
+        env = args[0] if args else kwargs.get("env")
+        if hasattr(env, "step") and hasattr(env, "render"):
+            given = [*map(repr, args[1:]), *(f"{name}={value!r}" for name, value in kwargs.items() if name != "env")]
+            raise TypeError(
+                f"{type(self).__name__} needs no env, but got a {type(env).__name__}: "
+                f"`env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`."
+            )
 
     def setup(self, signature: Signature) -> Signature:
         return signature
@@ -130,3 +142,16 @@ class ActionTransform(Transform):
 
     def forward(self, td: TensorDict) -> TensorDict:
         return self._standalone(td, "action", self.action)
+
+
+def construction(kind: Any, arguments: str = "") -> str:
+    """The code that makes a transform, for messages. Without arguments it shows the names of the required ones.
+
+    >>> from torchwrap import transforms as T
+    >>> construction(T.TimeLimit)
+    'T.TimeLimit(max_episode_steps)'
+    """
+    parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    prefix = "T." if kind.__module__.startswith("torchwrap.") else ""
+    return f"{prefix}{kind.__name__}({arguments or ', '.join(required)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDict
+from torch import nn
 
 from torchwrap._core.env_buffers import SubmoduleAttribute
 from torchwrap._core.row_mask import RowMask
@@ -55,6 +56,7 @@ class TransformedEnv(Wrapper):
         self._transforms_actions = any(type(part).action is not Transform.action for part in composed.flat())
         for part in composed.flat():
             part.attached = True
+            part._fix()
 
     def _step(self, action: Value) -> TensorDict:
         for stream in self._streams:
@@ -67,6 +69,9 @@ class TransformedEnv(Wrapper):
         for stream in self._streams:
             stream.next_episode(mask)
         return self._executor.transform_reset(self.transforms, self.env._reset(mask, options), mask)
+
+    def _parts(self) -> list[nn.Module]:
+        return [self, *reversed(list(self.transforms.flat()))]
 
     def __repr__(self) -> str:
         text = repr(self.env)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDict
+from torch import nn
 
 from torchwrap._core import spec as specs
 from torchwrap._core.env_buffers import SubmoduleAttribute
@@ -17,7 +18,8 @@ from torchwrap.spaces import Value
 class Wrapper(Env):
     """An env that holds another env as `.env` and passes everything on to it. Override `_step`, `_reset`, or both.
 
-    As in Gymnasium, `get_wrapper_attr(name)` reaches the attributes of inner layers; nothing is forwarded silently.
+    As in Gymnasium, `get_wrapper_attr(name)` reaches the attributes of inner layers, and each transform is a layer. Nothing
+    else forwards attributes.
 
     Args:
         env: the env to wrap. It must not be compiled: compile the outermost layer, last.
@@ -99,15 +101,23 @@ class Wrapper(Env):
 
         Returns:
             Whether the attribute was set.
+
+        Raises:
+            AttributeError: for a constructor argument of the layer, and a part of it. A new layer takes another one.
         """
         owner = self._owner(name)
         if owner is None and not force:
             return False
-        setattr(owner or self, name, value)
+        setattr(self if owner is None else owner, name, value)
         return True
 
-    def _owner(self, name: str) -> Env | None:
-        return next((layer for layer in layers(self) if hasattr(layer, name)), None)
+    def _owner(self, name: str) -> nn.Module | None:
+        parts = (part for layer in layers(self) for part in (layer._parts() if isinstance(layer, Wrapper) else [layer]))
+        return next((part for part in parts if hasattr(part, name)), None)
+
+    def _parts(self) -> list[nn.Module]:
+        """The modules of this layer that can own an attribute, outermost first."""
+        return [self]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.env!r}>"

@@ -1,0 +1,173 @@
+"""An exception in the middle of a call: the next one raises and asks for a reset or a restore, after which all is well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import after, assert_same, play
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap._env import snapshot as snapshots
+from torchwrap.testing import ScriptedEnv
+
+NUM_ENVS = 4
+
+
+class Fails(T.Transform):
+    """Raises KeyboardInterrupt in a hook, when it is told to."""
+
+    at = None
+
+    def action(self, action):
+        return self.raised("action", action)
+
+    def step(self, td):
+        return self.raised("step", td)
+
+    def reset(self, td, mask):
+        return self.raised("reset", td)
+
+    def raised(self, hook, value):
+        if self.at == hook:
+            self.at = None
+            raise KeyboardInterrupt
+        return value
+
+
+def make():
+    transforms = (T.NormalizeReward(), Fails(), T.FrameStackObservation(2), T.RecordEpisodeStatistics())
+    return tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (3,), (2, 3)), *transforms)
+
+
+def step(env, td):
+    for _ in range(3):  # in which every env ends an episode
+        _, td = env.step(td.set("action", torch.zeros(NUM_ENVS, 6)))
+    return td
+
+
+def collect(env, td):
+    return tw.rollout(env, None, 3, td)[1]
+
+
+def reset_again(env, td):
+    return env.reset()
+
+
+def reset_some(env, td):
+    return env.reset(mask=torch.tensor([True, False, True, False]))
+
+
+CALLS = {
+    "a step, in an action": (step, "action", r"step\(\)"),
+    "a step, in a transform": (step, "step", r"step\(\)"),
+    "an auto-reset": (step, "reset", r"step\(\)"),
+    "a collection": (collect, "step", "collection"),
+    "an auto-reset of a collection": (collect, "reset", "collection"),
+    "a reset": (reset_again, "reset", r"reset\(\)"),
+    "a partial reset": (reset_some, "reset", r"reset\(\)"),
+}
+
+
+def refused(env, td, name):
+    message = rf"TransformedEnv needs reset\(\), or restore\(\) of a snapshot, because an earlier {name} did not finish"
+    for call in (step, collect, reset_some, lambda env, td: env.snapshot()):
+        with pytest.raises(RuntimeError, match=message):
+            call(env, td)
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_call_after_an_interrupted_one_raises_until_a_restore(case):
+    call, hook, name = CALLS[case]
+    env, twin = make(), make()
+    td, twin_td = after(env, 4), after(twin, 4)
+    snapshot = env.snapshot()
+    env.transforms[1].at = hook
+    with pytest.raises(KeyboardInterrupt):
+        call(env, td)
+    refused(env, td, name)
+    td = env.restore(snapshot)
+    assert_same(play(env, 20, td)[0], play(twin, 20, twin_td)[0])
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_call_after_an_interrupted_one_raises_until_a_reset_of_every_env(case):
+    call, hook, name = CALLS[case]
+    env, twin = make().eval(), make().eval()
+    td = after(env, 4)
+    env.transforms[1].at = hook
+    with pytest.raises(KeyboardInterrupt):
+        call(env, td)
+    refused(env, td, name)
+    found, expected = (play(one, 20, one.reset(seed=3))[0].exclude("buffers") for one in (env, twin))  # episodes were recorded
+    assert_same(found, expected)
+
+
+def test_policy_that_raises_in_a_collection_is_an_interrupt():
+    env, calls = make(), []
+
+    def policy(td):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return torch.zeros(NUM_ENVS, 6)
+
+    td = env.reset(seed=0)
+    with pytest.raises(ZeroDivisionError):
+        tw.rollout(env, policy, 3, td)
+    refused(env, td, "collection")
+
+
+def test_interrupted_restore_is_an_interrupt(monkeypatch):
+    env = make()
+    td = after(env, 4)
+    snapshot = env.snapshot()
+
+    def load(module, given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(snapshots, "load", load)
+    with pytest.raises(KeyboardInterrupt):
+        env.restore(snapshot)
+    refused(env, td, r"restore\(\)")
+    monkeypatch.undo()
+    env.restore(snapshot)
+    env.snapshot()
+
+
+def test_error_in_a_graph_is_an_interrupt(monkeypatch):
+    env = tw.compile(make(), backend="eager")
+    td = after(env, 4)
+
+    def step_graph(*values):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(env._executor, "whole", step_graph)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step(env, td)
+    monkeypatch.undo()
+    refused(env, td, r"step\(\)")
+    step(env, env.reset())
+
+
+def test_bad_input_is_no_interrupt():
+    env = make()
+    td = after(env, 4)
+    before = env.snapshot()
+    for call in (lambda: env.step(torch.zeros(3)), lambda: env.reset(seed=-1), lambda: env.restore({}), lambda: env.step(td)):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    assert_same(env.snapshot(), before)
+
+
+def test_env_without_snapshots_asks_for_a_reset_only():
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), Fails())
+    td = env.reset(seed=0)
+    env.transforms[0].at = "step"
+    action = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(td.set("action", action))
+    with pytest.raises(RuntimeError, match=r"CartPole-v1 needs reset\(\), because an earlier step\(\) did not finish"):
+        env.step(action)
+    env.reset()
+    env.step(action)

@@ -1,0 +1,461 @@
+"""What newcomers write out of habit: each call raises, changes nothing, and the lines of code in its message work."""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import inspect
+import re
+import sys
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import assert_same, buffers, each_copy
+from tensordict import TensorDict
+from torch import nn
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+
+class Case(NamedTuple):
+    """Code of a newcomer. `before` leads to the call; `mend` and the lines of the message lead to what `then` states."""
+
+    call: str
+    error: type[Exception]
+    message: str
+    then: str
+    before: str = ""
+    mend: str = ""
+
+
+def namespace():
+    """What the code of the cases can use."""
+    env = tw.make("CartPole-v1", 2)
+    names = {name: getattr(tw, name) for name in tw.__all__}
+    names |= {"T": T, "nn": nn, "np": np, "torch": torch, "gymnasium": gymnasium}
+    return names | {"env": env, "td": env.reset(seed=0), "network": nn.Linear(4, 2), "collect": tw.Collector(env, None, 3)}
+
+
+def run(code, names):
+    """Runs code. `_` is then its value, if it has one."""
+    try:
+        names["_"] = eval(code, names)
+    except SyntaxError:
+        exec(code, names)
+
+
+def check(case, names):
+    run(case.before, names)
+    before = [(value, buffers(value)) for value in names.values() if isinstance(value, tw.Env)]
+    with pytest.raises(case.error, match=case.message) as raised:
+        run(case.call, names)
+    assert type(raised.value) is case.error
+    for env, state in before:
+        assert_same(buffers(env), state)
+    lines = re.findall(r"`(.+?)`", str(raised.value))
+    assert lines, raised.value
+    run(case.mend, names)
+    for line in lines:
+        run(line, names)
+    assert eval(case.then, names), case.then
+
+
+# Making envs and transforms.
+
+
+def wraps(line):
+    return rf" needs no env, but got a FunctionalEnv: `env = TransformedEnv\(env, {re.escape(line)}\)`\.$"
+
+
+INSTANCE = r"Compose needs Transforms, but got the class {0} at transforms\[0\]: `T\.{0}\({1}\)` makes an instance\.$"
+NO_ID = "make needs an id, a string, or an env's spec, but got "
+NO_SEED = (
+    r"make needs arguments that the env's constructor takes, but got seed=0: reset takes it, `td = env\.reset\(seed=0\)`\.$"
+)
+VECTOR_ENV = "gymnasium.make_vec('CartPole-v1', 2, 'sync', vector_kwargs={'autoreset_mode': 'Disabled'})"
+
+CONSTRUCTION = {
+    "env given to a transform": Case(
+        "T.NormalizeObservation(env)", TypeError, wraps("T.NormalizeObservation()"), "env.transforms[0].epsilon == 1e-8"
+    ),
+    "env given by name": Case(
+        "T.NormalizeReward(gamma=0.9, env=env)",
+        TypeError,
+        wraps("T.NormalizeReward(gamma=0.9)"),
+        "env.transforms[0].gamma == 0.9",
+    ),
+    "env and arguments given": Case(
+        "T.FrameStackObservation(env, 4)", TypeError, wraps("T.FrameStackObservation(4)"), "env.transforms[0].stack_size == 4"
+    ),
+    "env given instead of arguments": Case(
+        *("T.TimeLimit(env)", TypeError, wraps("T.TimeLimit(max_episode_steps)"), "env.transforms[0].max_episode_steps == 3"),
+        before="max_episode_steps = 3",
+    ),
+    "env given to Compose": Case(
+        *("Compose(env)", TypeError, wraps("T.Compose(transforms)"), "len(env.transforms) == 1"),
+        before="transforms = [T.TimeLimit(3)]",
+    ),
+    "class given to TransformedEnv": Case(
+        *("TransformedEnv(env, T.NormalizeObservation)", TypeError, INSTANCE.format("NormalizeObservation", "")),
+        "TransformedEnv(env, _).transforms[0] is _",
+    ),
+    "class given to Compose": Case(
+        *("Compose([T.TimeLimit])", TypeError, INSTANCE.format("TimeLimit", "max_episode_steps"), "Compose([_])[0] is _"),
+        before="max_episode_steps = 3",
+    ),
+    "make of a Gymnasium env": Case(
+        *("make(env)", TypeError, NO_ID + r"<TimeLimit.*: `from_gymnasium\(.*\)` wraps it\.$", "_.num_envs == 1"),
+        before="env = gymnasium.make('CartPole-v1')",
+    ),
+    "make of a Gymnasium vector env": Case(
+        *("make(env)", TypeError, NO_ID + r"SyncVectorEnv.*: `from_gymnasium\(env\)` wraps it\.$", "_.num_envs == 2"),
+        before=f"env = {VECTOR_ENV}",
+    ),
+    "make of an env": Case("make(env)", TypeError, NO_ID + r"<CartPole.*: `make\(env\.spec\)` makes", "_.num_envs == 2"),
+    "make with a seed": Case("make('CartPole-v1', seed=0)", ValueError, NO_SEED, "env.np_random_seed == 0"),
+    "make with a seed for Gymnasium": Case(
+        "make('CartPole-v1', backend='gymnasium', seed=0)", ValueError, NO_SEED, "env.np_random_seed == 0"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTION)
+def test_construction_of_a_newcomer_raises_and_names_the_line_that_works(name):
+    check(CONSTRUCTION[name], namespace())
+
+
+TRANSFORMS = [kind for kind in map(T.__dict__.get, T.__all__) if issubclass(kind, T.Transform)]
+ENVS = {
+    "Env": lambda: ScriptedEnv(2),
+    "gymnasium.Env": lambda: gymnasium.make("CartPole-v1"),
+    "VectorEnv": lambda: eval(VECTOR_ENV),
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_every_transform_refuses_every_kind_of_env(name):
+    env = ENVS[name]()
+    for kind in TRANSFORMS:
+        for arguments, keywords in (((env,), {}), ((env, 3), {}), ((), {"env": env})):
+            with pytest.raises(
+                TypeError, match=rf"^{kind.__name__} needs no env, .* TransformedEnv\(env, T\.{kind.__name__}\("
+            ):
+                kind(*arguments, **keywords)
+    env.close()
+
+
+class Doubled(T.ScaleReward):
+    """A subclass without a constructor of its own."""
+
+
+@each_copy
+def test_transform_copies_and_rebuilds_from_its_spec(replicate):
+    assert list(inspect.signature(Doubled).parameters) == list(inspect.signature(T.ScaleReward).parameters)
+    assert not inspect.signature(T.PassiveEnvChecker).parameters
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 2), Doubled(2.0), T.PassiveEnvChecker())
+    for other in (replicate(env), tw.make(env.spec)):
+        assert repr(other) == repr(env) and [*map(type, other.transforms)] == [Doubled, T.PassiveEnvChecker]
+
+
+def test_compose_of_a_transform_that_has_an_action_space_asks_for_a_list():
+    with pytest.raises(TypeError, match="Compose needs a list of Transforms, but got TransformAction"):
+        tw.Compose(T.TransformAction(torch.tanh, spaces.Box(-1, 1, (2,))))
+
+
+def test_make_of_an_id_of_another_package_names_the_package(monkeypatch, tmp_path):
+    (tmp_path / "package.py").write_text(
+        'import gymnasium\ngymnasium.register("Maze/Walk-v0", "gymnasium.envs.classic_control:CartPoleEnv")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    message = r"make needs a registered id, but got 'Maze/Walk-v0'.* `make\(\"package:Maze/Walk-v0\"\)` imports it\.$"
+    try:
+        check(Case("make('Maze/Walk-v0')", ValueError, message, "_.spec.id == 'Maze/Walk-v0'"), namespace())
+    finally:
+        sys.modules.pop("package", None)
+
+
+def test_make_of_an_atari_id_names_ale_py(monkeypatch):
+    pytest.importorskip("ale_py")
+    registry = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
+    with monkeypatch.context() as without:
+        without.setattr(gymnasium.envs.registration, "registry", registry)
+        with pytest.raises(ValueError, match=r"Namespace ALE not found.*`make\(\"ale_py:ALE/Pong-v5\"\)` imports it\.$"):
+            tw.make("ALE/Pong-v5")
+    tw.make("ale_py:ALE/Pong-v5").close()
+
+
+# Policies.
+
+NEEDED = 'CartPole-v1 needs a policy that takes a TensorDict, and returns the action or the TensorDict with "action", but got '
+CALLED = r', which raised .*: `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)` is one of a network\.$'
+RETURNED = r', which returned {}: `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)` is one of a network\.$'
+COLLECTS = "rollout(env, _, 3)[0].shape == (2, 3)"
+
+POLICIES = {
+    "network in rollout": Case("rollout(env, network, 3, td)", TypeError, NEEDED + "Linear" + CALLED, COLLECTS),
+    "network in a collector": Case(
+        *("Collector(env, nn.Sequential(network, nn.Tanh()), 3)(td)", TypeError, NEEDED + "Sequential" + CALLED, COLLECTS),
+    ),
+    "network in evaluate": Case(
+        *("evaluate(env, network, 2, seed=0)", TypeError, NEEDED + "Linear" + CALLED, "evaluate(env, _, 2).shape == (2,)"),
+    ),
+    "network in a compiled collector": Case(
+        *("compile(Collector(env, network, 3), backend='eager')", ValueError),
+        "compile needs .*, but got the policy: TypeError: " + NEEDED + "Linear" + CALLED,
+        "compile(Collector(env, _, 3), backend='eager')(td)[0].shape == (2, 3)",
+    ),
+    "network of continuous actions": Case(
+        *(
+            "rollout(env, network, 3, td)",
+            TypeError,
+            r'`lambda td: network\(td\["observation"\]\)` is one of a network\.$',
+            COLLECTS,
+        ),
+        before="env = make('Pendulum-v1', 2); td = env.reset(); network = nn.Linear(3, 1)",
+    ),
+    "nothing": Case(
+        "rollout(env, lambda td: None, 3, td)", TypeError, NEEDED + "<lambda>" + RETURNED.format("None.*"), COLLECTS
+    ),
+    "a tuple": Case(
+        *("rollout(env, lambda td: (actions, 0), 3, td)", TypeError, NEEDED + "<lambda>" + RETURNED.format("tuple"), COLLECTS),
+        before="actions = torch.zeros(2, dtype=torch.int64)",
+    ),
+    "scores": Case(
+        *("rollout(env, lambda td: scores, 3, td)", ValueError),
+        r"needs an action of shape \(2,\) .*, but got \(2, 2\): `scores\.argmax\(-1\)` makes actions of scores\.$",
+        "len(env.step(_)) == 2",
+        before="scores = network(td['observation'])",
+        mend="env.reset()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policy_of_a_newcomer_raises_and_names_one_that_works(name):
+    check(POLICIES[name], namespace())
+
+
+def test_policy_that_raises_for_a_reason_of_its_own_raises_that():
+    with pytest.raises(TypeError, match=r"^unsupported operand type\(s\) for \+: 'int' and 'str'$"):
+        tw.rollout(ScriptedEnv(2), lambda td: 1 + "1", 3)
+
+
+# What Gymnasium's envs, or those of other libraries, can do.
+
+LOOP = r"CartPole-v1 needs reset\(\) and step\(\), but got an index or a loop over it: `td = env\.reset\(\)`, then `for _ in"
+
+PROTOCOLS = {
+    "seed": Case("env.seed(3)", AttributeError, r"CartPole-v1 needs its seed in reset", "env.np_random_seed == 0"),
+    "loop": Case("for td in env: pass", TypeError, LOOP, "td.shape == (2,) and 'action' not in td"),
+    "list": Case("list(env)", TypeError, LOOP, "td.shape == (2,) and 'action' not in td"),
+    "index": Case("env[0]", TypeError, LOOP, "td.shape == (2,) and 'action' not in td"),
+    "len": Case("len(env)", TypeError, r"^CartPole-v1 has no len\(\): `env\.num_envs` is the number of envs\.$", "_ == 2"),
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_protocol_that_envs_lack_raises_and_names_the_line_that_works(name):
+    check(PROTOCOLS[name], namespace())
+
+
+def test_env_without_len_is_true_and_one_object():
+    env = ScriptedEnv(2)
+    assert env and not isinstance(env, collections.abc.Iterable)
+    assert np.array([env, None], dtype=object).tolist() == [env, None]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_with_statement_closes_the_env(wrapped):
+    env = tw.make("CartPole-v1", 2, backend="gymnasium")
+    outer = tw.TransformedEnv(env, T.TimeLimit(3)) if wrapped else env
+    with pytest.raises(KeyError), outer as inside:
+        assert inside is outer and not env.vector_env.closed
+        inside.reset(seed=0)
+        raise KeyError
+    assert env.vector_env.closed
+
+
+# Results of steps and resets, mixed up.
+
+SECOND = r"the second result is the next root, `transition, td = env\.step\(td\)`\.$"
+SECOND_OF_COLLECT = r"the second result of a step and of a collection is the next root, `data, td = collect\(td\)`\.$"
+STEPPED = r'CartPole-v1\.step needs a root, but got a TensorDict with "next", which has been stepped: ' + SECOND
+COLLECTED = 'Collector needs a root, but got a TensorDict with "next", which has been stepped: ' + SECOND_OF_COLLECT
+STALE = (
+    "Collector needs the root that the last .* returned, but got a stale one, with another observation: " + SECOND_OF_COLLECT
+)
+ROWS = r": reset returns one TensorDict, `td = env\.reset\(\)`, and `obs, info = env\.reset\(\)` splits it into two rows\.$"
+ACT = "td['action'] = env.sample_action()"
+AGAIN = f"td = env.reset(); {ACT}"
+NEXT = "'next' in transition and set(td.keys()) == {'observation'}"
+DATA = "data.shape == (2, 3) and set(td.keys()) == {'observation'}"
+ROOT = "td.shape == (2,)"
+
+SLIPS = {
+    "results of step swapped": Case(
+        *("env.step(td)", ValueError, STEPPED, NEXT), before=f"{ACT}; td, transition = env.step(td); {ACT}", mend=AGAIN
+    ),
+    "second result of step ignored": Case(
+        *("env.step(td)", ValueError, STEPPED, NEXT), before=f"{ACT}; transition, _ = env.step(td); {ACT}", mend=AGAIN
+    ),
+    "both results of step as one": Case(
+        *("env.step(td)", TypeError, "or an action as a tensor, but got tuple: " + SECOND, NEXT),
+        before=f"{ACT}; td = env.step(td)",
+        mend=AGAIN,
+    ),
+    "second result of step ignored before collecting": Case(
+        *("collect(td)", ValueError, COLLECTED, DATA), before=f"{ACT}; env.step(td)", mend="td = env.reset()"
+    ),
+    "results of a collector swapped": Case(
+        *("collect(td)", ValueError, COLLECTED, DATA), before="td, data = collect(td)", mend="td = env.reset()"
+    ),
+    "second result of a collector ignored": Case(
+        *("collect(td)", ValueError, STALE, DATA), before="data, _ = collect(td)", mend="td = env.reset()"
+    ),
+    "both results of a collector as one": Case(
+        *("collect(td)", TypeError, "to start from, but got tuple: " + SECOND_OF_COLLECT, DATA),
+        before="td = collect(td)",
+        mend="td = env.reset()",
+    ),
+    "root of before a step of a bare action": Case(
+        *("rollout(env, None, 3, td)", ValueError, STALE, DATA),
+        before="env.step(env.sample_action())",
+        mend="td = env.reset()",
+    ),
+    "root of before a reset": Case(
+        *("rollout(env, None, 3, td)", ValueError, STALE, DATA), before="env.reset()", mend="td = env.reset()"
+    ),
+    "rows of reset, stepped without an action": Case(
+        "env.step(obs)", ValueError, ROWS, ROOT, before="obs, info = env.reset()"
+    ),
+    "rows of reset, stepped with an action": Case(
+        *("env.step(obs)", ValueError, r"needs an action of shape \(2,\) \(num_envs first\), but got \(\)" + ROWS, ROOT),
+        before="obs, info = env.reset(); obs['action'] = torch.tensor(1)",
+    ),
+    "rows of reset, stepped with actions": Case(
+        *("env.step(obs)", ValueError, r"batch size \(2,\), but got \(\)" + ROWS, ROOT),
+        before="obs, info = env.reset(); obs['action'] = torch.ones(2, dtype=torch.int64)",
+    ),
+    "action of a row of reset": Case(
+        *("env.step(network(obs['observation']).argmax(-1))", ValueError, r"but got \(\)" + ROWS, ROOT),
+        before="obs, info = env.reset()",
+    ),
+    "rows of reset, collected": Case(
+        *("collect(obs)", ValueError, r"of shape \(2, 4\) \(num_envs first\), but got \(4,\)" + ROWS, ROOT),
+        before="obs, info = env.reset()",
+    ),
+    "action of NumPy": Case(
+        *(
+            "env.step(action)",
+            TypeError,
+            r"but got ndarray: `env\.step\(torch\.as_tensor\(action\)\)` takes it\.$",
+            "len(_) == 2",
+        ),
+        before="action = env.action_space.sample()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_slip_of_a_newcomer_raises_and_names_the_line_that_works(name):
+    check(SLIPS[name], namespace())
+
+
+def test_rows_are_not_suspected_where_reset_cannot_be_unpacked():
+    env = ScriptedEnv(3)
+    env.reset()
+    with pytest.raises(ValueError, match=r"needs an action of shape \(3, 6\) \(num_envs first\), but got \(6,\)\.$"):
+        env.step(torch.zeros(6))
+
+
+NESTED = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Tuple([spaces.Discrete(3)]))
+
+
+@pytest.mark.parametrize("space", [None, NESTED], ids=["Box", "Dict"])
+@pytest.mark.parametrize("values", ["as they are", "changed in place", "NaN"])
+def test_collector_starts_from_the_last_root_as_it_was_left_and_from_copies(space, values):
+    env = ScriptedEnv(2, episode_lengths=None, observation_space=space)
+    collect = tw.Collector(env, None, 3)
+    for replicate in (lambda td: td, TensorDict.clone, copy.deepcopy, lambda td: td.select("observation")):
+        td = env.reset()
+        for leaf in td.values(True, True):
+            if values == "changed in place":
+                leaf += 1
+            elif values == "NaN" and leaf.is_floating_point():
+                leaf[0] = torch.nan
+        data, _ = collect(replicate(td))
+        assert_same(data[:, 0].select("observation"), td.select("observation"))
+
+
+@pytest.mark.parametrize("space", [None, NESTED], ids=["Box", "Dict"])
+def test_collector_refuses_an_observation_that_differs_in_one_row_of_one_leaf(space):
+    env = ScriptedEnv(2, observation_space=space)
+    for index in range(len(list(env.reset().values(True, True)))):
+        td = env.reset().clone()
+        leaf = list(td.values(True, True))[index]
+        leaf[1] = 1 - leaf[1]
+        with pytest.raises(ValueError, match="but got a stale one, with another observation"):
+            tw.rollout(env, None, 3, td)
+
+
+def test_collector_starts_from_a_restored_root_and_not_from_the_one_before():
+    env = ScriptedEnv(2)
+    td = env.reset()
+    snapshot, (_, following) = env.snapshot(), env.step(env.sample_action())
+    env.restore(snapshot)
+    with pytest.raises(ValueError, match="but got a stale one"):
+        tw.rollout(env, None, 3, following)
+    assert_same(tw.rollout(env, None, 3, td)[0][:, 0].select("observation"), td.select("observation"))
+
+
+# Gradients.
+
+
+class Echo(ScriptedEnv):
+    """Returns the action itself."""
+
+    def _step(self, action):
+        successor = super()._step(action)
+        return successor.set("info", TensorDict({"action": action}, [self.num_envs]))
+
+
+DIFFERENTIABLE = {
+    "Pendulum": lambda: tw.make("Pendulum-v1", 2),
+    "Gymnasium": lambda: tw.make("Pendulum-v1", 2, backend="gymnasium"),
+    "transforms": lambda: tw.TransformedEnv(tw.make("Pendulum-v1", 2), T.ClipAction(), T.StickyAction(0.5)),
+    "compiled": lambda: tw.compile(ScriptedEnv(2, action_space=spaces.Box(-2, 2, (1,))), backend="aot_eager"),
+    "an env that returns the action": lambda: Echo(2, action_space=spaces.Box(-2, 2, (1,))),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_step_takes_the_values_of_an_action_that_requires_grad(name):
+    env, other = DIFFERENTIABLE[name](), DIFFERENTIABLE[name]()
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for bare in (False, True):
+        action = torch.zeros(2, 1, requires_grad=True).tanh() + 0.5
+        transition, td = env.step(action if bare else td.set("action", action))
+        expected, other_td = other.step(other_td.set("action", action.detach()))
+        assert transition["action"] is action and action.requires_grad
+        assert_same(transition["next"], expected["next"])
+        assert not any(leaf.requires_grad for leaf in (*transition["next"].values(True, True), *td.values(True, True)))
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            transition["next", "reward"].sum().backward()
+    env.close()
+    other.close()
+
+
+def test_step_takes_the_values_of_a_nested_action_that_requires_grad():
+    env = Echo(2, action_space=spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(3)))
+    env.reset()
+    action = env.sample_action()
+    action["push"].requires_grad_()
+    transition, _ = env.step(action)
+    assert transition["action", "push"].requires_grad and not transition["next", "info", "action", "push"].requires_grad

@@ -1,0 +1,429 @@
+"""State that is loaded and restored, as a whole or not at all; and configuration, which stays as it was made."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+
+import pytest
+import torch
+from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
+from helpers import after, assert_same, buffers, each_copy, play
+from tensordict import TensorDict
+from torch import nn
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap import wrappers as W
+from torchwrap.testing import ScriptedEnv
+
+
+def normalized(num_envs=3, **arguments):
+    return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **arguments), T.NormalizeObservation(), T.NormalizeReward())
+
+
+def identities(module):
+    return {name: id(tensor) for name, tensor in module.named_buffers()}
+
+
+# load_state_dict.
+
+COUNT, TOTAL, LAST = (f"transforms.{name}" for name in ("0.statistics.count", "0.statistics.total", "1.statistics.count"))
+# What is wrong with a state_dict, by the last entry that nn.Module would reach; and what the message says.
+WRONG = {
+    "shape": ({LAST: torch.zeros(2, dtype=torch.int64)}, "size mismatch for transforms.1.statistics.count"),
+    "dtype": ({LAST: torch.zeros(1)}, r"needs transforms\.1\.statistics\.count as torch\.int64, but got torch\.float32"),
+    "float dtype": ({TOTAL: torch.zeros(2)}, r"needs transforms\.0\.statistics\.total as torch\.float64, but got .*float32"),
+    "type": ({LAST: "3"}, "transforms.1.statistics.count"),
+    "none": ({LAST: None}, "transforms.1.statistics.count"),
+    "unexpected key": ({"transforms.2.extra": torch.zeros(1)}, r"Unexpected key\(s\) in state_dict: .*transforms\.2\.extra"),
+    "meta": ({LAST: torch.zeros(1, dtype=torch.int64, device="meta")}, "transforms.1.statistics.count"),
+}
+
+
+def assert_load_raises(env, state, message, **arguments):
+    before, held, snapshot = buffers(env), identities(env), env.snapshot()
+    with pytest.raises(RuntimeError, match=message):
+        env.load_state_dict(state, **arguments)
+    assert identities(env) == held
+    assert_same(buffers(env), before)
+    twin = copy.deepcopy(env)
+    assert_same(play(env, 5, env.restore(snapshot))[0], play(twin, 5, twin.restore(snapshot))[0])
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
+def test_load_state_dict_that_raises_changes_nothing(wrong, message, assign):
+    env, teacher = normalized(), normalized(episode_lengths=9)
+    after(env, 3)
+    after(teacher, 20)
+    assert_load_raises(env, {**teacher.state_dict(), **wrong}, message, assign=assign)
+
+
+def test_load_state_dict_with_a_missing_key_changes_nothing():
+    env, state = normalized(), normalized(episode_lengths=9).state_dict()
+    after(env, 3)
+    del state[LAST]
+    assert_load_raises(env, state, r"Missing key\(s\) in state_dict: .*transforms\.1\.statistics\.count")
+
+
+def test_load_state_dict_that_is_interrupted_changes_nothing():
+    env, teacher = normalized(), normalized(episode_lengths=9)
+    after(env, 3)
+    after(teacher, 20)
+    before = buffers(env)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    env.transforms[1].statistics.register_load_state_dict_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        env.load_state_dict(teacher.state_dict())
+    assert_same(buffers(env), before)
+
+
+@torch.inference_mode()
+def made_in_inference_mode():
+    env = normalized()
+    after(env, 3)
+    return env
+
+
+def test_load_state_dict_that_raises_into_buffers_of_inference_mode_changes_nothing():
+    env = made_in_inference_mode()
+    before = buffers(env)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]})
+    assert_same(buffers(env), before)
+
+
+def test_load_state_dict_of_what_is_no_mapping_raises():
+    with pytest.raises(TypeError, match="state_dict"):
+        normalized().load_state_dict(3)
+
+
+def test_load_state_dict_not_strict_returns_the_keys_that_differ():
+    env, teacher = normalized(), normalized(episode_lengths=9)
+    after(teacher, 20)
+    state = {**teacher.state_dict(), "extra": torch.zeros(1)}
+    total = state.pop(TOTAL)
+    result = env.load_state_dict(state, strict=False)
+    assert (result.missing_keys, result.unexpected_keys) == ([TOTAL], ["extra"])
+    assert (env.state_dict()[COUNT] == state[COUNT]).all() and (env.state_dict()[TOTAL] != total).any()
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]}, strict=False)
+
+
+def test_load_state_dict_with_assign_stores_the_tensors_themselves():
+    env, teacher = normalized(), normalized(episode_lengths=9)
+    after(env, 3)
+    after(teacher, 20)
+    state = {name: value.clone() for name, value in teacher.state_dict().items()}
+    env.load_state_dict(state, assign=True)
+    assert all(env.get_buffer(name) is value for name, value in state.items())
+    assert env.transforms[0].statistics.count is state[COUNT]
+    before = {name: value.clone() for name, value in state.items()}
+    after(env, 3)
+    assert (state[COUNT] > before[COUNT]).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(1, dtype=torch.float64).expand(2), r"on cpu with strides \(1,\), but got cpu with strides \(0,\)"),
+        (torch.zeros(2, dtype=torch.float64, device="meta"), "on cpu with strides .1,., but got meta"),
+        (torch.zeros(2), r"as torch\.float64, but got torch\.float32"),
+    ],
+)
+def test_load_state_dict_with_assign_refuses_what_cannot_be_a_buffer(value, message):
+    env = normalized()
+    after(env, 3)
+    assert_load_raises(
+        env, {**normalized().state_dict(), TOTAL: value}, rf"RunningMeanStd needs {TOTAL} {message}", assign=True
+    )
+
+
+def test_load_state_dict_without_assign_copies_other_strides():
+    env, total = normalized(), torch.ones(1, dtype=torch.float64).expand(2)
+    env.load_state_dict({**env.state_dict(), TOTAL: total})
+    assert env.get_buffer(TOTAL).tolist() == [1, 1] and env.get_buffer(TOTAL).stride() == (1,)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: T.RunningMeanStd((2,)), lambda: normalized().transforms[0], lambda: normalized().transforms]
+)
+def test_load_state_dict_of_a_part_that_raises_changes_nothing(make):
+    part = make()
+    state = {name: value + 1 for name, value in part.state_dict().items()}
+    before = buffers(part)
+    last = list(state)[-1]
+    for wrong in ("3", torch.zeros(9), state[last].float()):
+        with pytest.raises(RuntimeError, match=last.rpartition(".")[2]):
+            part.load_state_dict({**state, last: wrong})
+        assert_same(buffers(part), before)
+    part.load_state_dict(state)
+    assert all((part.state_dict()[name] == value).all() for name, value in state.items())
+
+
+class Encoder(T.ObservationTransform):
+    """A user's transform with parameters, and a buffer under the name of an argument."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.register_buffer("scale", torch.as_tensor(scale))
+        self.linear = nn.Linear(2, 2)
+
+    def observation(self, observation):
+        return self.linear(observation) * self.scale
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_load_state_dict_with_parameters_that_raises_changes_nothing(assign):
+    env = tw.TransformedEnv(ScriptedEnv(2, (2,)), Encoder(1.0), T.NormalizeReward())
+    before, weight = {name: value.clone() for name, value in env.state_dict().items()}, env.transforms[0].linear.weight
+    wrong = {name: value + 1 for name, value in before.items()}
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        env.load_state_dict({**wrong, LAST: torch.zeros(3, dtype=torch.int64)}, assign=assign)
+    assert env.transforms[0].linear.weight is weight
+    assert all((env.state_dict()[name] == value).all() for name, value in before.items())
+    env.load_state_dict(wrong, assign=assign)
+    assert env.transforms[0].scale == 2
+
+
+# restore.
+
+
+def through_file(snapshot):
+    file = io.BytesIO()
+    torch.save(snapshot.to_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])
+def test_restore_of_another_configuration_keeps_the_own_one(store):
+    other, env = (tw.TransformedEnv(ScriptedEnv(2), T.RescaleAction(-limit, limit), T.TimeLimit(limit)) for limit in (1, 10))
+    expected = env.transforms[0].gradient.clone()
+    after(other, 1)
+    td = env.restore(store(other.snapshot()))
+    assert (env.transforms[0].gradient == expected).all() and (other.transforms[0].gradient != expected).all()
+    transition, _ = env.step(td.set("action", torch.full((2, 6), 10.0)))
+    assert (transition["next", "info", "action"] == 1).all() and not transition["next", "truncated"].all()
+
+
+ENVS = {
+    "Dict observations": functools.partial(ScriptedEnv, observation_space=DICT),
+    "Dict actions": functools.partial(ScriptedEnv, action_space=ACTIONS),
+    "CartPole": functools.partial(tw.make, "CartPole-v1"),
+    "normalized": normalized,
+}
+
+
+@pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])
+@pytest.mark.parametrize("make", ENVS.values(), ids=ENVS)
+def test_restore_of_another_num_envs_raises_before_anything_changed(make, store):
+    env, other = make(2), make(3)
+    td = after(env, 3)
+    after(other, 5)
+    before = env.snapshot()
+    with pytest.raises(ValueError, match=r"restore needs .* of shape \(2,.*, but got \(3,"):
+        env.restore(store(other.snapshot()))
+    assert_same(env.snapshot(), before)
+    env.step(td.set("action", env.sample_action()))
+
+
+# What is wrong with a snapshot, as a function that changes its dict.
+GARBLED = {
+    "observations of another shape": lambda found: found.update(observation={"position": torch.zeros(2)}),
+    "no observation": lambda found: found.update(observation=None),
+    "no buffers": lambda found: found.update(buffers=None),
+    "another key": lambda found: found.update(extra=torch.zeros(1)),
+    "a number": lambda found: found["buffers"].update({"elapsed": 3}),
+    "another dtype": lambda found: found["buffers"].update({"elapsed": torch.zeros(2)}),
+    "another shape": lambda found: found["buffers"].update({"elapsed": torch.zeros(3, dtype=torch.int64)}),
+    "a missing buffer": lambda found: found["buffers"].pop("elapsed"),
+    "another buffer": lambda found: found["buffers"].update({"other": torch.zeros(2)}),
+}
+
+
+@pytest.mark.parametrize("garble", GARBLED.values(), ids=GARBLED)
+def test_restore_of_a_garbled_snapshot_raises_before_anything_changed(garble):
+    env = ScriptedEnv(2, observation_space=DICT)
+    td = after(env, 3)
+    before = env.snapshot()
+    garbled = {name: dict(value) for name, value in env.snapshot().to_dict().items()}
+    after(env, 0, seed=1)
+    garble(garbled)
+    now = env.snapshot()
+    with pytest.raises((TypeError, ValueError), match=r"^ScriptedEnv\.restore needs "):
+        env.restore(garbled)
+    assert_same(env.snapshot(), now)
+    assert_same(env.restore(before), td)
+
+
+# Constructor arguments and parts.
+
+ARGUMENTS = {  # a module, and the name of one of its constructor arguments
+    "ClipReward": (lambda: T.ClipReward(-1, 1), "max_reward"),
+    "ClipObservation": (lambda: T.ClipObservation(-1, 1), "min_obs"),
+    "NormalizeReward": (T.NormalizeReward, "gamma"),
+    "TimeLimit": (lambda: T.TimeLimit(3), "max_episode_steps"),
+    "Compose": (lambda: T.Compose([]), "transforms"),
+    "Wrapper": (lambda: tw.Wrapper(ScriptedEnv(1)), "env"),
+    "RepeatAction": (lambda: W.RepeatAction(ScriptedEnv(1), 2), "num_repeats"),
+    "TransformedEnv": (normalized, "transforms"),
+    "the env of TransformedEnv": (normalized, "env"),
+    "the signature": (normalized, "signature"),
+    "FunctionalEnv": (lambda: tw.make("CartPole-v1"), "action_repeat"),
+    "the functions of FunctionalEnv": (lambda: tw.make("CartPole-v1"), "func_env"),
+    "num_envs": (lambda: tw.make("CartPole-v1"), "num_envs"),
+    "render_mode": (lambda: tw.make("CartPole-v1"), "render_mode"),
+    "ScriptedEnv": (lambda: ScriptedEnv(1), "ending"),
+    "the stream of actions": (lambda: ScriptedEnv(1), "action_stream"),
+    "statistics": (lambda: normalized().transforms[1], "statistics"),
+    "statistics of observations": (lambda: normalized().transforms[0], "statistics"),
+}
+
+
+@each_copy
+@pytest.mark.parametrize(("make", "name"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_constructor_argument_or_part_assigned_raises(make, name, replicate):
+    for module in (make(), replicate(make())):
+        before = getattr(module, name)
+        for value in (3, before):
+            with pytest.raises(
+                AttributeError, match=rf"{type(module).__name__} needs the {name} that it was made with, but got"
+            ):
+                setattr(module, name, value)
+        assert getattr(module, name) is before or name == "transforms"
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMS, *UNCAPTURED])
+def test_constructor_arguments_of_every_transform_stay(name):
+    make, make_env = {**TRANSFORMS, **UNCAPTURED}[name]
+    loose, attached = make(), tw.TransformedEnv(make_env(2), make()).transforms
+    for part in [*loose.flat(), *attached.flat()]:
+        for argument in set(type(part)._constructor_arguments) - {"self"}:
+            with pytest.raises(AttributeError, match=f"needs the {argument} that it was made with"):
+                setattr(part, argument, getattr(part, argument))
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_constructor_arguments_of_every_wrapper_stay(name):
+    with WRAPPERS[name](2) as env:
+        for argument in set(type(env)._constructor_arguments) - {"self"}:
+            with pytest.raises(AttributeError, match=f"needs the {argument} that it was made with"):
+                setattr(env, argument, None)
+
+
+class Fading(T.RewardTransform):
+    """A user's transform, which changes an attribute in eager mode."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+        self.rate = float(rate)  # a constructor may assign twice
+        self.factor = 1.0
+
+    def reward(self, reward):
+        self.factor *= self.rate
+        return reward * self.factor
+
+
+class HalfFading(Fading):
+    """Without a constructor around that of its base."""
+
+
+class FastFading(Fading):
+    """With a constructor around that of its base."""
+
+    def __init__(self, power):
+        super().__init__(0.5)
+        self.rate = self.rate**power
+        self.power = power
+
+
+@pytest.mark.parametrize("make", [lambda: Fading(0.5), lambda: HalfFading(0.5), lambda: FastFading(1)])
+def test_other_attributes_of_a_transform_can_be_assigned(make):
+    env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), make())
+    td, rewards = env.reset(), []
+    for _ in range(2):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        rewards.append(transition["next", "reward"].item())
+    assert rewards == [0.5, 2 * 0.25]
+    env.transforms[0].factor = 8.0
+    assert env.step(env.sample_action())[0]["next", "reward"].item() == 3 * 4
+    with pytest.raises(AttributeError, match=f"{type(env.transforms[0]).__name__} needs the rate that it was made with"):
+        env.transforms[0].rate = 0.1
+
+
+class Adjustable(T.RewardTransform):
+    """A user's transform whose argument may be assigned, because it says what an assignment does."""
+
+    def __init__(self, factor, offset):
+        super().__init__()
+        self.register_buffer("offset", torch.as_tensor(offset), persistent=False)
+        self.register_buffer("_factor", torch.as_tensor(factor), persistent=False)
+
+    @property
+    def factor(self):
+        return self._factor.item()
+
+    @factor.setter
+    def factor(self, value):
+        self._factor.fill_(value)
+
+    def reward(self, reward):
+        return reward * self._factor + self.offset
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_arguments_that_are_properties_with_a_setter_or_buffers_can_be_assigned(compiled):
+    env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), Adjustable(2.0, 1.0))
+    if compiled:
+        tw.compile(env, backend="aot_eager")
+    env.reset()
+    assert env.step(env.sample_action())[0]["next", "reward"].item() == 1 * 2 + 1
+    env.set_wrapper_attr("factor", 3.0)
+    env.transforms[0].offset = torch.tensor(5.0)
+    assert env.step(env.sample_action())[0]["next", "reward"].item() == 2 * 3 + 5
+
+
+class Mixin:
+    def __init__(self, *, label, **arguments):
+        super().__init__(**arguments)
+        self.label = label
+
+
+class Labelled(Mixin, T.ClipReward):
+    def __init__(self, label):
+        super().__init__(label=label, max_reward=1)
+
+
+def test_constructor_arguments_of_every_base_stay():
+    module = Labelled("a")
+    for name in ("label", "max_reward", "min_reward"):
+        with pytest.raises(AttributeError, match=f"Labelled needs the {name} that it was made with"):
+            setattr(module, name, 3)
+
+
+def test_transform_that_did_not_fit_can_be_set_up_again():
+    transform = T.NormalizeReward()
+    with pytest.raises(ValueError, match="needs an env with a step limit"):
+        tw.TransformedEnv(ScriptedEnv(1), transform, T.TimeAwareObservation())
+    env = tw.TransformedEnv(ScriptedEnv(1), transform)
+    with pytest.raises(AttributeError, match="NormalizeReward needs the statistics"):
+        env.transforms[0].statistics = T.RunningMeanStd((1,))
+
+
+def test_remedy_of_an_assignment_makes_the_env_that_was_wanted():
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 2), T.NormalizeObservation())
+    after(env, 9)
+    remedy = r"torchwrap\.make\(env\.spec, \.\.\.\); new\.load_state_dict\(old\.state_dict\(\)\) copies what was learned"
+    with pytest.raises(AttributeError, match=remedy):
+        env.env = tw.make("CartPole-v1", 3)
+    new = tw.make(env.spec, num_envs=3)
+    new.load_state_dict(env.state_dict())
+    assert_same(TensorDict(new.state_dict(), []), TensorDict(env.state_dict(), []))
+    assert new.num_envs == 3
