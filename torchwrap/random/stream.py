@@ -60,7 +60,7 @@ class Stream(BatchedModule):
             raise ValueError(f"Stream needs env indices below 2**{ENV_BITS}, but got {first_index} + {num_envs}.")
         self.tag = tag
         self.allocate(num_envs, device)
-        self.env.copy_(torch.arange(first_index, first_index + num_envs))
+        self.env.copy_(torch.arange(first_index, first_index + num_envs, device=device))
         self.seed(secrets.randbits(64) if seed is None else seed, RowMask.full(num_envs, device))
 
     def seed(self, seed: int, mask: RowMask) -> None:

@@ -80,7 +80,7 @@ class ScriptedEnv(Env):
             metadata={"render_modes": []},
         )
         self.ending = ending
-        self.index.copy_(torch.arange(first_index, first_index + num_envs))
+        self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
         self.register_buffer(
             "lengths", None if episode_lengths is None else torch.tensor(lengths, device=device), persistent=False
         )
@@ -140,6 +140,8 @@ class ScriptedEnv(Env):
             offsets = self.offsets[: math.prod(shape)].view(shape)
             value = base.view(-1, *(1,) * len(shape)) + offsets
             bounds = self.bounds[path]
+            if bounds is not None and isinstance(bounds[1], float):
+                value = value.float()  # whatever the default dtype is
             return (value if bounds is None else bounds[0] + value % bounds[1]).to(spaces.dtype(leaf))
 
         return spaces.build(self.single_observation_space, make, self.num_envs)

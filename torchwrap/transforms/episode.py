@@ -121,7 +121,7 @@ class EvalWrapper(Transform):
     tensor([1., 3.])
     """
 
-    sums = EnvBuffer(row=lambda self: torch.zeros(1 + len(self.metrics)))
+    sums = EnvBuffer(row=lambda self: torch.zeros(1 + len(self.metrics), dtype=torch.float32))
     active_episodes = EnvBuffer((1,), torch.bool)
     episode_steps = EnvBuffer((1,), torch.int64)
     ended = EnvBuffer((1,), torch.bool)
@@ -248,7 +248,7 @@ class TimeAwareObservation(Transform):
 
     def _add_time(self, td: TensorDict) -> TensorDict:
         observation = td["observation"]
-        time = self.elapsed / self.limit if self.normalize_time else self.elapsed.int()
+        time = self.elapsed.float() / self.limit if self.normalize_time else self.elapsed.int()
         parts = {"obs": observation} if self.is_single else dict(observation.items())
         timed = TensorDict({**parts, self.time_key: time}, batch_size=time.shape[:1])
         return td.set("observation", timed if self.dtype is None else spaces.flatten(self.space, timed, self.dtype))

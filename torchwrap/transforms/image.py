@@ -213,7 +213,7 @@ class ObstructView(_Noise):
     def observation(self, observation: Tensor) -> Tensor:
         num_envs, height, width = observation.shape[:3]
         centers = random.integers(self.stream.key(), height * width, (self.num_squares,))
-        covered = torch.zeros(num_envs, height * width, device=observation.device).scatter(1, centers, 1.0)
+        covered = centers.new_zeros(num_envs, height * width, dtype=torch.float32).scatter(1, centers, 1.0)
         # A pixel is covered if the square around it contains a center: a maximum over rows, then over columns.
         size = self.obstruction_width
         before, after = (size - 1) // 2, size // 2
@@ -236,7 +236,8 @@ def _area_taps(old_size: int, new_size: int) -> tuple[Tensor, Tensor]:
         covered += [(end, min(last - end, 1, width) / width)] if last - end > 1e-3 else []
         taps.append(covered)
     max_taps = max(map(len, taps))
-    padded = torch.tensor([covered + [(0, 0.0)] * (max_taps - len(covered)) for covered in taps], dtype=torch.float64)
+    filled = [covered + [(0, 0.0)] * (max_taps - len(covered)) for covered in taps]
+    padded = torch.tensor(filled, dtype=torch.float64, device="cpu")
     return padded[..., 0].long().t().contiguous(), padded[..., 1].float().t().contiguous()
 
 

@@ -181,7 +181,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
     try:
         if isinstance(dtype, torch.dtype):
-            return torch.empty(0, dtype=dtype).numpy().dtype
+            return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
         return np.dtype(dtype if named else "O")
     except (TypeError, ValueError, SyntaxError):
         return np.dtype("O")

@@ -1,0 +1,221 @@
+"""PyTorch's default dtype and default device change nothing of ours, and an env keeps its dtypes."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+
+import pytest
+import torch
+from catalogue import DICT, NUM_ENVS, TRANSFORMS, UNCAPTURED, WRAPPERS, seven
+from gymnasium import spaces
+from helpers import assert_same, buffers, mostly_full, play
+from tensordict import TensorDict
+from torch import nn
+
+import torchwrap as tw
+from torchwrap import random
+from torchwrap import transforms as T
+from torchwrap._core.buffer_pool import BufferPool
+from torchwrap.registration import NATIVE
+from torchwrap.testing import ScriptedEnv
+
+DEFAULTS = {
+    "float64": (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
+    "float16": (lambda: torch.set_default_dtype(torch.float16), lambda: torch.set_default_dtype(torch.float32)),
+    # A tensor on this device has no values, so computing with it and a tensor on the CPU fails.
+    "meta": (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
+}
+
+
+@pytest.fixture(params=mostly_full(DEFAULTS, "float64", "meta"))
+def under_default(request):
+    """Calls a function under another default."""
+
+    def call(function):
+        set_default, restore = DEFAULTS[request.param]
+        set_default()
+        try:
+            return function()
+        finally:
+            restore()
+
+    return call
+
+
+def stacked(make, make_env):
+    return lambda: tw.TransformedEnv(make_env(NUM_ENVS), make())
+
+
+ENVS = {
+    **{name: stacked(*case) for name, case in {**TRANSFORMS, **UNCAPTURED}.items()},
+    **{id: functools.partial(tw.make, id, NUM_ENVS, max_episode_steps=6) for id in NATIVE},
+    "Acrobot-v1 with noise": lambda: tw.make("Acrobot-v1", NUM_ENVS, torque_noise_max=0.5),
+    "CartPole-v1 in float64": lambda: tw.make("CartPole-v1", NUM_ENVS, dtype=torch.float64),
+    "a pool of initial states": lambda: tw.FunctionalEnv(tw.envs.cartpole.CartPole(), NUM_ENVS, reset_pool=8),
+    "Gymnasium's CartPole": lambda: tw.make("CartPole-v1", NUM_ENVS, backend="gymnasium", max_episode_steps=6),
+    "RepeatAction": lambda: WRAPPERS["RepeatAction"](NUM_ENVS),
+    "MaxAndSkipObservation": lambda: WRAPPERS["MaxAndSkipObservation"](NUM_ENVS),
+    "DtypeObservation of torch's dtype": lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.DtypeObservation(torch.float16)),
+    "EvalWrapper of metrics": lambda: tw.TransformedEnv(
+        ScriptedEnv(NUM_ENVS, action_space=spaces.Box(-1, 1, (1,))), T.EvalWrapper(metrics=["action"])
+    ),
+    "a Dict of actions": lambda: ScriptedEnv(NUM_ENVS, action_space=DICT),
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_env_under_another_default_plays_the_same(name, under_default):
+    def run():
+        env = ENVS[name]()
+        played, td = play(env, 9, env.reset(seed=0))
+        td = env.reset(mask=torch.arange(NUM_ENVS, device="cpu") % 2 == 0)
+        found = [played, td.select("observation"), buffers(env), TensorDict(env.state_dict(), [])]
+        if env.can_snapshot:
+            found += [env.snapshot(), env.restore(env.snapshot().to_dict())]
+        env.close()
+        return found
+
+    for expected, found in zip(run(), under_default(run), strict=True):
+        assert_same(found, expected)
+
+
+DRAWS = {
+    "uniform": lambda key: random.uniform(key, (3,)),
+    "normal": lambda key: random.normal(key, (3,)),
+    "exponential": lambda key: random.exponential(key, (3,)),
+    "integers": lambda key: random.integers(key, 5, (3,)),
+    "permutation": lambda key: random.permutation(key, 5),
+    "choice": lambda key: random.choice(key, 2, (3,), torch.full((2,), 0.5, dtype=torch.float32, device="cpu")),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("num_envs", [2, 100])  # NumPy's path has two branches
+def test_random_numbers_under_another_default_are_the_same(name, num_envs, under_default):
+    def draw():
+        key = random.Stream(num_envs, seed=3).key()
+        vmapped = torch.vmap(lambda *words: DRAWS[name](random.Key(*words)))(*key[:5])  # without NumPy
+        return TensorDict({"drawn": DRAWS[name](key), "vmapped": vmapped}, [])
+
+    assert_same(under_default(draw), draw())
+
+
+def test_collector_under_another_default_collects_the_same(under_default):
+    def collect():
+        env = tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2))
+        env.reset(seed=0)
+        collector = tw.Collector(env, None, 7)
+        held = deque(collector()[0] for _ in range(6))  # more than the pool has pieces of memory
+        return torch.stack([*held])
+
+    assert_same(under_default(collect), collect())
+
+
+@pytest.mark.parametrize("transforms", [[], [T.RecordEpisodeStatistics]])
+def test_evaluate_under_another_default_returns_the_same(transforms, under_default):
+    def evaluate():
+        env = tw.TransformedEnv(ScriptedEnv(3), *[transform() for transform in transforms])
+        return tw.evaluate(env, None, 7, seed=0)
+
+    found = under_default(evaluate)
+    assert found["episode_return"].dtype == torch.float32
+    assert_same(found, evaluate())
+
+
+def test_buffer_pool_under_another_default_allocates_on_its_device(under_default):
+    pool = BufferPool((4,), torch.float32)
+    held = under_default(lambda: [pool.empty() for _ in range(9)])
+    assert {(tensor.device.type, tensor.dtype) for tensor in held} == {("cpu", torch.float32)}
+
+
+COMPILED = {
+    "seven": lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS), seven()),
+    "CartPole": lambda: tw.make("CartPole-v1", NUM_ENVS),
+    "TimeAwareObservation": lambda: tw.TransformedEnv(
+        ScriptedEnv(NUM_ENVS), T.TimeLimit(4), T.TimeAwareObservation(True, True)
+    ),
+    "host-driven auto-reset": lambda: tw.make("MountainCar-v0", 4096, max_episode_steps=3),
+}
+
+
+@pytest.mark.parametrize("name", mostly_full(COMPILED, "TimeAwareObservation"))
+def test_compiled_env_under_another_default_plays_the_same(name, under_default):
+    def run():
+        env = tw.compile(COMPILED[name](), backend="aot_eager")
+        auto_reset = env._executor.auto_reset
+        assert bool(auto_reset.max_partial) == auto_reset.enabled == (name == "host-driven auto-reset")
+        return play(env, 5, env.reset(seed=0))[0]
+
+    assert_same(under_default(run), run())
+
+
+class Row(T.Transform):
+    """A user's transform, whose initial row depends on the default device."""
+
+    row = tw.EnvBuffer(row=lambda self: torch.tensor([1.5, 2.5], dtype=torch.float32))
+
+
+def test_env_buffer_row_under_another_default_device_is_on_the_device_of_the_env(under_default):
+    env = under_default(lambda: tw.TransformedEnv(ScriptedEnv(2), Row()))
+    assert env.transforms[0].row.tolist() == [[1.5, 2.5]] * 2
+
+
+# Conversions.
+
+CONVERSIONS = {
+    "double": lambda module: module.double(),
+    "half": lambda module: module.half(),
+    "bfloat16": lambda module: module.bfloat16(),
+    "to float64": lambda module: module.to(torch.float64),
+    "to a device and float16": lambda module: module.to("meta", torch.float16),
+    "like a float64 tensor": lambda module: module.to(torch.zeros(1, dtype=torch.float64, device="meta")),
+    "type": lambda module: module.type(torch.float64),
+}
+MODULES = {
+    "ScriptedEnv": lambda: ScriptedEnv(2),
+    "integers": lambda: ScriptedEnv(2, observation_space=spaces.Discrete(2), action_space=spaces.Discrete(2)),
+    "CartPole": lambda: tw.make("CartPole-v1", 2),
+    "Gymnasium's CartPole": lambda: tw.make("CartPole-v1", 2, backend="gymnasium"),
+    "Wrapper": lambda: tw.Wrapper(ScriptedEnv(2)),
+    "a stack": lambda: tw.TransformedEnv(ScriptedEnv(2), seven()),
+    "a transform": lambda: tw.TransformedEnv(ScriptedEnv(2), T.NormalizeReward()).transforms[0],
+    "Compose": lambda: tw.TransformedEnv(ScriptedEnv(2), seven()).transforms,
+    "RunningMeanStd": lambda: T.RunningMeanStd((3,)),
+}
+
+
+def layout(module):
+    return {name: (buffer.dtype, buffer.device, buffer.data_ptr()) for name, buffer in module.named_buffers()}
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+@pytest.mark.parametrize("name", MODULES)
+def test_conversion_to_another_dtype_raises_before_anything_changed(name, convert):
+    module = MODULES[name]()
+    before, signature = layout(module), getattr(module, "signature", None)
+    message = rf"{type(module).__name__} needs to keep its dtypes, but got .*`\.to\(device\)`.*T\.DtypeObservation"
+    with pytest.raises(TypeError, match=message):
+        convert(module)
+    assert layout(module) == before and getattr(module, "signature", None) is signature
+
+
+FLOAT64 = {
+    "statistics": lambda: tw.TransformedEnv(ScriptedEnv(2), T.NormalizeReward()),
+    "states": lambda: tw.make("CartPole-v1", 2, dtype=torch.float64),
+    "observations": lambda: tw.TransformedEnv(ScriptedEnv(2), T.DtypeObservation("float64")),
+    "actions": lambda: ScriptedEnv(2, action_space=spaces.Box(-1, 1, (2,), "float64")),
+}
+
+
+@pytest.mark.parametrize("make", FLOAT64.values(), ids=FLOAT64)
+def test_conversion_to_float32_of_what_is_float64_raises(make):
+    with pytest.raises(TypeError, match=r"a conversion of torch\.float64 to torch\.float32"):
+        make().float()
+
+
+def test_conversion_that_changes_no_dtype_is_allowed():
+    env = ScriptedEnv(2)
+    assert env.float() is env.to(torch.float32) is env and env.to("meta").device.type == "meta"
+    clip = T.ClipReward(-1, 1)
+    assert nn.Sequential(nn.Linear(1, 1), clip).half()[1] is clip  # a stateless transform ships with a policy
