@@ -374,3 +374,20 @@ def test_other_threads_see_tensors_with_values_while_a_policy_is_compiled():
         done.set()
         thread.join()
     assert seen == {torch.Tensor, nn.Parameter}
+
+
+class ReadsArrays(Agent):
+    """A policy whose arrays are constants, whatever happens to them later."""
+
+    def act(self, td):
+        fresh = torch.as_tensor(np.full(6, 0.1, np.float32)).mul_(2)
+        return act(td, torch.from_numpy(self.sums).float().sum() + fresh + torch.tensor([0.1]).mul_(2))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_arrays_keep_the_value_that_they_have_at_compile(backend):
+    agent = ReadsArrays()
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), agent.act, 3), backend=backend)
+    for _ in range(2):
+        torch.testing.assert_close(collect()[0]["action"], torch.full((NUM_ENVS, 3, 6), 0.4).tanh())
+        agent.sums += 1

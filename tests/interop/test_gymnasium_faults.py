@@ -275,6 +275,7 @@ def interrupt(call, after):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        torch.set_grad_enabled(True)  # `torch.no_grad` of the interrupted call may not have come to its end
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])

@@ -30,11 +30,14 @@ def compile(
 ) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs. Results agree up to rounding.
 
-    A graph reads tensors: its input, all buffers, and the policy's parameters. Python numbers keep the value that they have
-    now. Checks of the input stay outside. The step is one graph; for 4,096 envs and more on a CPU, resets are separate graphs,
+    A graph reads tensors: its input, and whatever buffers, parameters and other tensors the code finds in modules and objects.
+    They can be written, replaced and moved, as can a policy, its modules, hooks and modes: where needed, another graph is
+    compiled at the next call. Python numbers and NumPy arrays keep the value that they have now, and code that changes one, or
+    draws from Python or NumPy, is refused. Compiling changes nothing, in this thread or another.
+
+    Checks of the input stay outside. The step is one graph; for 4,096 envs and more on a CPU, resets are separate graphs,
     which run only when an episode ended. If a simulator on the host steps the env, its transforms are compiled, in one graph
-    for steps and one for resets. Compile the outermost env, last: a compiled env cannot be wrapped. After `train()`, `eval()`
-    or `.to(device)` another graph is compiled at the next call. Copies run eagerly.
+    for steps and one for resets. Compile the outermost env, last: a compiled env cannot be wrapped. Copies run eagerly.
 
     Args:
         target: an env or a collector. It is compiled in place.
@@ -49,8 +52,8 @@ def compile(
 
     Raises:
         TypeError: for what is no env or collector.
-        ValueError: if code reads values on the host or keeps state outside of buffers (the message names it), for what is
-            compiled already, and for a simulator on the host without transforms or in a collector.
+        ValueError: if code reads values on the host, changes Python state or replaces tensors (the message names it), for what
+            is compiled already, and for a simulator on the host without transforms or in a collector.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = compile(ScriptedEnv(2), backend="eager")

@@ -100,7 +100,6 @@ class _Pass:
         self.passed_through: dict[int, int] = {}
         self.modules: dict[int, nn.Module] = {}
         build, count, thread = nested.builder(values), len(slots), threading.get_ident()
-
         mode = FakeTensorMode(allow_non_fake_inputs=True)  # without a ShapeEnv, so no data-dependent sizes
 
         def flat(*tensors: Tensor) -> list[Tensor]:
@@ -125,6 +124,7 @@ class _Pass:
         finally:
             hook.remove()
         self.num_slots = count
+        self.literals = {node.target: getattr(self.graph, node.target) for node in self.graph.graph.find_nodes(op="get_attr")}
 
     def require_equal(self, first: _Pass) -> None:
         """Raises unless an earlier pass gave the same graph."""
@@ -138,22 +138,23 @@ class _Pass:
             if not _equal(before, now):
                 raise _StateError(f"a function with another constant each time: first {before}, then {now}")
 
-    @property
-    def literals(self) -> dict[str, Any]:
-        return {node.target: getattr(self.graph, node.target) for node in self.graph.graph.find_nodes(op="get_attr")}
-
     def finish(self, first: _Pass, reads: Reads, reachable: Reachable) -> Trace:
         """The trace. Tensors that the function met in both passes are inputs of its graph; others are its constants."""
         graph, lasting = self.graph.graph, []
         inputs = graph.find_nodes(op="placeholder")
+        body = next(node for node in graph.nodes if node.op != "placeholder")
+        for name, tensor in self.literals.items():
+            if not isinstance(tensor, FakeTensor):
+                setattr(self.graph, name, tensor.clone())  # it can be in the memory of a NumPy array
         for node, (name, tensor) in zip(inputs[len(self.example) :], self.met.items(), strict=True):
-            with graph.inserting_before(inputs[self.num_slots]):
-                if _same_memory(first.met[name], tensor):
-                    lasting.append(tensor)
+            if _same_memory(first.met[name], tensor):
+                lasting.append(tensor)
+                with graph.inserting_before(inputs[self.num_slots]):
                     found = graph.placeholder(f"lasting_{name}")
-                else:
-                    setattr(self.graph, name, tensor)
-                    found = graph.get_attr(name)
+            else:
+                setattr(self.graph, name, tensor)
+                with graph.inserting_before(body):
+                    found = graph.call_function(torch.ops.aten.clone.default, (graph.get_attr(name),))
             node.replace_all_uses_with(found)
             graph.erase_node(node)
         self.graph.recompile()
