@@ -1,6 +1,7 @@
 """Options and fixtures of all tests, and the path to `catalogue`, `helpers` and `oracles`."""
 
 import functools
+import secrets
 import sys
 from pathlib import Path
 
@@ -15,10 +16,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`, which take most of the time")
+    parser.addoption(
+        "--fresh-seeds", action="store_true", help="fuzz with seeds that were never used; the first one is printed"
+    )
+    parser.addoption("--first-seed", type=int, default=0, help="fuzz with the seeds from this one on, to repeat a run")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
+    if config.getoption("--fresh-seeds"):
+        config.option.first_seed = secrets.randbelow(10**9)
+        first = f"--first-seed={config.option.first_seed}"
+        config.get_terminal_writer().line(f"tests/fuzz: fresh seeds; {first} repeats this run")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -26,6 +35,12 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in items if item.get_closest_marker("full") is None]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+
+
+@pytest.fixture
+def first_seed(request):
+    """The first of a fuzz test's seeds."""
+    return request.config.getoption("--first-seed")
 
 
 @pytest.fixture

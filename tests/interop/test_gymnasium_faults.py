@@ -18,6 +18,7 @@ import time
 
 import gymnasium
 import pytest
+import torch
 from gymnasium.vector import AsyncVectorEnv
 from helpers import mostly_full
 from single_envs import (

@@ -82,24 +82,20 @@ class CompiledCollector(Eager):
         columns = [*[rows[key] for key in keys], *[leaves[1:] for leaves in observations]]
         steps = list(zip(*columns, strict=True))
         chunks = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
-        version = None
+        version, programs = None, {}
         while version != self.reads.version:  # a trace can meet tensors that were not known before
             version = self.reads.version
-            first, last = (
-                self.steps.program(
-                    observation,
-                    tuple([(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in chunk]),
-                )
-                for chunk in (chunks[0], chunks[-1])
-            )
-        return [first] * (len(chunks) - 1) + [last], [list(itertools.chain(*chunk)) for chunk in chunks]
+            for number, chunk in {len(chunk): chunk for chunk in (chunks[0], chunks[-1])}.items():
+                targets = [(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in chunk]
+                programs[number] = self.steps.program(observation, tuple(targets))
+        return [programs[len(chunk)] for chunk in chunks], [list(itertools.chain(*chunk)) for chunk in chunks]
 
     def _run_steps(
         self, observation: spaces.Value, steps: tuple[tuple[Storage, spaces.Value], ...]
     ) -> tuple[dict[str, Tensor], spaces.Value]:
         collector, env = self.collector, self.collector.env
         step = env._step_without_reset if self.resets_on_host else env._step_and_reset
-        outside = torch.zeros((), dtype=torch.bool, device=env.device)
+        outside = []
         for row, following in steps:
             transition, after = collector._transition(observation, step)
             if not collector._fits(transition):
@@ -107,14 +103,15 @@ class CompiledCollector(Eager):
                     "another mode of the policy needs the same keys, shapes and dtypes: make a Collector for each"
                 )
             if self.checks_actions:
-                outside = outside | _outside(env.single_action_space, transition["action"])
+                outside.append(_outside(env.single_action_space, transition["action"]))
             for key in collector._pools:
                 value, target = transition.get(key), row[key] if key in row else _leaf(observation, key)
                 if value is not target:  # an observation lies there already, unless the policy has replaced it
                     target.copy_(as_bytes(value))
             nested.copy_(following, after)
             done, observation = transition["next", "done"], following
-        return {"done": done, "outside": outside}, observation
+        flags = {"done": done, "outside": torch.stack(outside).any()} if outside else {"done": done}
+        return flags, observation
 
     @property
     def checks_actions(self) -> bool:
@@ -133,19 +130,21 @@ class CompiledCollector(Eager):
         storage, rows, observations = self.static or self._storage(observation)
         (programs, chunks), resets_on_host = self._programs(observation, rows, observations), self.resets_on_host
         env, buffers, first = self.collector.env, self.reads.tensors(), [leaves[0] for leaves in observations]
-        count = len(buffers)
+        count, num_flags = len(buffers), 1 + self.checks_actions
+        outside: list[Tensor] = []
 
         def run_all(tensors: list[Tensor]) -> list[Tensor]:
             buffers, leaves = tensors[:count], tensors[count:]
             for target, leaf in zip(first, leaves, strict=True):
                 target.copy_(leaf)
-            leaves, flags = first, []
+            leaves = first
             for (run, build), chunk in zip(programs, chunks, strict=True):
-                done, outside, *leaves = run([*buffers, *leaves, *chunk])
-                flags.append(outside)
+                results = run([*buffers, *leaves, *chunk])
+                leaves = list(results[num_flags:])
+                outside.extend(results[1:num_flags])
                 if resets_on_host:
-                    self.auto_reset(done, build(iter([done, outside, *leaves]))[1])
-            return [*storage.values(), done, torch.stack(flags).any(), *leaves]
+                    self.auto_reset(results[0], build(iter(results))[1])
+            return [*storage.values(), *results]
 
         run, build = programs[0]
         whole: Run = run_all
@@ -153,12 +152,10 @@ class CompiledCollector(Eager):
             whole = self.replays.setdefault(run, Replay(run_all, count, self.static_outputs))
         tensors = iter(whole([*buffers, *nested.leaves(observation)]))
         data = {key: next(tensors) for key in storage}
-        flags, observation = build(tensors)
-        if self.checks_actions and flags["outside"]:
-            raise ValueError(
-                f"{env._name()} needs an action in {env.single_action_space}, but got another one from the policy."
-            )
-        return data, observation
+        if outside and torch.stack(outside).any():
+            space = env.single_action_space
+            raise ValueError(f"{env._name()} needs an action in {space}, but got another one from the policy.")
+        return data, build(tensors)[1]
 
 
 def _outside(space: Space[Any], action: spaces.Value) -> Tensor:

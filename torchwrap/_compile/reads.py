@@ -44,8 +44,9 @@ class Reads:
 
     def refresh(self) -> None:
         """Looks again if a module is not where it was."""
-        if not all(map(Edge.holds, self.edges)):
-            self._look()
+        for edge in self.edges:
+            if not edge.holds():
+                return self._look()
 
     def add(self, tensors: list[Tensor], modules: list[nn.Module], reachable: Reachable) -> None:
         """Adds what a trace has met: tensors that no module in reach owns, and modules that are not in reach."""
@@ -92,4 +93,7 @@ def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, BatchedModule) or type(module).__module__.startswith("torchwrap.")
+    # Or a container, of which only what it contains matters.
+    if isinstance(module, BatchedModule | nn.ModuleList | nn.ModuleDict):
+        return True
+    return type(module).__module__.startswith("torchwrap.")

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BufferAttribute, EnvBuffer, SubmoduleAttribute
+from torchwrap._core.env_buffers import BatchedModule, BufferAttribute, EnvBuffer, SubmoduleAttribute
 from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask, set_first_
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
 
 
-class RunningMeanStd(nn.Module):
+class RunningMeanStd(BatchedModule):
     """Mean and variance of all rows seen, each counted exactly once.
 
     The module keeps sums of differences from a reference row, in float64, and an int64 count. There is no pseudo-count prior:
