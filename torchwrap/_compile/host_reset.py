@@ -91,8 +91,9 @@ class HostAutoReset:
 
 def _restricted_to_rows(env: Env, rows: Tensor) -> tuple[Env, list[tuple[Tensor, Tensor]]]:
     """A copy of the env that has only these rows, and each env buffer with its rows. Other tensors are shared with the env."""
-    tensors = [found.value for found in Reachable([({"env": env}, "env")]).tensors.values()]
-    part = copy.deepcopy(env, {id(tensor): tensor for tensor in tensors})
+    shared: dict[int, Any] = {key: tensor for key, (tensor, _) in Reachable([({"env": env}, "env")]).tensors.items()}
+    shared.update({id(layer._position): layer._position for layer in layers(env)})  # a reset does not read it
+    part = copy.deepcopy(env, shared)
     pairs = []
     for module in part.modules():
         for name in module._env_buffer_names if isinstance(module, BatchedModule) else ():

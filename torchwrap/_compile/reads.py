@@ -55,7 +55,7 @@ class Reads:
         self.modules, self.foreign = [*self.modules, *modules], [*self.foreign, *modules]
         places = {id(container[key]): (container, key) for module in modules for container, key in _slots(module)}
         for tensor in tensors:
-            edge = reachable.tensors.get(id(tensor))
+            _, edge = reachable.tensors.get(id(tensor), (tensor, None))
             found = places.get(id(tensor), ([tensor], 0))  # the tensor itself, if it is nowhere to be found
             self.slots.append(found if edge is None else (edge.container, edge.key))
         if tensors or modules:

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchwrap._compile.reads import Reads
 from torchwrap._core import nested
@@ -93,9 +93,7 @@ class _Pass:
 
     def __init__(self, function: Callable[..., Any], values: Any, reads: Reads) -> None:
         slots = reads.tensors()
-        self.example = [
-            tensor.clone() if tensor.is_inference() else tensor.detach() for tensor in [*slots, *nested.leaves(values)]
-        ]
+        self.example = list(map(_plain, [*slots, *nested.leaves(values)]))
         self.result: Any = None
         self.passed_through: dict[int, int] = {}
         self.modules: dict[int, nn.Module] = {}
@@ -118,8 +116,8 @@ class _Pass:
                 self.modules[id(module)] = module
 
         hook = register_module_forward_pre_hook(note)
-        try:
-            with mode:
+        try:  # tensors that were made in inference mode can be written to in inference mode only
+            with torch.inference_mode(any(tensor.is_inference() for tensor in slots)), mode:
                 self.graph: GraphModule = make_fx(flat)(*[mode.from_tensor(tensor) for tensor in self.example])
         finally:
             hook.remove()
@@ -160,7 +158,7 @@ class _Pass:
         self.graph.recompile()
         reads.add(lasting, list(self.modules.values()), reachable)
         example = list(self.example)
-        example[self.num_slots : self.num_slots] = [tensor.detach() for tensor in lasting]
+        example[self.num_slots : self.num_slots] = list(map(_plain, lasting))
         _check_aliases(graph, example)
         sources = {
             index: source if source < self.num_slots else source + len(lasting)
@@ -202,7 +200,9 @@ class _StandIns(TorchDispatchMode):
         first = next((node for node in graph.nodes if node.op != "placeholder"), None)
         with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
             node = graph.placeholder(name)
-        stand_in = self.by_memory[_memory(tensor)] = self.mode.from_tensor(tensor.data)
+        with _disable_current_modes():
+            plain = _plain(tensor)
+        stand_in = self.by_memory[_memory(tensor)] = self.mode.from_tensor(plain)
         track_tensor_tree(stand_in, Proxy(node, proxy_mode.tracer), constant=None, tracer=proxy_mode.tracer)
         return stand_in
 
@@ -233,6 +233,10 @@ def _require_state(changes: list[tuple[str, Any]]) -> None:
     if changes:
         remedy = "register a buffer and write it in place; a cache can be filled by a call before compile"
         raise _StateError(f"a change of {changes[0][0]}: {remedy}")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def _shown(line: str | None) -> str:

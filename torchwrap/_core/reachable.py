@@ -49,8 +49,8 @@ class Reachable:
 
     def __init__(self, roots: list[tuple[Any, Any]]) -> None:
         self.modules: list[nn.Module] = []
-        self.tensors: dict[int, Edge] = {}
-        """Where each tensor was found, by its id."""
+        self.tensors: dict[int, tuple[Tensor, Edge | None]] = {}
+        """Tensors by id, with where they were found, unless that cannot be looked up again."""
         self._objects: list[tuple[Any, str, dict[Any, Any]]] = []  # with name and contents
         self._found: dict[int, tuple[Edge | None, int]] = {}  # by id: where, and the id of what it was found in
         self._queue: collections.deque[tuple[Any, str]] = collections.deque()
@@ -63,8 +63,8 @@ class Reachable:
 
     def _reach(self, value: Any, name: str, edge: Edge | None, parent: int) -> None:
         if isinstance(value, Tensor):
-            if edge is not None and edge.key is not None:
-                self.tensors.setdefault(id(value), edge)
+            found, place = self.tensors.get(id(value), (value, None))
+            self.tensors[id(value)] = found, place or (edge if edge is not None and edge.key is not None else None)
         elif id(value) not in self._found and not isinstance(value, (*_SCALARS, types.ModuleType)):
             self._found[id(value)] = edge, parent
             self._queue.append((value, name))
