@@ -26,8 +26,13 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
     if config.getoption("--fresh-seeds"):
         config.option.first_seed = secrets.randbelow(10**9)
-        first = f"--first-seed={config.option.first_seed}"
-        config.get_terminal_writer().line(f"tests/fuzz: fresh seeds; {first} repeats this run")
+
+
+def pytest_sessionstart(session):
+    config = session.config
+    if config.getoption("--fresh-seeds"):  # not in the header, which -q leaves out
+        first = f"--first-seed={config.getoption('--first-seed')}"
+        config.get_terminal_writer().line(f"tests/fuzz: fresh seeds, which {first} repeats")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -263,3 +263,36 @@ def test_mountain_car_continuous_state_keeps_one_dtype():
     env = tw.make("MountainCarContinuous-v0")
     env.reset(seed=0)
     assert {value.dtype for value in env.state.values()} == {torch.float32}
+
+
+def test_constructor_argument_of_a_built_env_cannot_be_set():
+    theirs = wrappers.ClipReward(Ones(), -1, 1)
+    assert theirs.set_wrapper_attr("min_reward", -3)  # and nothing changes, because the function was made before
+    theirs.reset()
+    assert theirs.step(0)[1] == 1
+    env = tw.TransformedEnv(ScriptedEnv(1), T.ClipReward(-1, 1))
+    with pytest.raises(AttributeError, match="ClipReward needs the min_reward that it was made with, but got -3"):
+        env.set_wrapper_attr("min_reward", -3)
+
+
+class Breaks(Ones):
+    """An observation that is no number at the second step."""
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation * (np.nan if self.elapsed == 2 else 1), *rest
+
+
+def test_normalize_observation_leaves_what_is_no_number_out_of_its_statistics():
+    theirs = wrappers.NormalizeObservation(Breaks())
+    theirs.reset()
+    assert [bool(np.isnan(theirs.step(0)[0]).all()) for _ in range(3)] == [False, True, True]
+    env = tw.from_gymnasium(SyncVectorEnv([Breaks], autoreset_mode=AutoresetMode.DISABLED))
+    env = tw.TransformedEnv(env, T.NormalizeObservation())
+    env.reset()
+    action = torch.zeros(1, dtype=torch.int64)
+    assert [bool(env.step(action)[0]["next", "observation"].isnan().all()) for _ in range(3)] == [False, True, False]
+    torch.testing.assert_close(
+        env.transforms[0].statistics.mean - 1e5, torch.tensor([1.0], dtype=torch.float64)
+    )  # of 0, 1, 3, 0
+    env.close()

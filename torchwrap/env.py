@@ -248,8 +248,9 @@ class Env(EnvFacade):
         observation = observation.to(self.device)
         what = "a snapshot with observations"
         spaces.check(f"{self._name()}.restore", what, self.single_observation_space, observation, self.num_envs, self.device)
-        nested = isinstance(observation, TensorDict)
-        observation = TensorDict(observation.to_dict(), [self.num_envs]) if nested else observation.clone()
+        observation = observation.clone()
+        if isinstance(observation, TensorDict):
+            observation = TensorDict(observation.to_dict(), batch_size=[self.num_envs])
         self._position.unfinished = "restore()"
         snapshots.load(self, snapshot)
         return self._root(observation)

@@ -135,10 +135,18 @@ def test_gathered_is_the_mask_of_what_apply_computes(path, mask):
     assert kept.tolist() == torch.arange(4)[mask].tolist()
 
 
-@pytest.mark.parametrize("count", [0, 3])
-def test_set_first_writes_the_first_set_row_unless_something_was_counted(path, mask, count):
+@pytest.mark.parametrize("unset", [[True, True], [False, True], [False, False]])
+def test_set_first_writes_unset_components_of_the_first_set_row(path, mask, unset):
     rows = torch.arange(8.0).view(4, 2) + 1
     for given, counted in ((None, rows), (mask, rows[mask])):
         buffer = torch.zeros(2)
-        row_mask.set_first_(buffer, rows, torch.tensor([count]), given)
-        assert buffer.tolist() == (counted[0].tolist() if len(counted) and not count else [0, 0])
+        row_mask.set_first_(buffer, rows, torch.tensor(unset), given)
+        assert buffer.tolist() == [float(counted[0][i]) if len(counted) and unset[i] else 0 for i in range(2)]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_set_first_leaves_components_that_are_not_finite(value):
+    rows = torch.tensor([[value, 2.0], [3.0, 4.0]])
+    buffer = torch.zeros(2)
+    row_mask.set_first_(buffer, rows, torch.tensor([True, True]))
+    assert buffer.tolist() == [0, 2]

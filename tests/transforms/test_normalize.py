@@ -286,7 +286,7 @@ def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
             rows += [*transition["next", "observation", key].numpy()]
             rows += [*raw["observation", key][transition["next", "done"].squeeze(-1)].numpy()]
     assert env.single_observation_space["more"][0] == spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
-    assert isinstance(env.transforms[0].statistics, torch.nn.ModuleList) and len(env.transforms[0].state_dict()) == 3 * 4
+    assert isinstance(env.transforms[0].statistics, torch.nn.ModuleList) and len(env.transforms[0].state_dict()) == 3 * 5
     alone = env.transforms(raw.select("observation"))  # by the statistics at the end
     for key, rows in zip(paths, counted, strict=True):
         exact = np.array(rows, np.float64)
@@ -382,7 +382,8 @@ def test_normalizers_state_dict_loads_into_another_number_of_envs(make_transform
     torch.save(env.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
-    assert set(env.state_dict()) == {f"transforms.0.statistics.{name}" for name in ("reference", "total", "squares", "count")}
+    names = ("reference", "total", "squares", "count", "skipped")
+    assert set(env.state_dict()) == {f"transforms.0.statistics.{name}" for name in names}
     for name, value in env.state_dict().items():
         assert torch.equal(value, other.state_dict()[name])
         assert value.dtype == other.state_dict()[name].dtype

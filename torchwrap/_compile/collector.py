@@ -67,11 +67,12 @@ class CompiledCollector(Eager):
         paths = sorted(path for path, _ in spaces.leaves(collector.env.single_observation_space))
         for path, leaf in zip(paths, nested.leaves(observation), strict=True):
             key = ("observation", *path) if path else "observation"
-            two, row = [torch.empty_like(leaf) for _ in range(2)], rows.get(key)
+            # One more than the steps of a graph, so that no graph gets a tensor twice.
+            spare, row = [torch.empty_like(leaf) for _ in range(self.unroll + 1)], rows.get(key)
             if row and (row[0].shape, row[0].dtype) == (leaf.shape, leaf.dtype):  # a policy may keep another tensor there
-                observations.append([*rows.pop(key), two[0]])
+                observations.append([*rows.pop(key), spare[0]])
             else:
-                observations.append([two[step % 2] for step in range(collector.num_steps + 1)])
+                observations.append([spare[step % len(spare)] for step in range(collector.num_steps + 1)])
         return storage, rows, observations
 
     def _programs(

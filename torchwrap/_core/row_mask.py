@@ -1,7 +1,8 @@
-"""RowMask: which rows of a batch. The only place where host code and graph code part."""
+"""RowMask: which rows of a batch. Here host code and graph code part."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -175,24 +176,21 @@ class RowMask:
         return f"RowMask({self.tensor!r})"
 
 
-def set_first_(buffer: Tensor, rows: Tensor, count: Tensor, mask: Tensor | None = None) -> None:
-    """Writes the first row (of a mask, if there is one) into the buffer, unless something was counted before.
+def set_first_(buffer: Tensor, rows: Tensor, unset: Tensor, mask: Tensor | None = None) -> None:
+    """Writes the first row (of a mask, if there is one) into those components of the buffer that are unset.
+
+    A component whose value in that row is not finite stays as it is.
 
     Args:
         buffer: of the shape of one row.
-        rows: `(n, ...)`.
-        count: int64, `(1,)`.
+        rows: `(n, ...)`, of at least one row.
+        unset: bool, of the shape of one row.
         mask: bool, `(n,)`.
     """
-    if is_host_readable(count):
-        if not count:
-            counted = rows if mask is None else rows[mask]
-            if len(counted):
-                buffer.copy_(counted[0])
-        return
-    is_first = count == 0
+    first = rows[0]
     if mask is not None:
         last = len(rows) - 1  # if no row is set
         index = torch.where(mask, torch.arange(last + 1, dtype=torch.int32, device=mask.device), last).amin(0, keepdim=True)
-        rows, is_first = rows.index_select(0, index), is_first & mask.index_select(0, index)
-    buffer.copy_(realize(torch.where(is_first, rows[0], buffer)))
+        first, unset = rows.index_select(0, index)[0], unset & mask.index_select(0, index)
+    first = first.to(buffer.dtype)
+    buffer.copy_(realize(torch.where(unset & (first.abs() < math.inf), first, buffer)))

@@ -65,10 +65,16 @@ def record(part: Any) -> WrapperSpec:
     if missing:
         raise ValueError(f"{kind.__name__} needs its arguments as attributes for its spec, but got none for {missing}.")
     arguments = {
-        name: _recorded(list(getattr(part, name)) if parameter.kind is parameter.VAR_POSITIONAL else getattr(part, name))
+        name: _recorded(_listed(getattr(part, name)) if parameter.kind is parameter.VAR_POSITIONAL else getattr(part, name))
         for name, parameter in parameters.items()
     }
     return WrapperSpec(kind.__name__, f"{kind.__module__}:{kind.__qualname__}", arguments)
+
+
+def _listed(values: Any) -> list[Any]:
+    # A single Compose would be taken for the whole.
+    parts = list(values)
+    return [values] if len(parts) == 1 and type(parts[0]) is type(values) else parts
 
 
 def _recorded(value: Any) -> Any:

@@ -30,8 +30,8 @@ def repeated_steps(
     """Yields one successor after the other, each with the rows whose episode had not ended before; None for all rows.
 
     The other rows are stepped too, because a batch is stepped as a whole, and what they return is ignored: an auto-reset
-    follows. A simulator that refuses to step an episode that is over needs `reset`. It then takes every step, whatever the
-    other envs do, so that the random numbers of an env do not depend on the others.
+    follows. A simulator that refuses to step an episode that is over needs `reset`. Every step is taken, whatever the other
+    envs do, so that the random numbers of an env do not depend on them.
     """
     alive: RowMask | None = None
     for left in reversed(range(times)):
@@ -39,8 +39,6 @@ def repeated_steps(
         yield successor, alive
         over = RowMask(successor["terminated"] | successor["truncated"], synchronize=reset is not None)
         alive = ~over if alive is None else alive & ~over.tensor
-        if reset is None and not alive.any():
-            return
         if reset is not None and left and over.any():
             reset(over)
 

@@ -40,7 +40,7 @@ def _bits(key: Key, count: int) -> Tensor | np.ndarray[Any, Any]:
         low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
         words = philox((low, high), (draw, tag + torch.arange(blocks, device=env.device), env, episode))
         return (
-            torch.stack(words[:count]).movedim(0, -1).flatten(-2)[..., :count]
+            torch.stack(words[: count or 1]).movedim(0, -1).flatten(-2)[..., :count]
         )  # sliced first, so that a compiler drops unused words
     k0, k1, c2, c3, c0 = (array[..., None] for array in arrays)
     found = np.array(philox_of_arrays(k0, k1, c0, tag + np.arange(blocks), c2, c3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -16,20 +17,25 @@ from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, BufferAttribute, EnvBuffer, SubmoduleAttribute
 from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask, set_first_
+from torchwrap._core.tracing import is_host_readable
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
 
 
 class RunningMeanStd(BatchedModule):
-    """Mean and variance of all rows seen, each counted exactly once.
+    """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
 
-    The module keeps sums of differences from a reference row, in float64, and an int64 count. There is no pseudo-count prior:
-    before the first update the mean is 0 and the variance 1.
+    NaN and infinite values are left out, each by itself: the other components of the row count. `skipped` says how many were
+    left out, per component; `count` is the number of rows.
+
+    The module keeps sums of differences from a reference row, in float64, and int64 counts. There is no pseudo-count prior:
+    before its first value, the mean of a component is 0 and the variance 1.
 
     The reference is the first row that was counted, so a mean that is large compared to the deviation does not cancel the sums
     of squares: with R = (mean - reference)^2 / variance, the subtraction amplifies rounding errors R times, and a row that is
     one of n has R <= n. Even 1e12 rows leave four digits and a variance that is not negative. The variance of a feature that
-    never changes is exactly 0.
+    never changes is exactly 0. A component without a value so far takes its reference from a later row, and keeps 0 if others
+    of that batch have a value and the first row has none.
 
     Args:
         shape: of one row; at least one dimension.
@@ -37,15 +43,18 @@ class RunningMeanStd(BatchedModule):
         dtype: of the reference: float32, or float64 for rows that float32 cannot represent.
 
     >>> statistics = RunningMeanStd((1,))
-    >>> statistics.update(torch.tensor([[1.0], [3.0]]))
-    >>> statistics.mean, statistics.var, statistics.count
-    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64), tensor([2]))
+    >>> statistics.update(torch.tensor([[1.0], [3.0], [torch.nan]]))
+    >>> statistics.mean, statistics.var
+    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    >>> statistics.count, statistics.skipped
+    (tensor([3]), tensor([1]))
     """
 
     reference = BufferAttribute()
     total = BufferAttribute()
     squares = BufferAttribute()
     count = BufferAttribute()
+    skipped = BufferAttribute()
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -58,8 +67,10 @@ class RunningMeanStd(BatchedModule):
         # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
         self.register_buffer("reference", torch.zeros(shape, dtype=dtype, device=device))
         self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
-        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64, device=device))
+        # -inf until the first value, so that one look at the sums also finds a component that needs a reference.
+        self.register_buffer("squares", torch.full(shape, -math.inf, dtype=torch.float64, device=device))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
+        self.register_buffer("skipped", torch.zeros(shape, dtype=torch.int64, device=device))
 
     @property
     def mean(self) -> Tensor:
@@ -73,51 +84,75 @@ class RunningMeanStd(BatchedModule):
 
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
         """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set."""
-        self._differences(rows, mask, learn=True)
+        self._count(rows, mask)
 
     def normalize(self, rows: Tensor, epsilon: float, mask: Tensor | None = None, learn: bool = False) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32; with `learn`, after `update(rows, mask)`."""
-        differences = self._differences(rows, mask, learn)
-        mean, var = self._moments(counted=learn and mask is None and len(rows) > 0)
+        differences, seen = self._count(rows, mask) if learn else (rows - self.reference, False)
+        mean, var = self._moments(seen)
         scale = var.add_(epsilon).rsqrt_()
         if differences.dtype == torch.float32:
             mean, scale = mean.float(), scale.float()
         return differences.sub_(realize(mean)).mul_(realize(scale)).float()
 
-    def scale(self, epsilon: float, counted: bool = False) -> Tensor:
-        """Returns 1 / sqrt(var + epsilon), float32, of `shape`. `counted`: the caller has just counted a row."""
-        return self._moments(counted)[1].add_(epsilon).rsqrt_().float()
+    def scale(self, epsilon: float, rows: Tensor | None = None) -> Tensor:
+        """Returns 1 / sqrt(var + epsilon), float32, of `shape`; with `rows`, after `update(rows)`."""
+        seen = rows is not None and self._count(rows)[1]
+        return self._moments(seen)[1].add_(epsilon).rsqrt_().float()
 
-    def _differences(self, rows: Tensor, mask: Tensor | None, learn: bool) -> Tensor:
-        # From the reference. With `learn`, those in the mask are counted.
-        if not learn:
+    def _count(self, rows: Tensor, mask: Tensor | None = None) -> tuple[Tensor, bool]:
+        # The differences from the reference; and whether the host knows that every component has a value.
+        if mask is not None or not is_host_readable(rows):
+            return self._count_finite(rows, mask), False
+        differences, sums = rows - self.reference, self.squares
+        wide = differences.double()
+        squares = torch.linalg.vecdot(wide, wide, dim=0)
+        # One look at the sums costs less than a mask.
+        if not math.isfinite(squares.flatten().dot(sums.flatten())):
+            return self._count_finite(rows, mask), False
+        self.total.add_(wide.sum(0))
+        sums.add_(squares)
+        self.count.add_(len(rows))
+        return differences, True
+
+    def _count_finite(self, rows: Tensor, mask: Tensor | None) -> Tensor:
+        if len(rows) == 0:
             return rows - self.reference
-        set_first_(self.reference, rows, self.count, mask)
-        differences = counted = rows - self.reference
+        unseen = self.squares < 0
+        set_first_(self.reference, rows, unseen, mask)
+        differences = kept = rows - self.reference
         number: Tensor | int = len(rows)
         if mask is not None:
-            counted = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), differences, 0)
+            kept = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), kept, math.inf)
             number = mask.sum()
-        counted = counted.double()
-        self.total.add_(counted.sum(0))
-        self.squares.add_(torch.linalg.vecdot(counted, counted, dim=0))
+        # What is too large to be squared is left out as well. Inductor vectorizes short rows better with a `where` for each
+        # of the two comparisons.
+        bound = math.inf if kept.dtype == torch.float32 else 1e150
+        below, above, one = kept < bound, kept > -bound, torch.ones_like(kept)
+        finite = torch.where(above, torch.where(below, kept, 0), 0).double()
+        counted = torch.where(above, torch.where(below, one, 0), 0).sum(0)
+        self.total.add_(finite.sum(0))
+        self.squares.masked_fill_(unseen & (counted > 0), 0).add_(torch.linalg.vecdot(finite, finite, dim=0))
         self.count.add_(number)
+        self.skipped.add_(number - counted.long())
         return differences
 
-    def _moments(self, counted: bool = False) -> tuple[Tensor, Tensor]:
-        # The mean as a difference from the reference, and the variance. `counted`: the count is known not to be 0.
-        count = self.count if counted else self.count.clamp(min=1)
-        mean = self.total / count
-        var = (self.squares / count).addcmul_(mean, mean, value=-1)
-        return mean, var if counted else var.add_(self.count == 0)
+    def _moments(self, seen: bool = False) -> tuple[Tensor, Tensor]:
+        # The mean as a difference from the reference, and the variance. `seen`: every component is known to have a value.
+        number, squares = self.count - self.skipped, self.squares
+        if not seen:
+            number = number.clamp_(min=1)
+        mean = self.total / number
+        var = (squares / number).addcmul_(mean, mean, value=-1)
+        return mean, var.relu_() if seen else var.relu_().masked_fill_(squares < 0, 1)
 
 
 class NormalizeObservation(ObservationTransform):
     """Shifts and scales each component of the observation to mean 0 and variance 1 over all observations seen.
 
     The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once:
-    successors, final observations included, and initial observations. All envs share the statistics, which are the transform's
-    `state_dict`.
+    successors, final observations included, and initial observations; NaN and infinity pass, but do not count. All envs share
+    the statistics, which are the transform's `state_dict`.
 
     Args:
         epsilon: added to the variance.
@@ -181,7 +216,8 @@ class NormalizeReward(Transform):
     At each step, return = gamma * return + reward; the statistics are updated with it; the reward becomes
     reward / sqrt(var + epsilon); and where the episode ended, return = 0. This is the order of Stable-Baselines3's
     `VecNormalize`; in Gymnasium the last reward leaks into the next episode. The first rewards can be large, because there are
-    few returns yet: put `ClipReward` above.
+    few returns yet: put `ClipReward` above. After a reward that is not finite, the return of that env is not finite until its
+    episode ends, and does not count.
 
     Args:
         gamma: discount of the return.
@@ -197,7 +233,7 @@ class NormalizeReward(Transform):
             [2.6667]])
     """
 
-    discounted_return = EnvBuffer((1,))
+    discounted_return = EnvBuffer((1,), torch.float64)
     statistics = SubmoduleAttribute()
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
@@ -206,15 +242,14 @@ class NormalizeReward(Transform):
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
 
     def setup(self, signature: Signature) -> Signature:
-        self.statistics = RunningMeanStd((1,), signature.device)
+        self.statistics = RunningMeanStd((1,), signature.device, torch.float64)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
-        reward, returns, statistics = td["reward"], self.discounted_return, self.statistics
+        reward, returns = td["reward"], self.discounted_return
         torch.add(reward, returns, alpha=self.gamma, out=returns)
-        if self.training:
-            statistics.update(returns)
-        return td.set("reward", reward * realize(statistics.scale(self.epsilon, counted=self.training)))
+        scale = self.statistics.scale(self.epsilon, returns if self.training else None)
+        return td.set("reward", reward * realize(scale))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         mask.fill_(self.discounted_return, 0)

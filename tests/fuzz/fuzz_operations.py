@@ -1,0 +1,161 @@
+"""Random operations on an env: steps, masked and seeded resets, changes of mode, and what a caller does with a root."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import spaces
+
+
+def chunks(number, size, quick=0):
+    """Parameters for a test of so many stacks: ranges of `size`, which run with --full only, and before them `quick` ones."""
+    starts = [*range(quick, number, size)]
+    ranges = [range(start, min(start + size, number)) for start in starts]
+    named = [pytest.param(part, id=f"{part[0]}-{part[-1]}", marks=pytest.mark.full) for part in ranges]
+    return ([pytest.param(range(quick), id=f"0-{quick - 1}")] if quick else []) + named
+
+
+@contextlib.contextmanager
+def repeatable(stack):
+    """Adds the seed and the code of a stack to whatever goes wrong."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"seed {stack.seed}, {type(error).__name__}: {error}\n\n{stack.code}\n") from error
+
+
+# Drawing.
+
+
+def some_rows(rng, number):
+    """A mask with random rows, at least one."""
+    mask = torch.tensor([rng.random() < 0.4 for _ in range(number)])
+    mask[rng.randrange(number)] = True
+    return mask
+
+
+class Operations:
+    """Draws operations for an env, as dicts of tensors and plain values. The env itself draws nothing for it.
+
+    Args:
+        seed: of the operations, any value with a `repr`.
+        env: the env.
+        kinds: how often each kind is drawn, by name.
+    """
+
+    KINDS = {"step": 16, "masked reset": 3, "reset": 1, "mode": 1, "sample": 1, "write": 1}
+
+    def __init__(self, seed, env, kinds=None):
+        self.rng, self.kinds = random.Random(f"operations {seed!r}"), kinds or self.KINDS
+        self.space, self.num_envs = env.single_action_space, env.num_envs
+        self.stream = tw.random.Stream(env.num_envs, seed=self.rng.randrange(2**32))
+        functional = getattr(env.unwrapped, "func_env", None)
+        self.options = [None, None, {"start": 0.5}] if type(functional).__name__ == "Chase" else [None]
+
+    def draw(self, kind=None):
+        rng = self.rng
+        kind = kind or rng.choices(list(self.kinds), self.kinds.values())[0]
+        if kind == "step":
+            action = spaces.sample(self.space, self.stream)
+            action = action.to_dict() if isinstance(action, TensorDict) else action
+            return {"kind": kind, "action": action, "bare": rng.random() < 0.3}
+        if kind == "masked reset":
+            mask = some_rows(rng, self.num_envs)
+            return {"kind": kind, "mask": mask, "seed": rng.choice([None, None, 3]), "options": rng.choice(self.options)}
+        if kind == "reset":
+            return {"kind": kind, "seed": rng.choice([None, 5, 2**40 + 7]), "options": rng.choice(self.options)}
+        if kind == "mode":
+            return {"kind": kind, "training": rng.random() < 0.5}
+        return {"kind": kind}
+
+    def several(self, number):
+        return [self.draw() for _ in range(number)]
+
+
+# Performing.
+
+
+def action_of(operation, num_envs):
+    """The action of a step, as new tensors."""
+    action = operation["action"]
+    return TensorDict(action, [num_envs]).clone() if isinstance(action, dict) else action.clone()
+
+
+def perform(env, operation, td, collect=None):
+    """Performs an operation on an env whose last root is `td`. Returns what came back, by name, and the root."""
+    kind = operation["kind"]
+    if kind == "step":
+        action = action_of(operation, env.num_envs)
+        transition, td = env.step(action if operation["bare"] else td.set("action", action))
+        return {"transition": transition, "td": td}, td
+    if kind == "collect":
+        data, td = collect(td)
+        return {"data": data, "td": td}, td
+    if kind in ("reset", "masked reset"):
+        td = env.reset(operation["seed"], operation.get("mask"), operation["options"])
+        return {"td": td}, td
+    if kind == "restore":
+        td = env.restore(operation["snapshot"].clone())
+        return {"td": td}, td
+    if kind == "sample":
+        return {"action": env.sample_action()}, td
+    if kind == "snapshot":
+        return {"snapshot": env.snapshot()}, td
+    if kind == "mode":
+        env.train(operation["training"])
+    elif kind == "write":  # the root is the caller's: each row takes the first one's observation
+        for leaf in leaves_of(td["observation"]).values():
+            leaf.copy_(leaf[:1].clone().expand_as(leaf))
+    return {}, td
+
+
+def leaves_of(value):
+    """The tensors of an observation, an action or a TensorDict, by path."""
+    return {(): value} if isinstance(value, torch.Tensor) else dict(value.items(True, True))
+
+
+def tensors(result):
+    """Copies of all tensors, by path: a plain dict, which `torch.save` writes."""
+    return {
+        "/".join([name, *([path] if isinstance(path, str) else path)]): leaf.clone(memory_format=torch.contiguous_format)
+        for name, value in result.items()
+        for path, leaf in leaves_of(value).items()
+    }
+
+
+def play(env, operations, td, collect=None):
+    """What each operation returned, as copies; at last the root."""
+    results = []
+    for operation in operations:
+        result, td = perform(env, operation, td, collect)
+        results.append(tensors(result))
+    return results, td
+
+
+# Comparing.
+
+
+def assert_same(given, expected, where, tolerance=None):
+    """Two dicts of `tensors` have the same keys, shapes, dtypes and values.
+
+    None as the tolerance compares bits: signs of zeros and NaNs count. A number is relative and absolute, for floats.
+    """
+    assert given.keys() == expected.keys(), f"{where}: {sorted(given.keys() ^ expected.keys())} in one of the two"
+    for key, value in expected.items():
+        other = given[key]
+        layouts = [(tensor.dtype, tuple(tensor.shape)) for tensor in (other, value)]
+        assert layouts[0] == layouts[1], f"{where}, {key}: {layouts[0]} instead of {layouts[1]}"
+        if other.numpy().tobytes() == value.numpy().tobytes():
+            continue
+        within = tolerance if tolerance is not None and value.is_floating_point() else 0
+        within *= 20 if value.dtype == torch.float16 else 1  # Inductor computes in float32 and rounds once
+        wrong = ~torch.isclose(other, value, rtol=within, atol=within, equal_nan=True)
+        index = (wrong if wrong.any() else other == other).nonzero()[0].tolist()
+        first = f"{other[tuple(index)].item()} instead of {value[tuple(index)].item()} at {index}"
+        assert tolerance is not None and not wrong.any(), f"{where}, {key}: {first}, {wrong.sum()} of {wrong.numel()} differ"

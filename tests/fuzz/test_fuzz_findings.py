@@ -1,0 +1,62 @@
+"""What the fuzzers have found, as small as it gets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import assert_same
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap import wrappers as W
+from torchwrap.envs.pendulum import Pendulum
+from torchwrap.testing import ScriptedEnv
+
+
+def test_obstruct_view_of_no_square_compiles():
+    images = spaces.Box(0, 255, (5, 7, 3), "uint8")
+    tw.compile(tw.TransformedEnv(ScriptedEnv(2, observation_space=images), T.ObstructView(0, 1)), backend="eager")
+
+
+def test_initial_states_of_repeated_actions_do_not_depend_on_other_envs():
+    alone, batch = (
+        W.RepeatAction(tw.FunctionalEnv(Pendulum(), num_envs, max_episode_steps=3, reset_pool=300), 2) for num_envs in (1, 2)
+    )
+    td, tds = alone.reset(seed=0), batch.reset(seed=0)
+    for step in range(60):
+        if step == 1:
+            tds = batch.reset(mask=torch.tensor([False, True]))
+        td, tds = alone.step(torch.zeros(1, 1))[1], batch.step(torch.zeros(2, 1))[1]
+        assert_same(td, tds[:1])
+
+
+def test_root_of_restore_shares_no_memory_with_the_snapshot():
+    env = ScriptedEnv(2, observation_space=spaces.Dict(a=spaces.Box(1, 9, (2,))))
+    env.reset(seed=0)
+    snapshot = env.snapshot()
+    env.restore(snapshot)["observation", "a"].zero_()
+    assert (snapshot["observation", "a"] > 0).all()
+
+
+def test_statistics_of_an_interrupted_step_have_no_negative_variance(monkeypatch):
+    env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.NormalizeObservation())
+    env.reset(seed=0)
+
+    def interrupted(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.linalg, "vecdot", interrupted)
+        env.step(env.sample_action())
+    assert env.reset()["observation"].isfinite().all()
+
+
+def test_spec_of_a_compose_in_a_compose_rebuilds_both():
+    env = tw.TransformedEnv(tw.make("CartPole-v1"), T.Compose([T.Compose([T.NormalizeReward()])]))
+    tw.make(env.spec).load_state_dict(env.state_dict())
+
+
+def test_collector_without_observations_compiles_with_three_steps_per_graph():
+    collect = tw.Collector(ScriptedEnv(2), None, 4, keys=[("next", "reward")])
+    tw.compile(collect, backend="eager", unroll=3)
