@@ -179,7 +179,7 @@ MODULES = {
     "Gymnasium's CartPole": lambda: tw.make("CartPole-v1", 2, backend="gymnasium"),
     "Wrapper": lambda: tw.Wrapper(ScriptedEnv(2)),
     "a stack": lambda: tw.TransformedEnv(ScriptedEnv(2), seven()),
-    "a transform": lambda: tw.TransformedEnv(ScriptedEnv(2), T.NormalizeReward()).transforms[0],
+    "a transform": lambda: tw.TransformedEnv(ScriptedEnv(2), T.NormalizeObservation()).transforms[0],
     "Compose": lambda: tw.TransformedEnv(ScriptedEnv(2), seven()).transforms,
     "RunningMeanStd": lambda: T.RunningMeanStd((3,)),
 }

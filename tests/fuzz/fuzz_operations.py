@@ -101,7 +101,7 @@ def perform(env, operation, td, collect=None):
         td = env.reset(operation["seed"], operation.get("mask"), operation["options"])
         return {"td": td}, td
     if kind == "restore":
-        td = env.restore(operation["snapshot"].clone())
+        td = env.restore(operation["snapshot"])
         return {"td": td}, td
     if kind == "sample":
         return {"action": env.sample_action()}, td

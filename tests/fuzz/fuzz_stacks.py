@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 import random
-import re
 
 import numpy as np
 import torch  # noqa: F401 (the code of a stack uses it)
@@ -353,6 +352,8 @@ def draw(seed, *, without=(), continuous=False, num_envs=(1, 1, 2, 3, 5, 5, 17),
         except (TypeError, ValueError):  # MaxAndSkipObservation takes a Box only
             continue
         break
+    if "np.array(" in code:  # partly bounded: a ScriptedEnv leaves the bounds, and a checker would say so
+        without = {*without, "PassiveEnvChecker"}
     signature, names, codes, number = base.signature, [], [], rng.randint(1, most)
     while len(codes) < number:
         part, transform = None, _transform(rng, signature, base)
@@ -393,9 +394,6 @@ def compilable(seed, operators, most=7, **arguments):
     for attempt in itertools.count():
         name = f"compiled {seed}" + f".{attempt}" * bool(attempt)
         stack = draw(name, without=["PassiveEnvChecker"], continuous=True, most=most, **arguments)
-        # Two cases of test_fuzz_findings.py.
-        if "ObstructView(0," in stack.code or re.search(r"W\..*reset_pool", stack.code):
-            continue
         env = stack.make()
         td = env.reset(seed=0)
         with CountOperators() as counted:

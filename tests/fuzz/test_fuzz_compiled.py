@@ -71,8 +71,6 @@ def policy_of(rng, env):
 def check_collector(stack, backend, tolerance, number=8):
     rng = random.Random(f"collectors {stack.seed}")
     policy, steps, keys, unroll = policy_of(rng, stack.make()), rng.randint(1, 5), rng.choice(KEYS), rng.randint(1, 3)
-    if keys and "observation" not in keys:  # see test_fuzz_findings.py
-        unroll = min(unroll, 2)
 
     def make(compiled):
         collect = tw.Collector(stack.make(), policy, steps, keys=keys)

@@ -60,3 +60,12 @@ def test_spec_of_a_compose_in_a_compose_rebuilds_both():
 def test_collector_without_observations_compiles_with_three_steps_per_graph():
     collect = tw.Collector(ScriptedEnv(2), None, 4, keys=[("next", "reward")])
     tw.compile(collect, backend="eager", unroll=3)
+
+
+@pytest.mark.full
+@pytest.mark.xfail(
+    strict=True, reason="placeholders of tensors that a trace meets have no meta['val'], which cpp_wrapper needs"
+)
+def test_env_with_tensors_outside_of_buffers_compiles_with_inductor():
+    env = tw.compile(ScriptedEnv(2, observation_space=spaces.MultiDiscrete([3])))
+    env.step(env.reset(seed=0).set("action", env.sample_action()))

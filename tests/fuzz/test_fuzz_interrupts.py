@@ -147,18 +147,18 @@ class Subject:
             env.train(rng.random() < 0.7)
         elsewhere = env.snapshot()
         _, td = play(env, operations.several(rng.randint(0, 4)), self.td)
-        here = env.snapshot()  # cloned each time, see test_fuzz_findings.py
+        here = env.snapshot()
         kind = rng.choices(list(CALLS), CALLS.values())[0]
         call = operations.draw(kind) | ({"snapshot": elsewhere} if kind == "restore" else {})
         probe = operations.draw(rng.choices(list(PROBES), PROBES.values())[0])
         tape = [operations.draw("step") if is_full(probe) else probe, *operations.several(3)]
-        undisturbed, _ = play(env, tape, env.restore(here.clone()), collect)
+        undisturbed, _ = play(env, tape, env.restore(here), collect)
         source = rng.choice(["bytecode", "bytecode", "operators"])
-        td = env.restore(here.clone())
+        td = env.restore(here)
         with Interrupt(source)() as counted:
             _, td = perform(env, call, td, collect)
         over, _ = play(env, tape, td, collect)
-        td, returned = env.restore(here.clone()), False
+        td, returned = env.restore(here), False
         with Interrupt(source, rng.randrange(counted.count))() as interrupt:
             perform(env, call, td, collect)
             returned = True
@@ -189,7 +189,7 @@ class Subject:
             for one, other, operation in zip(given, expected, [{}, *later], strict=True):
                 assert_same(one, other, f"{operation} after reset(seed={seed})", self.tolerance)
             env.train(training)
-        results, self.td = play(env, tape, env.restore(here.clone()), self.collect)
+        results, self.td = play(env, tape, env.restore(here), self.collect)
         for one, other, operation in zip(results, undisturbed, tape, strict=True):
             assert_same(one, other, f"{operation} after restore()")
 

@@ -78,7 +78,7 @@ def check(stack, make, number=20):
         snapshot = env.snapshot()
         for writes in (False, True):
             rng = random.Random(f"memory {stack.seed}")
-            td, held = env.restore(snapshot.clone()), Held(rng)
+            td, held = env.restore(snapshot), Held(rng)
 
             def hold(index, operation, td, held=held, writes=writes):
                 # A function, so that nothing but `held` keeps a result.
@@ -153,7 +153,7 @@ def test_what_a_caller_holds_of_a_large_stack_is_the_callers(number, first_seed)
 )
 def test_what_a_caller_holds_of_a_compiled_stack_is_the_callers(backend, number, large, first_seed):
     some = {"kinds": [large_env]} if large else {}
-    stack = compilable(f"memory {first_seed + number}", most=3, operators=80, **some)
+    stack = compilable(f"memory {first_seed + number}", most=3, operators=50, **some)
     check(stack, make_of(stack, backend), 12 if large else 20)
 
 

@@ -13,9 +13,7 @@ from fuzz_operations import Operations, assert_same, chunks, play, repeatable, t
 from fuzz_stacks import ARGUMENTS, draw
 from helpers import mostly_full
 
-import torchwrap as tw
 from torchwrap._env import snapshot as snapshots
-from torchwrap.wrappers.wrapper import layers
 
 BEFORE, AFTER = 12, 10  # operations
 
@@ -39,11 +37,6 @@ def fresh_process(tmp_path_factory):
 
 def serialized(env):
     # The spec as JSON, if the env has one, and all of it can be written so.
-    alone = [
-        layer.transforms[0] for layer in layers(env) if isinstance(layer, tw.TransformedEnv) and len(layer.transforms) == 1
-    ]
-    if any(isinstance(part, tw.transforms.Compose) for part in alone):  # see test_fuzz_findings.py
-        return None
     try:
         return env.spec and env.spec.to_json()
     except ValueError:  # a function

@@ -176,6 +176,11 @@ class RowMask:
         return f"RowMask({self.tensor!r})"
 
 
+def can_look(rows: Tensor) -> bool:
+    """Whether a look at one number costs less than an operator over all rows: the host can read it at once."""
+    return is_host_readable(rows)
+
+
 def set_first_(buffer: Tensor, rows: Tensor, unset: Tensor, mask: Tensor | None = None) -> None:
     """Writes the first row (of a mask, if there is one) into those components of the buffer that are unset.
 
