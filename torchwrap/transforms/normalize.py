@@ -24,17 +24,17 @@ from torchwrap.transforms.transform import ObservationTransform, Transform
 class RunningMeanStd(BatchedModule):
     """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
 
-    NaN and infinite values are left out, each by itself: the other components of their row count. `count` is the number of
-    rows, and `skipped` says how many of their values were left out, per component.
+    NaN and infinite values are left out, each by itself: the other components of the row count. `skipped` says how many were
+    left out, per component; `count` is the number of rows.
 
-    The module keeps sums of differences from a reference row and the number of finite values, in float64, and an int64 count.
-    There is no pseudo-count prior: before its first value, the mean of a component is 0 and its variance 1.
+    The module keeps sums of differences from a reference row, in float64, and int64 counts. There is no pseudo-count prior:
+    before its first value, the mean of a component is 0 and the variance 1.
 
     The reference is the first row that was counted, so a mean that is large compared to the deviation does not cancel the sums
     of squares: with R = (mean - reference)^2 / variance, the subtraction amplifies rounding errors R times, and a row that is
-    one of n has R <= n. Even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0. A
-    component that has had no value so far takes its reference from the first row of the batch that brings one; if the value
-    of that row is not finite, the reference is 0.
+    one of n has R <= n. Even 1e12 rows leave four digits and a variance that is not negative. The variance of a feature that
+    never changes is exactly 0. A component without a value so far takes its reference from a later row, and keeps 0 if others
+    of that batch have a value and the first row has none.
 
     Args:
         shape: of one row; at least one dimension.
@@ -53,7 +53,7 @@ class RunningMeanStd(BatchedModule):
     total = BufferAttribute()
     squares = BufferAttribute()
     count = BufferAttribute()
-    finite = BufferAttribute()
+    skipped = BufferAttribute()
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -66,11 +66,10 @@ class RunningMeanStd(BatchedModule):
         # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
         self.register_buffer("reference", torch.zeros(shape, dtype=dtype, device=device))
         self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
-        # -inf until the first value, so that one look at the sums finds components without a reference, too.
+        # -inf until the first value, so that one look at the sums also finds a component that needs a reference.
         self.register_buffer("squares", torch.full(shape, -math.inf, dtype=torch.float64, device=device))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
-        # Not an int64, because it divides the sums.
-        self.register_buffer("finite", torch.zeros(shape, dtype=torch.float64, device=device))
+        self.register_buffer("skipped", torch.zeros(shape, dtype=torch.int64, device=device))
 
     @property
     def mean(self) -> Tensor:
@@ -82,13 +81,8 @@ class RunningMeanStd(BatchedModule):
         """The population variance, float64, of `shape`."""
         return self._moments()[1]
 
-    @property
-    def skipped(self) -> Tensor:
-        """How many values of the rows counted were NaN or infinite, int64, of `shape`."""
-        return self.count - self.finite.long()
-
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Counts the finite values of `rows` `(n, *shape)`, or of those where `mask` (bool, `(n,)`) is set."""
+        """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set."""
         self._count(rows, mask)
 
     def normalize(self, rows: Tensor, epsilon: float, mask: Tensor | None = None, learn: bool = False) -> Tensor:
@@ -96,36 +90,28 @@ class RunningMeanStd(BatchedModule):
         differences, seen = self._count(rows, mask) if learn else (rows - self.reference, False)
         mean, var = self._moments(seen)
         scale = var.add_(epsilon).rsqrt_()
-        narrow = differences.dtype == torch.float32
-        if narrow:
+        if differences.dtype == torch.float32:
             mean, scale = mean.float(), scale.float()
-        if not seen:
-            mean, scale = realize(mean), realize(scale)
-        normal = differences.sub_(mean).mul_(scale)
-        return normal if narrow else normal.float()
+        return differences.sub_(realize(mean)).mul_(realize(scale)).float()
 
     def scale(self, epsilon: float, rows: Tensor | None = None) -> Tensor:
         """Returns 1 / sqrt(var + epsilon), float32, of `shape`; with `rows`, after `update(rows)`."""
         seen = rows is not None and self._count(rows)[1]
-        scale = self._moments(seen)[1].add_(epsilon).rsqrt_().float()
-        return scale if seen else realize(scale)
+        return self._moments(seen)[1].add_(epsilon).rsqrt_().float()
 
     def _count(self, rows: Tensor, mask: Tensor | None = None) -> tuple[Tensor, bool]:
-        # The differences from the reference, and whether the host has seen that every component has a value.
-        if mask is not None or not is_host_readable(rows):
+        # The differences from the reference; and whether the host knows that every component has a value.
+        if mask is not None or not can_look(rows):
             return self._count_finite(rows, mask), False
         differences, sums = rows - self.reference, self.squares
         wide = differences.double()
         squares = torch.linalg.vecdot(wide, wide, dim=0)
         # One look at the sums costs less than a mask.
-        look = squares.dot(sums) if sums.dim() == 1 else squares.flatten().dot(sums.flatten())
-        if not math.isfinite(look.item()):
+        if not math.isfinite(squares.flatten().dot(sums.flatten())):
             return self._count_finite(rows, mask), False
-        number = rows.shape[0]
         self.total.add_(wide.sum(0))
         sums.add_(squares)
-        self.count.add_(number)
-        self.finite.add_(float(number))
+        self.count.add_(len(rows))
         return differences, True
 
     def _count_finite(self, rows: Tensor, mask: Tensor | None) -> Tensor:
@@ -138,25 +124,26 @@ class RunningMeanStd(BatchedModule):
         if mask is not None:
             kept = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), kept, math.inf)
             number = mask.sum()
-        # What cannot be squared is left out as well. Two selections, because with one Inductor would vectorize the rest of a
-        # row (17 = 16 + 1), which is slower than a loop.
+        # What is too large to be squared is left out as well. Inductor vectorizes short rows better with a `where` for each
+        # of the two comparisons.
         bound = math.inf if kept.dtype == torch.float32 else 1e150
-        below, above = kept < bound, kept > -bound
-        one = torch.ones_like(kept, dtype=None if len(rows) < 2**24 else torch.float64)  # float32 cannot count further
-        values = torch.where(above, torch.where(below, kept, 0), 0).double()
-        finite = torch.where(above, torch.where(below, one, 0), 0).sum(0)
-        self.total.add_(values.sum(0))
-        self.squares.masked_fill_(unseen & (finite > 0), 0).add_(torch.linalg.vecdot(values, values, dim=0))
+        below, above, one = kept < bound, kept > -bound, torch.ones_like(kept)
+        finite = torch.where(above, torch.where(below, kept, 0), 0).double()
+        counted = torch.where(above, torch.where(below, one, 0), 0).sum(0)
+        self.total.add_(finite.sum(0))
+        self.squares.masked_fill_(unseen & (counted > 0), 0).add_(torch.linalg.vecdot(finite, finite, dim=0))
         self.count.add_(number)
-        self.finite.add_(finite)
+        self.skipped.add_(number - counted.long())
         return differences
 
     def _moments(self, seen: bool = False) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance. `seen`: every component is known to have a value.
-        number = self.finite if seen else self.finite.clamp(min=1)
+        number, squares = self.count - self.skipped, self.squares
+        if not seen:
+            number = number.clamp_(min=1)
         mean = self.total / number
-        var = (self.squares / number).addcmul_(mean, mean, value=-1).relu_()  # far from its mean, a reference of 0 cancels
-        return mean, var if seen else var.masked_fill_(self.squares < 0, 1)
+        var = (squares / number).addcmul_(mean, mean, value=-1)
+        return mean, var.relu_() if seen else var.relu_().masked_fill_(squares < 0, 1)
 
 
 class NormalizeObservation(ObservationTransform):
@@ -260,7 +247,8 @@ class NormalizeReward(Transform):
     def step(self, td: TensorDict) -> TensorDict:
         reward, returns = td["reward"], self.discounted_return
         torch.add(reward, returns, alpha=self.gamma, out=returns)
-        return td.set("reward", reward * self.statistics.scale(self.epsilon, returns if self.training else None))
+        scale = self.statistics.scale(self.epsilon, returns if self.training else None)
+        return td.set("reward", reward * realize(scale))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         mask.fill_(self.discounted_return, 0)
