@@ -153,6 +153,7 @@ class _Pass:
                 setattr(self.graph, name, tensor)
                 with graph.inserting_before(body):
                     found = graph.call_function(torch.ops.aten.clone.default, (graph.get_attr(name),))
+            found.meta.update(node.meta)
             node.replace_all_uses_with(found)
             graph.erase_node(node)
         self.graph.recompile()
@@ -203,6 +204,7 @@ class _StandIns(TorchDispatchMode):
         with _disable_current_modes():
             plain = _plain(tensor)
         stand_in = self.by_memory[_memory(tensor)] = self.mode.from_tensor(plain)
+        node.meta["val"] = stand_in  # as make_fx does for its own inputs
         track_tensor_tree(stand_in, Proxy(node, proxy_mode.tracer), constant=None, tracer=proxy_mode.tracer)
         return stand_in
 
