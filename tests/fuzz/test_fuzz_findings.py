@@ -63,7 +63,6 @@ def test_collector_without_observations_compiles_with_three_steps_per_graph():
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_env_with_tensors_outside_of_buffers_compiles_with_inductor():
     env = tw.compile(ScriptedEnv(2, observation_space=spaces.MultiDiscrete([3])))
     env.step(env.reset(seed=0).set("action", env.sample_action()))

@@ -153,7 +153,7 @@ def test_what_a_caller_holds_of_a_large_stack_is_the_callers(number, first_seed)
 )
 def test_what_a_caller_holds_of_a_compiled_stack_is_the_callers(backend, number, large, first_seed):
     some = {"kinds": [large_env]} if large else {}
-    stack = compilable(f"memory {first_seed + number}", most=3, operators=50, **some)
+    stack = compilable(f"memory {first_seed + number}", most=3, operators=90, **some)
     check(stack, make_of(stack, backend), 12 if large else 20)
 
 
