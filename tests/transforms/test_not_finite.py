@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from helpers import AOT, INDUCTOR, assert_same, buffers
 from stable_baselines3.common.running_mean_std import RunningMeanStd as BaselinesMeanStd
 from tensordict import TensorDict
@@ -168,3 +169,93 @@ def test_returns_with_gamma_1_grow_beyond_what_float32_can_count():
     assert env.transforms[1].discounted_return == 2.0**24 + 50
     np.testing.assert_allclose(env.transforms[1].statistics.var, np.arange(50).var(), rtol=1e-9)
     np.testing.assert_allclose(env.transforms[1].statistics.mean, theirs.mean, rtol=1e-12)
+
+
+def test_component_without_a_value_so_far_takes_its_reference_from_a_later_batch():
+    statistics, rows = RunningMeanStd((2,)), torch.tensor([[1.0, 1e7], [2.0, 1e7 + 1], [4.0, 1e7 + 2]])
+    statistics.update(torch.tensor([[0.0, math.nan], [3.0, math.inf]]))
+    statistics.update(rows)
+    assert statistics.reference.tolist() == [0, 1e7]
+    np.testing.assert_allclose(statistics.var, [2, 2 / 3], rtol=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.1, 12345.678, -1e6])
+def test_constant_component_whose_first_value_is_missing_normalizes_to_zero(value):
+    rows, statistics = torch.full((7, 1), value), RunningMeanStd((1,))
+    rows[0] = math.nan
+    for _ in range(200):
+        normal = statistics.normalize(rows, 1e-8, learn=True)
+        assert statistics.var >= 0 and (normal[1:] == 0).all() and normal[0].isnan()
+
+
+@pytest.mark.parametrize("value", [1e200, -1e200])
+def test_double_that_cannot_be_squared_is_skipped(value):
+    statistics = RunningMeanStd((1,), dtype=torch.float64)
+    for _ in range(3):
+        statistics.update(torch.tensor([[1.0], [value], [3.0]], dtype=torch.float64))
+    assert (statistics.mean, statistics.var, int(statistics.skipped)) == (2, 1, 3)
+
+
+def test_batch_without_rows_counts_nothing():
+    statistics = RunningMeanStd((2,))
+    for count in (0, 3):
+        statistics.update(torch.ones(0, 2))
+        assert int(statistics.count) == count and (statistics.var == (1 if count == 0 else 0)).all()
+        statistics.update(torch.ones(3, 2))
+
+
+def test_normalize_observation_of_a_dict_skips_values_of_one_leaf():
+    shapes = {"speed": (3,), "image": (2, 2)}
+    space = spaces.Dict({name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()})
+    env = tw.TransformedEnv(ScriptedEnv(5, observation_space=space), T.NormalizeObservation())
+    transform, rng = env.transforms[0], np.random.default_rng(0)
+    rows = {name: rng.normal(5, 2, (6, 5, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    rows["image"][1:4, 2, 0, 1] = math.nan
+    for number in range(6):
+        observation = TensorDict({name: torch.from_numpy(values[number]) for name, values in rows.items()}, [5])
+        transform.step(TensorDict({"observation": observation}, [5]))
+    for name, values in rows.items():
+        statistics = transform.statistics_of[name,]
+        flat = values.reshape(30, *shapes[name]).astype(np.float64)
+        np.testing.assert_allclose(statistics.mean, np.nanmean(flat, 0), rtol=1e-6)
+        np.testing.assert_allclose(statistics.var, np.nanvar(flat, 0), rtol=1e-6)
+        assert statistics.skipped.tolist() == np.isnan(flat).sum(0).tolist()
+
+
+def test_statistics_without_host_readable_masks_skip_alike(monkeypatch):
+    def recorded():
+        env = make(T.NormalizeObservation(), T.NormalizeReward(0.5))
+        run(env, 20)
+        for chosen in ([True, False, True, True], [False] * 4, [False, True, False, False]):
+            env.reset(mask=torch.tensor(chosen))
+            env.step(torch.zeros(4, 6))
+        return buffers(env.transforms)
+
+    before = recorded()
+    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    assert_same(recorded(), before, 1e-12)
+    assert all(before[f"{index}.statistics.skipped"].sum() > 0 for index in (0, 1))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("value", VALUES)
+def test_normalize_reward_without_an_end_of_the_episode_keeps_the_return_of_that_env_out(value, gamma):
+    rewards = torch.tensor([[[1.0], [2.0]], [[value], [5.0]], [[1.0], [3.0]], [[-value], [4.0]]])
+    env = tw.TransformedEnv(ScriptedEnv(2, (1,), None), T.NormalizeReward(gamma))
+    transform, returns = env.transforms[0], [0.0]
+    for reward in rewards:
+        given = transform.step(TensorDict({"reward": reward}, [2]))["reward"]
+        returns.append(gamma * returns[-1] + float(reward[1]))
+        assert torch.equal(given.isfinite(), reward.isfinite())
+    assert transform.discounted_return.isfinite().tolist() == [[False], [True]]
+    assert (int(transform.statistics.count), int(transform.statistics.skipped)) == (8, 3)
+    np.testing.assert_allclose(transform.statistics.var, np.var([1.0, *returns[1:]]), rtol=1e-12)
+    transform.reset(TensorDict({}, [2]), tw.RowMask(torch.tensor([True, False])))
+    np.testing.assert_allclose(transform.discounted_return, [[0], [returns[-1]]])
+
+
+def test_state_dict_without_the_number_of_skipped_values_raises():
+    state = RunningMeanStd((2,)).state_dict()
+    del state["skipped"]
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: .*skipped"):
+        RunningMeanStd((2,)).load_state_dict(state)

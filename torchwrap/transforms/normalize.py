@@ -24,17 +24,17 @@ from torchwrap.transforms.transform import ObservationTransform, Transform
 class RunningMeanStd(BatchedModule):
     """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
 
-    NaN and infinite values are left out, each by itself: the other components of the row count. `skipped` says how many were
-    left out, per component; `count` is the number of rows.
+    NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of rows,
+    and `skipped` how many values of them were left out, per component.
 
     The module keeps sums of differences from a reference row, in float64, and int64 counts. There is no pseudo-count prior:
     before its first value, the mean of a component is 0 and the variance 1.
 
     The reference is the first row that was counted, so a mean that is large compared to the deviation does not cancel the sums
     of squares: with R = (mean - reference)^2 / variance, the subtraction amplifies rounding errors R times, and a row that is
-    one of n has R <= n. Even 1e12 rows leave four digits and a variance that is not negative. The variance of a feature that
-    never changes is exactly 0. A component without a value so far takes its reference from a later row, and keeps 0 if others
-    of that batch have a value and the first row has none.
+    one of n has R <= n. Even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0. A
+    component that has had no value so far takes its reference from the first row of the batch that brings one; if the value
+    of that row is not finite, the reference stays 0.
 
     Args:
         shape: of one row; at least one dimension.
@@ -82,7 +82,7 @@ class RunningMeanStd(BatchedModule):
         return self._moments()[1]
 
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Counts `rows` `(n, *shape)`, or those where `mask` (bool, `(n,)`) is set."""
+        """Counts the finite values of `rows` `(n, *shape)`, or of those where `mask` (bool, `(n,)`) is set."""
         self._count(rows, mask)
 
     def normalize(self, rows: Tensor, epsilon: float, mask: Tensor | None = None, learn: bool = False) -> Tensor:
@@ -90,14 +90,19 @@ class RunningMeanStd(BatchedModule):
         differences, seen = self._count(rows, mask) if learn else (rows - self.reference, False)
         mean, var = self._moments(seen)
         scale = var.add_(epsilon).rsqrt_()
-        if differences.dtype == torch.float32:
+        narrow = differences.dtype == torch.float32
+        if narrow:
             mean, scale = mean.float(), scale.float()
-        return differences.sub_(realize(mean)).mul_(realize(scale)).float()
+        if not seen:
+            mean, scale = realize(mean), realize(scale)
+        normal = differences.sub_(mean).mul_(scale)
+        return normal if narrow else normal.float()
 
     def scale(self, epsilon: float, rows: Tensor | None = None) -> Tensor:
         """Returns 1 / sqrt(var + epsilon), float32, of `shape`; with `rows`, after `update(rows)`."""
         seen = rows is not None and self._count(rows)[1]
-        return self._moments(seen)[1].add_(epsilon).rsqrt_().float()
+        scale = self._moments(seen)[1].add_(epsilon).rsqrt_().float()
+        return scale if seen else realize(scale)
 
     def _count(self, rows: Tensor, mask: Tensor | None = None) -> tuple[Tensor, bool]:
         # The differences from the reference; and whether the host knows that every component has a value.
@@ -107,11 +112,12 @@ class RunningMeanStd(BatchedModule):
         wide = differences.double()
         squares = torch.linalg.vecdot(wide, wide, dim=0)
         # One look at the sums costs less than a mask.
-        if not math.isfinite(squares.flatten().dot(sums.flatten())):
+        look = squares.dot(sums) if squares.dim() == 1 else squares.flatten().dot(sums.flatten())
+        if not math.isfinite(look):
             return self._count_finite(rows, mask), False
         self.total.add_(wide.sum(0))
         sums.add_(squares)
-        self.count.add_(len(rows))
+        self.count.add_(rows.shape[0])
         return differences, True
 
     def _count_finite(self, rows: Tensor, mask: Tensor | None) -> Tensor:
@@ -124,10 +130,11 @@ class RunningMeanStd(BatchedModule):
         if mask is not None:
             kept = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), kept, math.inf)
             number = mask.sum()
-        # What is too large to be squared is left out as well. Inductor vectorizes short rows better with a `where` for each
-        # of the two comparisons.
+        # What is too large to be squared is left out as well. One selection for each comparison, because with fewer Inductor
+        # would vectorize the last component of 17, which costs more than the other 16.
         bound = math.inf if kept.dtype == torch.float32 else 1e150
-        below, above, one = kept < bound, kept > -bound, torch.ones_like(kept)
+        below, above = kept < bound, kept > -bound
+        one = torch.ones_like(kept, dtype=None if len(rows) < 2**24 else torch.float64)  # float32 cannot count further
         finite = torch.where(above, torch.where(below, kept, 0), 0).double()
         counted = torch.where(above, torch.where(below, one, 0), 0).sum(0)
         self.total.add_(finite.sum(0))
@@ -138,12 +145,12 @@ class RunningMeanStd(BatchedModule):
 
     def _moments(self, seen: bool = False) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance. `seen`: every component is known to have a value.
-        number, squares = self.count - self.skipped, self.squares
+        number, squares = (self.count - self.skipped).double(), self.squares
         if not seen:
-            number = number.clamp_(min=1)
+            number.clamp_(min=1)
         mean = self.total / number
-        var = (squares / number).addcmul_(mean, mean, value=-1)
-        return mean, var.relu_() if seen else var.relu_().masked_fill_(squares < 0, 1)
+        var = (squares / number).addcmul_(mean, mean, value=-1).relu_()  # a reference of 0 may leave less than nothing
+        return mean, var if seen else var.masked_fill_(squares < 0, 1)
 
 
 class NormalizeObservation(ObservationTransform):
@@ -248,7 +255,7 @@ class NormalizeReward(Transform):
         reward, returns = td["reward"], self.discounted_return
         torch.add(reward, returns, alpha=self.gamma, out=returns)
         scale = self.statistics.scale(self.epsilon, returns if self.training else None)
-        return td.set("reward", reward * realize(scale))
+        return td.set("reward", reward * scale)
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         mask.fill_(self.discounted_return, 0)
