@@ -207,7 +207,8 @@ def used_only_in(sources, pattern, *homes):
 
 
 def compilers_are_used_in_compile(sources):
-    return used_only_in(sources, r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo", "torchwrap._compile")
+    pattern = r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo"
+    return used_only_in(sources, pattern, "torchwrap._compile", "torchwrap._env.host_function")
 
 
 def cuda_graphs_are_used_in_replay(sources):

@@ -12,7 +12,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import validation
+from torchwrap._core import nested, validation
 from torchwrap._core.buffer_pool import BufferPool
 from torchwrap._core.graph_hints import as_bytes
 from torchwrap._core.reachable import Reachable
@@ -126,7 +126,7 @@ class Collector:
 
     def _transition(self, observation: spaces.Value, step: Step) -> tuple[TensorDict, spaces.Value]:
         env = self.env
-        td = _act(env, self.policy, TensorDict({"observation": observation}, batch_size=[env.num_envs]))
+        td = _act(env, self.policy, nested.tensordict({"observation": observation}, env.num_envs))
         checks.step_input(env, td)
         successor, observation = step(td["action"])
         return td.set("next", successor), observation

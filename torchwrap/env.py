@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._core import nested
 from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask
 from torchwrap._env import checks
@@ -209,7 +210,7 @@ class Env(EnvFacade):
             mask.assign_(observation, self._reset(mask)["observation"])
 
     def _root(self, observation: spaces.Value) -> TensorDict:
-        position, root = self._position, TensorDict({"observation": observation}, batch_size=[self.num_envs])
+        position, root = self._position, nested.tensordict({"observation": observation}, self.num_envs)
         position.root, position.unfinished = root, None
         return root
 

@@ -10,25 +10,24 @@ import torch
 from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from torchwrap import spaces
-from torchwrap._core import validation
+from torchwrap._core import nested, validation
 from torchwrap._core.env_buffers import SubmoduleAttribute
 from torchwrap._core.row_mask import RowMask
-from torchwrap._env.initial_states import InitialStatePool
+from torchwrap._core.tracing import is_host_readable
+from torchwrap._env.host_function import Attributes, HostFunction
+from torchwrap._env.initial_states import InitialStatePool, UpcomingStates
 from torchwrap._env.repeat import repeat
 from torchwrap.env import Env
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature
 
 # The index of a function is part of its key, so that no two functions of a step draw the same numbers.
+_SUCCESSOR = ("observation", "reward", "terminated", "truncated")
+_SMALL = 1024  # envs, for which an operator of NumPy takes less time than one of PyTorch
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [leaf for child in value.values() for leaf in _leaves(child)]
 
 
 def _requirement(error: Exception) -> str:
@@ -39,7 +38,7 @@ def _requirement(error: Exception) -> str:
 
 
 def _storages(*values: Any) -> set[int]:
-    return {leaf.untyped_storage().data_ptr() for value in values for leaf in _leaves(value)}
+    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values)}
 
 
 class FunctionalEnv(Env):
@@ -59,8 +58,12 @@ class FunctionalEnv(Env):
     `rng.fold_in(2)`, ... for further independent draws in the same function. Use tensor operators only: `torch.where` instead
     of `if`. State fields that are scalars vectorize best. Keyword arguments of `initial` are the env's reset options.
 
+    A class that sets `is_pure = True` promises that results depend on the arguments and on the attributes of the object alone.
+    Up to 1,024 envs on the CPU, uncompiled, then run its functions several times as fast: they are traced once, and computed
+    in NumPy.
+
     A class that sets `broadcasts = True` is called without `torch.vmap`. All tensors then have the leading dimension of
-    `rng.env.shape`: the whole batch, or, in `initial`, possibly a subset of its rows.
+    `rng.env.shape`: the whole batch, or, in `initial`, any number of its rows.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.
@@ -130,6 +133,9 @@ class FunctionalEnv(Env):
             raise ValueError("FunctionalEnv needs a reset_pool of 0 if params differ between envs, but got both.")
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.fields: list[str] = []
+        self._is_small = getattr(func_env, "is_pure", False) and num_envs <= _SMALL and not params and not reset_pool
+        self._attributes, self._upcoming = Attributes(func_env), UpcomingStates()
+        self._run_step, self._run_observation = HostFunction(), HostFunction()
         self._functions_to_clone: set[str] = set()
         self._validate_functions()
         self.pool = InitialStatePool(reset_pool, self.state) if reset_pool else None
@@ -179,7 +185,7 @@ class FunctionalEnv(Env):
         if not torch.equal(global_state, torch.get_rng_state()):
             torch.set_rng_state(global_state)
             raise TypeError(f"{name} needs to draw from its rng, but drew from PyTorch's global generator.")
-        if storages & other_storages or any(0 in leaf.stride() for leaf in _leaves(result)):
+        if storages & other_storages or any(0 in leaf.stride() for leaf in tree_leaves(result)):
             self._functions_to_clone.add(function)
         return result
 
@@ -207,24 +213,21 @@ class FunctionalEnv(Env):
 
     def _one_step(self, action: spaces.Value) -> TensorDict:
         self.stream.next_draw()
-        state = self.state
+        results = self._run_step(self._advance, self._small_version(), [*self.state.values(), self.stream.draw], action)
+        return nested.tensordict(dict(zip(_SUCCESSOR, results, strict=True)), self.num_envs)
+
+    def _advance(self, *arguments: Any) -> tuple[list[Tensor], list[Any]]:
+        # From the fields of the state, the clock and the action to the fields of the next state, and what the step returns.
+        *values, draw, action = arguments
+        state = dict(zip(self.fields, values, strict=True))
         next_state = self._call("transition", state, action)
         reward = self._call("reward", state, action, next_state)
         terminated = self._call("terminal", next_state)
         observation = self._call("observation", next_state)
-        for name, value in state.items():
-            value.copy_(next_state[name])
         limit = self.signature.max_episode_steps
-        truncated = torch.zeros_like(terminated) if limit is None else self.stream.draw >= limit
-        return TensorDict(
-            {
-                "observation": observation,
-                "reward": reward.to(torch.float32).view(-1, 1),
-                "terminated": terminated.view(-1, 1),
-                "truncated": truncated.view(-1, 1),
-            },
-            batch_size=[self.num_envs],
-        )
+        truncated = torch.zeros_like(terminated) if limit is None else draw >= limit
+        flags = [terminated.view(-1, 1), truncated.view(-1, 1)]
+        return [next_state[field] for field in self.fields], [observation, reward.to(torch.float32).view(-1, 1), *flags]
 
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         self.stream.next_episode(mask)
@@ -232,13 +235,25 @@ class FunctionalEnv(Env):
             initial = self._initial(mask.indices, options)
             for name, value in self.state.items():
                 mask.scatter_(value, initial[name])
-        return TensorDict({"observation": self._call("observation", self.state)}, batch_size=[self.num_envs])
+        (observation,) = self._run_observation(self._observe, self._small_version(), list(self.state.values()))
+        return nested.tensordict({"observation": observation}, self.num_envs)
+
+    def _observe(self, *values: Tensor) -> tuple[list[Tensor], list[Any]]:
+        return [], [self._call("observation", dict(zip(self.fields, values, strict=True)))]
 
     def _initial(self, rows: Tensor | None, options: dict[str, Any] | None) -> dict[str, Tensor]:
-        if self.pool is None or options:
+        if options:
             return self._call("initial", rows=rows, options=options)
-        key = self.stream.key(len(_FUNCTIONS))
-        return self.pool.take(key if rows is None else key.select(rows))
+        if self.pool is not None:
+            key = self.stream.key(len(_FUNCTIONS))
+            return self.pool.take(key if rows is None else key.select(rows))
+        version = self._small_version()
+        if rows is None or version is None:
+            return self._call("initial", rows=rows)
+        return self._upcoming.take(self.stream.key(), rows, version, lambda key: self._call("initial", key=key))
+
+    def _small_version(self) -> int | None:
+        return self._attributes.version() if self._is_small and is_host_readable(self.stream.draw) else None
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
@@ -271,7 +286,7 @@ class FunctionalEnv(Env):
     def _nested(self, observation: Any) -> spaces.Value:
         if not isinstance(observation, dict):
             return observation
-        return TensorDict({key: self._nested(child) for key, child in observation.items()}, batch_size=[self.num_envs])
+        return nested.tensordict({key: self._nested(child) for key, child in observation.items()}, self.num_envs)
 
     def _call(
         self,

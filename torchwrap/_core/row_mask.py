@@ -44,7 +44,7 @@ class RowMask:
         self._found: np.ndarray[Any, Any] | None = None
         if synchronize or is_host_readable(tensor):
             # NumPy, because right after a simulator on the host it finds the rows four times faster than PyTorch does.
-            self._found = tensor.cpu().numpy().ravel().nonzero()[0]
+            self._found = (tensor if tensor.is_cpu else tensor.cpu()).numpy().ravel().nonzero()[0]
 
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu", *, synchronize: bool = False) -> RowMask:

@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._core import nested
 from torchwrap._env.facade import EnvFacade
 
 
@@ -51,7 +52,7 @@ def transition(env: EnvFacade, given: Any, last: TensorDict) -> TensorDict:
             raise ValueError(f"{env._name()}.step needs a root, but got {got}.")
         return given  # type: ignore[no-any-return]
     _value(env, "an action", env.single_action_space, given)
-    return last.copy().set("action", given)
+    return nested.tensordict({**dict(last.items()), "action": given}, env.num_envs)
 
 
 def step_input(env: EnvFacade, td: Any) -> None:

@@ -1,7 +1,11 @@
-"""InitialStatePool: initial states that are drawn before they are needed."""
+"""Initial states that are drawn before they are needed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +16,7 @@ from torchwrap.random import Key
 State = dict[str, Tensor]
 _REFRESH_STEPS = 256  # the whole pool is drawn again within so many steps
 _TAG = 255  # an env's streams have at most 31 << 3
+_ROWS_AHEAD, _MOST_EPISODES = 256, 32  # so many keys take little longer than one
 
 
 class InitialStatePool(nn.Module):
@@ -66,3 +71,43 @@ class InitialStatePool(nn.Module):
         """A random state for each env of the key."""
         slots = random.integers(key, self.size)
         return {name: self.get_buffer(f"initial_{name}").index_select(0, slots) for name in self.fields}
+
+
+class UpcomingStates:
+    """The initial states of the next few episodes of each env, drawn together. For a few envs on the CPU.
+
+    They are those that the env would draw at the time, because a key determines its numbers. A copy starts empty.
+    """
+
+    def __init__(self) -> None:
+        self._version: Any = None
+        self._first: Any = None
+        self._states: dict[str, Any] = {}
+        self._size = 0
+
+    def take(self, key: Key, rows: Tensor, version: Any, draw: Callable[[Key], State]) -> State:
+        """The initial states of the episodes that begin in some rows.
+
+        Args:
+            key: of all envs, at the start of these episodes.
+            rows: indices, at least one.
+            version: whatever `draw` depends on besides.
+            draw: gives the states for a key.
+        """
+        low, high, env, episode, found = (tensor.numpy() for tensor in (*key[:4], rows))
+        version = version, low.tobytes(), high.tobytes(), env.tobytes()
+        index = None
+        if version == self._version:
+            index = (episode[found] - self._first[found]) * len(episode) + found
+        if index is None or index.min() < 0 or index.max() >= self._size:
+            self._version, self._first = version, episode + 1
+            self._first[found] -= 1
+            count = min(max(_ROWS_AHEAD // len(episode), 1), _MOST_EPISODES)
+            episodes = torch.from_numpy((self._first + np.arange(count)[:, None]).ravel())
+            words = [word.repeat(count) for word in key[:3]]
+            states = draw(Key(words[0], words[1], words[2], episodes, torch.zeros_like(episodes), key.tag))
+            self._states, self._size, index = {name: value.numpy() for name, value in states.items()}, len(episodes), found
+        return {name: torch.from_numpy(states[index]) for name, states in self._states.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UpcomingStates, ()

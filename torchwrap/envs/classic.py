@@ -29,7 +29,7 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
         ValueError: for any other dtype.
     """
 
-    broadcasts = True
+    broadcasts, is_pure = True, True
     renderer: ClassVar[Any]
     fields: ClassVar[tuple[str, ...]]
 

@@ -92,10 +92,13 @@ def contains(space: Space[Any], value: Value) -> bool:
         return all(contains(child, value[key]) for key, child in subspaces.items())
     if not isinstance(value, Tensor) or value.dtype != dtype(space) or value.shape[1:] != (space.shape or ()):
         return False
-    count, start = counts(space, value.device) if isinstance(space, spaces.Discrete) else (None, None)
-    if isinstance(count, int) and isinstance(start, int):  # the common case of actions, which are checked at every step
+    return _in_bounds(space, value)
+
+
+def _in_bounds(space: Space[Any], value: Tensor) -> bool:
+    if isinstance(space, spaces.Discrete):  # the common case of actions, which are checked at every step
         low, high = value.aminmax()
-        return int(low) >= start and int(high) < start + count
+        return bool(int(low) >= space.start and int(high) < space.start + space.n)
     return not outside(space, value).any()
 
 
@@ -125,8 +128,7 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
     Traceback (most recent call last):
     ValueError: CartPole-v1 needs an action in Discrete(2), but got values from 0 to 2.
     """
-    subspaces = children(space)
-    if subspaces is not None:
+    if (subspaces := children(space)) is not None:
         if not isinstance(value, TensorDictBase) or set(value.keys()) != set(subspaces):
             got = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value).__name__
             raise TypeError(f"{owner} needs {what} as a TensorDict with keys {sorted(subspaces)}, but got {got}.")
@@ -138,11 +140,11 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
     shape = (num_envs, *(space.shape or ()))
     if value.shape != shape:
         raise ValueError(f"{owner} needs {what} of shape {shape} (num_envs first), but got {tuple(value.shape)}.")
-    if value.dtype != dtype(space):
-        raise TypeError(f"{owner} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
+    if value.dtype != (to := dtype(space)):
+        raise TypeError(f"{owner} needs {what} of dtype {to} for {space}, but got {value.dtype}.")
     if value.device != device:
         raise ValueError(f"{owner} needs {what} on device {device}, but got {value.device}.")
-    if not isinstance(space, spaces.Box) and is_host_readable(value) and not contains(space, value):
+    if not isinstance(space, spaces.Box) and is_host_readable(value) and not _in_bounds(space, value):
         raise ValueError(f"{owner} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
 
 
