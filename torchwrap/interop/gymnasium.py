@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import validation
+from torchwrap._core import nested, validation
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.interop import _workers
@@ -191,7 +191,7 @@ class GymnasiumEnv(Env):
         }
         if self.info_spaces:
             result["info"] = self._info(info, terminated | truncated)
-        return TensorDict(result, batch_size=[self.num_envs])
+        return nested.tensordict(result, self.num_envs)
 
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         rows = mask.numpy()
@@ -208,7 +208,7 @@ class GymnasiumEnv(Env):
                     options={**(options or {}), **mask_option} or None,  # a new dict: Gymnasium removes the mask from it
                 )
         self._already_reset = already_reset & ~rows
-        return TensorDict({"observation": self._to_tensors(self._last_observation)}, batch_size=[self.num_envs])
+        return nested.tensordict({"observation": self._to_tensors(self._last_observation)}, self.num_envs)
 
     def _check_options(self, options: dict[str, Any]) -> None:
         pass  # the simulator's reset checks them
