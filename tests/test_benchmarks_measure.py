@@ -55,7 +55,7 @@ def test_worker_imports_the_standard_library_only():
 def test_worker_answers_with_the_time_of_a_step(load):
     measure = load("measure")
     case = measure.Case("torchwrap", "scripted", {"num_envs": 3, "transforms": ["FrameStackObservation"]})
-    worker = measure.Worker(case, measure.Options(threads=1))
+    worker = measure.Worker(case, measure.Options())
     first, figure = worker.answer(), worker.turn(0.001)
     worker.close()
     assert first["build_seconds"] > 0
@@ -113,6 +113,38 @@ def test_memory_measures_what_an_env_keeps():
     figures = json.loads(run.stdout)
     assert figures["bytes_per_env"] == pytest.approx(1000, rel=0.1)
     assert figures["peak_bytes_per_env"] == pytest.approx(1500, rel=0.1)
+
+
+@pytest.mark.parametrize("isa", ["avx2", pytest.param("avx512", marks=pytest.mark.full)])
+def test_libraries_use_the_instruction_set_of_the_options(load, monkeypatch, isa):
+    measure = load("measure")
+    if isa not in measure.instruction_sets():
+        pytest.skip(f"needs a processor with {isa}")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # what is set outside does not count
+    found = measure.ask(measure.Case("torchwrap", "capabilities", {}), measure.Options(isa=isa))
+    wide = isa == "avx512"
+    assert found["torch"] == isa.upper() and found["inductor"].split()[0] == isa
+    assert found["compiler"] == ("native" if wide else "x86-64-v3")
+    assert any(name in found["numpy"] for name in (("X86_V4", "AVX512") if wide else ("X86_V3", "AVX2")))
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"), [("sse avx2", ("avx2",)), ("avx2 avx512vl", ("avx2", "avx512")), ("asimd", ("native",))]
+)
+def test_instruction_sets_are_those_of_the_processor(load, monkeypatch, flags, found):
+    measure = load("measure")
+    monkeypatch.setattr(measure.Path, "read_text", lambda path: f"flags : {flags}\n")
+    assert measure.instruction_sets() == found
+
+
+def test_settings_are_pairs_of_instruction_set_and_threads(load, monkeypatch):
+    measure = load("measure")
+    monkeypatch.setattr(measure, "instruction_sets", lambda: ("avx2", "avx512"))
+    monkeypatch.setattr(measure.os, "cpu_count", lambda: 8)
+    assert measure.settings(None, None) == [("avx2", 1), ("avx2", 2), ("avx512", 1), ("avx512", 2)]
+    assert measure.settings(["avx512"], [4, 8]) == [("avx512", 4), ("avx512", 8)]
+    monkeypatch.setattr(measure.os, "cpu_count", lambda: 1)
+    assert measure.settings(None, None) == [("avx2", 1), ("avx512", 1)]
 
 
 def test_options_set_the_threads_and_interpreter_of_a_process(load):
@@ -221,15 +253,97 @@ def test_command_line_writes_figures_and_a_plot(load, monkeypatch, tmp_path, cap
         return {"memory/ours/8": {"bytes_per_env": 5.0}}
 
     monkeypatch.setattr(load("memory"), "run", run)
+    monkeypatch.setattr(load("measure"), "ask", lambda case, options: {"torch": options.isa})
     path, plot = tmp_path / "figures.json", tmp_path / "figures.png"
     arguments = ["--suite", "memory", "--num-envs", "8", "--no-compile", "--json", str(path), "--plot", str(plot)]
     load("__main__").main(arguments)
-    figures = json.loads(path.read_text())
-    assert set(figures) == {"machine", "memory/ours/8"}
+    (options,), figures = calls, json.loads(path.read_text())
+    assert set(figures) == {"machine", f"memory/ours/8/{options.setting}"}
     assert figures["machine"]["versions"]["torchwrap"]["torch"]
-    assert calls[0].num_envs == [8] and not calls[0].compile
+    assert figures["machine"]["capabilities"][options.isa] == {"torch": options.isa}
+    assert options.num_envs == [8] and not options.compile
     assert "5.00" in capsys.readouterr().out
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("suite", "arguments", "expected"),
+    [
+        ("glue", [], ["a-1", "a-2", "b-1", "b-2"]),
+        ("memory", [], ["b-2"]),
+        ("memory", ["--threads", "1", "3"], ["a-1", "a-3", "b-1", "b-3"]),
+        ("memory", ["--isa", "a"], ["a-1", "a-2"]),
+    ],
+)
+def test_command_line_selects_settings(load, monkeypatch, suite, arguments, expected):
+    calls, command = [], load("__main__")
+    monkeypatch.setattr(load(suite), "run", lambda options: calls.append(options.setting) or {})
+    monkeypatch.setattr(load("measure"), "ISAS", {"a": "A", "b": "B"})
+    monkeypatch.setattr(load("report"), "ISAS", {"a": "A", "b": "B"})
+    monkeypatch.setattr(load("measure").os, "cpu_count", lambda: 2)
+    for module in (load("measure"), command):
+        monkeypatch.setattr(module, "instruction_sets", lambda: ("a", "b"))
+    monkeypatch.setattr(command, "machine", lambda every: {"versions": {}})
+    command.main(["--suite", suite, *arguments])
+    assert calls == expected
+
+
+def test_words_name_instruction_sets_and_threads(load):
+    words = load("report").words
+    assert words(["avx512-2"]) == "AVX-512, 2 threads" and words(["avx2-1", "avx512-1"]) == "AVX2 and AVX-512, 1 thread"
+    assert words(["avx2-1", "avx2-2", "avx512-1", "avx512-2"]) == "AVX2 and AVX-512, 1 and 2 threads"
+
+
+def test_claims_are_the_worst_of_all_settings_and_never_rounded_up(load):
+    report, comparisons = load("report"), {("this", "that"): ("glue/theirs", "ours")}
+    figures = {"machine": {}, "each/theirs/64/avx2-2": {}}
+    ratios = {"avx2-1": (4.0, 2.397), "avx512-1": (2.5, 30.0)}  # of the minimum, and the median
+    for setting, (ratio, median) in ratios.items():
+        figures[f"glue/theirs/64/{setting}"] = {"ratio": {"ours": ratio}, "ratio_median": {"ours": median}}
+    assert report.claims(figures, comparisons, [64]) == ["| this | that | 2.3 |"]
+    figures["glue/theirs/64/avx512-1"]["ratio"]["ours"] = 0.0999
+    assert report.claims(figures, comparisons, [64]) == ["| this | that | 0.099 |"]
+    figures["glue/other/64/avx512-2"] = {}  # a setting in which the row is missing
+    assert report.claims(figures, comparisons, [64]) == ["| this | that | ? |"]
+
+
+def test_report_prints_claims_of_a_file(load, tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    row = {estimator: {"torchwrap-eager": 2.5} for estimator in ("ratio", "ratio_median")}
+    path.write_text(json.dumps({f"glue/seven sb3/64/{setting}": row for setting in ("avx2-1", "avx512-1")}))
+    load("report").main(str(path))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("| seven transforms, eager | SB3, NumPy | ? | 2.5 | ? | ? |") == 3  # the worst, and each setting
+
+
+def test_every_setting_has_a_panel_with_its_figures_and_the_same_axes(load):
+    plot = load("plot")
+    from matplotlib.figure import Figure
+
+    settings = ["avx2-1", "avx512-2"]
+    row = Figure().subplots(1, 2)
+    figures = {f"scaling/envpool/{n}/{s}": {"steps_per_second": n * k} for k, s in enumerate(settings, 1) for n in (1, 4)}
+    plot._settings(row, figures, settings, "scaling", plot.SCALING, "steps_per_second")
+    assert [axes.get_title() for axes in row] == ["AVX2, 1 thread", "AVX-512, 2 threads"]
+    assert [axes.lines[0].get_ydata().tolist() for axes in row] == [[1, 4], [2, 8]]
+    assert row[0].get_ylim() == row[1].get_ylim() and row[1].get_legend()
+
+
+def test_plot_of_scaling_is_next_to_the_other(load, tmp_path):
+    figures = {"machine": {"processor": "P", "cores": 2, "device": "cpu", "num_steps": 16, "versions": {}}}
+    figures["scaling/envpool/1/avx2-1"] = {"steps_per_second": 1.0}
+    load("plot").draw(figures, str(tmp_path / "all.png"))
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "all.png").exists()
+
+
+def test_scaling_bounds_the_storage_of_rollouts(load, monkeypatch):
+    scaling, asked = load("scaling"), []
+    monkeypatch.setattr(scaling, "compare", lambda rows, *_: asked.append(rows) or {"torchwrap-rollout": {"us": 2.0}})
+    figures = scaling.run(load("measure").Options())
+    assert figures["scaling/torchwrap-rollout/1048576"]["steps_per_second"] == 2**20 / 2e-6
+    for kind in ("torchwrap-rollout", "gymnax-scan"):
+        steps = {rows[kind].whole.arguments["num_envs"]: rows[kind].whole.arguments["num_steps"] for rows in asked}
+        assert list(steps) == [4**power for power in range(11)] and steps[1] == steps[2**18] == 16 and steps[2**20] == 4
 
 
 def test_plot_shows_the_figures(load):

@@ -20,12 +20,17 @@ def run(options: Options) -> Figures:
         found = compare({**_ours(n, options), **({} if cuda else _theirs(n, options))}, options, REFERENCES)
         figures.update({f"cartpole/{name}/{n}": row for name, row in found.items()})
     copy = compare({"copy": Row(Case("torchwrap", "copy", {"device": options.device}))}, options)["copy"]
-    for key, row in figures.items():
+    for row in figures.values():
         if "gigabytes_per_second" in row and "skipped" not in copy:
             row["of_copy"] = row["gigabytes_per_second"] / copy["gigabytes_per_second"]
+    return {**add_speeds(figures), "cartpole/copy/1": copy}
+
+
+def add_speeds(figures: Figures) -> Figures:
+    for key, row in figures.items():
         if "us" in row:
             row["steps_per_second"] = int(key.split("/")[-1]) / row["us"] * 1e6
-    return {**figures, "cartpole/copy/1": copy}
+    return figures
 
 
 def _ours(n: int, options: Options) -> dict[str, Row]:

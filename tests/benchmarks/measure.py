@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import os
@@ -20,8 +21,24 @@ LIBRARIES = (
     *("jax", "gymnax", "optax", "envpool"),
 )
 
+ISAS = {"avx2": "AVX2", "avx512": "AVX-512", "native": "the processor's own instruction set"}
+# What makes a processor with AVX-512 run AVX2, in every library; without effect where there is only AVX2.
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",  # PyTorch's kernels, and the vectors of Inductor's code
+    "TORCHINDUCTOR_CPP_MARCH": "x86-64-v3",  # the instructions that the C++ compiler may use for that code
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OPENCV_CPU_DISABLE": "AVX512-SKX",
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+}
+
 Figures = dict[str, dict[str, Any]]
-"""`{"<suite>/<row>/<number of envs>": {figure: value}}`; a row that could not be measured has the reason as `skipped`."""
+"""`{"<suite>/<row>/<number of envs>": {figure: value}}`; a row that could not be measured has the reason as `skipped`.
+
+The command line appends the setting to each key: "/<instruction set>-<number of threads>", as in "/avx2-1".
+"""
 
 
 @dataclass
@@ -35,14 +52,20 @@ class Options:
     num_steps: int = 16
     """Steps of a compiled rollout."""
     seeds: Sequence[int] = (1, 2, 3, 4, 5)
-    threads: int | None = None
-    """Number of threads of every library. Defaults to its own."""
+    isa: str = "native"
+    """Instruction set of every library, a key of `ISAS`."""
+    threads: int = 1
+    """Number of threads of every library."""
     device: str = "cpu"
     """Device of torchwrap; the peers run on the CPU."""
     compile: bool = True
     """Whether rows that need torch.compile are measured."""
     pythons: Mapping[str, str] = field(default_factory=dict)
     """Interpreters of the sides that do not use ours."""
+
+    @property
+    def setting(self) -> str:
+        return f"{self.isa}-{self.threads}"
 
 
 class Case(NamedTuple):
@@ -67,11 +90,10 @@ class Row(NamedTuple):
 
 
 def environment(options: Options, **more: str) -> dict[str, str]:
-    variables = {**os.environ, "JAX_PLATFORMS": "cpu", **more}
-    if options.threads is not None:
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last is XLA's
-        variables.update(dict.fromkeys(names, str(options.threads)))
-    return variables
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last is XLA's
+    threads, isa = dict.fromkeys(names, str(options.threads)), AVX2 if options.isa == "avx2" else {}
+    inherited = {name: value for name, value in os.environ.items() if name not in AVX2}
+    return {**inherited, "JAX_PLATFORMS": "cpu", **threads, **isa, **more}
 
 
 class Worker:
@@ -172,15 +194,20 @@ def _pairwise(operation: Callable[[float, float], float], first: list[float], se
     return [operation(a, b) for a, b in zip(first, second, strict=True)]
 
 
-def machine(options: Options) -> dict[str, Any]:
-    """The environment of the figures: processor, instruction set, threads, steps per chunk, versions."""
+def settings(isas: Sequence[str] | None, threads: Sequence[int] | None) -> list[tuple[str, int]]:
+    """Every pair of an instruction set and a number of threads; by default, one and two threads as far as there are cores."""
+    return list(itertools.product(isas or instruction_sets(), threads or (1, 2)[: os.cpu_count()]))
+
+
+def machine(every: Sequence[Options]) -> dict[str, Any]:
+    """The environment of the figures: processor, what our libraries use of it, steps per chunk, versions."""
+    options, capabilities = every[-1], Case("torchwrap", "capabilities", {})
     return {
         "platform": platform.platform(),
         "processor": _processor(),
-        "instruction_set": _instruction_set(),
         "cores": os.cpu_count(),
         "device": options.device,
-        "threads": options.threads or "each library's default",
+        "capabilities": {isa: ask(capabilities, one) for isa, one in {one.isa: one for one in every}.items()},
         "num_steps": options.num_steps,
         "versions": {side: _versions(python) for side, python in {"torchwrap": sys.executable, **options.pythons}.items()},
     }
@@ -195,14 +222,13 @@ def _versions(python: str) -> dict[str, str]:
     return json.loads(subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout)
 
 
-def _instruction_set() -> str:
-    """The widest vector instructions of the processor, according to Linux."""
+def instruction_sets() -> tuple[str, ...]:
+    """The keys of `ISAS` that the processor has according to Linux, narrow ones first."""
     try:
         flags = Path("/proc/cpuinfo").read_text().split()
     except OSError:
         flags = []
-    names = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
-    return next((name for flag, name in names.items() if flag in flags), "unknown instruction set")
+    return tuple(isa for isa, flag in {"avx2": "avx2", "avx512": "avx512vl"}.items() if flag in flags) or ("native",)
 
 
 def _processor() -> str:

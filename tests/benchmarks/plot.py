@@ -1,14 +1,21 @@
-"""Plots of the figures; the only file that imports matplotlib."""
+"""Plots of the figures, drawn again by `python -m tests.benchmarks.plot <JSON file> <PNG file>`.
+
+It is the only file that imports matplotlib.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .measure import Figures
+from .report import settings, within, words
 
 GLUE = {
     "seven torchwrap-compiled": "torchwrap, compiled",
@@ -24,45 +31,60 @@ CARTPOLE = {
     "envpool-bare": "EnvPool, no transforms",
     "torchrl": "TorchRL",
 }
+SCALING = {
+    "torchwrap-rollout": "torchwrap, compiled rollout",
+    "torchwrap-step": "torchwrap, compiled step",
+    "torchwrap-eager": "torchwrap, eager",
+    "gymnax-scan": "gymnax, lax.scan",
+    "gymnax-step": "gymnax, jitted step",
+    "gymnasium": "Gymnasium, NumPy",
+    "envpool": "EnvPool",
+}
 PPO = {"torchwrap": "torchwrap", "jax": "JAX, jitted", "sb3": "Stable-Baselines3"}
 COLORS = {"torchwrap": "C3", "gymnax": "C0", "JAX": "C0", "Stable": "C1", "TorchRL": "C2", "Gymnasium": "C4", "EnvPool": "C5"}
 
 
 def draw(figures: Figures, path: str) -> None:
-    """Plots the cost of transforms, the speed of CartPole and the time PPO takes, with the conditions of the measurement.
+    """Plots the cost of transforms and the speed of CartPole in each setting, and the time of PPO.
 
-    The panel of a suite that was not run stays empty.
+    The panel of a suite that was not run stays empty. If `scaling` was run, its plot is scaling.png next to this one.
     """
-    machine = figures["machine"]
-    canvas = Figure(figsize=(15, 4.6), layout="constrained")
-    canvas.suptitle(conditions(machine), fontsize="medium")
-    glue, cartpole, ppo = canvas.subplots(1, 3)
-    _lines(glue, figures, "glue", GLUE, "us")
-    glue.set(title="A stack of seven transforms\n(lower is better)", ylabel="microseconds added to a step")
-    _lines(cartpole, figures, "cartpole", CARTPOLE, "steps_per_second")
-    chunk = f"rollout and scan in chunks of {machine['num_steps']} steps"
-    cartpole.set(
-        title=f"CartPole-v1, normalized, clipped, stacked\n({chunk}; higher is better)", ylabel="env steps per second"
-    )
-    _bars(ppo, figures)
-    other = figures.get("machine of ppo")  # if that suite was run elsewhere
-    where = f", on {other['processor'].split(' @')[0]}" if other else ""
-    ppo.set(
-        title="PPO until CartPole-v1 returns 475\n(median of the seeds; lower is better)",
-        xlabel=f"seconds since process start{where}",
-    )
-    canvas.savefig(path, dpi=120)
+    found = settings(figures, "glue/") or settings(figures, "cartpole/") or [""]
+    canvas = Figure(figsize=(2.5 + 3.7 * max(len(found), 2), 9.5), layout="constrained")
+    canvas.suptitle(conditions(figures["machine"]), fontsize="medium")
+    names = [[f"{suite} {setting}" for setting in found] for suite in ("glue", "cartpole")]
+    panels = canvas.subplot_mosaic([*names, ["ppo"] * len(found)], height_ratios=(4, 4, 1))
+    glue, cartpole = ([panels[name] for name in row] for row in names)
+    _settings(glue, figures, found, "glue", GLUE, "us")
+    glue[0].set_ylabel("A stack of seven transforms:\nmicroseconds added to a step\n(lower is better)")
+    _settings(cartpole, figures, found, "cartpole", CARTPOLE, "steps_per_second")
+    chunk = f"rollouts and scans of {figures['machine']['num_steps']} steps"
+    cartpole[0].set_ylabel(f"CartPole-v1, normalized, clipped,\nstacked ({chunk}):\nenv steps per second (higher is better)")
+    _bars(panels["ppo"], figures)
+    canvas.savefig(path, dpi=100)
+    if settings(figures, "scaling/"):
+        draw_scaling(figures, str(Path(path).with_name("scaling.png")))
+
+
+def draw_scaling(figures: Figures, path: str) -> None:
+    """Plots the speed of CartPole-v1 by number of envs, one panel per setting."""
+    found = settings(figures, "scaling/")
+    canvas = Figure(figsize=(4 + 5 * len(found), 5.5), layout="constrained")
+    canvas.suptitle(conditions(figures["machine"]), fontsize="medium")
+    (axes,) = canvas.subplots(1, len(found), squeeze=False)
+    _settings(axes, figures, found, "scaling", SCALING, "steps_per_second")
+    axes[0].set_ylabel("CartPole-v1 without transforms: env steps per second")
+    canvas.savefig(path, dpi=100)
 
 
 def conditions(machine: Mapping[str, Any]) -> str:
-    """The conditions of a measurement as two lines of text: machine, instruction set and threads; versions."""
+    """The conditions of a measurement as two lines of text: machine; versions."""
     versions: dict[str, str] = {}
     for found in machine["versions"].values():  # torchwrap's own interpreter is the first
         versions = {**found, **versions}
     libraries = ("torch", "gymnasium", "stable-baselines3", "torchrl", "jax", "gymnax", "envpool")
-    where = f"{machine['processor']}, {machine['cores']} cores, {machine['instruction_set']}"
-    how = f"threads per process: {machine['threads']}, device: {machine['device']}"
-    return f"{where}, {how}\n{', '.join(f'{name} {versions[name]}' for name in libraries if name in versions)}"
+    where = f"{machine['processor']}, {machine['cores']} cores, device: {machine['device']}"
+    return f"{where}\n{', '.join(f'{name} {versions[name]}' for name in libraries if name in versions)}"
 
 
 def draw_learning(figures: Figures, path: str) -> None:
@@ -81,6 +103,21 @@ def draw_learning(figures: Figures, path: str) -> None:
     canvas.savefig(path, dpi=100)
 
 
+def _settings(
+    row: Sequence[Axes], figures: Figures, found: Sequence[str], suite: str, labels: Mapping[str, str], figure: str
+) -> None:
+    """One panel per setting, all with the same axes, and one legend."""
+    for axes, setting in zip(row, found, strict=True):
+        if axes is not row[0]:
+            axes.sharex(row[0])
+            axes.sharey(row[0])
+        _lines(axes, within(figures, setting), suite, labels, figure)
+        axes.set(title=words([setting]) if setting else "", xlabel="envs")
+        axes.grid(alpha=0.3)
+    if row[-1].lines:
+        row[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+
+
 def _lines(axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], figure: str) -> None:
     for row, label in labels.items():
         points = sorted(
@@ -89,12 +126,8 @@ def _lines(axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], 
             if key.startswith(f"{suite}/") and _is(key.split("/")[1], row) and value.get(figure, 0) > 0
         )
         if points:
-            eager = "--" if label.endswith(("eager", "step")) else "-"
-            axes.loglog(*zip(*points, strict=True), eager, marker="o", color=_color(label), label=label)
-    axes.set(xlabel="envs")
-    axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend(fontsize="small")
+            style = ":" if label.endswith("eager") else "--" if label.endswith("step") else "-"
+            axes.loglog(*zip(*points, strict=True), style, marker="o", color=_color(label), label=label)
 
 
 def _is(row: str, name: str) -> bool:
@@ -103,13 +136,25 @@ def _is(row: str, name: str) -> bool:
 
 
 def _bars(axes: Axes, figures: Figures) -> None:
-    seconds = {label: figures.get(f"ppo/{name}/median", {}).get("wall_seconds_to_target") for name, label in PPO.items()}
+    medians = {key.split("/")[1]: row for key, row in figures.items() if key.startswith("ppo/") and "/median/" in key}
+    seconds = {label: medians.get(name, {}).get("wall_seconds_to_target") for name, label in PPO.items()}
     found = {label: value for label, value in seconds.items() if value is not None}
+    if not found:
+        return axes.set_axis_off()
     bars = axes.barh(list(found), list(found.values()), color=[_color(label) for label in found])
     axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.margins(x=0.12)
     axes.invert_yaxis()
+    where = figures.get("machine of ppo", figures["machine"])["processor"]
+    axes.set(
+        title="PPO until CartPole-v1 returns 475 (lower is better)",
+        xlabel=f"seconds since process start, median of the seeds; {where}, {words(settings(figures, 'ppo/'))}",
+    )
 
 
 def _color(label: str) -> str:
     return next(color for name, color in COLORS.items() if label.startswith(name))
+
+
+if __name__ == "__main__":
+    draw(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2])

@@ -14,8 +14,11 @@ from typing import Any
 
 import gymnasium
 import torch
+from numpy.lib import introspect
 from tensordict import TensorDict
 from torch import Tensor
+from torch._inductor import config
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -194,6 +197,15 @@ def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:
     """Memory bandwidth: a copy of a large tensor."""
     source, target = torch.zeros(2, num_bytes, dtype=torch.uint8, device=device)
     return Timed(lambda: target.copy_(source), 1, _wait(device), 2 * num_bytes)
+
+
+def capabilities() -> dict[str, str]:
+    """The instruction sets that PyTorch, Inductor, its C++ compiler and NumPy use in this process."""
+    (numpy,) = introspect.opt_func_info(func_name="^exp$", signature="float32")["exp"].values()
+    return {
+        **{"torch": torch.backends.cpu.get_cpu_capability(), "inductor": str(pick_vec_isa())},
+        **{"compiler": config.cpp.march or "native", "numpy": numpy["current"]},
+    }
 
 
 def _build(env: tw.Env, transforms: Sequence[str] | None, compiled: bool) -> tw.Env:
