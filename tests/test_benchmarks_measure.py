@@ -341,6 +341,7 @@ def test_scaling_bounds_the_storage_of_rollouts(load, monkeypatch):
     monkeypatch.setattr(scaling, "compare", lambda rows, *_: asked.append(rows) or {"torchwrap-rollout": {"us": 2.0}})
     figures = scaling.run(load("measure").Options())
     assert figures["scaling/torchwrap-rollout/1048576"]["steps_per_second"] == 2**20 / 2e-6
+    assert ["envpool" in rows for rows in asked] == [True] * 10 + [False]
     for kind in ("torchwrap-rollout", "gymnax-scan"):
         steps = {rows[kind].whole.arguments["num_envs"]: rows[kind].whole.arguments["num_steps"] for rows in asked}
         assert list(steps) == [4**power for power in range(11)] and steps[1] == steps[2**18] == 16 and steps[2**20] == 4
