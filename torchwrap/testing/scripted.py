@@ -47,9 +47,11 @@ class ScriptedEnv(Env):
 
     lengths = ConstantBuffer()
     offsets = ConstantBuffer()
-    index = EnvBuffer((), torch.int64)
-    elapsed = EnvBuffer((), torch.int64)
-    episode = EnvBuffer((), torch.int64, fill=-1)
+    # Vectors of int64 are emulated where there is no AVX-512: products, remainders, and conversions to float. So clocks are
+    # int32, and what they are added to is float64, which represents every sum exactly.
+    index = EnvBuffer((), torch.float64)
+    elapsed = EnvBuffer((), torch.int32)
+    episode = EnvBuffer((), torch.int32, fill=-1)
 
     def __init__(
         self,
@@ -81,12 +83,11 @@ class ScriptedEnv(Env):
         )
         self.ending = ending
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
-        self.register_buffer(
-            "lengths", None if episode_lengths is None else torch.tensor(lengths, device=device), persistent=False
-        )
+        known = None if episode_lengths is None else torch.tensor(lengths, dtype=torch.float64, device=device)
+        self.register_buffer("lengths", known, persistent=False)
         leaves = dict(spaces.leaves(observation_space))
         max_size = max(math.prod(leaf.shape or ()) for leaf in leaves.values())
-        self.register_buffer("offsets", 10 * torch.arange(max_size, device=device), persistent=False)
+        self.register_buffer("offsets", 10.0 * torch.arange(max_size, dtype=torch.float64, device=device), persistent=False)
         self.bounds = {path: self._bounds(leaf) for path, leaf in leaves.items()}
 
     def _bounds(self, leaf: Space[Any]) -> tuple[Any, Any] | None:
@@ -109,9 +110,10 @@ class ScriptedEnv(Env):
         if self.lengths is None:
             ended = torch.zeros_like(self.elapsed, dtype=torch.bool)
         else:
-            ended = self.elapsed >= self.lengths[turn % len(self.lengths)]
+            number = len(self.lengths)
+            ended = self.elapsed >= (self.lengths if number == 1 else self.lengths[_remainder(turn, number).long()])
         fixed = {"terminated": 0, "truncated": 1, "both": 2}.get(self.ending)
-        ending = turn % 3 if fixed is None else torch.full_like(turn, fixed)
+        ending = _remainder(turn, 3) if fixed is None else torch.full_like(turn, fixed)
         return TensorDict(
             {
                 "observation": self._observation_now(),
@@ -136,12 +138,18 @@ class ScriptedEnv(Env):
         base = 1000 * self.index + self.elapsed
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            shape = leaf.shape or ()
-            offsets = self.offsets[: math.prod(shape)].view(shape)
-            value = base.view(-1, *(1,) * len(shape)) + offsets
-            bounds = self.bounds[path]
+            shape, dtype, bounds = leaf.shape or (), spaces.dtype(leaf), self.bounds[path]
+            # Integers stay integers, because a bound can need more digits than float64 has.
+            exact = torch.float64 if dtype.is_floating_point else torch.int64
+            offsets = self.offsets[: math.prod(shape)].view(shape).to(exact)
+            value = base.to(exact).view(-1, *(1,) * len(shape)) + offsets
             if bounds is not None and isinstance(bounds[1], float):
                 value = value.float()  # whatever the default dtype is
-            return (value if bounds is None else bounds[0] + value % bounds[1]).to(spaces.dtype(leaf))
+            return (value if bounds is None else bounds[0] + value % bounds[1]).to(dtype)
 
         return spaces.build(self.single_observation_space, make, self.num_envs)
+
+
+def _remainder(value: Tensor, divisor: int) -> Tensor:
+    # The remainder of whole numbers as float64. `%` is several times slower, for floats and for integers.
+    return value - divisor * (value / divisor).floor()
