@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchwrap._compile.builds import compiling
 from torchwrap._compile.collector import CompiledCollector
 from torchwrap._compile.inductor import backends
 from torchwrap._compile.step import CompiledStep, CompiledTransforms
@@ -36,7 +37,8 @@ def compile(
     draws from Python or NumPy, is refused. Compiling changes nothing, in this thread or another.
 
     Checks of the input stay outside. The step is one graph; for 4,096 envs and more on a CPU, resets are separate graphs,
-    which run only when an episode ended. If a simulator on the host steps the env, its transforms are compiled, in one graph
+    which run only when an episode ended; the one for more than a sixteenth of the envs is compiled when it is needed. What
+    takes more than three seconds says so on stderr. If a simulator on the host steps the env, its transforms are compiled, in one graph
     for steps and one for resets. Compile the outermost env, last: a compiled env cannot be wrapped. Copies run eagerly.
 
     Args:
@@ -71,21 +73,25 @@ def compile(
         raise ValueError(f'compile needs backend="inductor" for options, but got {backend!r}.')
     keywords = dict(backend=backend, static_outputs=static_outputs, options=options or {}, num_rows=env.num_envs)
     raise_mmap_threshold()
-    if isinstance(target, Collector):
-        if env.host_stepped:
-            raise ValueError(
-                f"compile needs a collector whose env is stepped in PyTorch, but got {env!r}, which a simulator on the host "
-                "steps: compile the env."
-            )
-        validation.integer("compile", "unroll", unroll, at_least=1)
-        target._executor = CompiledCollector(target, unroll, keywords)
-    elif not env.host_stepped:
-        env._executor = CompiledStep(env, keywords)
-    else:
-        transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
-        if not transformed:
-            raise ValueError(f"compile needs tensor operators, but got {env!r}: a simulator on the host without transforms.")
-        executors = [CompiledTransforms(layer, keywords) for layer in transformed]
-        for layer, executor in zip(transformed, executors, strict=True):  # only once all of them are compiled
-            layer._executor = executor
+    executors: list[tuple[Any, Any]]  # what gets which, once all of them are compiled
+    with compiling():
+        if isinstance(target, Collector):
+            if env.host_stepped:
+                raise ValueError(
+                    f"compile needs a collector whose env is stepped in PyTorch, but got {env!r}, which a simulator on the "
+                    "host steps: compile the env."
+                )
+            validation.integer("compile", "unroll", unroll, at_least=1)
+            executors = [(target, CompiledCollector(target, unroll, keywords))]
+        elif not env.host_stepped:
+            executors = [(env, CompiledStep(env, keywords))]
+        else:
+            transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
+            if not transformed:
+                raise ValueError(
+                    f"compile needs tensor operators, but got {env!r}: a simulator on the host without transforms."
+                )
+            executors = [(layer, CompiledTransforms(layer, keywords)) for layer in transformed]
+    for owner, executor in executors:
+        owner._executor = executor
     return target

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -48,15 +48,27 @@ class HostAutoReset:
         return self.is_large and self.env.device.type == "cpu"
 
     def prepare(self) -> None:
-        """Compiles the graphs. Partial resets need every per-env state in env buffers; otherwise they are left out."""
-        number = self.env.num_envs // _PARTIAL_RESET_DIVISOR
+        """Traces the graphs. Partial resets, which are needed first, are compiled; the full one only when it is needed.
+
+        Partial resets need every per-env state in env buffers. Otherwise they are left out, with a warning.
+        """
+        number, num_envs = self.env.num_envs // _PARTIAL_RESET_DIVISOR, self.env.num_envs
         self.counter, self.rows = np.arange(number), torch.arange(number, device="cpu")
         self.mask = torch.zeros(number, dtype=torch.bool, device="cpu")
-        observation = spaces.zeros(self.env.single_observation_space, self.env.num_envs, self.env.device)
-        self.full.program(torch.zeros(self.env.num_envs, 1, dtype=torch.bool, device="cpu"), observation)
-        with contextlib.suppress(ValueError):
+        observation = spaces.zeros(self.env.single_observation_space, num_envs, self.env.device)
+        reason = None
+        try:
             self.partial.program(self.rows, self.mask, observation)
             self.max_partial = number
+        except ValueError as error:
+            reason = error
+        self.full.program(torch.zeros(num_envs, 1, dtype=torch.bool, device="cpu"), observation, later=reason is None)
+        if reason is not None:
+            warnings.warn(
+                f"compile resets all {num_envs} envs where one of them ends, which takes longer, because a reset of some rows "
+                f"cannot be traced: keep the state of each env in an EnvBuffer, and take sizes from tensors. {reason}",
+                stacklevel=2,
+            )
 
     def __call__(self, done: Tensor, observation: spaces.Value) -> None:
         """Writes the initial observations of new episodes into the finished rows."""

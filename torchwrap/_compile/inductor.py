@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from torchwrap._compile.builds import compiling
+
 # Sizes and strides are fixed when a graph is traced.
 _INDUCTOR = {"size_asserts": False}
 # The C++ wrapper around the kernels costs half of the Python one; half of that again with small tensors on its stack, but then
 # results lie in memory that the graph reuses.
-_CPU, _CPU_PART = {"cpp_wrapper": True}, {"aot_inductor.allow_stack_allocation": True}
+_CPU = {"cpp_wrapper": True, "cpp_cache_precompile_headers": False}  # `toolchain` leaves out most headers instead
+_CPU_PART = {"aot_inductor.allow_stack_allocation": True}
 # Vectors of less than 512 bits have no masked loads and stores, so that Inductor copies the last components of a row to and from
 # the stack. One by one they take up to five times less.
 _CPU_NARROW = {"cpp.enable_loop_tail_vec": False}
@@ -38,17 +42,25 @@ def compile_graph(
     num_rows: int,
     part: bool,
 ) -> Callable[..., Any]:
-    """A callable that computes the graph, for inputs like the example. `part` allows results in memory that is reused."""
+    """A callable that computes the graph, for inputs like the example. `part` allows results in memory that is reused.
+
+    In a block of `compiling`, its C++ may still be built when this returns. A call waits for that.
+    """
     if backend != "inductor":
         return torch._dynamo.lookup_backend(backend)(graph, example)
-    if device.type == "cpu":
-        more = (_CPU_PART, part), (_CPU_SMALL, num_rows < _SMALL_BATCH), (_CPU_NARROW, _vector_bits(options) < 512)
-        options = dict(itertools.chain(_CPU.items(), *[part.items() for part, applies in more if applies], options.items()))
     _init_inductor()
     # The on-disk caches of compiled graphs need a ShapeEnv. Tracing has none, because it would admit data-dependent sizes.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes: list[Any] = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
-    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+    with compiling() as builds, contextlib.ExitStack() as stack:
+        builds.num_graphs += 1
+        if device.type == "cpu":
+            from torchwrap._compile import toolchain  # imports Inductor
+
+            stack.enter_context(toolchain.installed(builds))
+            more = (_CPU_PART, part), (_CPU_SMALL, num_rows < _SMALL_BATCH), (_CPU_NARROW, _vector_bits(options) < 512)
+            options = dict(itertools.chain(_CPU.items(), *[part.items() for part, applies in more if applies], options.items()))
+        stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
         return torch._inductor.compile(graph, fakes, options=_INDUCTOR | options)  # type: ignore[return-value]
 
 

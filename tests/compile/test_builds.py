@@ -1,0 +1,138 @@
+"""The C++ of graphs is built side by side, with few headers and no other programs; what takes long shows its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+
+import pytest
+import torch
+from helpers import INDUCTOR, assert_plays_the_same
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap._compile import builds, host_reset
+from torchwrap.testing import ScriptedEnv
+
+N = 64
+
+
+def stack(*transforms):
+    return tw.TransformedEnv(ScriptedEnv(N), *transforms)
+
+
+@pytest.fixture
+def cold(tmp_path, monkeypatch):
+    """An empty cache of compiled code, on disk and in this process."""
+    from torch._inductor.utils import fresh_cache
+
+    monkeypatch.setattr(host_reset, "_MIN_HOST_RESET_ENVS", N)
+    with fresh_cache(dir=tmp_path):
+        yield tmp_path
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Each run of the C++ compiler: when it started and ended, its command, and the code that it compiled."""
+    from torch._inductor import cpp_builder
+
+    runs, run = [], cpp_builder.run_compile_cmd
+
+    def recording(command, cwd):
+        start = time.monotonic()
+        try:
+            return run(command, cwd)
+        finally:
+            source = next(word for word in command.split() if word.endswith(".cpp"))
+            with open(source) as file:
+                runs.append((start, time.monotonic(), command, file.read()))
+
+    monkeypatch.setattr(cpp_builder, "run_compile_cmd", recording)
+    return runs
+
+
+@pytest.mark.full
+def test_graphs_are_built_side_by_side_and_nothing_else_is(cold, commands):
+    env = tw.compile(stack(T.NormalizeObservation()))
+    assert len(commands) == 2  # of the step, and of resets of a few rows
+    (start, end, *_), (other_start, other_end, *_) = commands
+    assert start < other_end and other_start < end
+    assert not list(cold.rglob("*.gch"))
+    assert not any("cpp_wrapper/array_ref.h>" in code or "stable/library.h" in code for *_, code in commands)
+    assert_plays_the_same(stack(T.NormalizeObservation()), env, 30, INDUCTOR)
+
+
+@pytest.mark.full
+def test_code_that_needs_other_headers_is_built_with_all_of_them(cold, commands, monkeypatch):
+    from torchwrap._compile import toolchain
+
+    monkeypatch.setattr(toolchain, "_GIL", "")  # what every wrapper needs
+    toolchain._header.cache_clear()
+    make = lambda: tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1))  # noqa: E731
+    with contextlib.ExitStack() as stack:
+        stack.callback(toolchain._header.cache_clear)
+        env = tw.compile(make())
+    assert ["cpp_wrapper/array_ref.h>" in code for *_, code in commands] == [False, True]
+    assert_plays_the_same(make(), env, 30, INDUCTOR)
+
+
+def test_inductor_in_another_thread_and_after_a_block_is_as_before():
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    from torchwrap._compile import toolchain
+
+    original, load = cpu_vec_isa.valid_vec_isa_list, CppWrapperCodeCache.load_pybinding
+    cpu_vec_isa.valid_vec_isa_list = marked = lambda: ["marked"]
+    try:
+        with builds.compiling() as current, toolchain.installed(current):
+            here, there = cpu_vec_isa.valid_vec_isa_list(), []
+            thread = threading.Thread(target=lambda: there.append(cpu_vec_isa.valid_vec_isa_list()))
+            thread.start()
+            thread.join()
+            assert CppWrapperCodeCache.load_pybinding != load
+        assert there == [["marked"]] and cpu_vec_isa.valid_vec_isa_list is marked
+        assert CppWrapperCodeCache.load_pybinding == load and "load_pybinding" not in vars(CppWrapperCodeCache)
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = original
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        assert all(here) and {str(isa) for isa in here} <= {"avx2", "avx512"}
+
+
+def test_a_build_that_fails_leaves_the_env_eager(monkeypatch):
+    def failing(self):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(builds.Builds, "wait", failing)
+    env = ScriptedEnv(2)
+    with pytest.raises(OSError, match="no space left"):
+        tw.compile(env, backend="eager")
+    assert not env.is_compiled and builds._current is None
+
+
+def test_progress_is_shown_only_for_what_takes_long(monkeypatch, capfd):
+    with builds.compiling():
+        pass
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr(builds, "_FIRST_NOTE", 0.05)
+    monkeypatch.setattr(builds, "_NEXT_NOTE", 0.05)
+    with builds.compiling() as current:
+        current.num_graphs = 2
+        with builds.compiling() as inner:  # which neither waits nor shows anything
+            assert inner is current
+        time.sleep(0.5)
+    out, err = capfd.readouterr()
+    *notes, last = err.splitlines()
+    assert not out and len(notes) > 1
+    assert all(re.fullmatch(r"torchwrap: compiling graph 2, \d+ s so far", note) for note in notes)
+    assert re.match(r"torchwrap: compiled 2 graph\(s\) in \d+ s", last)
+
+
+def test_progress_ends_with_an_error(monkeypatch, capfd):
+    monkeypatch.setattr(builds, "_FIRST_NOTE", 0.05)
+    with pytest.raises(ValueError, match="wrong"), builds.compiling():
+        raise ValueError("wrong")
+    time.sleep(0.2)
+    assert capfd.readouterr() == ("", "") and not any(t.name == "torchwrap-progress" for t in threading.enumerate())

@@ -1,0 +1,144 @@
+"""toolchain: Inductor's way from C++ to a function, without what takes longest. It imports Inductor, so import it late."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import cpu_vec_isa
+from torch._inductor.codecache import CppWrapperCodeCache
+from torch._inductor.exc import CppCompileError
+
+from torchwrap._compile.builds import Builds
+
+_INCLUDE = re.compile(r"#include <torch/csrc/inductor/cpp_wrapper/(?:array_ref|cpu)\.h>")
+# Headers whose text takes the place of the line that includes them, and those that are left out.
+_INLINED = ("cpp_wrapper/common.h", "array_ref_impl.h")
+_LEFT_OUT = ("filesystem", "torch/csrc/stable/library.h", "torch/csrc/inductor/aoti_torch/utils.h")
+_PYBIND = re.compile(r"#if __has_include\(<pybind11/gil_simple\.h>\).*?#endif\n", re.DOTALL)
+_GIL = """
+namespace pybind11 {
+struct gil_scoped_release_simple {
+  PyThreadState* state = PyEval_SaveThread();
+  ~gil_scoped_release_simple() { PyEval_RestoreThread(state); }
+};
+struct gil_scoped_acquire_simple {
+  PyGILState_STATE state = PyGILState_Ensure();
+  ~gil_scoped_acquire_simple() { PyGILState_Release(state); }
+};
+}  // namespace pybind11
+"""
+
+
+class _AVX512(cpu_vec_isa.VecAVX512):
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return True
+
+
+class _AVX2(cpu_vec_isa.VecAVX2):
+    def __bool__(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def installed(builds: Builds) -> Iterator[None]:
+    """Within this block, what this thread compiles is built by `builds`.
+
+    - Inductor asks g++ for every set of vector instructions that the CPU has, with up to eleven programs, which takes 9 s,
+      and runs them at each start, 2 s. Kernels use AVX-512 or AVX2 only, which any g++ that knows C++20 has.
+    - The headers of the wrapper around the kernels take g++ 4 s per graph, or 3 s with a precompiled header of 150 MB that
+      takes 4 s itself. What the wrapper of most graphs needs takes 1 s; others are built with all headers.
+    - g++ runs in another thread.
+    """
+    thread = threading.get_ident()
+    list_isas, load, load_async = (
+        cpu_vec_isa.valid_vec_isa_list,
+        CppWrapperCodeCache.load_pybinding,
+        CppWrapperCodeCache.load_pybinding_async,
+    )
+
+    def list_isas_here() -> list[Any]:
+        return (threading.get_ident() == thread and _isas()) or list_isas()
+
+    def load_here(**keywords: Any) -> Any:
+        if threading.get_ident() != thread:
+            return load(**keywords)
+        futures = []
+
+        def submit(work: Callable[[], None]) -> Any:
+            futures.append(builds.pool.submit(work))
+            return futures[-1]
+
+        slim = load_async(**{**keywords, "main_code": _slim(keywords["main_code"])}, submit_fn=submit)
+        entry = _Entry(slim, load_async(**keywords), sys._getframe(1).f_globals)
+        if not futures:  # it was built before
+            return entry.wait()
+        builds.pending.append(entry.wait)
+        return entry
+
+    name = "load_pybinding"
+    inherited = name not in vars(CppWrapperCodeCache)
+    cpu_vec_isa.valid_vec_isa_list = list_isas_here  # type: ignore[assignment]
+    setattr(CppWrapperCodeCache, name, staticmethod(load_here))
+    try:
+        yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = list_isas
+        if inherited:
+            delattr(CppWrapperCodeCache, name)
+        else:
+            setattr(CppWrapperCodeCache, name, load)
+
+
+class _Entry:
+    """Stands for a function that is being built in the module that Inductor has generated. It is replaced when it is built."""
+
+    def __init__(self, slim: Callable[[], Any], whole: Callable[[], Any], namespace: dict[str, Any]) -> None:
+        self.slim, self.whole, self.namespace = slim, whole, namespace
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.wait()(*arguments)
+
+    def wait(self) -> Any:
+        try:
+            function = self.slim()
+        except (CppCompileError, OSError, ImportError):  # it needs another header
+            function = self.whole()
+        for cell in getattr(self.namespace.get("call"), "__closure__", None) or ():
+            if cell.cell_contents is self:
+                cell.cell_contents = function
+        return function
+
+
+@functools.cache
+def _isas() -> list[Any]:
+    # None on other CPUs than x86, where Inductor compiles no programs to find out.
+    supported = cpu_vec_isa.x86_isa_checker()
+    return [isa for isa in (_AVX512(), _AVX2()) if str(isa) in supported]
+
+
+def _slim(code: str) -> str:
+    return _INCLUDE.sub(lambda match: _header(match[0]), code)
+
+
+@functools.cache
+def _header(line: str) -> str:
+    # The text of the header that is included, with fewer headers.
+    found = re.fullmatch(r"\s*#include <(.*)>\s*", line)
+    if found is None:
+        return line
+    name = found[1]
+    if name in _LEFT_OUT:
+        return ""
+    path = Path(torch.__file__).parent / "include" / name
+    if not (_INCLUDE.fullmatch(line.strip()) or name.removeprefix("torch/csrc/inductor/") in _INLINED) or not path.exists():
+        return line
+    text = _PYBIND.sub(lambda match: _GIL, path.read_text()).replace("#pragma once", "")
+    return "\n".join(map(_header, re.sub(r"\bTORCH_CHECK\(", "STD_TORCH_CHECK(", text).splitlines()))
