@@ -37,7 +37,7 @@ def compile(
     draws from Python or NumPy, is refused. Compiling changes nothing, in this thread or another.
 
     Checks of the input stay outside. The step is one graph; for 4,096 envs and more on a CPU, resets are separate graphs,
-    which run only when an episode ended, and the one for more than a sixteenth of the envs is compiled when it is needed.
+    which run only when an episode ended; the one for more than a sixteenth of the envs is built while the first steps run.
     If a simulator on the host steps the env, its transforms are compiled, in one graph for steps and one for resets. What
     takes more than three seconds says so on stderr. Compile the outermost env, last: a compiled env cannot be wrapped.
     Copies run eagerly.

@@ -69,7 +69,7 @@ class Graph:
     def program(self, *values: Any, later: bool = False) -> Program:
         """What runs the graph for arguments like these. It is traced and compiled if it does not exist yet.
 
-        With `later`, it is traced now, and compiled when it runs for the first time: no error is left for then.
+        With `later`, its C++ may still be built when this returns. The first run waits for that.
         """
         return self._find(values, later)[0]
 
@@ -85,14 +85,9 @@ class Graph:
 
     @compiling()
     def _make(self, values: Any, later: bool) -> tuple[Program, list[Tensor]]:
-        compile_it, build = self._prepare(values)
+        program = self._compile(values, later)
         key, tensors = self._key(values)  # the trace may have met tensors that were not known before
-
-        def run_first(tensors: list[Tensor]) -> Sequence[Tensor]:
-            self.programs[key] = Program(compiling()(compile_it)(), build)
-            return self.programs[key].run(tensors)
-
-        self.programs[key] = program = Program(run_first if later else compile_it(), build)
+        self.programs[key] = program
         return program, tensors
 
     def _key(self, values: Any) -> tuple[Any, list[Tensor]]:
@@ -113,33 +108,28 @@ class Graph:
             self.seen, self.layout = list(tensors), self.layouts.setdefault(layout, len(self.layouts))
         return self.layout  # a number, because a tuple is hashed again at each call
 
-    def _prepare(self, values: Any) -> tuple[Callable[[], Run], Callable[[Iterator[Tensor]], Any]]:
-        # Traces the graph. Returns what compiles it, and what builds the result.
+    @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
+    @torch.no_grad()
+    def _compile(self, values: Any, later: bool) -> Program:
         graph, result, passed_through, example = self.trace(*values)
         device, used, count = example[0].device, _prune(graph), len(self.reads.slots)
         inputs = [example[index] for index in used]
+        hidden = compile_graph(
+            graph, inputs, self.backend, self.options, device=device, num_rows=self.num_rows, part=self.part, later=later
+        )
+        # The wrapper that hides the graph from `torch.compile` costs a tenth of the time of a small graph, and is needed only
+        # if somebody compiles the caller.
+        direct = getattr(hidden, "_torchdynamo_orig_callable", hidden)
 
-        @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
-        @torch.no_grad()
-        def compile_it() -> Run:
-            hidden = compile_graph(
-                graph, inputs, self.backend, self.options, device=device, num_rows=self.num_rows, part=self.part
-            )
-            # The wrapper that hides the graph from `torch.compile` costs a tenth of the time of a small graph, and is needed
-            # only if somebody compiles the caller.
-            direct = getattr(hidden, "_torchdynamo_orig_callable", hidden)
+        def run(tensors: list[Tensor]) -> Sequence[Tensor]:
+            call = hidden if torch.compiler.is_compiling() else direct
+            leaves = list(call(*[tensors[index] for index in used]))
+            for index, source in passed_through.items():
+                leaves.insert(index, tensors[source])
+            return leaves
 
-            def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-                call = hidden if torch.compiler.is_compiling() else direct
-                leaves = list(call(*[tensors[index] for index in used]))
-                for index, source in passed_through.items():
-                    leaves.insert(index, tensors[source])
-                return leaves
-
-            captured = device.type == "cuda" and not self.part
-            return Replay(run, count, self.static_outputs) if captured else run
-
-        return compile_it, nested.builder(result)
+        captured = device.type == "cuda" and not self.part
+        return Program(Replay(run, count, self.static_outputs) if captured else run, nested.builder(result))
 
 
 def _prune(graph: torch.fx.GraphModule) -> list[int]:

@@ -48,7 +48,7 @@ class HostAutoReset:
         return self.is_large and self.env.device.type == "cpu"
 
     def prepare(self) -> None:
-        """Traces the graphs. Partial resets, which are needed first, are compiled; the full one only when it is needed.
+        """Compiles the graphs. That of full resets, which are rare, may still be built when this returns.
 
         Partial resets need every per-env state in env buffers. Otherwise they are left out, with a warning.
         """

@@ -41,10 +41,11 @@ def compile_graph(
     device: torch.device,
     num_rows: int,
     part: bool,
+    later: bool = False,
 ) -> Callable[..., Any]:
     """A callable that computes the graph, for inputs like the example. `part` allows results in memory that is reused.
 
-    In a block of `compiling`, its C++ may still be built when this returns. A call waits for that.
+    In a block of `compiling`, its C++ may still be built when this returns; with `later`, even after the block. A call waits.
     """
     if backend != "inductor":
         return torch._dynamo.lookup_backend(backend)(graph, example)
@@ -57,7 +58,7 @@ def compile_graph(
         if device.type == "cpu":
             from torchwrap._compile import toolchain  # imports Inductor
 
-            stack.enter_context(toolchain.installed(builds))
+            stack.enter_context(toolchain.installed(builds, later))
             more = (_CPU_PART, part), (_CPU_SMALL, num_rows < _SMALL_BATCH), (_CPU_NARROW, _vector_bits(options) < 512)
             options = dict(itertools.chain(_CPU.items(), *[part.items() for part, applies in more if applies], options.items()))
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))

@@ -16,7 +16,7 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CppWrapperCodeCache
 from torch._inductor.exc import CppCompileError
 
-from torchwrap._compile.builds import Builds
+from torchwrap._compile.builds import Builds, compiling
 
 _INCLUDE = re.compile(r"#include <torch/csrc/inductor/cpp_wrapper/(?:array_ref|cpu)\.h>")
 # Headers whose text takes the place of the line that includes them, and those that are left out.
@@ -48,8 +48,8 @@ class _AVX2(cpu_vec_isa.VecAVX2):
 
 
 @contextlib.contextmanager
-def installed(builds: Builds) -> Iterator[None]:
-    """Within this block, what this thread compiles is built by `builds`.
+def installed(builds: Builds, later: bool = False) -> Iterator[None]:
+    """Within this block, what this thread compiles is built by `builds`, which does not wait for it if that is for `later`.
 
     - Inductor asks g++ for every set of vector instructions that the CPU has, with up to eleven programs, which takes 9 s,
       and runs them at each start, 2 s. Kernels use AVX-512 or AVX2 only, which any g++ that knows C++20 has.
@@ -80,7 +80,8 @@ def installed(builds: Builds) -> Iterator[None]:
         entry = _Entry(slim, load_async(**keywords), sys._getframe(1).f_globals)
         if not futures:  # it was built before
             return entry.wait()
-        builds.pending.append(entry.wait)
+        if not later:
+            builds.pending.append(entry.wait)
         return entry
 
     name = "load_pybinding"
@@ -104,7 +105,10 @@ class _Entry:
         self.slim, self.whole, self.namespace = slim, whole, namespace
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.wait()(*arguments)
+        with compiling() as builds:  # which shows the progress
+            builds.num_graphs += 1
+            function = self.wait()
+        return function(*arguments)
 
     def wait(self) -> Any:
         try:
