@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,8 @@ _INDUCTOR = {"size_asserts": False}
 # results lie in memory that the graph reuses.
 _CPU = {"cpp_wrapper": True, "cpp_cache_precompile_headers": False}  # `toolchain` leaves out most headers instead
 _CPU_PART = {"aot_inductor.allow_stack_allocation": True}
-# Vectors of less than 512 bits have no masked loads and stores, so that Inductor copies the last components of a row to and from
-# the stack. One by one they take up to five times less.
+# Vectors of less than 512 bits have no masked loads and stores, so that Inductor copies the last components of a row to and
+# from the stack. One by one they take up to five times less.
 _CPU_NARROW = {"cpp.enable_loop_tail_vec": False}
 # With few envs most loops are over before another thread has started.
 _SMALL_BATCH, _CPU_SMALL = 1024, {"cpp.min_chunk_size": 4096}
@@ -60,7 +59,8 @@ def compile_graph(
 
             stack.enter_context(toolchain.installed(builds, later))
             more = (_CPU_PART, part), (_CPU_SMALL, num_rows < _SMALL_BATCH), (_CPU_NARROW, _vector_bits(options) < 512)
-            options = dict(itertools.chain(_CPU.items(), *[part.items() for part, applies in more if applies], options.items()))
+            own = {name: value for settings, applies in more if applies for name, value in settings.items()}
+            options = _CPU | own | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
         return torch._inductor.compile(graph, fakes, options=_INDUCTOR | options)  # type: ignore[return-value]
 
