@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium
 import torch
@@ -26,6 +26,7 @@ import tyro
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
 from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.optim.adam import adam
 from tqdm import tqdm
 
 import torchwrap as tw
@@ -45,7 +46,7 @@ class Args:
     device: str = "cpu"
     """device of the environments and of the agent"""
     compile: bool = False
-    """compile the rollout (the transforms if Gymnasium steps the env) and the loss"""
+    """compile the rollout (the transforms if Gymnasium steps the env) and the whole update"""
     out: Path | None = None
     """folder of the results; None is runs/ppo-<env_id>"""
     tensorboard: bool = False
@@ -172,6 +173,10 @@ PRESETS = {
 }
 
 
+# The policy's tanh is most of what Inductor would compute; by exp it takes a third of the time.
+INDUCTOR = {"cpp.use_decompose_tanh": True}
+
+
 def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -> tw.Env:
     env = make(args.env_id, num_envs, backend=args.backend, device=args.device)
     discrete = isinstance(env.single_action_space, gymnasium.spaces.Discrete)
@@ -206,7 +211,7 @@ class Agent(nn.Module):
         outputs = int(action_space.n) if self.discrete else action_space.shape[0]
         self.critic = mlp(inputs, 1, std=1.0)
         self.actor = mlp(inputs, outputs, std=0.01)
-        self.actor_logstd = nn.Parameter(torch.zeros(0 if self.discrete else outputs))
+        self.actor_logstd = None if self.discrete else nn.Parameter(torch.zeros(outputs))
 
     def get_value(self, observation: Tensor) -> Tensor:
         return self.critic(observation.float()).squeeze(-1)
@@ -222,25 +227,34 @@ class Agent(nn.Module):
         return td.set("action", self.get_distribution(td["observation"]).sample())
 
 
+def gae(delta: Tensor, decay: Tensor) -> Tensor:
+    """Generalized advantage estimation `(num_envs, num_steps)`: `advantage[t] = delta[t] + decay[t] * advantage[t + 1]`.
+
+    Each pass doubles the number of steps that an advantage looks ahead, so 128 steps take 7 passes.
+    """
+    ahead = 1
+    while ahead < delta.shape[1]:
+        delta = delta + decay * nn.functional.pad(delta[:, ahead:], (0, ahead))
+        decay = decay * nn.functional.pad(decay[:, ahead:], (0, ahead))
+        ahead *= 2
+    return delta
+
+
 @torch.no_grad()
-def make_batch(agent: Agent, data: TensorDict, args: Args) -> TensorDict:
+def make_batch(agent: Agent, data: dict[str, Any], args: Args) -> dict[str, Tensor]:
     """Flatten a rollout `(num_envs, num_steps)`, with log probabilities, values, advantages and returns."""
-    reward, terminated, done = (data["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    reward, terminated, done = (data["next"][key].squeeze(-1) for key in ("reward", "terminated", "done"))
     values = agent.get_value(data["observation"])
-    # ("next", "observation") is the final observation where an episode ended, so a truncated episode is bootstrapped from it.
-    delta = reward + args.gamma * agent.get_value(data["next", "observation"]) * ~terminated - values
-    advantages = torch.zeros_like(delta)
-    lastgaelam = 0
-    for t in reversed(range(delta.shape[1])):
-        lastgaelam = delta[:, t] + args.gamma * args.gae_lambda * ~done[:, t] * lastgaelam
-        advantages[:, t] = lastgaelam
+    # ["next"]["observation"] is the final observation where an episode ended, so a truncated episode is bootstrapped from it.
+    delta = reward + args.gamma * agent.get_value(data["next"]["observation"]) * ~terminated - values
+    advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
     logprobs = agent.get_distribution(data["observation"]).log_prob(data["action"])
     batch = dict(observation=data["observation"], action=data["action"], logprob=logprobs)
     batch |= dict(advantage=advantages, value=values, ret=advantages + values)
-    return TensorDict(batch, batch_size=data.batch_size).reshape(-1)
+    return {name: value.flatten(0, 1) for name, value in batch.items()}
 
 
-def ppo_loss(agent: Agent, mb: TensorDict, args: Args) -> tuple[Tensor, dict[str, Tensor]]:
+def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> tuple[Tensor, dict[str, Tensor]]:
     distribution = agent.get_distribution(mb["observation"])
     logratio = distribution.log_prob(mb["action"]) - mb["logprob"]
     ratio = logratio.exp()
@@ -261,6 +275,33 @@ def ppo_loss(agent: Agent, mb: TensorDict, args: Args) -> tuple[Tensor, dict[str
         stats["approx_kl"] = ((ratio - 1) - logratio).mean()  # http://joschu.net/blog/kl-approx.html
         stats["clipfrac"] = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
     return loss, {name: value.detach() for name, value in stats.items()}
+
+
+def adam_tensors(optimizer: optim.Adam) -> dict[str, Any]:
+    """The parameters and the state of an optimizer, as the arguments of the function `adam`."""
+    group, state = optimizer.param_groups[0], optimizer.state
+    for parameter in group["params"]:
+        if parameter not in state:  # optimizer.step() would make it at the first call
+            state[parameter] = {"step": torch.zeros((), device=parameter.device)}
+            state[parameter] |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+    steps, averages, squares = ([state[p][name] for p in group["params"]] for name in ("step", "exp_avg", "exp_avg_sq"))
+    tensors = dict(params=group["params"], lr=group["lr"], state_steps=steps, exp_avgs=averages, exp_avg_sqs=squares)
+    return {**tensors, "max_exp_avg_sqs": []}
+
+
+def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_inds: Tensor, args: Args) -> dict[str, Tensor]:
+    """One step of Adam on a minibatch. No optimizer object and no backward(), so that one graph can hold all of it."""
+    loss, stats = ppo_loss(agent, {name: value[mb_inds] for name, value in batch.items()}, args)
+    grads = torch.autograd.grad(loss, tensors["params"])
+    with torch.no_grad():
+        scale = (args.max_grad_norm / (nn.utils.get_total_norm(grads) + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad *= scale
+        # The fused kernel is the fastest one for eager mode; Inductor makes its own from PyTorch's operators.
+        implementation = dict(foreach=True, capturable=True) if args.compile else dict(fused=True)
+        settings = dict(beta1=0.9, beta2=0.999, eps=1e-5, weight_decay=0, amsgrad=False, maximize=False)
+        adam(grads=list(grads), **tensors, **settings, **implementation)
+    return stats
 
 
 def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:
@@ -320,16 +361,25 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     out.mkdir(parents=True, exist_ok=True)
 
     agent = Agent(env).to(args.device)
-    optimizer = optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    compute_loss = torch.compile(ppo_loss) if args.compile else ppo_loss
+    # The learning rate is a tensor because a graph would keep the value of a number.
+    optimizer = optim.Adam(agent.parameters(), lr=torch.tensor(args.learning_rate, device=args.device), eps=1e-5)
     statistics = next(module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics))
 
     successor = ["observation", "reward", "terminated", "done", "episode_return", "episode_length"]
     collect = tw.Collector(
         env, agent.act, args.num_steps, keys=["observation", "action", *(("next", key) for key in successor)]
     )
+    to_batch, step, compile_seconds = make_batch, update, 0.0
     if args.compile:
-        tw.compile(collect if native else env)
+        tqdm.write("compiling the rollout; the first iteration compiles the update")
+        start = time.perf_counter()
+        tw.compile(collect if native else env, options=INDUCTOR)
+        compile_seconds = time.perf_counter() - start
+        torch._dynamo.config.trace_autograd_ops = True  # else autograd.grad would end a graph
+        # Sizes are constants of a graph. A last minibatch of another size gets graphs of its own.
+        to_batch, step = (
+            torch.compile(function, fullgraph=True, dynamic=False, options=INDUCTOR) for function in (make_batch, update)
+        )
     td = env.reset(seed=args.seed)
 
     # A checkpoint holds all that a run depends on: its arguments, the state of the envs, and PyTorch's random numbers.
@@ -348,6 +398,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
         curve, reached, seconds_before, first_iteration = (
             checkpoint[name] for name in ("curve", "reached", "seconds", "iteration")
         )
+    tensors = adam_tensors(optimizer)
     start_time -= seconds_before
 
     writer = None
@@ -356,27 +407,28 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
         writer = SummaryWriter(out, purge_step=first_iteration * batch_size + 1)
 
     progress = tqdm(total=num_iterations * batch_size, initial=first_iteration * batch_size, unit=" steps", unit_scale=True)
+    progress.set_description("compiling the update" if args.compile else None)
+    loop_start = steady_start = time.perf_counter()
     for iteration in range(first_iteration, num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = (1.0 - iteration / num_iterations) * args.learning_rate
+            tensors["lr"].fill_((1.0 - iteration / num_iterations) * args.learning_rate)
 
         data, td = collect(td)
-        batch = make_batch(agent, data, args)
+        batch = to_batch(agent, data.to_dict(), args)
         clipfracs = []
         for _ in range(args.update_epochs):
             for mb_inds in torch.randperm(batch_size, device=args.device).chunk(args.num_minibatches):
-                loss, stats = compute_loss(agent, batch[mb_inds], args)
+                stats = step(agent, tensors, batch, mb_inds, args)
                 clipfracs.append(stats["clipfrac"])
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                optimizer.step()
             if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
                 break
 
         global_step = (iteration + 1) * batch_size
         seconds = time.perf_counter() - start_time
         progress.update(batch_size)
+        if iteration == first_iteration:
+            steady_start = time.perf_counter()
+            progress.set_description(None)
         returns = statistics.return_queue
         if len(returns):
             mean_return = returns.mean().item()
@@ -409,7 +461,13 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     progress.close()
     if writer is not None:
         writer.close()
-    wall_seconds = time.perf_counter() - start_time
+    end = time.perf_counter()
+    wall_seconds = end - start_time
+    # Steady state is what follows the first iteration, which compiles the update.
+    steady_iterations = num_iterations - first_iteration - 1
+    steady = steady_iterations * batch_size / (end - steady_start) if steady_iterations > 0 else None
+    if args.compile:
+        compile_seconds += steady_start - loop_start - (batch_size / steady if steady else 0.0)
 
     # Evaluate fresh episodes in fresh envs with the statistics learned by the transforms. Actions are sampled as in training,
     # because early in training the mode of the policy can be far worse than the policy that was optimized.
@@ -426,6 +484,8 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
         "env_steps": num_iterations * batch_size,
         "wall_seconds": wall_seconds,
         "steps_per_second": num_iterations * batch_size / wall_seconds,
+        "steps_per_second_steady": steady,
+        "compile_seconds": compile_seconds,
         "target_return": args.target_return,
         "env_steps_to_target": reached and reached[0],
         "seconds_to_target": reached and reached[1],
