@@ -47,6 +47,8 @@ class Args:
     """device of the environments and of the agent"""
     compile: bool = False
     """compile the rollout (the transforms if Gymnasium steps the env) and the whole update"""
+    num_threads: int = 1
+    """PyTorch's threads on the CPU; minibatches of a few hundred rows lose more by sharing work than they gain"""
     out: Path | None = None
     """folder of the results; None is runs/ppo-<env_id>"""
     tensorboard: bool = False
@@ -173,7 +175,7 @@ PRESETS = {
 }
 
 
-# The policy's tanh is most of what Inductor would compute; by exp it takes a third of the time.
+# Options of torch.compile: tanh in terms of exp takes a third of the time of Inductor's own, and was a third of the update.
 INDUCTOR = {"cpp.use_decompose_tanh": True}
 
 
@@ -342,7 +344,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     start_time = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.device == "cpu":
-        torch.set_num_threads(1)  # networks this small lose more by handing work between threads than they gain
+        torch.set_num_threads(args.num_threads)
 
     probe = make(args.env_id, 1, backend=args.backend)
     kind = "discrete" if isinstance(probe.single_action_space, gymnasium.spaces.Discrete) else "continuous"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import itertools
 import json
@@ -33,6 +34,7 @@ GOALS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v
 METRICS = {
     *("env", "backend", "num_envs", "device", "seed", "env_steps", "wall_seconds", "steps_per_second", "target_return"),
     *("env_steps_to_target", "seconds_to_target", "final_mean_return", "eval_mean_return"),
+    *("steps_per_second_steady", "compile_seconds"),
 }
 
 
@@ -83,8 +85,99 @@ def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_term
         dict(observation=torch.tensor([[[10.0], [20.0]], [[30.0], [6.0]]]), action=torch.zeros(2, 2).long(), next=following),
         [2, 2],
     )
-    batch = ppo.make_batch(Agent(), data, ppo.Args(gamma=0.5, gae_lambda=1.0))
+    batch = ppo.make_batch(Agent(), data.to_dict(), ppo.Args(gamma=0.5, gae_lambda=1.0))
     assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 32, 33])
+def test_ppo_gae_equals_the_loop_from_the_last_step_to_the_first(ppo, num_steps):
+    generator = torch.Generator().manual_seed(num_steps)
+    delta = torch.randn(6, num_steps, generator=generator, dtype=torch.float64)
+    decay = 0.95 * (torch.rand(6, num_steps, generator=generator) < 0.8).double()  # 0 where an episode ends
+    expected, following = torch.zeros_like(delta), 0
+    for t in reversed(range(num_steps)):
+        expected[:, t] = following = delta[:, t] + decay[:, t] * following
+    torch.testing.assert_close(ppo.gae(delta, decay), expected)
+
+
+def minibatches(agent, sizes=(12, 12, 8)):
+    """A batch of the agent's own actions, and the rows of a few minibatches."""
+    generator = torch.Generator().manual_seed(0)
+    batch = dict(observation=torch.randn(32, agent.actor[0].in_features, generator=generator))
+    with torch.no_grad():
+        distribution = agent.get_distribution(batch["observation"])
+        batch["action"] = distribution.sample()
+        batch["logprob"] = distribution.log_prob(batch["action"])
+    batch |= {name: 5 * torch.randn(32, generator=generator) for name in ("advantage", "value", "ret")}
+    return batch, torch.randperm(32, generator=generator).split(sizes)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env):
+    args = ppo.Args(env_id=env, ent_coef=0.01)
+    ours = ppo.Agent(ppo.make_env(args, 2))
+    theirs = copy.deepcopy(ours)
+    optimizers = [torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5) for agent in (ours, theirs)]
+    tensors, (batch, rows) = ppo.adam_tensors(optimizers[0]), minibatches(ours)
+    for learning_rate in (0.01, 0.003):
+        tensors["lr"].fill_(learning_rate)
+        optimizers[1].param_groups[0]["lr"] = learning_rate
+        for mb_inds in rows:
+            stats = ppo.update(ours, tensors, batch, mb_inds, args)
+            loss, expected = ppo.ppo_loss(theirs, {name: value[mb_inds] for name, value in batch.items()}, args)
+            optimizers[1].zero_grad()
+            loss.backward()
+            assert torch.nn.utils.clip_grad_norm_(theirs.parameters(), args.max_grad_norm) > args.max_grad_norm
+            optimizers[1].step()
+            torch.testing.assert_close(stats, expected)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    torch.testing.assert_close(optimizers[0].state_dict()["state"], optimizers[1].state_dict()["state"])
+
+
+def test_ppo_update_is_one_graph_for_each_size_of_a_minibatch(ppo, graphs):
+    agents = [ppo.Agent(ppo.make_env(ppo.Args(), 2))]
+    agents.append(copy.deepcopy(agents[0]))
+    batch, rows = minibatches(agents[0])
+    compiled = torch.compile(ppo.update, fullgraph=True, dynamic=False, backend="counting")
+    for agent, step in zip(agents, (ppo.update, compiled), strict=True):
+        args = ppo.Args(compile=step is compiled)
+        tensors = ppo.adam_tensors(torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5))
+        for learning_rate in (0.01, 0.003):  # another learning rate needs no other graph
+            tensors["lr"].fill_(learning_rate)
+            for mb_inds in rows:
+                with torch._dynamo.config.patch(trace_autograd_ops=True):
+                    step(agent, tensors, batch, mb_inds, args)
+    assert len(graphs) == 2
+    torch.testing.assert_close(agents[0].state_dict(), agents[1].state_dict())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("env", "backend"), [("CartPole-v1", "torch"), ("Pendulum-v1", "torch"), ("Pendulum-v1", "gymnasium")]
+)
+def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_sizes(ppo, tmp_path, env, backend):
+    found = []
+    for compiled in (False, True):
+        small = dict(env_id=env, backend=backend, num_envs=4, num_steps=16, num_minibatches=3, update_epochs=2)
+        metrics = ppo.main(ppo.Args(**small, total_timesteps=192, compile=compiled, out=tmp_path))
+        found.append(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["agent"])
+        assert metrics["steps_per_second_steady"] > 0 and (metrics["compile_seconds"] > 0) == compiled
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.full
+def test_ppo_compiled_and_resumed_from_a_checkpoint_ends_in_the_same_state(ppo, tmp_path, monkeypatch):
+    args = dict(num_envs=4, num_steps=16, total_timesteps=384, save_every=2, num_minibatches=2, update_epochs=2, compile=True)
+    ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
+    save, killed = ppo.save, tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None)
+        ppo.main(ppo.Args(**args, out=killed))
+    assert reached(killed) == 2
+    ppo.main(ppo.Args(**args, out=killed, resume=True))
+    ends = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (killed, tmp_path / "whole")]
+    for name in ("agent", "optimizer", "rng"):
+        torch.testing.assert_close(ends[0][name], ends[1][name], rtol=0, atol=0)
 
 
 def test_ppo_loss_by_hand_clips_ratios_and_reports_cleanrl_losses(ppo):
@@ -249,7 +342,7 @@ def test_ppo_killed_at_random_moments_and_resumed_ends_with_the_same_figures(tmp
 
     def figures(out):
         metrics = json.loads((out / "metrics.json").read_text())
-        timed = {"wall_seconds", "steps_per_second", "seconds_to_target"}
+        timed = {"wall_seconds", "steps_per_second", "seconds_to_target", "steps_per_second_steady", "compile_seconds"}
         return {name: value for name, value in metrics.items() if name not in timed}
 
     whole, killed, random, updates = start(tmp_path / "whole"), tmp_path / "killed", Random(0), [0]
