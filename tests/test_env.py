@@ -372,7 +372,7 @@ def test_step_and_snapshot_before_the_first_reset_raise():
 
 OTHERS = [
     (lambda: tw.make("CartPole-v1", 2), ValueError, "snapshot of the same env, but got one that differs in .*state_theta"),
-    (lambda: ScriptedEnv(3), ValueError, r"needs .* of shape \(2,\) torch.float64, but got \(3,\)"),
+    (lambda: ScriptedEnv(3), ValueError, r"needs .* of shape \(2,\) torch.int32, but got \(3,\)"),
     (lambda: tw.TransformedEnv(ScriptedEnv(2), T.TimeLimit(3)), ValueError, r"differs in .*transforms\.0\.elapsed"),
 ]
 

@@ -19,9 +19,8 @@ _INDUCTOR = {"size_asserts": False}
 # results lie in memory that the graph reuses.
 _CPU = {"cpp_wrapper": True, "cpp_cache_precompile_headers": False}  # `toolchain` leaves out most headers instead
 _CPU_PART = {"aot_inductor.allow_stack_allocation": True}
-# Vectors of less than 512 bits have no masked loads and stores, so that Inductor copies the last components of a row to and
-# from the stack. One by one they take up to five times less.
-_CPU_NARROW = {"cpp.enable_loop_tail_vec": False}
+# The last components of a row one by one, and not as a masked vector. See `_has_short_tails`.
+_CPU_SHORT_TAILS = {"cpp.enable_loop_tail_vec": False}
 # With few envs most loops are over before another thread has started.
 _SMALL_BATCH, _CPU_SMALL = 1024, {"cpp.min_chunk_size": 4096}
 
@@ -58,11 +57,22 @@ def compile_graph(
             from torchwrap._compile import toolchain  # imports Inductor
 
             stack.enter_context(toolchain.installed(builds, later))
-            more = (_CPU_PART, part), (_CPU_SMALL, num_rows < _SMALL_BATCH), (_CPU_NARROW, _vector_bits(options) < 512)
-            own = {name: value for settings, applies in more if applies for name, value in settings.items()}
-            options = _CPU | own | options
+            tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
+            options = _CPU | (_CPU_PART if part else {}) | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
         return torch._inductor.compile(graph, fakes, options=_INDUCTOR | options)  # type: ignore[return-value]
+
+
+def _has_short_tails(example: list[Tensor], num_rows: int, vector_bits: int) -> bool:
+    """Whether the last components of a row are faster one by one.
+
+    Vectors of less than 512 bits have no masked loads and stores, so Inductor copies the rest of a row to and from the stack.
+    With 512 bits, one by one is faster if they fill less than half of a vector. What a kernel loops over row by row has the
+    width of what all rows share, such as statistics, or of the frames of a stack.
+    """
+    lanes, floats = vector_bits // 32, [tensor for tensor in example if tensor.is_floating_point()]
+    widths = [tensor.shape[-1] for tensor in floats if tensor.dim() > 2 or (tensor.dim() == 1 and len(tensor) != num_rows)]
+    return lanes < 16 or any(width > 1 and 0 < width % lanes < lanes // 2 for width in widths)
 
 
 def _vector_bits(options: dict[str, Any]) -> int:

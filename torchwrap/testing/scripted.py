@@ -47,9 +47,8 @@ class ScriptedEnv(Env):
 
     lengths = ConstantBuffer()
     offsets = ConstantBuffer()
-    # Vectors of int64 are emulated where there is no AVX-512: products, remainders, and conversions to float. So clocks are
-    # int32, and what they are added to is float64, which represents every sum exactly.
-    index = EnvBuffer((), torch.float64)
+    # Inductor converts vectors of int32 to float by one instruction; float64, and int64 without AVX-512, one by one.
+    index = EnvBuffer((), torch.int32)
     elapsed = EnvBuffer((), torch.int32)
     episode = EnvBuffer((), torch.int32, fill=-1)
 
@@ -68,7 +67,7 @@ class ScriptedEnv(Env):
         device = validation.device("ScriptedEnv", device)
         lengths = list(episode_lengths) if isinstance(episode_lengths, Sequence) else [episode_lengths]
         if episode_lengths is not None:
-            lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
+            lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, 1, 2**31 - 1) for length in lengths]
         if not lengths:
             raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
         if ending not in ("terminated", "truncated", "both", "in turn"):
@@ -83,11 +82,14 @@ class ScriptedEnv(Env):
         )
         self.ending = ending
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
-        known = None if episode_lengths is None else torch.tensor(lengths, dtype=torch.float64, device=device)
-        self.register_buffer("lengths", known, persistent=False)
+        steps = None if episode_lengths is None else torch.tensor(lengths, dtype=torch.int32, device=device)
+        self.register_buffer("lengths", steps, persistent=False)
         leaves = dict(spaces.leaves(observation_space))
         max_size = max(math.prod(leaf.shape or ()) for leaf in leaves.values())
-        self.register_buffer("offsets", 10.0 * torch.arange(max_size, dtype=torch.float64, device=device), persistent=False)
+        # What int32 holds for more steps than anybody takes.
+        highest = 1000 * (first_index + num_envs) + 10 * max_size
+        self.exact = torch.int32 if highest < 2**30 else torch.int64
+        self.register_buffer("offsets", 10 * torch.arange(max_size, dtype=self.exact, device=device), persistent=False)
         self.bounds = {path: self._bounds(leaf) for path, leaf in leaves.items()}
 
     def _bounds(self, leaf: Space[Any]) -> tuple[Any, Any] | None:
@@ -111,9 +113,9 @@ class ScriptedEnv(Env):
             ended = torch.zeros_like(self.elapsed, dtype=torch.bool)
         else:
             number = len(self.lengths)
-            ended = self.elapsed >= (self.lengths if number == 1 else self.lengths[_remainder(turn, number).long()])
+            ended = self.elapsed >= (self.lengths if number == 1 else self.lengths[turn % number])
         fixed = {"terminated": 0, "truncated": 1, "both": 2}.get(self.ending)
-        ending = _remainder(turn, 3) if fixed is None else torch.full_like(turn, fixed)
+        ending = turn % 3 if fixed is None else torch.full_like(turn, fixed)
         return TensorDict(
             {
                 "observation": self._observation_now(),
@@ -135,21 +137,15 @@ class ScriptedEnv(Env):
         mask.fill_(self.episode, -1)
 
     def _observation_now(self) -> spaces.Value:
-        base = 1000 * self.index + self.elapsed
+        base = 1000 * self.index.to(self.exact) + self.elapsed
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            shape, dtype, bounds = leaf.shape or (), spaces.dtype(leaf), self.bounds[path]
-            # Integers stay integers, because a bound can need more digits than float64 has.
-            exact = torch.float64 if dtype.is_floating_point else torch.int64
-            offsets = self.offsets[: math.prod(shape)].view(shape).to(exact)
-            value = base.to(exact).view(-1, *(1,) * len(shape)) + offsets
-            if bounds is not None and isinstance(bounds[1], float):
-                value = value.float()  # whatever the default dtype is
-            return (value if bounds is None else bounds[0] + value % bounds[1]).to(dtype)
+            shape = leaf.shape or ()
+            offsets = self.offsets[: math.prod(shape)].view(shape)
+            value = base.view(-1, *(1,) * len(shape)) + offsets
+            bounds = self.bounds[path]
+            if bounds is not None:  # floats as float32, whatever the default dtype is
+                value = value.float() if isinstance(bounds[1], float) else value.long()
+            return (value if bounds is None else bounds[0] + value % bounds[1]).to(spaces.dtype(leaf))
 
         return spaces.build(self.single_observation_space, make, self.num_envs)
-
-
-def _remainder(value: Tensor, divisor: int) -> Tensor:
-    # The remainder of whole numbers as float64. `%` is several times slower, for floats and for integers.
-    return value - divisor * (value / divisor).floor()

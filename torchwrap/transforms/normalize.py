@@ -130,13 +130,13 @@ class RunningMeanStd(BatchedModule):
         if mask is not None:
             kept = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), kept, math.inf)
             number = mask.sum()
-        # What is too large to be squared is left out as well. One selection for each comparison, because with fewer Inductor
-        # would vectorize the last component of 17, which costs more than the other 16.
-        bound = math.inf if kept.dtype == torch.float32 else 1e150
-        below, above = kept < bound, kept > -bound
-        one = torch.ones_like(kept, dtype=None if len(rows) < 2**24 else torch.float64)  # float32 cannot count further
-        finite = torch.where(above, torch.where(below, kept, 0), 0).double()
-        counted = torch.where(above, torch.where(below, one, 0), 0).sum(0)
+        # What is too large to be squared is left out as well.
+        narrow = kept.dtype == torch.float32
+        within = kept.abs() < (math.inf if narrow else 1e150)
+        # Numbers as wide as what they are selected by, because then one vector of each is compared, selected and added.
+        one = torch.ones_like(kept, dtype=torch.int32 if narrow else None)
+        finite = torch.where(within, kept, 0).double()
+        counted = torch.where(within, one, 0).sum(0, dtype=one.dtype)
         self.total.add_(finite.sum(0))
         self.squares.masked_fill_(unseen & (counted > 0), 0).add_(torch.linalg.vecdot(finite, finite, dim=0))
         self.count.add_(number)
