@@ -24,9 +24,9 @@ from torchwrap.env import Env
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature
 
-# The index of a function is part of its key, so that no two functions of a step draw the same numbers.
 _SUCCESSOR = ("observation", "reward", "terminated", "truncated")
 _SMALL = 1024  # envs, for which an operator of NumPy takes less time than one of PyTorch
+# The index of a function is part of its key, so that no two functions of a step draw the same numbers.
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
 
 
