@@ -80,7 +80,7 @@ def test_tensor_dropped_at_once_has_its_storage_reused_each_time():
 def test_storage_of_held_tensors_is_not_kept_beyond_four_pieces():
     pool = make_pool()
     held = [pool.empty() for _ in range(50)]
-    assert sum(piece.nbytes for piece in pool.pieces) <= 4 * pool.num_bytes
+    assert sum(piece.memory.nbytes for piece in pool.pieces) <= 4 * pool.num_bytes
     del held
     first, second = pool.empty(), pool.empty()
     assert first.data_ptr() != second.data_ptr()
@@ -125,6 +125,34 @@ def test_write_through_a_held_view_reaches_no_other_tensor():
     other = pool.empty().fill_(2)
     row.fill_(3)
     assert (other == 2).all()
+
+
+def test_pool_lends_after_an_interrupt_between_any_two_bytecodes():
+    left = None
+
+    def trace(frame, event, argument):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    pool, held = make_pool(), []
+    for stop in range(1, 400):
+        left, before = stop, sys.gettrace()
+        try:
+            sys.settrace(trace)
+            pool.empty()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        held = [*held[-2:], pool.empty().fill_(stop % 250)]
+        assert [int(tensor[0, 0]) for tensor in held] == [number % 250 for number in range(max(stop - 2, 1), stop + 1)]
+    assert left > 0  # the last call came to its end
+    assert len(pool.pieces) <= 4
 
 
 def test_threads_share_no_storage():

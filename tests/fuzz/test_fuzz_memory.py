@@ -159,7 +159,7 @@ def test_what_a_caller_holds_of_a_compiled_stack_is_the_callers(backend, number,
 
 def test_memory_fuzzer_finds_storage_that_is_reused_too_early(monkeypatch):
     def first_piece(pool, whole=BufferPool.empty):
-        return pool._tensor(pool.pieces[0]) if pool.pieces else whole(pool)
+        return pool._tensor(pool.pieces[0].memory) if pool.pieces else whole(pool)
 
     monkeypatch.setattr(BufferPool, "empty", first_piece)
     with pytest.raises(

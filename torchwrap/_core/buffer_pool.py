@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 _MAX_PIECES = 4
-_lock = threading.Lock()
 
 
 def raise_mmap_threshold() -> None:
@@ -23,6 +21,19 @@ def raise_mmap_threshold() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")
 
 
+class _Piece:
+    """Memory, and a weak reference to the view of it that was lent last."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.memory: np.ndarray[Any, Any] = np.empty(num_bytes, np.uint8)
+        self.lent: Any = lambda: None
+
+    def lend(self) -> np.ndarray[Any, Any]:
+        view = self.memory.view()
+        self.lent = weakref.ref(view)
+        return view
+
+
 class BufferPool:
     """A pool of same-shaped tensors whose storage is reused once no tensor or view references it.
 
@@ -31,6 +42,9 @@ class BufferPool:
     NumPy view of its own, to which its storage holds a reference until the last tensor, view or array of it is gone. A weak
     reference to that view tells whether the memory is free. Views of the rows are made once per piece of memory, because a
     view costs as much as a small operator.
+
+    A thread takes a piece out of the list while it looks at it, so two threads never lend the same one. There is no lock,
+    because an interrupt could come between its release and the end of the block. One that comes here costs a piece at most.
 
     Args:
         shape: of the tensors; the first dimension is their rows.
@@ -51,39 +65,45 @@ class BufferPool:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         self.num_bytes = math.prod(shape) * dtype.itemsize
-        self.pieces: list[np.ndarray[Any, Any]] = []
-        self.lent: list[Any] = []  # for each piece, a weak reference to the view that was lent last
+        self.pieces: list[_Piece] = []  # the one that was lent last at the end
         self.rows_at: dict[int, list[Tensor]] = {}
 
     def empty(self) -> Tensor:
         """Returns a tensor whose memory nothing else references."""
         if self.device.type != "cpu" or not self.num_bytes:
             return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        with _lock:
-            for index, view in enumerate(self.lent):
-                if view() is None:
-                    return self._lend(index)
-            if len(self.pieces) == _MAX_PIECES:  # the caller keeps them all, so they will not be free soon
-                return torch.empty(self.shape, dtype=self.dtype, device="cpu")
-            piece = np.empty(self.num_bytes, np.uint8)
-            with torch.inference_mode(False):  # views made in inference mode could be written to in inference mode only
-                own = self._tensor(piece)
-                self.rows_at[own.data_ptr()] = _rows(own)
-            self.pieces.append(piece)
-            self.lent.append(None)
-            return self._lend(len(self.pieces) - 1)
+        busy: list[_Piece] = []
+        found = None
+        while found is None and len(busy) < _MAX_PIECES:
+            try:
+                piece = self.pieces.pop()
+            except IndexError:
+                found = self._new()
+            else:
+                if piece.lent() is None:
+                    found = piece
+                else:
+                    busy.append(piece)
+        tensor = None if found is None else self._tensor(found.lend())
+        self.pieces += [*reversed(busy), *([] if found is None else [found])]
+        del self.pieces[:-_MAX_PIECES]  # of several threads
+        if tensor is None:  # the caller keeps them all, so they will not be free soon
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        return tensor
+
+    def _new(self) -> _Piece:
+        piece = _Piece(self.num_bytes)
+        with torch.inference_mode(False):  # views made in inference mode could be written to in inference mode only
+            own = self._tensor(piece.memory)
+            self.rows_at[own.data_ptr()] = _rows(own)
+        return piece
 
     def rows(self, tensor: Tensor) -> list[Tensor]:
         """The rows of a tensor of this pool, to write to; bools as bytes, which compilers store in vectors."""
         return self.rows_at.get(tensor.data_ptr()) or _rows(tensor)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pieces": [], "lent": [], "rows_at": {}}
-
-    def _lend(self, index: int) -> Tensor:
-        view = self.pieces[index].view()
-        self.lent[index] = weakref.ref(view)
-        return self._tensor(view)
+        return {**self.__dict__, "pieces": [], "rows_at": {}}
 
     def _tensor(self, piece: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(piece).view(self.dtype).view(self.shape)
