@@ -55,7 +55,8 @@ class BufferPool:
     >>> first, second = pool.empty(), pool.empty()
     >>> address, view = first.data_ptr(), first[7:]
     >>> del first
-    >>> pool.empty().data_ptr() == address  # the view still references it
+    >>> third = pool.empty()
+    >>> third.data_ptr() == address  # the view still references it
     False
     >>> del view
     >>> pool.empty().data_ptr() == address
