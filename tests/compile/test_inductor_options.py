@@ -48,4 +48,6 @@ def test_chosen_options_give_way_to_those_of_the_caller(given, monkeypatch):
 
 def test_width_of_vectors_follows_the_options():
     assert inductor._vector_bits({"cpp.simdlen": 1}) == 0
-    assert inductor._vector_bits({}) in (0, 128, 256, 512)
+    widths = {isa.bit_width() for isa in torch._inductor.cpu_vec_isa.valid_vec_isa_list()}
+    assert inductor._vector_bits({}) == max(widths, default=0)
+    assert {inductor._vector_bits({"cpp.simdlen": width}) for width in widths} == widths

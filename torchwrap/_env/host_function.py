@@ -17,11 +17,9 @@ _aten = torch.ops.aten
 
 # Operators whose result is that of a NumPy function of the same operands, once these have one dtype.
 _UFUNCS: dict[Any, np.ufunc] = {
-    **{
-        getattr(_aten, name): getattr(np, name)
-        for name in ("ceil", "cos", "exp", "floor", "reciprocal", "sin", "sqrt", "square", "tan")
-    },
-    **{getattr(_aten, name): getattr(np, name) for name in ("copysign", "maximum", "minimum", "remainder", "tanh")},
+    **{getattr(_aten, name): getattr(np, name) for name in ("ceil", "cos", "exp", "floor", "sin", "sqrt", "tan", "tanh")},
+    **{getattr(_aten, name): getattr(np, name) for name in ("copysign", "maximum", "minimum", "remainder")},
+    **{getattr(_aten, name): getattr(np, name) for name in ("reciprocal", "square")},
     **{getattr(_aten, f"bitwise_{name}"): getattr(np, f"bitwise_{name}") for name in ("and", "not", "or", "xor")},
     **{getattr(_aten, f"logical_{name}"): getattr(np, f"logical_{name}") for name in ("and", "not", "or")},
     **{_aten.add: np.add, _aten.sub: np.subtract, _aten.mul: np.multiply, _aten.div: np.true_divide},
@@ -132,7 +130,7 @@ class _Translation:
         self.lines.append("return results")
 
     def compile(self) -> Callable[..., list[Any]]:
-        body = "\n  ".join(self.lines)
+        body = "\n  ".join(self.lines)  # names of nodes and of constants, and numbers: nothing that a user has written
         exec(f"def run({', '.join(self.inputs)}):\n with np.errstate(all='ignore'):\n  {body}", self.names)
         return self.names["run"]  # type: ignore[no-any-return]
 
