@@ -169,6 +169,21 @@ def test_function_without_counterpart_in_numpy_is_computed_in_pytorch(function):
     assert host._run is None
 
 
+def test_results_share_no_memory():
+    def function(x):
+        total = x + 1
+        return [total], [total, total, total.view(-1, 1), x, torch.ones_like(x)]
+
+    host, x = HostFunction(), torch.zeros(3)
+    for count in (1, 2):
+        results = host(function, 1, [x])
+        assert host._run is not None
+        for number, result in enumerate(results):
+            result.fill_(10 + number)
+        assert [result.unique().tolist() for result in results] == [[10], [11], [12], [13], [14]]
+        assert x.tolist() == [count] * 3
+
+
 def test_updates_may_swap_what_they_read():
     host, x, y = HostFunction(), torch.tensor([1.0]), torch.tensor([2.0])
     (old,) = host(lambda x, y: ([y.clone(), x.clone()], [x]), 1, [x, y])
