@@ -264,3 +264,26 @@ def test_delay_observation_of_long_episodes_equals_hand_computed_values():
 def test_delay_observation_wrong_delay_raises(delay, error):
     with pytest.raises(error, match="DelayObservation needs"):
         T.DelayObservation(delay)
+
+
+def test_frame_stack_a_step_writes_one_frame_and_moves_no_others():
+    env = stacked(num_envs=2, episode_lengths=None)
+    frames = env.transforms[0].histories[0].frames
+    _, td = advance(env, env.reset(), 2)
+    for _ in range(4):
+        before = frames.clone()
+        _, td = advance(env, td)
+        assert (frames != before).flatten(2).any(2).sum(1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("padding_type", ["reset", "zero"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_frame_stack_reset_at_any_position_of_the_ring_gives_the_same_stacks(padding_type, steps):
+    env = stacked(padding_type, num_envs=2, episode_lengths=None)
+    td = env.reset() if steps == 0 else advance(env, env.reset(), steps)[1]
+    td = env.reset(mask=torch.tensor([True, False]))
+    stacks = [td["observation"][0, :, 0].tolist()]
+    for _ in range(3):
+        successor, td = advance(env, td)
+        stacks.append(successor[0, :, 0].tolist())
+    assert stacks == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]

@@ -133,6 +133,16 @@ class RowMask:
         else:
             buffer.index_copy_(0, indices, value.index_select(0, indices))
 
+    def assign_columns_(self, buffer: Tensor, columns: Tensor, value: Tensor) -> None:
+        """Writes column `i` of the set rows of `value` into column `columns[i]` of the buffer, in place."""
+        indices = self.indices
+        if indices is None:
+            # Through the same indices as whoever reads the columns in this order, because Inductor computes both in one loop.
+            current = buffer.index_select(1, columns)
+            buffer.index_copy_(1, columns, torch.where(self._like(value), value, current))
+        else:
+            buffer.index_put_((indices.unsqueeze(1), columns), value.index_select(0, indices))
+
     def fill_(self, buffer: Tensor, value: float | bool) -> None:
         """Sets the rows of the buffer to one value, in place."""
         indices = self.indices

@@ -23,20 +23,59 @@ from torchwrap.transforms.transform import Transform
 Path = tuple[str, ...]
 
 
-class _LeafHistory(BatchedModule):
-    """The history of a single leaf of the observation: a tensor `(num_envs, *shape)`."""
+class _Frames(BatchedModule):
+    """The latest frames of a leaf `(num_envs, *shape)`; before the initial one, `padding`, or copies of that one if None."""
+
+    # A ring, so that a step writes one frame and moves no others. All envs share the order of its slots, oldest first.
+    frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
+    order = BufferAttribute()
+    padding = ConstantBuffer()
+
+    def __init__(self, zero: Tensor, padding: Tensor | None, size: int, num_envs: int) -> None:
+        super().__init__()
+        self.size, self.repeats_initial = size, padding is None
+        self.register_buffer("padding", zero if padding is None else padding, persistent=False)
+        self.allocate(num_envs, zero.device)
+        self.register_buffer("order", torch.arange(size, device=zero.device), persistent=False)
+
+    def append(self, frame: Tensor) -> None:
+        self.order.add_(1).remainder_(self.size)
+        self.frames.index_copy_(1, self.order[-1:], frame.unsqueeze(1))
 
     def step(self, frame: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Appends a frame. Returns all of them."""
+        self.append(frame)
+        return self.frames.index_select(1, self.order)
 
     def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
-        raise NotImplementedError
+        """Begins again with an initial frame, in the rows of the mask. Returns all frames."""
+        # Realized because the stack reads the initial frame several times, and Inductor would compute it as often.
+        stacked = mask.apply(self._initial_stack, realize(initial))
+        mask.assign_columns_(self.frames, self.order, stacked)
+        return stacked
+
+    def _initial_stack(self, initial: Tensor) -> Tensor:
+        initial, shape = initial.unsqueeze(1), self.padding.shape
+        if self.repeats_initial:
+            return initial.expand(-1, self.size, *shape).clone()
+        return torch.cat([self.padding.expand(len(initial), self.size - 1, *shape), initial], 1)
+
+
+class _Oldest(_Frames):
+    """The oldest of the latest frames."""
+
+    def step(self, frame: Tensor) -> Tensor:
+        self.append(frame)
+        return self.frames.index_select(1, self.order[:1]).squeeze(1)
+
+    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
+        return super().reset(initial, mask)[:, 0]
 
 
 class _History(Transform):
     """Base for transforms that keep a separate history of each leaf of the observation."""
 
-    def _make_histories(self, signature: Signature, make: Callable[[Path, Space[Any]], _LeafHistory]) -> None:
+    def _make_histories(self, signature: Signature, make: Callable[[Path, Space[Any]], _Frames]) -> None:
         self.history_of = {path: make(path, leaf) for path, leaf in spaces.leaves(signature.single_observation_space)}
         self.histories = nn.ModuleList(self.history_of.values())
 
@@ -46,36 +85,6 @@ class _History(Transform):
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         initial = td["observation"]
         return td.set("observation", spaces.apply(lambda path, frame: self.history_of[path].reset(frame, mask), initial))
-
-
-class _Frames(_LeafHistory):
-    """A stack of the latest frames. Before an episode's initial frame it holds `padding`, or copies of that frame if None."""
-
-    earlier = EnvBuffer(row=lambda self: self.padding.expand(self.stack_size - 1, *self.padding.shape))
-    padding = ConstantBuffer()
-
-    def __init__(self, zero: Tensor, padding: Tensor | None, stack_size: int, num_envs: int) -> None:
-        super().__init__()
-        self.stack_size, self.repeats_initial = stack_size, padding is None
-        self.register_buffer("padding", zero if padding is None else padding, persistent=False)
-        self.allocate(num_envs, zero.device)
-
-    def step(self, frame: Tensor) -> Tensor:
-        stacked = torch.cat([self.earlier, frame.unsqueeze(1)], 1)
-        self.earlier.copy_(stacked[:, 1:])
-        return stacked
-
-    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
-        # Realized because the stack reads the initial frame several times, and Inductor would compute it as often.
-        stacked = mask.apply(self._initial_stack, realize(initial))
-        mask.assign_(self.earlier, stacked[:, 1:])
-        return stacked
-
-    def _initial_stack(self, initial: Tensor) -> Tensor:
-        initial, shape = initial.unsqueeze(1), self.padding.shape
-        if self.repeats_initial:
-            return initial.expand(-1, self.stack_size, *shape).clone()
-        return torch.cat([self.padding.expand(len(initial), self.stack_size - 1, *shape), initial], 1)
 
 
 class FrameStackObservation(_History):
@@ -128,34 +137,6 @@ class FrameStackObservation(_History):
         return signature.replace(single_observation_space=batch_space(space, self.stack_size))
 
 
-class _Queue(_LeafHistory):
-    """A queue that returns each frame `delay` steps after it was appended, and `zero` until then."""
-
-    zero = ConstantBuffer()
-    frames = EnvBuffer(row=lambda self: self.zero.expand(self.delay + 1, *self.zero.shape))
-    cursor = BufferAttribute()
-
-    def __init__(self, zero: Tensor, delay: int, num_envs: int) -> None:
-        super().__init__()
-        self.delay = delay
-        self.register_buffer("zero", zero, persistent=False)
-        self.allocate(num_envs, zero.device)
-        # The queue is a ring, and all envs share its cursor: the index of the next frame. The frame after it is the oldest.
-        self.register_buffer("cursor", torch.zeros(1, dtype=torch.int64, device=zero.device), persistent=False)
-
-    def step(self, frame: Tensor) -> Tensor:
-        self.frames.index_copy_(1, self.cursor, frame.unsqueeze(1))
-        self.cursor.add_(1).remainder_(self.delay + 1)
-        return self.frames.index_select(1, self.cursor).squeeze(1)
-
-    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
-        # The initial frame becomes the latest one, after zeros.
-        latest = (self.cursor - 1) % (self.delay + 1)
-        frames = self.zero.expand_as(self.frames).index_copy(1, latest, initial.unsqueeze(1))
-        mask.assign_(self.frames, frames)
-        return frames.index_select(1, self.cursor).squeeze(1)
-
-
 class DelayObservation(_History):
     """Delays observations by a number of steps.
 
@@ -178,8 +159,9 @@ class DelayObservation(_History):
         self.delay = validation.integer("DelayObservation", "delay", delay, at_least=0)
 
     def setup(self, signature: Signature) -> Signature:
-        def make(_: Path, leaf: Space[Any]) -> _Queue:
-            return _Queue(spaces.zeros(leaf, 1, signature.device)[0], self.delay, signature.num_envs)
+        def make(_: Path, leaf: Space[Any]) -> _Oldest:
+            zero = spaces.zeros(leaf, 1, signature.device)[0]
+            return _Oldest(zero, zero, self.delay + 1, signature.num_envs)
 
         self._make_histories(signature, make)
         return signature
