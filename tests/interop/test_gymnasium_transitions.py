@@ -12,11 +12,13 @@ from single_envs import (
     BOX,
     NEVER,
     SPACES,
+    Scripted,
     Singles,
     assert_equal_trees,
     check_transitions,
     every_kind,
     every_mode,
+    sample_and_step,
     scripted,
     to_tree,
 )
@@ -59,6 +61,59 @@ def test_transitions_of_make_match_single_envs(id, kwargs, vectorization_mode):
 def test_transitions_with_every_observation_space_match_single_envs(bridge, kind, mode, space):
     makers = scripted(3, lengths=[(4,), (2, 5), (1,)], space=space)
     assert check_transitions(bridge(makers, kind, mode), makers, steps=12) > 12
+
+
+class Doubling(SyncVectorEnv):
+    def step(self, actions):
+        observation, reward, *rest = super().step(actions)
+        return observation, 2 * reward, *rest
+
+
+def test_step_of_a_subclass_of_the_sync_vector_env_is_called(bridge):
+    makers = scripted(2)
+    (first, _), (second, _) = [sample_and_step(env, env.reset(seed=0)) for env in (bridge(makers), bridge(makers, Doubling))]
+    assert torch.equal(2 * first["next", "reward"], second["next", "reward"])
+
+
+class Converting(Scripted):
+    """Returns observations that are converted by a function."""
+
+    convert = staticmethod(np.asarray)
+
+    def _observe(self):
+        return self.convert(super()._observe())
+
+
+@pytest.mark.parametrize("convert", [np.float16, np.ndarray.tolist, np.asfortranarray])
+@every_mode
+def test_observations_of_another_type_are_converted_as_gymnasium_does(bridge, monkeypatch, mode, convert):
+    monkeypatch.setattr(Converting, "convert", staticmethod(convert))
+    space = spaces.Box(-1, 1, (2, 3), np.float32)
+    makers = [functools.partial(Converting, lengths=(3,), space=space)] * 2
+    env, same = bridge(makers, mode=mode), SyncVectorEnv(makers, autoreset_mode=mode)
+    td, (expected, _) = env.reset(seed=0), same.reset(seed=[0, 1])
+    for _ in range(2):
+        np.testing.assert_array_equal(td["observation"], expected)
+        action = env.sample_action()
+        (_, td), (expected, *_) = env.step(td.set("action", action)), same.step(action.numpy())
+    assert td["observation"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("convert", [lambda observation: observation[:2], lambda observation: observation.astype(complex)])
+def test_observations_that_do_not_fit_the_space_raise(bridge, monkeypatch, convert):
+    env = bridge([Converting] * 2)
+    td = env.reset(seed=0)
+    monkeypatch.setattr(Converting, "convert", staticmethod(convert))
+    with pytest.raises((ValueError, TypeError)):
+        sample_and_step(env, td)
+
+
+def test_vector_env_that_is_reset_by_hand_returns_the_last_observations(bridge):
+    env = bridge(scripted(2, lengths=NEVER))
+    _, td = sample_and_step(env, env.reset(seed=0))
+    observation, _ = env.vector_env.reset(options={"reset_mask": np.array([True, False])})
+    np.testing.assert_array_equal(observation[1], td["observation"][1])
+    assert (observation[0] != td["observation"][0].numpy()).any()
 
 
 @pytest.mark.full

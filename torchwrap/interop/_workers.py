@@ -9,12 +9,14 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
+import gymnasium
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
@@ -164,14 +166,36 @@ class WorkerPipe(Connection):
         raise RuntimeError(f"{self.fault}\n\n{trace}".rstrip()) from cause
 
 
-def work(timeout: float | None, index: int, env_fn: Callable[[], Any], *rest: Any) -> None:
+class ShortAnswers(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Returns what is read of a step, in types that take little time to pickle.
+
+    At the end of an episode `info` has all entries, for the error about names that it lacks.
+
+    Args:
+        env: the env to wrap.
+        info_keys: the names of the entries of `info` that are read.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], info_keys: Collection[str]) -> None:
+        super().__init__(env)
+        self._info_keys = info_keys
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observation, *numbers, info = self.env.step(action)
+        reward, terminated, truncated = [one.item() if isinstance(one, np.generic) else one for one in numbers]
+        if not (terminated or truncated):
+            info = {name: info[name] for name in self._info_keys if name in info}
+        return observation, reward, terminated, truncated, info
+
+
+def work(timeout: float | None, info_keys: Collection[str], index: int, env_fn: Callable[[], Any], *rest: Any) -> None:
     """Gymnasium's worker, for the vector envs of `make`. It reports or ends a failing constructor, and outlives Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but it is for the parent
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
         signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
     try:
-        env = env_fn()
+        env = ShortAnswers(env_fn(), info_keys)
     except Exception as error:
         rest[3].put((index, type(error), error, traceback.format_exc()))
         return

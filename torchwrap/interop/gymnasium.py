@@ -12,8 +12,8 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -82,7 +82,8 @@ def make(
     The vector env does not auto-reset and does not copy its observations, because the conversion to tensors copies them.
     """
     worker_timeout = _seconds("make", worker_timeout)
-    defaults = {"worker": functools.partial(_workers.work, worker_timeout)} if vectorization_mode == "async" else {}
+    work = functools.partial(_workers.work, worker_timeout, tuple(info_keys))
+    defaults = {"worker": work} if vectorization_mode == "async" else {}
     overrides = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     vector_kwargs = {**defaults, **(vector_kwargs or {}), **overrides}
     with _workers.constructing(id, worker_timeout):
@@ -151,11 +152,12 @@ class GymnasiumEnv(Env):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
         self.vector_env = vector_env
         self.same_step = mode is AutoresetMode.SAME_STEP
+        self._steps_each = type(vector_env) is SyncVectorEnv and not self.same_step  # others may do more in a step
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
         for space in self.info_spaces.values():
             spaces.dtype(space)
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
-        self._seeds: list[int | None] | None = None  # for the next _reset
+        self._seeds: int | list[int | None] | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
         self._last_observation: Any = None
@@ -169,20 +171,24 @@ class GymnasiumEnv(Env):
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         first_seed = seed + self.signature.first_index
-        self._seeds = [first_seed + row if selected else None for row, selected in enumerate(mask.numpy())]
+        selected = mask.numpy()
+        # Every vector env counts on from one number; only Gymnasium's own take a list.
+        self._seeds = first_seed if selected.all() else [first_seed + row if one else None for row, one in enumerate(selected)]
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
-        with self._workers:
-            self._last_observation, reward, terminated, truncated, info = self.vector_env.step(actions)
-        successor = self._to_tensors(self._last_observation)
+        if self._steps_each:
+            successor, reward, terminated, truncated, info = self._step_each(actions)
+        else:
+            with self._workers:
+                self._last_observation, reward, terminated, truncated, info = self.vector_env.step(actions)
+            successor = self._to_tensors(self._last_observation)
         if self.same_step:
             self._already_reset = terminated | truncated
             if self._already_reset.any():
-                rows, space = np.flatnonzero(self._already_reset), self.single_observation_space
-                empty: Any = create_empty_array(space, len(rows))
-                final = concatenate(space, tuple(info["final_obs"][rows]), empty)
-                successor[torch.as_tensor(rows, device=self.device)] = self._to_tensors(final)
+                rows = np.flatnonzero(self._already_reset)
+                final = self._batch(info["final_obs"][rows])
+                successor[torch.as_tensor(rows, device=self.device)] = final
         result = {
             "observation": successor,
             "reward": self._column(reward, np.float32),
@@ -190,8 +196,22 @@ class GymnasiumEnv(Env):
             "truncated": self._column(truncated, np.bool_),
         }
         if self.info_spaces:
-            result["info"] = self._info(info, terminated | truncated)
+            result["info"] = self._info(info, np.logical_or(terminated, truncated))
         return nested.tensordict(result, self.num_envs)
+
+    def _step_each(self, actions: Any) -> tuple[Any, ...]:
+        """A step of each env of a `SyncVectorEnv`, whose own takes longer: it batches infos, and copies once more."""
+        base: Any = self.vector_env
+        pairs = zip(base.envs, iterate(base.action_space, actions), strict=True)
+        results = [env.step(action) for env, action in pairs]
+        observations, reward, terminated, truncated, infos = zip(*results, strict=True)
+        base._env_obs, info = list(observations), {}
+        if self.info_spaces:
+            for row, entries in enumerate(infos):
+                if not self._unseen_info_keys:  # about a misspelt name, the error says what there is
+                    entries = {name: entries[name] for name in self.info_spaces if name in entries}
+                info = base._add_info(info, entries, row)
+        return self._batch(observations), reward, terminated, truncated, info
 
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         rows = mask.numpy()
@@ -240,8 +260,17 @@ class GymnasiumEnv(Env):
     def _to_tensors(self, observation: Any) -> spaces.Value:
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
 
+    def _batch(self, observations: Any) -> spaces.Value:
+        # From one observation per env. Gymnasium's function takes five times as long, but knows every space.
+        space = self.single_observation_space
+        if isinstance(space, gymnasium.spaces.Box):
+            array = np.array(observations)
+            if array.shape[1:] == space.shape and array.dtype == space.dtype:
+                return spaces.tensor(array, self.device)
+        return self._to_tensors(concatenate(space, tuple(observations), create_empty_array(space, len(observations))))
+
     def _column(self, values: Any, dtype: Any) -> Tensor:
-        return spaces.tensor(np.array(values, dtype)[:, None], self.device)
+        return spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:

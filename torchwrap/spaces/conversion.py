@@ -91,10 +91,10 @@ def tensor(array: Any, device: torch.device | str) -> Tensor:
 
     Copies to CUDA go through pinned memory and do not block; PyTorch's host allocator keeps that memory until they are done.
     """
-    source, device = torch.from_numpy(array), torch.device(device)
-    if device.type == "cpu":
+    source, kind = torch.from_numpy(array), (torch.device(device) if isinstance(device, str) else device).type
+    if kind == "cpu":
         return source
-    return (source.pin_memory() if device.type == "cuda" else source).to(device, non_blocking=True)
+    return (source.pin_memory() if kind == "cuda" else source).to(device, non_blocking=True)
 
 
 def to_numpy(space: Space[Any], value: Value) -> Any:
