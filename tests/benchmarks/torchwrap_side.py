@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import torch
+from gymnasium.vector import AutoresetMode
 from numpy.lib import introspect
 from tensordict import TensorDict
 from torch import Tensor
@@ -110,6 +111,23 @@ def half_cheetah(mode: str, transforms: Sequence[str] | None, compiled: bool = F
     generator = torch.Generator().manual_seed(0)
     actions = [torch.rand(num_envs, 6, generator=generator) * 3 - 1.5 for _ in range(16)]
     return _stepper(env, env.reset(seed=0), actions)
+
+
+def pong(num_envs: int, compiled: bool = False, vector: bool = False) -> Timed:
+    """A step of ALE's Pong through the Atari stack: of each env, with a transform for the frames, or of ALE's vector env."""
+    import ale_py
+
+    from .gymnasium_peer import RAW, atari_stack, vector_pong
+
+    gymnasium.register_envs(ale_py)
+    if vector:
+        env: tw.Env = tw.from_gymnasium(vector_pong(num_envs, AutoresetMode.SAME_STEP))
+    else:
+        env = tw.make("ALE/Pong-v5", num_envs, backend="gymnasium", wrappers=[atari_stack], **RAW)
+        env = tw.TransformedEnv(env, T.FrameStackObservation(4))
+    env = tw.compile(env) if compiled else env
+    generator = torch.Generator().manual_seed(0)
+    return _stepper(env, env.reset(seed=0), [torch.randint(6, (num_envs,), generator=generator) for _ in range(16)])
 
 
 class Film(tw.Env):
