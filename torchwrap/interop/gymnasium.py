@@ -205,7 +205,8 @@ class GymnasiumEnv(Env):
         pairs = zip(base.envs, iterate(base.action_space, actions), strict=True)
         results = [env.step(action) for env, action in pairs]
         observations, reward, terminated, truncated, infos = zip(*results, strict=True)
-        base._env_obs, info = list(observations), {}
+        base._env_obs = list(observations)
+        info: dict[str, Any] = {}
         if self.info_spaces:
             for row, entries in enumerate(infos):
                 if not self._unseen_info_keys:  # about a misspelt name, the error says what there is
@@ -267,7 +268,8 @@ class GymnasiumEnv(Env):
             array = np.array(observations)
             if array.shape[1:] == space.shape and array.dtype == space.dtype:
                 return spaces.tensor(array, self.device)
-        return self._to_tensors(concatenate(space, tuple(observations), create_empty_array(space, len(observations))))
+        empty: Any = create_empty_array(space, len(observations))
+        return self._to_tensors(concatenate(space, tuple(observations), empty))
 
     def _column(self, values: Any, dtype: Any) -> Tensor:
         return spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
