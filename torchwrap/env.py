@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import nested
+from torchwrap._core.grad_mode import without_grad
 from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask
 from torchwrap._env import checks
@@ -161,7 +162,7 @@ class Env(EnvFacade):
             observation = rows.where(observation, root["observation"].to(self.device))
         return self._root(observation)
 
-    @torch.no_grad()
+    @without_grad
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets the finished rows.
 
@@ -187,11 +188,15 @@ class Env(EnvFacade):
         >>> transition["next", "reward"].flatten()
         tensor([1., 1.])
         """
-        transition = checks.transition(self, td, self._check_has_reset("step()"))
-        action = transition["action"]
+        given = checks.transition(self, td, self._check_has_reset("step()"))
+        action = given["action"]
         self._position.unfinished = "step()"
         successor, observation = self._executor.step(self, action.detach() if action.requires_grad else action)
-        return transition.set("next", successor), self._root(observation)
+        if isinstance(given, dict):
+            transition = nested.tensordict({**given, "next": successor}, self.num_envs)
+        else:
+            transition = given.set("next", successor)
+        return transition, self._root(observation)
 
     # What a step computes, without checks. This is what gets compiled: as a whole, or up to the auto-reset.
 

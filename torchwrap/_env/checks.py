@@ -13,7 +13,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import nested
 from torchwrap._env.facade import EnvFacade
 
 
@@ -43,8 +42,11 @@ def mask(env: EnvFacade, value: Any, has_reset: bool) -> None:
         raise RuntimeError(f"{name}.reset needs a first reset of every env, but got a mask that leaves some out.")
 
 
-def transition(env: EnvFacade, given: Any, last: TensorDict) -> TensorDict:
-    """The TensorDict to step: what was given, or a copy of the last root with the bare action that was given."""
+def transition(env: EnvFacade, given: Any, last: TensorDict) -> TensorDict | dict[str, Any]:
+    """What to step: the TensorDict that was given, or the items of the last root with the bare action that was given."""
+    form = env.signature.action_form
+    if form is not None and isinstance(given, Tensor) and form.fits(given):  # most of all steps
+        return {**dict(last.items()), "action": given}
     if not _is_action(env, given):
         step_input(env, given)
         if given is not last and "next" in given:
@@ -52,7 +54,7 @@ def transition(env: EnvFacade, given: Any, last: TensorDict) -> TensorDict:
             raise ValueError(f"{env._name()}.step needs a root, but got {got}.")
         return given  # type: ignore[no-any-return]
     _value(env, "an action", env.single_action_space, given)
-    return nested.tensordict({**dict(last.items()), "action": given}, env.num_envs)
+    return {**dict(last.items()), "action": given}
 
 
 def step_input(env: EnvFacade, td: Any) -> None:
@@ -69,7 +71,9 @@ def step_input(env: EnvFacade, td: Any) -> None:
     if action is None:
         got = f"a TensorDict with keys {sorted(td.keys())}{_row(env, td.batch_size, ())}"
         raise ValueError(f'{name}.step needs td["action"], but got {got}.')
-    _value(env, "an action", env.single_action_space, action)
+    form = env.signature.action_form
+    if form is None or not isinstance(action, Tensor) or not form.fits(action):
+        _value(env, "an action", env.single_action_space, action)
     if td.batch_size != (env.num_envs,) or td.is_locked:
         got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{_row(env, td.batch_size, ())}"
         raise ValueError(f"{name}.step needs an unlocked TensorDict of batch size ({env.num_envs},), but got {got}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from gymnasium import Space
 
 from torchwrap._core import validation
 from torchwrap.random import Stream
-from torchwrap.spaces.validation import check_supported
+from torchwrap.spaces.validation import Form, check_supported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Signature:
     def replace(self, **changes: Any) -> Signature:
         """Returns this signature with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    @functools.cached_property
+    def action_form(self) -> Form | None:
+        """The form of actions, to check them with. None if the space is neither `Box` nor `Discrete`."""
+        return Form.of(self.single_action_space, self.num_envs, self.device)
 
     def stream(self) -> tuple[Stream, Signature]:
         """Creates a random stream for a transform, independent of all other streams of the env.

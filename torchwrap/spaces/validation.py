@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -114,6 +114,46 @@ def outside(space: Space[Any], value: Tensor) -> Tensor:
     count, start = counts(space, value.device)
     value = value.long()
     return (value < start) | (value >= start + count)
+
+
+_FEW = 64  # numbers, of which Python finds the extremes sooner than an operator
+
+
+class Form(NamedTuple):
+    """What the batched values of a leaf have in common: what `check` looks at, in a tenth of its time.
+
+    >>> form = Form.of(spaces.Discrete(2), 2, torch.device("cpu"))
+    >>> form.fits(torch.tensor([0, 1])), form.fits(torch.tensor([0, 2]))
+    (True, False)
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    limits: tuple[int, int] | None
+    """Of a `Discrete` space: the smallest value, and the largest."""
+
+    @classmethod
+    def of(cls, space: Space[Any], num_envs: int, device: torch.device) -> Form | None:
+        """The form of a `Box` or `Discrete` space. None for others."""
+        if not isinstance(space, spaces.Box | spaces.Discrete):
+            return None
+        limits = (int(space.start), int(space.start + space.n) - 1) if isinstance(space, spaces.Discrete) else None
+        return cls(torch.Size((num_envs, *(space.shape or ()))), dtype(space), device, limits)
+
+    def fits(self, value: Tensor) -> bool:
+        """Whether `check` accepts the tensor."""
+        shape, dtype, device, limits = self
+        if value.shape != shape or value.dtype != dtype or value.device != device:
+            return False
+        if limits is None or not is_host_readable(value):
+            return True
+        low, high = limits
+        if shape[0] > _FEW:
+            least, most = map(int, value.aminmax())
+            return low <= least and most <= high
+        numbers = value.tolist()
+        return low <= min(numbers) and max(numbers) <= high
 
 
 def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int, device: torch.device) -> None:
