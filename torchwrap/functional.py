@@ -10,35 +10,25 @@ import torch
 from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from torchwrap import spaces
 from torchwrap._core import nested, validation
 from torchwrap._core.env_buffers import SubmoduleAttribute
 from torchwrap._core.row_mask import RowMask
 from torchwrap._core.tracing import is_host_readable
-from torchwrap._env.host_function import Attributes, HostFunction
-from torchwrap._env.initial_states import InitialStatePool, UpcomingStates
+from torchwrap._env.batched_functions import BatchedFunctions
+from torchwrap._env.host_steps import HostSteps
+from torchwrap._env.initial_states import InitialStatePool
 from torchwrap._env.repeat import repeat
 from torchwrap.env import Env
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature
 
-_SUCCESSOR = ("observation", "reward", "terminated", "truncated")
+_SUCCESSOR = ("observation", "reward", "terminated", "truncated", "done")
 _SMALL = 1024  # envs, for which an operator of NumPy takes less time than one of PyTorch
 # The index of a function is part of its key, so that no two functions of a step draw the same numbers.
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
-
-
-def _requirement(error: Exception) -> str:
-    # What the function has to do instead: PyTorch's own message assumes that the reader knows torch.vmap.
-    if "data-dependent control flow" in str(error):
-        return "tensor operators, torch.where instead of `if`"
-    return "to draw from its rng" if "random operation" in str(error) else "to return tensors"
-
-
-def _storages(*values: Any) -> set[int]:
-    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values)}
+_CLOCK = Key._fields[:5]
 
 
 class FunctionalEnv(Env):
@@ -60,10 +50,10 @@ class FunctionalEnv(Env):
 
     A class that sets `is_pure = True` promises that results depend on the arguments and on the attributes of the object alone.
     Up to 1,024 envs on the CPU, uncompiled, then run its functions several times as fast: they are traced once, and computed
-    in NumPy.
+    in NumPy; and initial states and their observations are drawn for many episodes at once.
 
     A class that sets `broadcasts = True` is called without `torch.vmap`. All tensors then have the leading dimension of
-    `rng.env.shape`: the whole batch, or, in `initial`, any number of its rows.
+    `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.
@@ -119,7 +109,7 @@ class FunctionalEnv(Env):
             num_envs, func_env.observation_space, func_env.action_space, device, max_episode_steps, first_index
         )
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
-        self.func_env = func_env
+        self.func_env, self._functions = func_env, BatchedFunctions(func_env)
         self.action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
         self._render_state: Any = None  # as FuncEnv.render_init returns it
         for name, value in (params or {}).items():
@@ -133,10 +123,10 @@ class FunctionalEnv(Env):
             raise ValueError("FunctionalEnv needs a reset_pool of 0 if params differ between envs, but got both.")
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.fields: list[str] = []
+        self._state_names: list[str] = []
         self._is_small = getattr(func_env, "is_pure", False) and num_envs <= _SMALL and not params and not reset_pool
-        self._attributes, self._upcoming = Attributes(func_env), UpcomingStates()
-        self._run_step, self._run_observation = HostFunction(), HostFunction()
-        self._functions_to_clone: set[str] = set()
+        self._is_small &= spaces.children(signature.single_observation_space) is None
+        self._host_steps = HostSteps(func_env)
         self._validate_functions()
         self.pool = InitialStatePool(reset_pool, self.state) if reset_pool else None
 
@@ -151,6 +141,7 @@ class FunctionalEnv(Env):
                 needed = f"{name}.initial needs to return {field!r} of shape ({n}, ...)"
                 raise ValueError(f"{needed}, but got {tuple(value.shape)}.")
             self.fields.append(field)
+            self._state_names.append(f"state_{field}")
             self.register_env_buffer(f"state_{field}", value.clone())
         state, action = self.state, spaces.zeros(self.single_action_space, n, self.device)
         observation = self._call_and_inspect("observation", state)
@@ -173,21 +164,8 @@ class FunctionalEnv(Env):
         if terminal.dtype != torch.bool:
             raise TypeError(f"{name}.terminal needs to return torch.bool, but got {terminal.dtype}.")
 
-    def _call_and_inspect(self, function: str, *arguments: Any) -> Any:
-        # Calls a function twice. It must not touch PyTorch's global generator. If the two results share memory with each
-        # other or with the arguments, or if rows of a result share memory, later calls have to clone the result.
-        name, global_state = f"{type(self.func_env).__name__}.{function}", torch.get_rng_state()
-        try:
-            result, second = self._call(function, *arguments), self._call(function, *arguments)
-            storages, other_storages = _storages(result), _storages(second, *arguments)
-        except Exception as error:
-            raise TypeError(f"{name} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
-        if not torch.equal(global_state, torch.get_rng_state()):
-            torch.set_rng_state(global_state)
-            raise TypeError(f"{name} needs to draw from its rng, but drew from PyTorch's global generator.")
-        if storages & other_storages or any(0 in leaf.stride() for leaf in tree_leaves(result)):
-            self._functions_to_clone.add(function)
-        return result
+    def _call_and_inspect(self, name: str, *arguments: Any) -> Any:
+        return self._functions.inspect(name, self.stream.key(_FUNCTIONS.index(name)), self.params, *arguments)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -212,9 +190,44 @@ class FunctionalEnv(Env):
         return repeat(self._one_step, action, self.action_repeat)
 
     def _one_step(self, action: spaces.Value) -> TensorDict:
+        arrays = self._host_steps.step(self._advance, self._memory(), action) if self._is_host_computed() else None
+        if arrays is not None:
+            return self._successor([torch.from_numpy(array) for array in arrays])
         self.stream.next_draw()
-        results = self._run_step(self._advance, self._small_version(), [*self.state.values(), self.stream.draw], action)
-        return nested.tensordict(dict(zip(_SUCCESSOR, results, strict=True)), self.num_envs)
+        state = list(self.state.values())
+        updates, results = self._advance(*state, self.stream.draw, action)
+        for buffer, update in zip(state, updates, strict=True):
+            buffer.copy_(update)
+        return self._successor(results)
+
+    def _step_and_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+        # In NumPy if possible: the same as for any env, but without tensors in between.
+        arrays = None
+        if self.action_repeat == 1 and self._is_host_computed():
+            function, draw = self._advance_and_finish, self._draw_initial
+            arrays = self._host_steps.step_and_reset(function, self._memory(), action, draw)
+        if arrays is None:
+            return super()._step_and_reset(action)
+        *results, observation = [torch.from_numpy(array) for array in arrays]
+        return self._successor(results), observation
+
+    def _memory(self) -> list[Any]:
+        buffers, words = self._buffers, self.stream._buffers  # faster than attributes
+        return [*[buffers[name] for name in self._state_names], *[words[name] for name in _CLOCK]]
+
+    def _draw_initial(self, key: Key) -> list[Tensor]:
+        # As at the start of an episode.
+        initial_key, observation_key = (
+            key._replace(tag=self.stream.key(_FUNCTIONS.index(name)).tag) for name in ("initial", "observation")
+        )
+        state = self._call("initial", key=initial_key)
+        return [*[state[field] for field in self.fields], self._call("observation", state, key=observation_key)]
+
+    def _is_host_computed(self) -> bool:
+        return self._is_small and is_host_readable(self.stream.draw)
+
+    def _successor(self, results: list[Tensor]) -> TensorDict:
+        return nested.tensordict(dict(zip(_SUCCESSOR, results, strict=False)), self.num_envs)
 
     def _advance(self, *arguments: Any) -> tuple[list[Tensor], list[Any]]:
         # From the fields of the state, the clock and the action to the fields of the next state, and what the step returns.
@@ -229,31 +242,29 @@ class FunctionalEnv(Env):
         flags = [terminated.view(-1, 1), truncated.view(-1, 1)]
         return [next_state[field] for field in self.fields], [observation, reward.to(torch.float32).view(-1, 1), *flags]
 
+    def _advance_and_finish(self, *arguments: Any) -> tuple[list[Tensor], list[Any]]:
+        state, results = self._advance(*arguments)
+        observation, _, terminated, truncated = results
+        return state, [*results, terminated | truncated, observation]
+
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        rows = mask.indices
+        if rows is not None and len(rows) and not options and self._is_host_computed():
+            first = torch.from_numpy(self._host_steps.reset(rows.numpy(), self._memory(), self._draw_initial))
+            observation = first.new_zeros(self.num_envs, *first.shape[1:]).index_copy_(0, rows, first)
+            return nested.tensordict({"observation": observation}, self.num_envs)
         self.stream.next_episode(mask)
         if mask.any():
-            initial = self._initial(mask.indices, options)
+            initial = self._initial(rows, options)
             for name, value in self.state.items():
                 mask.scatter_(value, initial[name])
-        (observation,) = self._run_observation(self._observe, self._small_version(), list(self.state.values()))
-        return nested.tensordict({"observation": observation}, self.num_envs)
-
-    def _observe(self, *values: Tensor) -> tuple[list[Tensor], list[Any]]:
-        return [], [self._call("observation", dict(zip(self.fields, values, strict=True)))]
+        return nested.tensordict({"observation": self._call("observation", self.state)}, self.num_envs)
 
     def _initial(self, rows: Tensor | None, options: dict[str, Any] | None) -> dict[str, Tensor]:
-        if options:
+        if options or self.pool is None:
             return self._call("initial", rows=rows, options=options)
-        if self.pool is not None:
-            key = self.stream.key(len(_FUNCTIONS))
-            return self.pool.take(key if rows is None else key.select(rows))
-        version = self._small_version()
-        if rows is None or version is None:
-            return self._call("initial", rows=rows)
-        return self._upcoming.take(self.stream.key(), rows, version, lambda key: self._call("initial", key=key))
-
-    def _small_version(self) -> int | None:
-        return self._attributes.version() if self._is_small and is_host_readable(self.stream.draw) else None
+        key = self.stream.key(len(_FUNCTIONS))
+        return self.pool.take(key if rows is None else key.select(rows))
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
@@ -283,11 +294,6 @@ class FunctionalEnv(Env):
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 
-    def _nested(self, observation: Any) -> spaces.Value:
-        if not isinstance(observation, dict):
-            return observation
-        return nested.tensordict({key: self._nested(child) for key, child in observation.items()}, self.num_envs)
-
     def _call(
         self,
         name: str,
@@ -297,24 +303,10 @@ class FunctionalEnv(Env):
         options: dict[str, Any] | None = None,
     ) -> Any:
         # Calls a function for all envs, for those in `rows`, or, given a key, for states that belong to no env yet.
-        function, options = getattr(self.func_env, name), options or {}
         params = self.params if self.parameter_names else {}
         if key is None:
             key = self.stream.key(_FUNCTIONS.index(name))
         if rows is not None:
             key = key.select(rows)
             params = {field: value.index_select(0, rows) for field, value in params.items()}
-
-        def run(key: Key, params: dict[str, Tensor], *arguments: Any) -> Any:
-            return function(*arguments, rng=key, **({"params": params} if params else {}), **options)
-
-        if getattr(self.func_env, "broadcasts", False):
-            result = run(key, params, *arguments)
-        else:
-            words, tag = key[:-1], key.tag
-            result = torch.vmap(lambda words, *rest: run(Key(*words, tag), *rest))(words, params, *arguments)  # type: ignore[call-arg]
-        if name == "observation":
-            result = self._nested(result)
-        if name not in self._functions_to_clone:
-            return result
-        return {key: value.clone() for key, value in result.items()} if isinstance(result, dict) else result.clone()
+        return self._functions(name, key, params, arguments, options)

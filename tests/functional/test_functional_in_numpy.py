@@ -87,7 +87,7 @@ def test_native_env_in_numpy_agrees_with_pytorch_in_each_step(id, num_envs, dtyp
         torch.testing.assert_close(td["observation"], root["observation"], rtol=2e-6, atol=2e-6)
         for name, value in env.state.items():  # rounding differs, and must not add up
             other.state[name].copy_(value)
-    assert env._run_step._run is not None and env._run_observation._run is not None
+    assert env._host_steps._advance_and_finish._run is not None
 
 
 def test_env_of_few_and_of_many_rows_plays_the_same():
@@ -137,13 +137,18 @@ def test_operator_in_numpy_agrees_with_pytorch(name, dtype):
         results = OPERATORS[name](x, k, b)
         return [], list(results) if isinstance(results, tuple) else [results]
 
-    host = HostFunction()
-    given = host(function, 1, [x], k, b)
-    assert host._run is not None
+    run = in_numpy(function, x, k, b)
+    given = run()
     require_close_with_nan(given, function(x, k, b)[1])
     for result in given:
         result.fill_(1)  # results are the caller's
-    require_close_with_nan(host(function, 1, [x], k, b), function(x, k, b)[1])
+    require_close_with_nan(run(), function(x, k, b)[1])
+
+
+def in_numpy(function, *tensors):
+    arrays = [tensor.numpy() for tensor in tensors]
+    run = HostFunction().translated(function, 1, arrays)
+    return lambda: list(map(torch.from_numpy, run(*arrays)))
 
 
 def require_close_with_nan(given, expected):
@@ -163,10 +168,8 @@ def require_close_with_nan(given, expected):
         lambda x: ([], [x + 1 if x.sum() > 0 else x]),
     ],
 )
-def test_function_without_counterpart_in_numpy_is_computed_in_pytorch(function):
-    host, x = HostFunction(), torch.tensor([1.0, -4.0])
-    require_close(host(function, 1, [x]), function(x)[1])
-    assert host._run is None
+def test_function_without_counterpart_in_numpy_is_not_translated(function):
+    assert HostFunction().translated(function, 1, [np.array([1.0, -4.0], np.float32)]) is None
 
 
 def test_results_share_no_memory():
@@ -174,10 +177,10 @@ def test_results_share_no_memory():
         total = x + 1
         return [total], [total, total, total.view(-1, 1), x, torch.ones_like(x)]
 
-    host, x = HostFunction(), torch.zeros(3)
+    x = torch.zeros(3)
+    run = in_numpy(function, x)
     for count in (1, 2):
-        results = host(function, 1, [x])
-        assert host._run is not None
+        results = run()
         for number, result in enumerate(results):
             result.fill_(10 + number)
         assert [result.unique().tolist() for result in results] == [[10], [11], [12], [13], [14]]
@@ -185,8 +188,8 @@ def test_results_share_no_memory():
 
 
 def test_updates_may_swap_what_they_read():
-    host, x, y = HostFunction(), torch.tensor([1.0]), torch.tensor([2.0])
-    (old,) = host(lambda x, y: ([y.clone(), x.clone()], [x]), 1, [x, y])
+    x, y = torch.tensor([1.0]), torch.tensor([2.0])
+    (old,) = in_numpy(lambda x, y: ([y.clone(), x.clone()], [x]), x, y)()
     assert (x.item(), y.item(), old.item()) == (2, 1, 1)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ _RESHAPES = {_aten.view, _aten._unsafe_view, _aten.squeeze, _aten.unsqueeze}
 _COPIES = {_aten._to_copy, _aten.clone}
 _FILLED = {_aten.zeros_like: 0, _aten.ones_like: 1}
 
-Function = Callable[..., tuple[list[Tensor], list[Any]]]
+Array: TypeAlias = np.ndarray[Any, Any]
+Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
 
 
 class HostFunction:
@@ -39,44 +40,54 @@ class HostFunction:
     Results agree with PyTorch's up to rounding. A copy is traced anew.
 
     >>> double = HostFunction()
-    >>> count = torch.tensor([1.0, 2.0])
-    >>> double(lambda count, step: ([count + step], [2 * count]), 1, [count], torch.ones(2)), count
-    ([tensor([2., 4.])], tensor([2., 3.]))
+    >>> count, step = np.array([1.0, 2.0]), np.ones(2)
+    >>> run = double.translated(lambda count, step: ([count + step], [2 * count]), 1, [count, step])
+    >>> run(count, step), count
+    ([array([2., 4.])], array([2., 3.]))
     """
 
     def __init__(self) -> None:
         self._version: Any = None
-        self._run: Callable[..., list[Any]] | None = None
-        self._state, self._pointers, self._arrays = list[Tensor](), list[int](), list[Any]()
+        self._run: Callable[..., list[Array]] | None = None
 
-    def __call__(self, function: Function, version: Any, state: list[Tensor], *rest: Any) -> list[Any]:
-        """Calls the function. In PyTorch, if it cannot be traced or has an operator without a counterpart in NumPy.
+    def translated(self, function: Function, version: Any, example: Sequence[Array]) -> Callable[..., list[Array]] | None:
+        """The function in NumPy; None if it cannot be traced or has an operator without a counterpart in NumPy.
 
         Args:
-            function: a pure function of `(*state, *rest)` that returns `(updates, results)`. Each update is written into the
-                tensor of the state at the same position.
-            version: another number whenever what the function depends on besides has changed. None asks for PyTorch.
-            state: tensors, of the same shapes and dtypes at each call.
-            rest: further arguments.
+            function: a pure function of tensors that returns `(updates, results)`.
+            version: another one whenever what the function depends on besides has changed.
+            example: arguments. Their shapes and dtypes are those of each call.
 
         Returns:
-            The results.
+            A function of arrays that writes each update into the argument at the same position, and returns the results.
         """
-        if version is not None and version != self._version:
-            self._version, self._run = version, _translate(function, [*state, *rest])
-        if version is None or self._run is None:
-            updates, results = function(*state, *rest)
-            for tensor, update in zip(state, updates, strict=False):
-                tensor.copy_(update)
-            return results
-        # The arrays are kept, because each takes a microsecond to make. Tensors can be replaced, and their memory can move.
-        pointers = [tensor.data_ptr() for tensor in state]
-        if pointers != self._pointers or not all(map(operator.is_, state, self._state)):
-            self._state, self._pointers, self._arrays = state, pointers, [tensor.numpy() for tensor in state]
-        return [torch.from_numpy(array) for array in self._run(*self._arrays, *[tensor.numpy() for tensor in rest])]
+        if version != self._version:
+            self._version, self._run = version, _translate(function, example)
+        return self._run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HostFunction, ()
+
+
+class Views:
+    """NumPy arrays in the memory of tensors. They are kept, because each takes a microsecond to make.
+
+    >>> views, count = Views(), torch.zeros(2)
+    >>> views([count])[0] is views([count])[0]
+    True
+    """
+
+    def __init__(self) -> None:
+        self._tensors, self._pointers, self._arrays = list[Tensor](), list[int](), list[Array]()
+
+    def __call__(self, tensors: list[Tensor]) -> list[Array]:
+        pointers = [tensor.data_ptr() for tensor in tensors]  # tensors can be replaced, and their memory can move
+        if pointers != self._pointers or not all(map(operator.is_, tensors, self._tensors)):
+            self._tensors, self._pointers, self._arrays = tensors, pointers, [tensor.numpy() for tensor in tensors]
+        return self._arrays
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Views, ()
 
 
 class Attributes:
@@ -98,11 +109,11 @@ class Attributes:
         return self._version
 
 
-def _translate(function: Function, example: list[Tensor]) -> Callable[..., list[Any]] | None:
+def _translate(function: Function, example: Sequence[Array]) -> Callable[..., list[Array]] | None:
     try:
-        copies = [tensor.clone() for tensor in example]
-        run = _Translation(make_fx(function, _DECOMPOSITIONS, "fake")(*copies).graph).compile()
-        run(*[tensor.numpy() for tensor in copies])
+        copies = [array.copy() for array in example]
+        run = _Translation(make_fx(function, _DECOMPOSITIONS, "fake")(*map(torch.from_numpy, copies)).graph).compile()
+        run(*copies)
     except Exception:  # of any function that a user has written
         return None
     return run
@@ -112,30 +123,38 @@ class _Translation:
     """Python source that computes a graph in NumPy."""
 
     def __init__(self, graph: Any) -> None:
-        self.names: dict[str, Any] = {"np": np}
+        self.names: dict[str, Any] = {}
         self.inputs, self.lines = [node.name for node in graph.find_nodes(op="placeholder")], list[str]()
-        updates, results = graph.output_node().args[0]
         self.memory: dict[Node, Node | None] = {}
         """The node in whose memory a node lies, if that was made in this call."""
+        self.constants: dict[Any, str] = {}
+        self.parts: dict[Node, list[str]] = {}
+        """Expressions for the parts of a node that is a list."""
+        first: dict[str, Node] = {}
         for node in graph.nodes:
-            if node.op == "call_function":
-                self.lines.append(f"{node.name} = {self.translate(node)}")
+            if node.op == "call_function" and (expression := self.translate(node)):
+                same = first.setdefault(expression, node)
+                if same is node:
+                    self.lines.append(f"{node} = {expression}")
+                else:  # computed already
+                    node.replace_all_uses_with(same)
+        updates, results = graph.output_node().args[0]
         memories = [self.memory.get(node) for node in results]
         returned = [
-            node.name if memory is not None and memories.count(memory) == 1 else f"{node}.copy()"
-            for node, memory in zip(results, memories, strict=True)
+            node.name if memory is not None and memories.index(memory) == position else f"{node}.copy()"
+            for position, (node, memory) in enumerate(zip(results, memories, strict=True))
         ]
         self.lines.append(f"results = [{', '.join(returned)}]")  # first, because a result can lie in the state
-        self.lines += [f"np.copyto({name}, {update})" for name, update in zip(self.inputs, updates, strict=False)]
+        self.lines += [f"{name}[...] = {update}" for name, update in zip(self.inputs, updates, strict=False)]
         self.lines.append("return results")
 
-    def compile(self) -> Callable[..., list[Any]]:
-        body = "\n  ".join(self.lines)  # names of nodes and of constants, and numbers: nothing that a user has written
-        exec(f"def run({', '.join(self.inputs)}):\n with np.errstate(all='ignore'):\n  {body}", self.names)
-        return self.names["run"]  # type: ignore[no-any-return]
+    def compile(self) -> Callable[..., list[Array]]:
+        body = "\n ".join(self.lines)  # names of nodes and of constants, and numbers: nothing that a user has written
+        exec(f"def run({', '.join(self.inputs)}):\n {body}", self.names)
+        return np.errstate(all="ignore")(self.names["run"])  # type: ignore[no-any-return]
 
     def translate(self, node: Any) -> str:
-        """An expression for the value of a node."""
+        """An expression for the value of a node; empty if `lines` or `parts` has it."""
         packet, arguments = getattr(node.target, "overloadpacket", node.target), node.args
         if not tree_any(lambda argument: isinstance(argument, Node), (node.args, node.kwargs)):
             return self.constant(node.target(*node.args, **node.kwargs).numpy())
@@ -148,36 +167,47 @@ class _Translation:
             self.memory[node] = self.memory.get(arguments[0])
             return f"{arguments[0]}.reshape({_shape(node)})"
         if packet is operator.getitem:
-            return f"{arguments[0]}[{arguments[1]}]"
+            return self.parts[arguments[0]][arguments[1]]
+        if packet is _aten.unbind:
+            source, dim = (*arguments, 0)[:2]
+            self.parts[node] = [_index(source, dim, index) for index in range(_shape(source)[dim])]
+            return ""
+        if packet is _aten.split:
+            source, size, dim = (*arguments, 0)[:3]
+            starts = range(0, _shape(source)[dim], size)
+            self.parts[node] = [_index(source, dim, f"{start}:{start + size}") for start in starts]
+            return ""
         if packet is _aten.pow and arguments[1] == 2:
             packet, arguments = _aten.square, arguments[:1]
+        if packet in (_aten.mul, _aten.div) and _is_one(arguments[1]) and _dtype(node) == _dtype(arguments[0]):
+            node.replace_all_uses_with(arguments[0])
+            return ""
         if packet in _UFUNCS and not node.kwargs:
             dtype, ufunc = _common_dtype(node), _UFUNCS[packet]
             self.memory[node] = node
-            return f"np.{ufunc.__name__}({', '.join([self.operand(argument, dtype) for argument in arguments])})"
+            operands = ", ".join([self.operand(argument, dtype) for argument in arguments])
+            return f"{self.numpy(ufunc.__name__)}({operands})"
         if packet is _aten.where:
             mask, *values = arguments
             self.memory[node] = node
-            return f"np.where({mask}, {', '.join([self.operand(value, _dtype(node)) for value in values])})"
-        if packet is _aten.unbind:
-            source, dim = (*arguments, 0)[:2]
-            return f"[*np.moveaxis({source}, {dim}, 0)]"
+            return f"{self.numpy('where')}({mask}, {', '.join([self.operand(value, _dtype(node)) for value in values])})"
         if packet is _aten.stack:
             values, dim = (*arguments, 0)[:2]
             self.memory[node] = node
-            self.lines.append(f"{node.name} = np.empty({_shape(node)}, {self.constant(_dtype(node))})")
-            index = [":"] * len(_shape(node))
-            for position, value in enumerate(values):
-                index[dim] = str(position)
-                self.lines.append(f"{node.name}[{', '.join(index)}] = {value}")
-            return node.name
-        if packet is _aten.split:
-            source, size, dim = (*arguments, 0)[:3]
-            return f"np.split({source}, range({size}, {source}.shape[{dim}], {size}), {dim})"
+            self.lines.append(f"{node} = {self.numpy('empty')}({_shape(node)}, {self.constant(_dtype(node))})")
+            self.lines += [f"{_index(node, dim, index)} = {value}" for index, value in enumerate(values)]
+            return ""
         raise NotImplementedError(f"{node.target} with {node.kwargs}")
 
+    def numpy(self, name: str) -> str:
+        """A name for a function of NumPy. Attribute lookups would take a microsecond a step."""
+        self.names[f"np_{name}"] = getattr(np, name)
+        return f"np_{name}"
+
     def constant(self, value: Any) -> str:
-        name = f"constant_{len(self.names)}"
+        """A name for a dtype or an array. Equal ones have the same name, so that equal expressions are found."""
+        key = value if isinstance(value, np.dtype) else (value.dtype, value.shape, value.tobytes())
+        name = self.constants.setdefault(key, f"constant_{len(self.constants)}")
         self.names[name] = value
         return name
 
@@ -189,6 +219,14 @@ class _Translation:
 
 def _shape(node: Any) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
+
+
+def _is_one(value: Any) -> bool:
+    return not isinstance(value, Node) and bool(value == 1)
+
+
+def _index(node: Any, dim: int, index: int | str) -> str:
+    return f"{node}[{':, ' * (dim % len(_shape(node)))}{index}]"
 
 
 def _dtype(node: Any) -> np.dtype[Any]:

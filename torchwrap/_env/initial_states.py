@@ -16,7 +16,7 @@ from torchwrap.random import Key
 State = dict[str, Tensor]
 _REFRESH_STEPS = 256  # the whole pool is drawn again within so many steps
 _TAG = 255  # an env's streams have at most 31 << 3
-_ROWS_AHEAD, _MOST_EPISODES = 256, 32  # so many keys take little longer than one
+_ROWS_AHEAD, _MOST_EPISODES = 1024, 128  # so many keys take four times as long as one
 
 
 class InitialStatePool(nn.Module):
@@ -74,40 +74,45 @@ class InitialStatePool(nn.Module):
 
 
 class UpcomingStates:
-    """The initial states of the next few episodes of each env, drawn together. For a few envs on the CPU.
+    """What the next few episodes of each env start with, drawn together. For a few envs on the CPU.
 
-    They are those that the env would draw at the time, because a key determines its numbers. A copy starts empty.
+    It is what the env would draw at the time, because a key determines its numbers. A copy starts empty.
     """
 
     def __init__(self) -> None:
         self._version: Any = None
         self._first: Any = None
-        self._states: dict[str, Any] = {}
-        self._size = 0
+        self._drawn: list[Any] = []
+        self._count = 0
 
-    def take(self, key: Key, rows: Tensor, version: Any, draw: Callable[[Key], State]) -> State:
-        """The initial states of the episodes that begin in some rows.
+    def take(self, clock: list[Any], rows: Any, version: Any, draw: Callable[[Key], list[Tensor]]) -> list[Any]:
+        """What the episodes start with that begin in some rows.
 
         Args:
-            key: of all envs, at the start of these episodes.
-            rows: indices, at least one.
+            clock: arrays of all envs: the two words of the seed, the index, and the number of the episode that begins.
+            rows: an array of indices, at least one.
             version: whatever `draw` depends on besides.
-            draw: gives the states for a key.
+            draw: returns tensors with one row for each row of a key, whose tag is not set.
+
+        Returns:
+            The rows of each of these tensors, as arrays.
         """
-        low, high, env, episode, found = (tensor.numpy() for tensor in (*key[:4], rows))
-        version = version, low.tobytes(), high.tobytes(), env.tobytes()
-        index = None
-        if version == self._version:
-            index = (episode[found] - self._first[found]) * len(episode) + found
-        if index is None or index.min() < 0 or index.max() >= self._size:
-            self._version, self._first = version, episode + 1
-            self._first[found] -= 1
-            count = min(max(_ROWS_AHEAD // len(episode), 1), _MOST_EPISODES)
-            episodes = torch.from_numpy((self._first + np.arange(count)[:, None]).ravel())
-            words = [word.repeat(count) for word in key[:3]]
-            states = draw(Key(words[0], words[1], words[2], episodes, torch.zeros_like(episodes), key.tag))
-            self._states, self._size, index = {name: value.numpy() for name, value in states.items()}, len(episodes), found
-        return {name: torch.from_numpy(states[index]) for name, states in self._states.items()}
+        *words, episode = clock
+        version = version, *[word.tobytes() for word in words]
+        ahead = episode[rows] - self._first[rows] if version == self._version else None
+        if ahead is None or ahead.view(np.uint64).max() >= self._count:  # where negative numbers are large ones
+            self._version, self._first = None, episode + 1  # no version until all is drawn
+            self._first[rows] -= 1
+            self._count = min(max(_ROWS_AHEAD // len(episode), 1), _MOST_EPISODES)
+            self._drawn = [tensor.numpy() for tensor in draw(self._keys(words))]
+            self._version, ahead = version, episode[rows] - self._first[rows]
+        index = ahead * len(episode) + rows
+        return [array[index] for array in self._drawn]
+
+    def _keys(self, words: list[Any]) -> Key:
+        low, high, env = [torch.from_numpy(np.tile(word, self._count)) for word in words]
+        episodes = torch.from_numpy((self._first + np.arange(self._count)[:, None]).ravel())
+        return Key(low, high, env, episodes, torch.zeros_like(episodes))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UpcomingStates, ()

@@ -1,0 +1,84 @@
+"""BatchedFunctions: the functions of a single env, called for a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from torchwrap import spaces
+from torchwrap._core import nested
+from torchwrap.random import Key
+
+
+class BatchedFunctions:
+    """Calls the functions of a `FuncEnv` for a batch: by `torch.vmap`, or directly if they broadcast.
+
+    Args:
+        func_env: the functions.
+    """
+
+    def __init__(self, func_env: Any) -> None:
+        self.func_env = func_env
+        self._to_clone: set[str] = set()
+
+    def __call__(
+        self, name: str, key: Key, params: dict[str, Tensor], arguments: tuple[Any, ...], options: dict[str, Any] | None = None
+    ) -> Any:
+        """The result of a function for each row of the key. A nested observation is a TensorDict."""
+        function, options = getattr(self.func_env, name), options or {}
+
+        def run(key: Key, params: dict[str, Tensor], *arguments: Any) -> Any:
+            return function(*arguments, rng=key, **({"params": params} if params else {}), **options)
+
+        if getattr(self.func_env, "broadcasts", False):
+            result = run(key, params, *arguments)
+        else:
+            words, tag = key[:-1], key.tag
+            result = torch.vmap(lambda words, *rest: run(Key(*words, tag), *rest))(words, params, *arguments)  # type: ignore[call-arg]
+        if name == "observation":
+            result = _nested(result, len(key.env))
+        if name not in self._to_clone:
+            return result
+        return {key: value.clone() for key, value in result.items()} if isinstance(result, dict) else result.clone()
+
+    def inspect(self, name: str, key: Key, params: dict[str, Tensor], *arguments: Any) -> Any:
+        """The result of the first call of a function, which has to leave PyTorch's global generator alone.
+
+        The function is called twice. If the two results share memory with each other or with the arguments, or if rows of a
+        result share memory, later calls clone the result.
+
+        Raises:
+            TypeError: if the function cannot be batched, or draws from the global generator.
+        """
+        owner, global_state = f"{type(self.func_env).__name__}.{name}", torch.get_rng_state()
+        try:
+            result, second = self(name, key, params, arguments), self(name, key, params, arguments)
+            storages, other_storages = _storages(result), _storages(second, *arguments)
+        except Exception as error:
+            raise TypeError(f"{owner} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
+        if not torch.equal(global_state, torch.get_rng_state()):
+            torch.set_rng_state(global_state)
+            raise TypeError(f"{owner} needs to draw from its rng, but drew from PyTorch's global generator.")
+        if storages & other_storages or any(0 in leaf.stride() for leaf in tree_leaves(result)):
+            self._to_clone.add(name)
+        return result
+
+
+def _nested(observation: Any, num_rows: int) -> spaces.Value:
+    if not isinstance(observation, dict):
+        return observation
+    return nested.tensordict({key: _nested(child, num_rows) for key, child in observation.items()}, num_rows)
+
+
+def _requirement(error: Exception) -> str:
+    # What the function has to do instead: PyTorch's own message assumes that the reader knows torch.vmap.
+    if "data-dependent control flow" in str(error):
+        return "tensor operators, torch.where instead of `if`"
+    return "to draw from its rng" if "random operation" in str(error) else "to return tensors"
+
+
+def _storages(*values: Any) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values)}
