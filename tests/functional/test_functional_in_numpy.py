@@ -123,6 +123,19 @@ OPERATORS = {
     "fill": lambda x, k, b: (torch.zeros_like(x), torch.ones_like(k), torch.ones_like(x, dtype=torch.bool)),
     "stack": lambda x, k, b: (torch.stack([x, x], -1), torch.stack([x, k.float()]), *torch.stack([x, -x], 1).unbind(-1)),
     "shape": lambda x, k, b: (x.view(-1, 1), x.unsqueeze(0).squeeze(0), *x.split(5), torch.stack([x, x], 1).unbind(1)[0] + 1),
+    "parts": lambda x, k, b: (
+        *torch.stack([x, -x]).unbind(),
+        *torch.stack([x, -x, x], -1).split(2, -1),
+        *x.view(3, 4).split(1),
+    ),
+    "the same expression twice": lambda x, k, b: (
+        x.sin() + x.sin(),
+        x.sin(),
+        x.sin(),
+        torch.ones_like(x),
+        torch.zeros_like(x),
+    ),
+    "one": lambda x, k, b: (x * 1, x / 1.0, 1 * k, k / 1, b * 1, b * 1.0, x * 1 + 1),
     "the same tensor twice": lambda x, k, b: (x, x, x.view(-1, 1), x.view(-1, 1)),
 }
 
@@ -191,6 +204,20 @@ def test_updates_may_swap_what_they_read():
     x, y = torch.tensor([1.0]), torch.tensor([2.0])
     (old,) = in_numpy(lambda x, y: ([y.clone(), x.clone()], [x]), x, y)()
     assert (x.item(), y.item(), old.item()) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("id", NATIVE)
+def test_native_env_plays_the_same_under_a_transform(id):
+    env, other = tw.make(id, 5, max_episode_steps=9), tw.TransformedEnv(tw.make(id, 5, max_episode_steps=9))
+    root, td = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(60):
+        action = env.sample_action()
+        assert torch.equal(root["observation"], td["observation"])
+        (transition, root), (expected, td) = env.step(action), other.step(action)
+        for key in ("observation", "reward", "terminated", "truncated", "done"):
+            assert torch.equal(transition["next", key], expected["next", key])
+    for name, value in env.state.items():
+        assert torch.equal(value, other.env.state[name])
 
 
 # What is followed.
@@ -287,3 +314,35 @@ def test_parameters_that_are_written_in_place_reach_initial_states():
     env.reset(seed=0)
     env.params["start"].fill_(0.5)
     assert env.reset()["observation"][:, 0].tolist() == [0.5, 0.5]
+
+
+def test_initial_observation_that_draws_is_that_of_its_episode():
+    class Noisy(Counter):
+        def observation(self, state, rng, params=None):
+            return super().observation(state, rng) + random.normal(rng, (2,))
+
+    env, other = counters(3, Noisy(), max_episode_steps=2), in_pytorch(counters(3, Noisy(), max_episode_steps=2))
+    require_close(play(env, 20), play(other, 20))
+
+
+def test_initial_states_after_an_interrupted_draw_are_those_of_their_episodes():
+    calls = []
+
+    class Interrupted(Counter):
+        def initial(self, rng, params=None, low=0.0):
+            calls.append(1)
+            if len(calls) == interrupted:
+                raise KeyboardInterrupt
+            return super().initial(rng, params, low)
+
+    interrupted, interrupts = None, 0
+    env, other = counters(3, Interrupted()), in_pytorch(counters(3))
+    env.reset(seed=0), other.reset(seed=0)
+    interrupted = len(calls) + 1
+    for _ in range(300):
+        expected = other.reset()["observation"]
+        try:
+            assert torch.equal(env.reset()["observation"], expected)
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 1

@@ -56,7 +56,7 @@ class Signature:
 
     @functools.cached_property
     def action_form(self) -> Form | None:
-        """The form of actions, to check them with. None if the space is neither `Box` nor `Discrete`."""
+        """The form of actions, to check them with; None if only `check` can."""
         return Form.of(self.single_action_space, self.num_envs, self.device)
 
     def stream(self) -> tuple[Stream, Signature]:

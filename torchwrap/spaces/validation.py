@@ -116,11 +116,11 @@ def outside(space: Space[Any], value: Tensor) -> Tensor:
     return (value < start) | (value >= start + count)
 
 
-_FEW = 64  # numbers, of which Python finds the extremes sooner than an operator
+_FEW, _FEW_VALUES = 64, 256  # discrete values, which Python finds in a set of so many sooner than an operator compares them
 
 
 class Form(NamedTuple):
-    """What the batched values of a leaf have in common: what `check` looks at, in a tenth of its time.
+    """What batched values of a leaf have in common: what `check` looks at, in a fifth of its time.
 
     >>> form = Form.of(spaces.Discrete(2), 2, torch.device("cpu"))
     >>> form.fits(torch.tensor([0, 1])), form.fits(torch.tensor([0, 2]))
@@ -130,30 +130,25 @@ class Form(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
-    limits: tuple[int, int] | None
-    """Of a `Discrete` space: the smallest value, and the largest."""
+    values: frozenset[int] | None
+    """Of a `Discrete` space."""
 
     @classmethod
     def of(cls, space: Space[Any], num_envs: int, device: torch.device) -> Form | None:
-        """The form of a `Box` or `Discrete` space. None for others."""
-        if not isinstance(space, spaces.Box | spaces.Discrete):
+        """The form of a `Box` space; of a `Discrete` space if it is small and the values are few; None for others."""
+        values = None
+        if isinstance(space, spaces.Discrete) and num_envs <= _FEW and space.n <= _FEW_VALUES:
+            values = frozenset(range(int(space.start), int(space.start + space.n)))
+        elif not isinstance(space, spaces.Box):
             return None
-        limits = (int(space.start), int(space.start + space.n) - 1) if isinstance(space, spaces.Discrete) else None
-        return cls(torch.Size((num_envs, *(space.shape or ()))), dtype(space), device, limits)
+        return cls(torch.Size((num_envs, *(space.shape or ()))), dtype(space), device, values)
 
     def fits(self, value: Tensor) -> bool:
         """Whether `check` accepts the tensor."""
-        shape, dtype, device, limits = self
+        shape, dtype, device, values = self
         if value.shape != shape or value.dtype != dtype or value.device != device:
             return False
-        if limits is None or not is_host_readable(value):
-            return True
-        low, high = limits
-        if shape[0] > _FEW:
-            least, most = map(int, value.aminmax())
-            return low <= least and most <= high
-        numbers = value.tolist()
-        return low <= min(numbers) and max(numbers) <= high
+        return values is None or not is_host_readable(value) or values.issuperset(value.tolist())
 
 
 def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int, device: torch.device) -> None:
