@@ -100,7 +100,7 @@ class UpcomingStates:
         *words, episode = clock
         version = version, *[word.tobytes() for word in words]
         ahead = episode[rows] - self._first[rows] if version == self._version else None
-        if ahead is None or ahead.view(np.uint64).max() >= self._count:  # where negative numbers are large ones
+        if ahead is None or not 0 <= min(numbers := ahead.tolist()) <= max(numbers) < self._count:
             self._version, self._first = None, episode + 1  # no version until all is drawn
             self._first[rows] -= 1
             self._count = min(max(_ROWS_AHEAD // len(episode), 1), _MOST_EPISODES)
