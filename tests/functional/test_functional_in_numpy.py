@@ -200,9 +200,12 @@ def test_results_share_no_memory():
         assert x.tolist() == [count] * 3
 
 
-def test_updates_may_swap_what_they_read():
+@pytest.mark.parametrize(
+    "swap", [lambda x, y: [y.clone(), x.clone()], lambda x, y: [y * 1, x * 1], lambda x, y: [y.view(1), x.view(1)]]
+)
+def test_updates_may_swap_what_they_read(swap):
     x, y = torch.tensor([1.0]), torch.tensor([2.0])
-    (old,) = in_numpy(lambda x, y: ([y.clone(), x.clone()], [x]), x, y)()
+    (old,) = in_numpy(lambda x, y: (swap(x, y), [x]), x, y)()
     assert (x.item(), y.item(), old.item()) == (2, 1, 1)
 
 

@@ -145,7 +145,10 @@ class _Translation:
             for position, (node, memory) in enumerate(zip(results, memories, strict=True))
         ]
         self.lines.append(f"results = [{', '.join(returned)}]")  # first, because a result can lie in the state
-        self.lines += [f"{name}[...] = {update}" for name, update in zip(self.inputs, updates, strict=False)]
+        # At once, because a value can lie in a state that another one is written to.
+        values = [node.name if self.memory.get(node) is not None else f"{node}.copy()" for node in updates]
+        targets = [f"{name}[...]" for name in self.inputs[: len(values)]]
+        self.lines += [f"[{', '.join(targets)}] = [{', '.join(values)}]"] if values else []
         self.lines.append("return results")
 
     def compile(self) -> Callable[..., list[Array]]:

@@ -116,7 +116,8 @@ def outside(space: Space[Any], value: Tensor) -> Tensor:
     return (value < start) | (value >= start + count)
 
 
-_FEW, _FEW_VALUES = 64, 256  # discrete values, which Python finds in a set of so many sooner than an operator compares them
+# Up to so many discrete actions, out of so many values, a lookup of each in a set takes less time than an operator.
+_FEW, _FEW_VALUES = 64, 256
 
 
 class Form(NamedTuple):
