@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import re
+import subprocess
 import threading
 import time
 
@@ -150,3 +152,31 @@ def test_progress_ends_with_an_error(monkeypatch, capfd):
         raise ValueError("wrong")
     time.sleep(0.2)
     assert capfd.readouterr() == ("", "") and not any(t.name == "torchwrap-progress" for t in threading.enumerate())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86 processor")
+def test_a_vector_of_avx2_is_copied_as_a_whole(tmp_path):
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    from torchwrap._compile import toolchain
+
+    # What `at::vec::Vectorized<int32_t>::loadu` does.
+    code = """
+    #include <cstring>
+    #include <immintrin.h>
+    extern "C" __m256i load(const int* numbers) {
+      alignas(32) int copies[8] = {};
+      std::memcpy(copies, numbers, 32);
+      return _mm256_load_si256((__m256i*)copies);
+    }
+    """
+    source, assembly = tmp_path / "load.cpp", tmp_path / "load.s"
+    source.write_text(code)
+    flags = ["-O3", "-march=x86-64-v3", *toolchain._AVX2().build_arch_flags().split()]
+    subprocess.run([get_cpp_compiler(), *flags, "-S", source, "-o", assembly], check=True)
+    assert "%xmm" not in assembly.read_text()
+
+
+def test_graphs_for_avx2_are_built_like_that(cold, commands):
+    tw.compile(stack(T.ClipReward(-1, 1)), options={"cpp.simdlen": 256})
+    assert commands and all("-mavx2 -mfma -mf16c -mtune=skylake-avx512" in command for _, _, command, _ in commands)
