@@ -23,7 +23,7 @@ MORE = {
     ("CartPole rollout of 128, compiled", "gymnax, `lax.scan` of 128"): ("cartpole/gymnax-scan-128", "torchwrap-rollout-128"),
     ("CartPole rollout of 128, compiled", "Gymnasium, normalized"): ("cartpole/gymnasium-normalise", "torchwrap-rollout-128"),
 }
-SIZES = (1, 64, 1024, 16384)
+SIZES = (64, 1024, 16384)
 
 Columns = Mapping[str, str]
 """Maps headings to figures; "ratio.name" is a nested figure."""
