@@ -2,6 +2,7 @@
 
 import functools
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # because tests interrupt themselves and their workers
     if config.getoption("--fresh-seeds"):
         config.option.first_seed = secrets.randbelow(10**9)
 

@@ -123,7 +123,6 @@ class FunctionalEnv(Env):
             raise ValueError("FunctionalEnv needs a reset_pool of 0 if params differ between envs, but got both.")
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.fields: list[str] = []
-        self._state_names: list[str] = []
         self._is_small = getattr(func_env, "is_pure", False) and num_envs <= _SMALL and not params and not reset_pool
         self._is_small &= spaces.children(signature.single_observation_space) is None
         self._host_steps = HostSteps(func_env)
@@ -141,7 +140,6 @@ class FunctionalEnv(Env):
                 needed = f"{name}.initial needs to return {field!r} of shape ({n}, ...)"
                 raise ValueError(f"{needed}, but got {tuple(value.shape)}.")
             self.fields.append(field)
-            self._state_names.append(f"state_{field}")
             self.register_env_buffer(f"state_{field}", value.clone())
         state, action = self.state, spaces.zeros(self.single_action_space, n, self.device)
         observation = self._call_and_inspect("observation", state)
@@ -212,8 +210,8 @@ class FunctionalEnv(Env):
         return self._successor(results), observation
 
     def _memory(self) -> list[Any]:
-        buffers, words = self._buffers, self.stream._buffers  # faster than attributes
-        return [*[buffers[name] for name in self._state_names], *[words[name] for name in _CLOCK]]
+        words = self.stream._buffers  # faster than attributes
+        return [*self.state.values(), *[words[name] for name in _CLOCK]]
 
     def _draw_initial(self, key: Key) -> list[Tensor]:
         # As at the start of an episode.

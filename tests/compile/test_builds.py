@@ -154,7 +154,10 @@ def test_progress_ends_with_an_error(monkeypatch, capfd):
     assert capfd.readouterr() == ("", "") and not any(t.name == "torchwrap-progress" for t in threading.enumerate())
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86 processor")
+on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 processor")
+
+
+@on_x86
 def test_a_vector_of_avx2_is_copied_as_a_whole(tmp_path):
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -177,6 +180,7 @@ def test_a_vector_of_avx2_is_copied_as_a_whole(tmp_path):
     assert "%xmm" not in assembly.read_text()
 
 
+@on_x86
 def test_graphs_for_avx2_are_built_like_that(cold, commands):
     tw.compile(stack(T.ClipReward(-1, 1)), options={"cpp.simdlen": 256})
     assert commands and all("-mavx2 -mfma -mf16c -mtune=skylake-avx512" in command for _, _, command, _ in commands)

@@ -44,16 +44,13 @@ def mask(env: EnvFacade, value: Any, has_reset: bool) -> None:
 
 def transition(env: EnvFacade, given: Any, last: TensorDict) -> TensorDict | dict[str, Any]:
     """What to step: the TensorDict that was given, or the items of the last root with the bare action that was given."""
-    form = env.signature.action_form
-    if form is not None and isinstance(given, Tensor) and form.fits(given):  # most of all steps
-        return {**dict(last.items()), "action": given}
     if not _is_action(env, given):
         step_input(env, given)
         if given is not last and "next" in given:
             got = f'a TensorDict with "next", which has been stepped: {_SECOND_OF_STEP}'
             raise ValueError(f"{env._name()}.step needs a root, but got {got}.")
         return given  # type: ignore[no-any-return]
-    _value(env, "an action", env.single_action_space, given)
+    _action(env, given)
     return {**dict(last.items()), "action": given}
 
 
@@ -71,9 +68,7 @@ def step_input(env: EnvFacade, td: Any) -> None:
     if action is None:
         got = f"a TensorDict with keys {sorted(td.keys())}{_row(env, td.batch_size, ())}"
         raise ValueError(f'{name}.step needs td["action"], but got {got}.')
-    form = env.signature.action_form
-    if form is None or not isinstance(action, Tensor) or not form.fits(action):
-        _value(env, "an action", env.single_action_space, action)
+    _action(env, action)
     if td.batch_size != (env.num_envs,) or td.is_locked:
         got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{_row(env, td.batch_size, ())}"
         raise ValueError(f"{name}.step needs an unlocked TensorDict of batch size ({env.num_envs},), but got {got}.")
@@ -99,6 +94,12 @@ def root(env: EnvFacade, td: Any, last: TensorDict) -> None:
 
 _SECOND_OF_STEP = "the second result is the next root, `transition, td = env.step(td)`"
 _SECOND_OF_COLLECT = "the second result of a step and of a collection is the next root, `data, td = collect(td)`"
+
+
+def _action(env: EnvFacade, value: Any) -> None:
+    form = env.signature.action_form
+    if form is None or not isinstance(value, Tensor) or not form.fits(value):
+        _value(env, "an action", env.single_action_space, value)
 
 
 def _value(env: EnvFacade, what: str, space: Space[Any], value: Any) -> None:

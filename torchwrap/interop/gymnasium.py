@@ -202,8 +202,7 @@ class GymnasiumEnv(Env):
     def _step_each(self, actions: Any) -> tuple[Any, ...]:
         """A step of each env of a `SyncVectorEnv`, whose own takes longer: it batches infos, and copies once more."""
         base: Any = self.vector_env
-        pairs = zip(base.envs, iterate(base.action_space, actions), strict=True)
-        results = [env.step(action) for env, action in pairs]
+        results = [env.step(action) for env, action in zip(base.envs, iterate(base.action_space, actions), strict=True)]
         observations, reward, terminated, truncated, infos = zip(*results, strict=True)
         base._env_obs = list(observations)
         info: dict[str, Any] = {}
