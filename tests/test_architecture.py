@@ -150,7 +150,11 @@ def ladder_has_no_upward_arrow(sources):
     return found
 
 
-LIBRARIES = {"torchwrap._media.video": {"imageio"}, "torchwrap._media.window": {"pygame"}}
+LIBRARIES = {
+    **{"torchwrap._media.video": {"imageio"}, "torchwrap._media.window": {"pygame"}},
+    **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
+    "torchwrap.interop.sb3": {"stable_baselines3"},
+}
 DEPENDENCIES = {"torch", "tensordict", "gymnasium", "numpy", "torchwrap", *sys.stdlib_module_names}
 
 

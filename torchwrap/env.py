@@ -17,20 +17,9 @@ from torchwrap._env import checks
 from torchwrap._env import snapshot as snapshots
 from torchwrap._env.executor import EAGER, Eager
 from torchwrap._env.facade import EnvFacade
+from torchwrap._env.position import Position
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
-
-
-class _Position:
-    """Where an env stands between two calls."""
-
-    __slots__ = ("root", "unfinished")
-
-    def __init__(self) -> None:
-        self.root: TensorDict | None = None
-        """The last root. None before the first reset."""
-        self.unfinished: str | None = None
-        """The call that has begun to change the env, and has not come to its root."""
 
 
 class Env(EnvFacade):
@@ -52,7 +41,7 @@ class Env(EnvFacade):
     Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset, and declare the state of
-    running episodes as `EnvBuffer`s. `step` and `reset` cannot be overridden.
+    running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden.
 
     If an exception, such as Ctrl-C, leaves a call before it returns, the state may belong to two different steps. The next
     call then raises, and asks for `reset()` or `restore()`.
@@ -80,12 +69,16 @@ class Env(EnvFacade):
     ) -> None:
         super().__init__(signature, spec, metadata, render_mode)
         self._executor = EAGER
-        self._position = _Position()
+        self._position = Position()
         self.allocate(signature.num_envs, signature.device)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for verb, hook in (("step", "_step(action)"), ("reset", "_reset(mask, options=None)")):
+        for verb, hook in (
+            ("step", "_step(action)"),
+            ("transition", "_step(action)"),
+            ("reset", "_reset(mask, options=None)"),
+        ):
             if getattr(cls, verb) is not getattr(Env, verb):
                 raise TypeError(
                     f"{cls.__name__} needs to override {hook}, but got an override of {verb}(): other layers, the auto-reset "
@@ -188,10 +181,30 @@ class Env(EnvFacade):
         >>> transition["next", "reward"].flatten()
         tensor([1., 1.])
         """
-        given = checks.transition(self, td, self._check_has_reset("step()"))
+        return self._take(self._executor.step, "step()", td)
+
+    @without_grad
+    def transition(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
+        """Takes an action in every env, and resets none: for libraries that reset by themselves.
+
+        The second result holds the observation of `transition["next"]` in every row. Reset the finished rows before the next
+        step: `td = env.reset(mask=transition["next", "done"].squeeze(-1))`. Both together are a `step`.
+
+        Args, Returns, Raises: as for `step`.
+
+        >>> from torchwrap.testing import ScriptedEnv
+        >>> env = ScriptedEnv(1, (1,), episode_lengths=1)
+        >>> transition, td = env.transition(env.reset().set("action", env.sample_action()))
+        >>> td["observation"], env.reset(mask=transition["next", "done"].squeeze(-1))["observation"]
+        (tensor([[1.]]), tensor([[0.]]))
+        """
+        return self._take(self._executor.step_without_reset, "transition()", td)
+
+    def _take(self, run: Any, call: str, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
+        given = checks.transition(self, td, self._check_has_reset(call))
         action = given["action"]
-        self._position.unfinished = "step()"
-        successor, observation = self._executor.step(self, action.detach() if action.requires_grad else action)
+        self._position.unfinished = call
+        successor, observation = run(self, action.detach() if action.requires_grad else action)
         if isinstance(given, dict):
             transition = nested.tensordict({**given, "next": successor}, self.num_envs)
         else:

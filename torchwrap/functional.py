@@ -176,6 +176,12 @@ class FunctionalEnv(Env):
         """The parameters that differ between envs, each `(num_envs, ...)`. These are the buffers: write to them in place."""
         return {name: self.get_buffer(f"params_{name}") for name in self.parameter_names}
 
+    def _read_clock(self) -> Tensor:
+        return -(-self.stream.draw // self.action_repeat)
+
+    def _write_clock(self, steps: Tensor) -> None:
+        self.stream.draw.copy_(steps * self.action_repeat)
+
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         if self.pool is not None:

@@ -39,6 +39,9 @@ class CompiledStep(Eager):
         self.auto_reset(successor["done"], observation)
         return successor, observation
 
+    def step_without_reset(self, env: Steps, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
+        return self.step_only(action)  # type: ignore[no-any-return]
+
 
 class CompiledTransforms(Eager):
     """The transforms of one layer as two graphs, for steps and for resets. Python drives the simulator below."""

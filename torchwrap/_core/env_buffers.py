@@ -95,6 +95,19 @@ class EnvBuffer(BufferAttribute):
         return row.expand(num_envs, *row.shape).clone()
 
 
+class EpisodeClock(EnvBuffer):
+    """Declares the number of steps since the start of the episode, one per env. `Env.elapsed_steps` writes it."""
+
+    def __init__(self, shape: tuple[int, ...] = (1,), dtype: torch.dtype = torch.int64) -> None:
+        super().__init__(shape, dtype)
+
+    @staticmethod
+    def of(module: BatchedModule) -> list[Tensor]:
+        """The clocks of a module, without those of its submodules."""
+        names = [name for name in module._env_buffer_names if isinstance(getattr(type(module), name, None), EpisodeClock)]
+        return [module.get_buffer(name) for name in names]
+
+
 class BatchedModule(nn.Module):
     """An `nn.Module` that knows which of its buffers have one row per env. Base of envs, transforms, and what they consist of.
 

@@ -14,6 +14,8 @@ class Steps(Protocol):
 
     def _step_and_reset(self, action: Any) -> tuple[TensorDict, Any]: ...
 
+    def _step_without_reset(self, action: Any) -> tuple[TensorDict, Any]: ...
+
 
 class Transforms(Protocol):
     """What an executor needs of a transform."""
@@ -39,6 +41,10 @@ class Eager:
     def step(self, env: Steps, action: Any) -> tuple[TensorDict, Any]:
         """The successor, and the observation to act on next."""
         return env._step_and_reset(action)
+
+    def step_without_reset(self, env: Steps, action: Any) -> tuple[TensorDict, Any]:
+        """As `step`, without the auto-reset."""
+        return env._step_without_reset(action)
 
     def transform_step(self, transform: Transforms, td: TensorDict) -> TensorDict:
         """The transform of a successor."""

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core.env_buffers import BatchedModule, SubmoduleAttribute
+from torchwrap._core.env_buffers import BatchedModule, EpisodeClock, SubmoduleAttribute
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature
 
@@ -69,6 +69,50 @@ class EnvFacade(BatchedModule):
     def spec(self) -> Any:
         """Gymnasium's `EnvSpec`, with every wrapper and transform: `torchwrap.make(env.spec)` builds another env like this."""
         return self._spec
+
+    @property
+    def elapsed_steps(self) -> Tensor:
+        """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
+
+        Assigning it moves the clocks of every layer, those of native limits and `TimeLimit` included, so that episodes can be
+        truncated at different times from the start. Statistics and frames are not touched.
+
+        Raises:
+            RuntimeError: if no layer has a clock, because a simulator outside of PyTorch counts the steps.
+            ValueError: for another shape or dtype, or a negative number.
+
+        >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
+        >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
+        >>> _ = env.reset()
+        >>> env.elapsed_steps = torch.tensor([0, 499])
+        >>> env.step(env.sample_action())[0]["next", "truncated"].flatten()
+        tensor([False,  True])
+        """
+        steps = self._read_clock()
+        if steps is None:
+            raise RuntimeError(
+                f"{self._name()} needs a clock in tensors for elapsed_steps, but a simulator outside of PyTorch counts the "
+                "steps: put transforms.TimeLimit on it."
+            )
+        return steps.reshape(-1).to(torch.int64, copy=True)
+
+    @elapsed_steps.setter
+    def elapsed_steps(self, steps: Tensor) -> None:
+        shape = self.elapsed_steps.shape
+        if not isinstance(steps, Tensor) or steps.shape != shape or steps.dtype not in (torch.int32, torch.int64):
+            got = f"{tuple(steps.shape)} {steps.dtype}" if isinstance(steps, Tensor) else repr(steps)
+            raise ValueError(f"{self._name()} needs elapsed_steps of shape {tuple(shape)} torch.int64, but got {got}.")
+        if bool((steps < 0).any()):
+            raise ValueError(f"{self._name()} needs elapsed_steps of at least 0, but got {int(steps.min())}.")
+        self._write_clock(steps.to(self.device))
+
+    def _read_clock(self) -> Tensor | None:
+        """The elapsed steps; None if this env has no clock."""
+        return next(iter(EpisodeClock.of(self)), None)
+
+    def _write_clock(self, steps: Tensor) -> None:
+        for clock in EpisodeClock.of(self):
+            clock.copy_(steps.view_as(clock))
 
     def sample_action(self) -> spaces.Value:
         """Random actions, drawn on the env's device from a stream of their own, so that the env's streams do not move."""

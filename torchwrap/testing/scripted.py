@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer, EpisodeClock
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
@@ -49,7 +49,7 @@ class ScriptedEnv(Env):
     offsets = ConstantBuffer()
     # Inductor converts vectors of int32 to float by one instruction; float64, and int64 without AVX-512, one by one.
     index = EnvBuffer((), torch.int32)
-    elapsed = EnvBuffer((), torch.int32)
+    elapsed = EpisodeClock((), torch.int32)
     episode = EnvBuffer((), torch.int32, fill=-1)
 
     def __init__(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BufferAttribute, EnvBuffer
+from torchwrap._core.env_buffers import BufferAttribute, EnvBuffer, EpisodeClock
 from torchwrap._core.row_mask import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
@@ -174,7 +174,7 @@ class TimeLimit(Transform):
     tensor([[True]])
     """
 
-    elapsed = EnvBuffer((1,), torch.int64)
+    elapsed = EpisodeClock()
 
     def __init__(self, max_episode_steps: int) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class TimeAwareObservation(Transform):
     tensor([[1.0000, 0.2500]])
     """
 
-    elapsed = EnvBuffer((1,), torch.int64)
+    elapsed = EpisodeClock()
 
     def __init__(self, flatten: bool = True, normalize_time: bool = False, *, dict_time_key: str = "time") -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -17,6 +18,9 @@ from torchwrap.wrappers.wrapper import Wrapper, layers
 class _Repeat(Wrapper):
     """Base for wrappers that step the env below several times."""
 
+    repeats: int
+    """Steps of the env below per action."""
+
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
@@ -26,6 +30,13 @@ class _Repeat(Wrapper):
             )
         # A simulator refuses to step an episode that is over.
         self._reset_between = env._reset if env.host_stepped else None
+
+    def _read_clock(self) -> Tensor | None:
+        steps = super()._read_clock()
+        return None if steps is None else -(-steps // self.repeats)
+
+    def _write_clock(self, steps: Tensor) -> None:
+        super()._write_clock(steps * self.repeats)
 
 
 class RepeatAction(_Repeat):
@@ -49,7 +60,7 @@ class RepeatAction(_Repeat):
 
     def __init__(self, env: Env, num_repeats: int) -> None:
         super().__init__(env)
-        self.num_repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
+        self.num_repeats = self.repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
 
     def _step(self, action: Value) -> TensorDict:
         return repeat(self.env._step, action, self.num_repeats, self._reset_between)
@@ -74,7 +85,7 @@ class MaxAndSkipObservation(_Repeat):
 
     def __init__(self, env: Env, skip: int = 4) -> None:
         super().__init__(env)
-        self.skip = validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
+        self.skip = self.repeats = validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
     def _step(self, action: Value) -> TensorDict:

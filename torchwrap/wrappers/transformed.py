@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDict
-from torch import nn
 
-from torchwrap._core.env_buffers import SubmoduleAttribute
+from torchwrap._core.env_buffers import BatchedModule, SubmoduleAttribute
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.random import Stream
@@ -70,7 +69,7 @@ class TransformedEnv(Wrapper):
             stream.next_episode(mask)
         return self._executor.transform_reset(self.transforms, self.env._reset(mask, options), mask)
 
-    def _parts(self) -> list[nn.Module]:
+    def _parts(self) -> list[BatchedModule]:
         return [self, *reversed(list(self.transforms.flat()))]
 
     def __repr__(self) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 
 from torchwrap._core import spec as specs
-from torchwrap._core.env_buffers import SubmoduleAttribute
+from torchwrap._core.env_buffers import BatchedModule, EpisodeClock, SubmoduleAttribute
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Value
@@ -115,7 +115,16 @@ class Wrapper(Env):
         parts = (part for layer in layers(self) for part in (layer._parts() if isinstance(layer, Wrapper) else [layer]))
         return next((part for part in parts if hasattr(part, name)), None)
 
-    def _parts(self) -> list[nn.Module]:
+    def _read_clock(self) -> Tensor | None:
+        clocks = [clock for part in self._parts() for clock in EpisodeClock.of(part)]
+        return clocks[0] if clocks else self.env._read_clock()
+
+    def _write_clock(self, steps: Tensor) -> None:
+        for clock in [clock for part in self._parts() for clock in EpisodeClock.of(part)]:
+            clock.copy_(steps.view_as(clock))
+        self.env._write_clock(steps)
+
+    def _parts(self) -> list[BatchedModule]:
         """The modules of this layer that can own an attribute, outermost first."""
         return [self]
 

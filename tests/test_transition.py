@@ -1,0 +1,155 @@
+"""Steps without auto-reset, and the episode clock: what libraries that reset by themselves build on."""
+
+import pytest
+import torch
+from catalogue import stack
+from gymnasium.vector import AutoresetMode
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+from torchwrap.wrappers import RepeatAction
+
+
+def finished(transition):
+    return transition["next", "done"].squeeze(-1)
+
+
+def make_cartpole(**kwargs):
+    return tw.TransformedEnv(
+        tw.make("CartPole-v1", 5, **kwargs), T.TimeLimit(7), T.NormalizeObservation(), T.NormalizeReward()
+    )
+
+
+MAKERS = {
+    "scripted": lambda: stack("Compose of seven"),
+    "native": make_cartpole,
+    "native, large": lambda: tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 1500, max_episode_steps=9),
+    "sync": lambda: make_cartpole(backend="gymnasium"),
+    "compiled": lambda: tw.compile(make_cartpole(), backend="aot_eager"),
+    "compiled over sync": lambda: tw.compile(make_cartpole(backend="gymnasium"), backend="aot_eager"),
+    "repeated": lambda: RepeatAction(ScriptedEnv(5), 2),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_transition_and_masked_reset_equal_a_step(name):
+    stepped, manual = MAKERS[name](), MAKERS[name]()
+    td, other_td = stepped.reset(seed=3), manual.reset(seed=3)
+    ended = 0
+    for _ in range(30):
+        action = stepped.sample_action()
+        transition, td = stepped.step(td.set("action", action))
+        other_transition, other_td = manual.transition(other_td.set("action", action))
+        torch.testing.assert_close(other_transition["next"].to_dict(), transition["next"].to_dict(), rtol=0, atol=0)
+        assert (other_td["observation"] == other_transition["next", "observation"]).all()
+        if finished(other_transition).any():
+            ended += 1
+            other_td = manual.reset(mask=finished(other_transition))
+        assert (other_td["observation"] == td["observation"]).all()
+    assert ended > 3
+    stepped.close()
+    manual.close()
+
+
+def test_transition_of_a_same_step_vector_env_gives_the_final_observation(bridge):
+    import gymnasium
+
+    makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=3)] * 2
+    env, other = (bridge(makers, mode=mode) for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED))
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(10):
+        action = env.sample_action()
+        transition, td = env.transition(td.set("action", action))
+        other_transition, other_td = other.step(other_td.set("action", action))
+        assert (transition["next", "observation"] == other_transition["next", "observation"]).all()
+        td = env.reset(mask=finished(transition))
+        assert (td["observation"] == other_td["observation"]).all()
+
+
+def test_transition_cannot_be_overridden():
+    with pytest.raises(TypeError, match="override of transition"):
+        type("Mine", (tw.Env,), {"transition": lambda self, td: td})
+
+
+def test_interrupted_transition_asks_for_reset(monkeypatch):
+    env = ScriptedEnv(2)
+    td = env.reset()
+    monkeypatch.setattr(env, "_step", lambda action: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        env.transition(td.set("action", env.sample_action()))
+    with pytest.raises(RuntimeError, match=r"earlier transition\(\) did not finish"):
+        env.snapshot()
+
+
+# The clock.
+
+
+def test_elapsed_steps_counts_and_restarts_with_each_episode():
+    env = tw.make("Pendulum-v1", 2, max_episode_steps=3)
+    td = env.reset(seed=0)
+    seen = []
+    for _ in range(7):
+        seen.append(env.elapsed_steps.tolist())
+        _, td = env.step(td.set("action", env.sample_action()))
+    assert seen == [[0, 0], [1, 1], [2, 2], [0, 0], [1, 1], [2, 2], [0, 0]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tw.make("Pendulum-v1", 4, max_episode_steps=10),
+        lambda: tw.TransformedEnv(tw.make("Pendulum-v1", 4, max_episode_steps=-1), T.TimeLimit(10)),
+        lambda: tw.TransformedEnv(tw.make("Pendulum-v1", 4, max_episode_steps=10), T.TimeLimit(10), T.TimeAwareObservation()),
+        lambda: RepeatAction(tw.make("Pendulum-v1", 4, max_episode_steps=20), 2),
+        lambda: tw.FunctionalEnv(tw.envs.pendulum.Pendulum(), 4, max_episode_steps=20, action_repeat=2),
+        lambda: ScriptedEnv(4, episode_lengths=10),
+    ],
+    ids=["native", "time limit", "both", "repeated", "action_repeat", "scripted"],
+)
+def test_assigned_clock_truncates_at_once_and_staggered(make, compiled):
+    env = make()
+    if compiled:
+        tw.compile(env, backend="aot_eager")
+    td = env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([0, 9, 7, 5])
+    assert env.elapsed_steps.tolist() == [0, 9, 7, 5]
+    ends = torch.zeros(4, dtype=torch.int64)
+    for step in range(1, 11):
+        transition, td = env.step(td.set("action", env.sample_action()))
+        ends = torch.where(finished(transition) & (ends == 0), step, ends)
+    assert ends.tolist() == [10, 1, 3, 5]
+
+
+def test_elapsed_steps_is_a_copy():
+    env = ScriptedEnv(2)
+    env.reset()
+    env.elapsed_steps.fill_(7)
+    assert env.elapsed_steps.tolist() == [0, 0]
+
+
+def test_elapsed_steps_of_a_foreign_simulator_needs_a_time_limit():
+    env = tw.make("CartPole-v1", 2, backend="gymnasium")
+    with pytest.raises(RuntimeError, match=r"put transforms\.TimeLimit on it"):
+        env.elapsed_steps  # noqa: B018
+    env = tw.TransformedEnv(env, T.TimeLimit(50))
+    td = env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([49, 0])
+    transition, td = env.step(td.set("action", env.sample_action()))
+    assert transition["next", "truncated"].flatten().tolist() == [True, False]
+    assert env.elapsed_steps.tolist() == [0, 1]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [torch.zeros(3, dtype=torch.int64), torch.zeros(2), torch.tensor([0, -1]), [0, 0]],
+    ids=["shape", "dtype", "-1", "list"],
+)
+def test_elapsed_steps_refuses_what_is_no_number_of_steps(steps):
+    env = ScriptedEnv(2)
+    env.reset()
+    with pytest.raises(ValueError, match="elapsed_steps"):
+        env.elapsed_steps = steps
+    assert env.elapsed_steps.tolist() == [0, 0]
