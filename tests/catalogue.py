@@ -118,6 +118,10 @@ TRANSFORMS = {
     "RescaleAction": (lambda: T.RescaleAction(-2, 2), ScriptedEnv),
     "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
     "AddNoise": (AddNoise, ScriptedEnv),
+    "PolicyState": (
+        lambda: T.Compose([T.PolicyState({"hidden": (3,)}), T.PolicyState({"count": ()}, torch.int64, -1)]),
+        ScriptedEnv,
+    ),
     "Compose of none": (lambda: T.Compose([]), ScriptedEnv),
     "Compose of seven": (seven, ScriptedEnv),
     "on CartPole": (

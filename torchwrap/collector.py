@@ -16,7 +16,7 @@ from torchwrap._core import nested, validation
 from torchwrap._core.buffer_pool import BufferPool
 from torchwrap._core.graph_hints import as_bytes
 from torchwrap._core.reachable import Reachable
-from torchwrap._env import checks
+from torchwrap._env import checks, policy_state
 from torchwrap._env.executor import EAGER, Eager
 from torchwrap.env import Env
 from torchwrap.transforms.episode import RecordEpisodeStatistics
@@ -26,6 +26,9 @@ Policy = Callable[[TensorDict], Any]
 
 Step = Callable[[spaces.Value], tuple[TensorDict, spaces.Value]]
 """Takes an action; returns the successor, and the observation to act on next."""
+
+Root = dict[str, spaces.Value]
+"""The entries of a root by key: `observation`, and the state of a recurrent policy."""
 
 Storage = dict[NestedKey, Tensor]
 """A tensor per key: `(num_steps, num_envs, ...)`, or `(num_envs, ...)` for one step."""
@@ -96,13 +99,14 @@ class Collector:
         td = env.reset() if td is None else td
         checks.root(env, td, env._check_has_reset("a rollout"))
         env._position.unfinished = "collection"
-        storage, observation = self._executor.collect(self, td["observation"])
+        root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
+        storage, root = self._executor.collect(self, root)
         data = TensorDict({}, batch_size=[self.num_steps, env.num_envs])
         for key, value in storage.items():
             data.set(key, value)
         data = data.transpose(0, 1)
         data.names = [None, "time"]
-        return data, env._root(observation)
+        return data, env._root(root)
 
     @property
     def is_compiled(self) -> bool:
@@ -111,25 +115,27 @@ class Collector:
 
     # What a call computes, without checks. A compiled executor runs a graph of `_transition` instead.
 
-    def _collect(self, observation: spaces.Value) -> tuple[Storage, spaces.Value]:
+    def _collect(self, root: Root) -> tuple[Storage, Root]:
         storage: Storage = {}
         rows: dict[NestedKey, list[Tensor]] = {}
         for step in range(self.num_steps):
-            transition, observation = self._transition(observation, self.env._step_and_reset)
+            transition, root = self._transition(root, self.env._step_and_reset)
             if not storage:
                 self._allocate(transition)
                 storage = self._empty()
                 rows = {key: self._pools[key].rows(value) for key, value in storage.items()}
             for key, row in rows.items():
                 row[step].copy_(as_bytes(transition.get(key)))
-        return storage, observation
+        return storage, root
 
-    def _transition(self, observation: spaces.Value, step: Step) -> tuple[TensorDict, spaces.Value]:
+    def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
         env = self.env
-        td = _act(env, self.policy, nested.tensordict({"observation": observation}, env.num_envs))
+        td = _act(env, self.policy, nested.tensordict(dict(root), env.num_envs))
         checks.step_input(env, td)
+        state = policy_state.read(env, td)
         successor, observation = step(td["action"])
-        return td.set("next", successor), observation
+        following = env._following(state, successor, observation)
+        return td.set("next", successor), following
 
     def _allocate(self, transition: TensorDict) -> None:
         # Only a transition tells which keys there are, and another policy may have others.
@@ -263,10 +269,12 @@ def _is_key(key: Any) -> bool:
 
 def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
     if policy is None:
+        for key in env.signature.policy_state:
+            td["next", key] = td[key].clone()
         return td.set("action", env.sample_action())
     try:
         given = policy(td)
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         if "TensorDict" not in str(error):
             raise
         raise _policy_error(env, policy, f"raised {str(error).strip().splitlines()[0]!r}") from error
@@ -283,4 +291,6 @@ def _policy_error(env: Env, policy: Policy, fault: str) -> TypeError:
     name = getattr(policy, "__name__", type(policy).__name__)
     choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
     remedy = f'`lambda td: network(td["observation"]){choice}` is one of a network'
+    if "not found" in fault:
+        remedy = "transforms.PolicyState declares what a policy carries from step to step"
     return TypeError(f"{env._name()} needs {needed}, but got {name}, which {fault}: {remedy}.")

@@ -13,11 +13,10 @@ from torchwrap._core import nested
 from torchwrap._core.grad_mode import without_grad
 from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask
-from torchwrap._env import checks
+from torchwrap._env import checks, policy_state
 from torchwrap._env import snapshot as snapshots
 from torchwrap._env.executor import EAGER, Eager
 from torchwrap._env.facade import EnvFacade
-from torchwrap._env.position import Position
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
@@ -69,7 +68,6 @@ class Env(EnvFacade):
     ) -> None:
         super().__init__(signature, spec, metadata, render_mode)
         self._executor = EAGER
-        self._position = Position()
         self.allocate(signature.num_envs, signature.device)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -153,7 +151,7 @@ class Env(EnvFacade):
         observation = self._reset(rows, options or None)["observation"]
         if root is not None:
             observation = rows.where(observation, root["observation"].to(self.device))
-        return self._root(observation)
+        return self._root({"observation": observation, **policy_state.reset(self.signature, rows, root)})
 
     @without_grad
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
@@ -198,18 +196,19 @@ class Env(EnvFacade):
         >>> td["observation"], env.reset(mask=transition["next", "done"].squeeze(-1))["observation"]
         (tensor([[1.]]), tensor([[0.]]))
         """
-        return self._take(self._executor.step_without_reset, "transition()", td)
+        return self._take(self._executor.step_without_reset, "transition()", td, resets=False)
 
-    def _take(self, run: Any, call: str, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
+    def _take(self, run: Any, call: str, td: TensorDict | Tensor, resets: bool = True) -> tuple[TensorDict, TensorDict]:
         given = checks.transition(self, td, self._check_has_reset(call))
-        action = given["action"]
+        action, state = given["action"], policy_state.read(self, given)
         self._position.unfinished = call
         successor, observation = run(self, action.detach() if action.requires_grad else action)
+        root = self._following(state, successor, observation, resets)
         if isinstance(given, dict):
             transition = nested.tensordict({**given, "next": successor}, self.num_envs)
         else:
             transition = given.set("next", successor)
-        return transition, self._root(observation)
+        return transition, self._root(root)
 
     # What a step computes, without checks. This is what gets compiled: as a whole, or up to the auto-reset.
 
@@ -227,8 +226,18 @@ class Env(EnvFacade):
         if mask.any():
             mask.assign_(observation, self._reset(mask)["observation"])
 
-    def _root(self, observation: spaces.Value) -> TensorDict:
-        position, root = self._position, nested.tensordict({"observation": observation}, self.num_envs)
+    def _following(
+        self, state: policy_state.State, successor: TensorDict, observation: spaces.Value, resets: bool = True
+    ) -> dict[str, spaces.Value]:
+        # The entries of the next root. The successor holds the state of a recurrent policy too, as it was not reset.
+        if not state:
+            return {"observation": observation}
+        done = successor["done"] if resets else None
+        successor.update(state)
+        return {"observation": observation, **policy_state.following(self.signature, state, done)}
+
+    def _root(self, entries: dict[str, spaces.Value]) -> TensorDict:
+        position, root = self._position, nested.tensordict(entries, self.num_envs)
         position.root, position.unfinished = root, None
         return root
 
@@ -244,7 +253,7 @@ class Env(EnvFacade):
         """
         root = self._check_has_reset("snapshot()")
         self._check_can_snapshot()
-        return snapshots.take(self, root["observation"])
+        return snapshots.take(self, {key: root[key] for key in ("observation", *policy_state.keys(self.signature))})
 
     def restore(self, snapshot: TensorDict | dict[str, Any]) -> TensorDict:
         """Returns to a snapshot of this env, bit for bit.
@@ -260,7 +269,8 @@ class Env(EnvFacade):
             RuntimeError, TypeError, ValueError: if it is no snapshot of an env like this one, before anything has changed.
         """
         self._check_can_snapshot()
-        snapshots.check(self._name(), self, snapshot)
+        state = policy_state.initial(self.signature)
+        snapshots.check(self._name(), self, snapshot, state)
         observation = snapshot["observation"]
         if isinstance(observation, dict):
             observation = TensorDict(observation)
@@ -272,21 +282,12 @@ class Env(EnvFacade):
             observation = TensorDict(observation.to_dict(), batch_size=[self.num_envs])
         self._position.unfinished = "restore()"
         snapshots.load(self, snapshot)
-        return self._root(observation)
+        return self._root({"observation": observation, **{key: snapshot[key].to(self.device, copy=True) for key in state}})
 
     @property
     def is_compiled(self) -> bool:
         """Whether `torchwrap.compile` has compiled this env. A copy of a compiled env runs eagerly."""
         return type(self._executor) is not Eager
-
-    @property
-    def np_random_seed(self) -> int | tuple[int, ...] | None:
-        """The seed in use, drawn by the first reset if it was given none; a tuple with one per env if they differ."""
-        if self._position.root is None:
-            return None
-        words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
-        seeds = tuple(low + (high << 32) for low, high in words)
-        return seeds[0] if len(set(seeds)) == 1 else seeds
 
     @property
     def unwrapped(self) -> Env:

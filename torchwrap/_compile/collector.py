@@ -19,8 +19,9 @@ from torchwrap._compile.reads import Reads
 from torchwrap._compile.replay import Replay, Run
 from torchwrap._core import nested
 from torchwrap._core.graph_hints import as_bytes
+from torchwrap._env import policy_state
 from torchwrap._env.executor import Collects, Eager
-from torchwrap.collector import Collector, Storage
+from torchwrap.collector import Collector, Root, Storage
 
 Rows = dict[NestedKey, list[Tensor]]
 """For each key, where each step writes to."""
@@ -29,7 +30,7 @@ Rows = dict[NestedKey, list[Tensor]]
 class CompiledCollector(Eager):
     """A rollout as a graph of `unroll` steps. On CUDA all of them are one launch.
 
-    The observation that a step acts on lies where it is to be kept: the graph of the step before has written it there.
+    The root that a step acts on lies where it is to be kept: the graph of the step before has written it there.
     """
 
     def __init__(self, collector: Collector, unroll: int, keywords: dict[str, Any]) -> None:
@@ -42,45 +43,44 @@ class CompiledCollector(Eager):
         self.auto_reset = HostAutoReset(env, keywords)
         self.replays: dict[Run, Replay] = {}
         self.version = 0  # of what is read, when the storage was laid out
-        observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        self._allocate(observation)
-        self._programs(observation, *(self.static or self._storage(observation))[1:])
+        root: Root = {
+            "observation": spaces.zeros(env.single_observation_space, env.num_envs, env.device),
+            **policy_state.initial(env.signature),
+        }
+        self._allocate(root)
+        self._programs(root, *(self.static or self._storage(root))[1:])
         if self.resets_on_host:
             self.auto_reset.prepare()
 
-    def _allocate(self, observation: spaces.Value) -> None:
+    def _allocate(self, root: Root) -> None:
         # Another policy may return other keys.
         self.reads.refresh()
         if self.version != self.reads.version:
-            self.collector._allocate(self.transition.trace(observation).result[0])
+            self.collector._allocate(self.transition.trace(root).result[0])
             self.version = self.reads.version
             # A CUDA graph writes into the same storage each time; on the CPU each call has its own.
-            self.static = self._storage(observation) if self.collector.env.device.type == "cuda" else None
+            self.static = self._storage(root) if self.collector.env.device.type == "cuda" else None
 
-    def _storage(self, observation: spaces.Value) -> tuple[Storage, Rows, list[list[Tensor]]]:
-        # The storage, time-first; where each step writes to; and for each leaf of the observation, where it lies at each step
-        # and after the last one. If the observation is kept, it lies in the storage from the start, and no step writes it.
+    def _storage(self, root: Root) -> tuple[Storage, Rows, list[list[Tensor]]]:
+        # The storage, time-first; where each step writes to; and for each leaf of the root, where it lies at each step and
+        # after the last one. If it is kept, it lies in the storage from the start, and no step writes it.
         collector = self.collector
         storage = collector._empty()
         rows = {key: collector._pools[key].rows(value) for key, value in storage.items()}
-        observations = []
-        paths = sorted(path for path, _ in spaces.leaves(collector.env.single_observation_space))
-        for path, leaf in zip(paths, nested.leaves(observation), strict=True):
-            key = ("observation", *path) if path else "observation"
+        roots = []
+        for key, leaf in zip(nested.keys(root), nested.leaves(root), strict=True):
             # One more than the steps of a graph, so that no graph gets a tensor twice.
             spare, row = [torch.empty_like(leaf) for _ in range(self.unroll + 1)], rows.get(key)
             if row and (row[0].shape, row[0].dtype) == (leaf.shape, leaf.dtype):  # a policy may keep another tensor there
-                observations.append([*rows.pop(key), spare[0]])
+                roots.append([*rows.pop(key), spare[0]])
             else:
-                observations.append([spare[step % len(spare)] for step in range(collector.num_steps + 1)])
-        return storage, rows, observations
+                roots.append([spare[step % len(spare)] for step in range(collector.num_steps + 1)])
+        return storage, rows, roots
 
-    def _programs(
-        self, observation: spaces.Value, rows: Rows, observations: list[list[Tensor]]
-    ) -> tuple[list[Program], list[list[Tensor]]]:
+    def _programs(self, root: Root, rows: Rows, roots: list[list[Tensor]]) -> tuple[list[Program], list[list[Tensor]]]:
         # What to run one after the other, and the tensors that each of them writes to, in the order of `nested.leaves`.
-        keys, build = sorted(rows, key=str), nested.builder(observation)
-        columns = [*[rows[key] for key in keys], *[leaves[1:] for leaves in observations]]
+        keys, build = sorted(rows, key=str), nested.builder(root)
+        columns = [*[rows[key] for key in keys], *[leaves[1:] for leaves in roots]]
         steps = list(zip(*columns, strict=True))
         chunks = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
         version, programs = None, {}
@@ -88,17 +88,15 @@ class CompiledCollector(Eager):
             version = self.reads.version
             for number, chunk in {len(chunk): chunk for chunk in (chunks[0], chunks[-1])}.items():
                 targets = [(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in chunk]
-                programs[number] = self.steps.program(observation, tuple(targets))
+                programs[number] = self.steps.program(root, tuple(targets))
         return [programs[len(chunk)] for chunk in chunks], [list(itertools.chain(*chunk)) for chunk in chunks]
 
-    def _run_steps(
-        self, observation: spaces.Value, steps: tuple[tuple[Storage, spaces.Value], ...]
-    ) -> tuple[dict[str, Tensor], spaces.Value]:
+    def _run_steps(self, root: Root, steps: tuple[tuple[Storage, Root], ...]) -> tuple[dict[str, Tensor], Root]:
         collector, env = self.collector, self.collector.env
         step = env._step_without_reset if self.resets_on_host else env._step_and_reset
         outside = []
         for row, following in steps:
-            transition, after = collector._transition(observation, step)
+            transition, after = collector._transition(root, step)
             if not collector._fits(transition):
                 raise ValueError(
                     "another mode of the policy needs the same keys, shapes and dtypes: make a Collector for each"
@@ -106,13 +104,13 @@ class CompiledCollector(Eager):
             if self.checks_actions:
                 outside.append(_outside(env.single_action_space, transition["action"]))
             for key in collector._pools:
-                value, target = transition.get(key), row[key] if key in row else _leaf(observation, key)
-                if value is not target:  # an observation lies there already, unless the policy has replaced it
+                value, target = transition.get(key), row[key] if key in row else _leaf(root, key)
+                if value is not target:  # what the root holds lies there already, unless the policy has replaced it
                     target.copy_(as_bytes(value))
             nested.copy_(following, after)
-            done, observation = transition["next", "done"], following
+            done, root = transition["next", "done"], following
         flags = {"done": done, "outside": torch.stack(outside).any()} if outside else {"done": done}
-        return flags, observation
+        return flags, root
 
     @property
     def checks_actions(self) -> bool:
@@ -126,11 +124,11 @@ class CompiledCollector(Eager):
         """Whether the host resets finished envs between the graphs."""
         return self.unroll == 1 and self.auto_reset.enabled
 
-    def collect(self, collector: Collects, observation: Any) -> tuple[Storage, Any]:
-        self._allocate(observation)
-        storage, rows, observations = self.static or self._storage(observation)
-        (programs, chunks), resets_on_host = self._programs(observation, rows, observations), self.resets_on_host
-        env, buffers, first = self.collector.env, self.reads.tensors(), [leaves[0] for leaves in observations]
+    def collect(self, collector: Collects, root: Any) -> tuple[Storage, Any]:
+        self._allocate(root)
+        storage, rows, roots = self.static or self._storage(root)
+        (programs, chunks), resets_on_host = self._programs(root, rows, roots), self.resets_on_host
+        env, buffers, first = self.collector.env, self.reads.tensors(), [leaves[0] for leaves in roots]
         count, num_flags = len(buffers), 1 + self.checks_actions
         outside: list[Tensor] = []
 
@@ -144,14 +142,14 @@ class CompiledCollector(Eager):
                 leaves = list(results[num_flags:])
                 outside.extend(results[1:num_flags])
                 if resets_on_host:
-                    self.auto_reset(results[0], build(iter(results))[1])
+                    self.auto_reset(results[0], build(iter(results))[1]["observation"])
             return [*storage.values(), *results]
 
         run, build = programs[0]
         whole: Run = run_all
         if self.static:
             whole = self.replays.setdefault(run, Replay(run_all, count, self.static_outputs))
-        tensors = iter(whole([*buffers, *nested.leaves(observation)]))
+        tensors = iter(whole([*buffers, *nested.leaves(root)]))
         data = {key: next(tensors) for key in storage}
         if outside and torch.stack(outside).any():
             space = env.single_action_space
@@ -169,7 +167,8 @@ def _outside(space: Space[Any], action: spaces.Value) -> Tensor:
     return torch.stack(parts).any()
 
 
-def _leaf(observation: spaces.Value, key: NestedKey) -> Tensor:
-    for part in key[1:] if isinstance(key, tuple) else ():
-        observation = observation[part]
-    return observation  # type: ignore[no-any-return]
+def _leaf(root: Root, key: NestedKey) -> Tensor:
+    value: Any = root
+    for part in key if isinstance(key, tuple) else (key,):
+        value = value[part]
+    return value  # type: ignore[no-any-return]

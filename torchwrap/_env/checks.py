@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._env import policy_state
 from torchwrap._env.facade import EnvFacade
 
 
@@ -46,9 +47,6 @@ def transition(env: EnvFacade, given: Any, last: TensorDict) -> TensorDict | dic
     """What to step: the TensorDict that was given, or the items of the last root with the bare action that was given."""
     if not _is_action(env, given):
         step_input(env, given)
-        if given is not last and "next" in given:
-            got = f'a TensorDict with "next", which has been stepped: {_SECOND_OF_STEP}'
-            raise ValueError(f"{env._name()}.step needs a root, but got {got}.")
         return given  # type: ignore[no-any-return]
     _action(env, given)
     return {**dict(last.items()), "action": given}
@@ -69,6 +67,15 @@ def step_input(env: EnvFacade, td: Any) -> None:
         got = f"a TensorDict with keys {sorted(td.keys())}{_row(env, td.batch_size, ())}"
         raise ValueError(f'{name}.step needs td["action"], but got {got}.')
     _action(env, action)
+    found = td.get("next", None)
+    if found is not None and not set(found.keys()) <= env.signature.policy_state.keys():
+        if "reward" in found:
+            got = f'a TensorDict with "next", which has been stepped: {_SECOND_OF_STEP}'
+            raise ValueError(f"{name}.step needs a root, but got {got}.")
+        raise ValueError(
+            f'{name} needs nothing under "next" but state of the policy that is declared, but got {sorted(found.keys())}: '
+            "transforms.PolicyState declares it."
+        )
     if td.batch_size != (env.num_envs,) or td.is_locked:
         got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{_row(env, td.batch_size, ())}"
         raise ValueError(f"{name}.step needs an unlocked TensorDict of batch size ({env.num_envs},), but got {got}.")
@@ -79,6 +86,13 @@ def root(env: EnvFacade, td: Any, last: TensorDict) -> None:
     if not isinstance(td, TensorDictBase):
         remedy = f": {_SECOND_OF_COLLECT}" if isinstance(td, tuple) else ""
         raise TypeError(f'Collector needs a TensorDict with "observation" to start from, but got {type(td).__name__}{remedy}.')
+    known = {"observation", "action", "next", *policy_state.keys(env.signature)}
+    if not set(td.keys()) <= known:
+        got = sorted(set(td.keys()) - known)
+        raise ValueError(
+            f"Collector needs a root of {env._name()}, but got {got} as well, which no step would carry on: "
+            "transforms.PolicyState declares what a policy carries from step to step."
+        )
     if "observation" not in td:
         raise ValueError(f'Collector needs a TensorDict with "observation" to start from, but got keys {sorted(td.keys())}.')
     if td is not last and "next" in td:

@@ -28,7 +28,7 @@ class Transforms(Protocol):
 class Collects(Protocol):
     """What an executor needs of a collector."""
 
-    def _collect(self, observation: Any) -> tuple[dict[Any, Any], Any]: ...
+    def _collect(self, root: Any) -> tuple[dict[Any, Any], Any]: ...
 
 
 class Eager:
@@ -54,9 +54,9 @@ class Eager:
         """The transform of initial observations."""
         return transform.reset(td, mask)
 
-    def collect(self, collector: Collects, observation: Any) -> tuple[dict[Any, Any], Any]:
-        """The transitions by key, stored time-first, and the observation to act on next."""
-        return collector._collect(observation)
+    def collect(self, collector: Collects, root: Any) -> tuple[dict[Any, Any], Any]:
+        """The transitions by key, stored time-first, and the entries of the next root."""
+        return collector._collect(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _eager, ()

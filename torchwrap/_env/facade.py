@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core.env_buffers import BatchedModule, EpisodeClock, SubmoduleAttribute
+from torchwrap._env.position import Position
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature
 
@@ -26,6 +27,7 @@ class EnvFacade(BatchedModule):
     def __init__(self, signature: Signature, spec: Any, metadata: dict[str, Any] | None, render_mode: str | None) -> None:
         super().__init__()
         self.signature = signature
+        self._position = Position()
         self._spec = spec
         self.metadata = metadata or {}
         self.render_mode = render_mode
@@ -69,6 +71,15 @@ class EnvFacade(BatchedModule):
     def spec(self) -> Any:
         """Gymnasium's `EnvSpec`, with every wrapper and transform: `torchwrap.make(env.spec)` builds another env like this."""
         return self._spec
+
+    @property
+    def np_random_seed(self) -> int | tuple[int, ...] | None:
+        """The seed in use, drawn by the first reset if it was given none; a tuple with one per env if they differ."""
+        if self._position.root is None:
+            return None
+        words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
+        seeds = tuple(low + (high << 32) for low, high in words)
+        return seeds[0] if len(set(seeds)) == 1 else seeds
 
     @property
     def elapsed_steps(self) -> Tensor:

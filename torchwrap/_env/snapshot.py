@@ -21,24 +21,28 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def take(module: nn.Module, observation: Any) -> TensorDict:
-    """The state, and the observation to act on, in memory of their own."""
+def take(module: nn.Module, root: dict[str, Any]) -> TensorDict:
+    """The state, and the root to act on, in memory of their own."""
     buffers = TensorDict({name: buffer.clone() for name, buffer in state_of(module).items()}, batch_size=[])
-    return TensorDict({"buffers": buffers, "observation": observation.clone()}, batch_size=[])
+    return TensorDict({"buffers": buffers, **{key: value.clone() for key, value in root.items()}}, batch_size=[])
 
 
-def check(owner: str, module: nn.Module, snapshot: Any) -> None:
-    """Raises unless this is a snapshot of a module like this one. Configuration may differ: it stays that of the module."""
+def check(owner: str, module: nn.Module, snapshot: Any, state: dict[str, Tensor]) -> None:
+    """Raises unless this is a snapshot of a module like this one. Configuration may differ: it stays that of the module.
+
+    Besides buffers and an observation it needs tensors like those in `state`, of a recurrent policy.
+    """
     parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
-    kinds = {"buffers": TensorDict | dict, "observation": Tensor | TensorDict | dict}
-    if parts.keys() != kinds.keys() or not all(isinstance(parts[name], kind) for name, kind in kinds.items()):
+    kinds: dict[str, Any] = {"buffers": TensorDict | dict, "observation": Tensor | TensorDict | dict}
+    if not kinds.keys() <= parts.keys() or not all(isinstance(parts[name], kind) for name, kind in kinds.items()):
         raise TypeError(f"{owner}.restore needs what snapshot() returned, but got {type(snapshot).__name__}.")
-    buffers, own = parts["buffers"], state_of(module)
-    if set(buffers.keys()) != set(own):
-        different = sorted(set(buffers.keys()) ^ set(own))
+    own = {**state_of(module), **state}
+    found = {**dict(parts["buffers"].items()), **{name: part for name, part in parts.items() if name not in kinds}}
+    if found.keys() != own.keys():
+        different = sorted(found.keys() ^ own.keys())
         raise ValueError(f"{owner}.restore needs a snapshot of the same env, but got one that differs in {different}.")
     for name, buffer in own.items():
-        value = buffers[name]
+        value = found[name]
         if not isinstance(value, Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
             got = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{owner}.restore needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}, but got {got}.")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from gymnasium import Space
 
 from torchwrap._core import validation
+from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap.random import Stream
 from torchwrap.spaces.validation import Form, check_supported
 
@@ -26,6 +28,7 @@ class Signature:
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
         num_streams: number of random streams in use so far: the env's own, that of `sample_action`, and those of transforms.
+        policy_state: what a recurrent policy carries from step to step, by name.
 
     Raises:
         TypeError, ValueError: for an invalid number, or a space that tensors cannot represent.
@@ -43,6 +46,7 @@ class Signature:
     max_episode_steps: int | None = None
     first_index: int = 0
     num_streams: int = 2
+    policy_state: Mapping[str, EnvBuffer] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         validation.integer("An env", "num_envs", self.num_envs, at_least=1)

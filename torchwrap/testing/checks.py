@@ -13,6 +13,7 @@ from torchwrap._compile.api import compile
 from torchwrap._core import spec as specs
 from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.row_mask import RowMask
+from torchwrap._env import policy_state
 from torchwrap.testing.comparison import NUM_ENVS, MakeEnv, buffers, require, require_equal, run, sample_actions
 from torchwrap.testing.scripted import ScriptedEnv
 from torchwrap.transforms.transform import Transform
@@ -95,7 +96,8 @@ def _check_step_results(make: MakeEnv) -> None:
     env = make(num_envs=NUM_ENVS, first_index=0)
     space = env.single_observation_space
     root, known_layout = env.reset(seed=0), None
-    require(set(root.keys()) == {"observation"}, f"reset: needs observation as its only key, but got {sorted(root.keys())}.")
+    declared = {"observation", *policy_state.keys(env.signature)}
+    require(set(root.keys()) == declared, f"reset: needs the keys {sorted(declared)}, but got {sorted(root.keys())}.")
     observation = root["observation"]
     require(spaces.contains(space, observation), f"reset: needs an observation in its space, {space}, but got {observation}.")
     for transition, td in run(env, sample_actions(env)):
@@ -221,7 +223,12 @@ def _check_compile(make: MakeEnv) -> None:
 
 
 def _require_equal_roots(first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0) -> None:
-    require_equal(first.select("observation"), second.select("observation"), promise, tolerance)
+    # Each may also hold an action, what a step has written, and the buffers of a snapshot.
+    expected, got = (
+        TensorDict({key: value for key, value in td.items() if key not in ("action", "next", "buffers")}, [])
+        for td in (first, second)
+    )
+    require_equal(expected, got, promise, tolerance)
 
 
 # The contract of a transform, in addition.

@@ -55,7 +55,10 @@ def run(env: Env, actions: list[spaces.Value], td: TensorDict | None = None) -> 
     """Yields what `env.step` returns for each action, from the root `td` on. None resets the env with seed 0."""
     td = env.reset(seed=0) if td is None else td
     for action in actions:
-        transition, td = env.step(td.set("action", action.clone()))
+        td.set("action", action.clone())
+        for name in env.signature.policy_state:
+            td["next", name] = td[name] + 1
+        transition, td = env.step(td)
         yield transition, td
 
 

@@ -16,6 +16,7 @@ from torchwrap.transforms.observation import (
     ReshapeObservation,
     TransformObservation,
 )
+from torchwrap.transforms.policy_state import PolicyState
 from torchwrap.transforms.rescale import RescaleAction, RescaleObservation
 from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform, RewardTransform, Transform
@@ -41,6 +42,7 @@ __all__ = [
     "ObservationTransform",
     "ObstructView",
     "PassiveEnvChecker",
+    "PolicyState",
     "RecordEpisodeStatistics",
     "RescaleAction",
     "RescaleObservation",

@@ -1,0 +1,66 @@
+"""PolicyState: what a recurrent policy remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import EnvBuffer
+from torchwrap.spaces import Signature
+from torchwrap.transforms.transform import Transform
+
+_RESERVED = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info", "is_init", "buffers"}
+
+
+class PolicyState(Transform):
+    """Declares the state of a recurrent policy, which then travels with the episodes.
+
+    Every root holds the state under its name, and `is_init`, which is set where the observation is an initial one. The policy
+    reads `td[name]` and sets `td["next", name]`, as TorchRL's recurrent modules do. In rows whose episode ended, the next root
+    holds the initial state, `fill`; elsewhere it is what the policy has set. A bare action, `env.step(action)`, does not
+    change it. `Collector`, compiled or not, and `evaluate` carry it, and a snapshot holds it.
+
+    In a chunk, `data[name][:, 0]` is where truncated backpropagation through time starts; `data["is_init"]` says where the
+    state starts over.
+
+    Args:
+        shapes: shape of each state by name, for one env, such as `{"hidden": (64,)}`.
+        dtype: of the states.
+        fill: the initial value of each element. A learned initial state is a matter of the policy: it reads `is_init`.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, episode_lengths=2), PolicyState({"count": ()}))
+    >>> td, counts = env.reset(), []
+    >>> for _ in range(4):  # a policy that counts the steps of the episode
+    ...     counts.append(td["count"].item())
+    ...     td["action"], td["next", "count"] = env.sample_action(), td["count"] + 1
+    ...     _, td = env.step(td)
+    >>> counts
+    [0.0, 1.0, 0.0, 1.0]
+    """
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32, fill: float = 0) -> None:
+        super().__init__()
+        if not isinstance(shapes, Mapping) or not shapes:
+            raise TypeError(f'PolicyState needs shapes by name, such as {{"hidden": (64,)}}, but got {shapes!r}.')
+        for name, shape in shapes.items():
+            if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
+                raise ValueError(f"PolicyState needs names that roots and steps do not use, but got {name!r}.")
+            if not isinstance(shape, Sequence) or isinstance(shape, str):
+                raise TypeError(f"PolicyState needs the shape of {name} as a tuple, but got {shape!r}.")
+            for size in shape:
+                validation.integer("PolicyState", f"sizes of {name}", size, at_least=1)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"PolicyState needs a torch.dtype, but got {dtype!r}.")
+        if not dtype.is_floating_point and fill != int(fill):
+            raise ValueError(f"PolicyState needs a fill that {dtype} holds, but got {fill}.")
+        self.shapes, self.dtype, self.fill = {name: tuple(shape) for name, shape in shapes.items()}, dtype, fill
+
+    def setup(self, signature: Signature) -> Signature:
+        declared = {name: EnvBuffer(shape, self.dtype, self.fill) for name, shape in self.shapes.items()}
+        twice = sorted(declared.keys() & signature.policy_state.keys())
+        if twice:
+            raise ValueError(f"PolicyState needs names that no other PolicyState of the env has, but got {twice}.")
+        return signature.replace(policy_state={**signature.policy_state, **declared})
