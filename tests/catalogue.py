@@ -118,6 +118,21 @@ TRANSFORMS = {
     "RescaleAction": (lambda: T.RescaleAction(-2, 2), ScriptedEnv),
     "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
     "AddNoise": (AddNoise, ScriptedEnv),
+    "ObservationGroups": (
+        lambda: T.ObservationGroups(
+            {
+                "policy": [T.NormalizeObservation(), T.FrameStackObservation(2)],
+                "noisy": [AddNoise()],
+                "again": [AddNoise()],
+                "raw": [],
+            }
+        ),
+        ScriptedEnv,
+    ),
+    "ObservationGroups of a Dict": (
+        lambda: T.ObservationGroups({"flat": [T.FlattenObservation()], "image": [T.FilterObservation(["image"])], "raw": []}),
+        functools.partial(ScriptedEnv, observation_space=DICT),
+    ),
     "PolicyState": (
         lambda: T.Compose([T.PolicyState({"hidden": (3,)}), T.PolicyState({"count": ()}, torch.int64, -1)]),
         ScriptedEnv,

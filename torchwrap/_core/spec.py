@@ -30,7 +30,7 @@ class Spec(EnvSpec):
 
 def _check_json(spec: Any) -> None:
     for name, value in (spec.kwargs or {}).items():
-        for item in value if isinstance(value, list) else [value]:
+        for item in _items(value):
             if isinstance(item, WrapperSpec):
                 _check_json(item)
                 continue
@@ -41,6 +41,13 @@ def _check_json(spec: Any) -> None:
                 raise ValueError(
                     f"to_json needs arguments that JSON can represent, but got {got}. make(env.spec) accepts it."
                 ) from None
+
+
+def _items(value: Any) -> list[Any]:
+    """What lists and dicts hold, however deep."""
+    if not isinstance(value, list | dict):
+        return [value]
+    return [item for part in (value.values() if isinstance(value, dict) else value) for item in _items(part)]
 
 
 def replace(spec: EnvSpec, **changes: Any) -> Spec:
@@ -82,6 +89,8 @@ def _recorded(value: Any) -> Any:
         return record(value)
     if isinstance(value, list):
         return [_recorded(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _recorded(item) for name, item in value.items()}
     return value
 
 
@@ -118,6 +127,8 @@ def rebuild(spec: Any, *env: Any) -> Any:
 def _rebuilt(value: Any) -> Any:
     if isinstance(value, list):
         return [_rebuilt(item) for item in value]
+    if isinstance(value, dict) and not _is_spec(value):
+        return {name: _rebuilt(item) for name, item in value.items()}
     return rebuild(value) if _is_spec(value) else value
 
 

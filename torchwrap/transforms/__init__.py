@@ -5,6 +5,7 @@ from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.compose import Compose
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
+from torchwrap.transforms.groups import ObservationGroups
 from torchwrap.transforms.history import DelayObservation, FrameStackObservation
 from torchwrap.transforms.image import AddWhiteNoise, GrayscaleObservation, ObstructView, ResizeObservation
 from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward, RunningMeanStd
@@ -39,6 +40,7 @@ __all__ = [
     "GrayscaleObservation",
     "NormalizeObservation",
     "NormalizeReward",
+    "ObservationGroups",
     "ObservationTransform",
     "ObstructView",
     "PassiveEnvChecker",

@@ -42,7 +42,8 @@ class TransformedEnv(Wrapper):
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
         composed = transforms[0] if len(transforms) == 1 and isinstance(transforms[0], Compose) else Compose(transforms)
-        for part in composed.flat():
+        parts = [module for module in composed.modules() if isinstance(module, Transform) and not isinstance(module, Compose)]
+        for part in parts:
             if part.attached:
                 raise ValueError(
                     f"TransformedEnv needs transforms that belong to no other env, but got {part!r} of another one. "
@@ -53,7 +54,7 @@ class TransformedEnv(Wrapper):
         self.transforms = composed
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
         self._transforms_actions = any(type(part).action is not Transform.action for part in composed.flat())
-        for part in composed.flat():
+        for part in parts:
             part.attached = True
             part._fix()
 

@@ -1,0 +1,96 @@
+"""ObservationGroups: each group equals the same transforms on an env of their own."""
+
+import pytest
+import torch
+from catalogue import NUM_ENVS
+from gymnasium import spaces
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+
+def stacks():
+    return {"policy": [T.NormalizeObservation(), T.ClipObservation(-1, 1)], "frames": [T.FrameStackObservation(3)], "raw": []}
+
+
+def test_each_group_equals_an_env_with_its_transforms_alone():
+    grouped = tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), T.ObservationGroups(stacks()), T.ClipReward(-1, 1))
+    alone = {name: tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), *parts) for name, parts in stacks().items()}
+    td, others = grouped.reset(seed=0), {name: env.reset(seed=0) for name, env in alone.items()}
+    assert grouped.single_observation_space == spaces.Dict({n: env.single_observation_space for n, env in alone.items()})
+    ended = 0
+    for _ in range(20):
+        action = grouped.sample_action()
+        transition, td = grouped.step(td.set("action", action))
+        ended += int(transition["next", "done"].sum())
+        for name, env in alone.items():
+            expected, others[name] = env.step(others[name].set("action", action))
+            assert (transition["next", "observation", name] == expected["next", "observation"]).all()
+            assert (td["observation", name] == others[name]["observation"]).all()
+        assert transition["next", "reward"].max() <= 1
+    assert ended > NUM_ENVS
+
+
+def test_groups_share_no_memory():
+    env = tw.TransformedEnv(ScriptedEnv(2, (2,)), T.ObservationGroups({"one": [], "two": []}))
+    td = env.reset()
+    td["observation", "one"].fill_(7)
+    assert not (td["observation", "two"] == 7).any()
+
+
+def test_statistics_of_each_group_are_saved_and_frozen():
+    env, other = (tw.TransformedEnv(ScriptedEnv(n, (2,)), T.ObservationGroups(stacks())) for n in (4, 2))
+    tw.rollout(env, None, 10, env.reset(seed=0))
+    other.load_state_dict(env.state_dict())
+    statistics = [found.transforms[0].groups["policy"][0].statistics for found in (env, other)]
+    assert (statistics[0].mean == statistics[1].mean).all() and statistics[0].count.item() >= 44
+    other.eval()
+    tw.rollout(other, None, 5, other.reset(seed=1))
+    assert (statistics[0].mean == statistics[1].mean).all()
+
+
+def test_spec_makes_the_same_groups():
+    env = tw.TransformedEnv(
+        tw.make("CartPole-v1", 2), T.ObservationGroups({"actor": [T.NormalizeObservation()], "critic": []})
+    )
+    again = tw.make(type(env.spec).from_json(env.spec.to_json()))
+    assert repr(again) == repr(env) and again.single_observation_space == env.single_observation_space
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [T.ClipReward(-1, 1), T.ClipAction(), T.TimeLimit(3), T.RecordEpisodeStatistics(), T.PolicyState({"hidden": (2,)})],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_transform_of_something_else_raises(transform):
+    with pytest.raises(ValueError, match=r"needs transforms of observations, but got .* in group 'one': put those of"):
+        tw.TransformedEnv(ScriptedEnv(2), T.ObservationGroups({"one": [transform], "two": []}))
+
+
+def test_transform_of_another_env_raises():
+    transform = T.NormalizeObservation()
+    tw.TransformedEnv(ScriptedEnv(2), T.ObservationGroups({"one": [transform]}))
+    with pytest.raises(ValueError, match="belong to no other env"):
+        tw.TransformedEnv(ScriptedEnv(2), T.ObservationGroups({"one": [transform]}))
+
+
+@pytest.mark.parametrize(
+    ("groups", "error"), [({}, ValueError), ([T.ClipReward(0, 1)], TypeError), ({"one": T.ClipAction()}, TypeError)]
+)
+def test_invalid_groups_raise(groups, error):
+    with pytest.raises(error, match="needs"):
+        T.ObservationGroups(groups)
+
+
+def test_compiled_groups_equal_eager_ones():
+    def make():
+        return tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), T.ObservationGroups(stacks()))
+
+    env, compiled = make(), tw.compile(make(), backend="aot_eager")
+    td, other = env.reset(seed=0), compiled.reset(seed=0)
+    for _ in range(12):
+        action = env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        expected, other = compiled.step(other.set("action", action))
+        torch.testing.assert_close(transition["next", "observation"].to_dict(), expected["next", "observation"].to_dict())
