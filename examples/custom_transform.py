@@ -2,7 +2,9 @@
 
 import functools
 
+import torch
 from gymnasium.spaces import Box, Discrete
+from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -45,13 +47,86 @@ class StreakReward(T.Transform):  # stateful: adds the number of consecutive ste
         return td
 
 
+class Progress(T.Transform):  # needs the previous observation: gamma * potential(s') - potential(s), Ng et al. (1999)
+    potential = tw.EnvBuffer((1,))  # of the observation before; a whole observation is kept in the same way
+
+    def of(self, observation):
+        return -observation[:, :1].abs()  # distance of the cart from the center
+
+    def step(self, td):
+        potential = self.of(td["observation"])
+        reward = td["reward"] + 0.99 * potential - self.potential
+        self.potential.copy_(potential)
+        return td.set("reward", reward)
+
+    def reset(self, td, mask):  # the initial observation is the previous one of the first step
+        mask.assign_(self.potential, self.of(td["observation"]))
+        return td
+
+
+class SwitchCost(T.Transform):  # needs this step's action, and the one before; and a number that changes during training
+    previous = tw.EnvBuffer((), torch.int64, fill=-1)  # -1: there was none
+    switched = tw.EnvBuffer((1,), torch.bool)
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cost", torch.tensor(0.1))  # constructor arguments are constants, a buffer is read at each step
+
+    def action(self, action):  # runs before the step; the agent's action is never modified
+        self.switched.copy_(((action != self.previous) & (self.previous >= 0)).unsqueeze(-1))
+        self.previous.copy_(action)
+        return action
+
+    def step(self, td):
+        return td.set("reward", td["reward"] - self.cost * self.switched)
+
+    def reset(self, td, mask):
+        mask.fill_(self.previous, -1)
+        return td
+
+
+class Novelty(T.Transform):  # holds a module that trains outside: random network distillation, Burda et al. (2018)
+    def __init__(self, seed=0):
+        super().__init__()
+        self.seed = seed
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.target, self.predictor = nn.Linear(4, 16).requires_grad_(False), nn.Linear(4, 16)
+
+    def error(self, observation):
+        return (self.predictor(observation) - self.target(observation)).square().mean(-1, keepdim=True)
+
+    def step(self, td):  # no gradient is recorded in a step; parameters are in the state_dict
+        return td.set("reward", td["reward"] + self.error(td["observation"]))
+
+
+def train(novelty, observation, steps=50):
+    optimizer = torch.optim.Adam(novelty.predictor.parameters(), 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = novelty.error(observation).mean()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
 def main():
     stack = [StreakReward, LogReward, HideSpeeds, ContinuousAction]  # innermost first: StreakReward reads theta at index 2
-    for transform in stack:  # an error names the broken promise: masks, aliasing, torch.compile, ...
+    for transform in [*stack, Progress, SwitchCost, Novelty]:  # an error names the broken promise: masks, aliasing, ...
         check_transform(transform, functools.partial(tw.make, "CartPole-v1"))
     env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), *(transform() for transform in stack))
     data, _ = tw.rollout(env, lambda td: td["observation"][:, 1:].sign(), num_steps=60, td=env.reset(seed=0))
     print(f"{env}\n1 + streak, in one env: {data['next', 'reward'][0, :, 0].expm1().round().int().tolist()}")
+
+    # What trains or changes outside is followed by a compiled step; and the critic sees what is hidden from the actor.
+    groups = T.ObservationGroups({"actor": [HideSpeeds(), T.NormalizeObservation()], "critic": []})
+    env = tw.compile(tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), Novelty(), SwitchCost(), groups))
+    novelty, switch_cost, _ = env.transforms
+    data, td = tw.rollout(env, None, num_steps=60, td=env.reset(seed=0))
+    before, after = data["next", "reward"].mean(), train(novelty, data["observation", "critic"])
+    switch_cost.cost.fill_(0.05)  # a schedule
+    data, _ = tw.rollout(env, None, num_steps=60, td=td)
+    print(f"mean reward {before:.2f}; after training, with a novelty of {after:.2f}: {data['next', 'reward'].mean():.2f}")
 
 
 if __name__ == "__main__":

@@ -70,8 +70,10 @@ def _progress(builds: Builds) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-    if notes:
+    if notes and builds.num_graphs:
         _note(f"compiled {builds.num_graphs} graph(s) in {seconds()}; later runs find them in the cache of torch.compile")
+    elif notes:
+        _note(f"traced in {seconds()}")
 
 
 def _note(text: str) -> None:
