@@ -200,7 +200,7 @@ class Env(EnvFacade):
 
     def _take(self, run: Any, call: str, td: TensorDict | Tensor, resets: bool = True) -> tuple[TensorDict, TensorDict]:
         given = checks.transition(self, td, self._check_has_reset(call))
-        action, state = given["action"], policy_state.read(self, given)
+        action, state = given["action"], policy_state.read(self, given) if self.signature.policy_state else {}
         self._position.unfinished = call
         successor, observation = run(self, action.detach() if action.requires_grad else action)
         root = self._following(state, successor, observation, resets)

@@ -165,8 +165,8 @@ class BatchedModule(nn.Module):
             kind, got = type(self).__name__, " ".join(repr(value).split())
             raise AttributeError(
                 f"{kind} needs the {name} that it was made with, but got {got}: make a new {kind}, or a new env with "
-                "torchwrap.make(env.spec, ...); new.load_state_dict(old.state_dict()) copies what was learned. A transform whose "
-                "number changes during training keeps it in a buffer, which a compiled step reads each time."
+                "torchwrap.make(env.spec, ...); new.load_state_dict(old.state_dict()) copies what was learned. A number that "
+                "changes during training belongs in a buffer, which a compiled step reads each time."
             )
         super().__setattr__(name, value)
 
