@@ -5,6 +5,7 @@ import torch
 from helpers import load_example
 
 import torchwrap as tw
+from torchwrap import transforms as T
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +45,10 @@ def test_loss_of_a_fresh_batch_has_ratios_of_one_and_gradients_through_time(recu
 def test_value_after_a_truncation_is_that_of_the_final_observation_and_its_state(recurrent):
     args = recurrent.Args(num_envs=4, num_steps=3, gamma=0.5)
     env = tw.TransformedEnv(
-        tw.make("CartPole-v1", 4, max_episode_steps=3), *recurrent.make_env(args, 4).spec.additional_wrappers[:0]
+        tw.make("CartPole-v1", 4, max_episode_steps=3),
+        T.TransformObservation(recurrent.positions, recurrent.Box(-10, 10, (2,))),
+        T.PolicyState({"hidden": (args.hidden_size,)}),
     )
-    env = tw.TransformedEnv(env, tw.transforms.TransformObservation(recurrent.positions, recurrent.Box(-10, 10, (2,))))
-    env = tw.TransformedEnv(env, tw.transforms.PolicyState({"hidden": (args.hidden_size,)}))
     agent = recurrent.Agent(args)
     data, _ = tw.rollout(env, agent.act, 3, env.reset(seed=0))
     assert data["next", "truncated"][:, -1].all()
