@@ -29,7 +29,10 @@ def steps(env, num_steps, td):
     """What `env.step` returns, step by step, for random actions, of which 23 are drawn and repeated."""
     actions = [env.sample_action() for _ in range(min(num_steps, 23))]
     for step in range(num_steps):
-        transition, td = env.step(td.set("action", actions[step % 23].clone()))
+        td.set("action", actions[step % 23].clone())
+        for name in env.signature.policy_state:
+            td["next", name] = td[name] + 1
+        transition, td = env.step(td)
         yield transition, td
 
 

@@ -74,6 +74,7 @@ def test_every_transform_is_measured(load):
 
     bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
     bases.add("PassiveEnvChecker")  # not meant for training
+    bases |= {"ObservationGroups", "PolicyState"}  # what others do, and what a policy does
     assert set(load("each").TRANSFORMS) == set(load("torchwrap_side").TRANSFORMS) == set(T.__all__) - bases
     with_peer = {name for name, known in load("each").TRANSFORMS.items() if known}
     assert with_peer == set(load("gymnasium_peer").WRAPPERS)

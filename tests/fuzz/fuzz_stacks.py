@@ -282,7 +282,8 @@ SELECTIVE = (  # which fit few spaces, and are drawn more often
     *("AddWhiteNoise", "GrayscaleObservation", "ObstructView", "ResizeObservation", "FilterObservation", "ClipAction"),
     *("RescaleObservation", "RescaleAction", "DiscretizeObservation", "DiscretizeAction"),
 )
-CATALOGUE = sorted(set(TRANSFORMS) - {"FrameStackObservation of numbers"})
+# The state of a policy needs one that sets it.
+CATALOGUE = sorted(set(TRANSFORMS) - {"FrameStackObservation of numbers", "PolicyState"})
 
 
 def _transform(rng, signature, base):

@@ -200,6 +200,21 @@ LISTS = [
     (T.Compose, {TypeError: ([ONE, None],)}, "Compose needs Transforms, but got NoneType at transforms[1]"),
     (T.Compose, {TypeError: ([ONE, [ONE]],)}, "Compose needs Transforms, but got list at transforms[1]"),
     (T.Compose, {TypeError: ([T.ClipAction],)}, "Compose needs Transforms, but got the class ClipAction at transforms[0]"),
+    (T.PolicyState, {TypeError: (None, {}, (64,), "hidden")}, 'PolicyState needs shapes by name, such as {"hidden": (64,)}'),
+    (
+        T.PolicyState,
+        {ValueError: ({"done": ()}, {"": ()}, {2: ()})},
+        "PolicyState needs names that roots and steps do not use, but got",
+    ),
+    (lambda v: T.PolicyState({"h": v}), {TypeError: (64, "64", None)}, "PolicyState needs the shape of h as a tuple"),
+    (lambda v: T.PolicyState({"h": (v,)}), SIZE, "PolicyState needs an integer sizes of h of at least 1"),
+    (lambda v: T.PolicyState({"h": (3, v)}), NATURAL, "PolicyState needs sizes of h of at least 1"),
+    (lambda v: T.PolicyState({"h": ()}, v), {TypeError: ("float32", None, 3)}, "PolicyState needs a torch.dtype"),
+    (
+        T.ObservationGroups,
+        {TypeError: (None, [ONE], {1: []})},
+        "ObservationGroups needs a dict of lists of transforms by name",
+    ),
     (T.Compose, {ValueError: ([ONE, ONE], [ONE, T.Compose([ONE])])}, "Compose needs each transform once, but got ClipReward"),
 ]
 
