@@ -441,3 +441,13 @@ def test_step_creates_no_reference_cycles(name):
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_key_that_a_reset_adds_is_refused_instead_of_dropped():
+    class Adds(T.Transform):
+        def reset(self, td, mask):
+            return td.set("goal", td["observation"])
+
+    env = tw.TransformedEnv(ScriptedEnv(2), Adds())
+    with pytest.raises(ValueError, match=r"\['goal'\], which no root would hold: make it a part of a Dict observation"):
+        env.reset()

@@ -148,7 +148,9 @@ class Env(EnvFacade):
         root, self._position.unfinished = self._position.root, "reset()"
         if seed is not None:
             self._seed(seed, rows)
-        observation = self._reset(rows, options or None)["observation"]
+        initial = self._reset(rows, options or None)
+        checks.only_observation(self, initial)
+        observation = initial["observation"]
         if root is not None:
             observation = rows.where(observation, root["observation"].to(self.device))
         return self._root({"observation": observation, **policy_state.reset(self.signature, rows, root)})

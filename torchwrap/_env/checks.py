@@ -81,6 +81,16 @@ def step_input(env: EnvFacade, td: Any) -> None:
         raise ValueError(f"{name}.step needs an unlocked TensorDict of batch size ({env.num_envs},), but got {got}.")
 
 
+def only_observation(env: EnvFacade, initial: TensorDict) -> None:
+    """Raises for what a reset returns besides the observation, because a root would not hold it."""
+    if len(initial.keys()) > 1:
+        got = sorted(key for key in initial.keys() if key != "observation")
+        raise ValueError(
+            f"{env._name()}.reset needs layers that set no other key than observation, but got {got}, which no root would "
+            "hold: make it a part of a Dict observation, or set it in step."
+        )
+
+
 def root(env: EnvFacade, td: Any, last: TensorDict) -> None:
     """Raises unless a collector can start from `td`: the last root, or another one with its observation."""
     if not isinstance(td, TensorDictBase):
