@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from catalogue import NUM_ENVS
+from catalogue import NUM_ENVS, AddNoise
 from gymnasium import spaces
 
 import torchwrap as tw
@@ -94,3 +94,15 @@ def test_compiled_groups_equal_eager_ones():
         transition, td = env.step(td.set("action", action))
         expected, other = compiled.step(other.set("action", action))
         torch.testing.assert_close(transition["next", "observation"].to_dict(), expected["next", "observation"].to_dict())
+
+
+def test_noise_differs_between_groups_and_from_what_comes_above():
+    groups = T.ObservationGroups({"one": [AddNoise()], "two": [AddNoise()]})
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, (2,)), groups, T.FilterObservation(["one", "two"]), T.FlattenObservation(), AddNoise()
+    )
+    assert env.signature.num_streams == 5  # the env's own, that of actions, and three of transforms
+    seen = tw.TransformedEnv(ScriptedEnv(2, (2,)), T.ObservationGroups({"one": [AddNoise()], "two": [AddNoise()]})).reset(
+        seed=0
+    )
+    assert (seen["observation", "one"] != seen["observation", "two"]).all()

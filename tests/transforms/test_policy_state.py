@@ -271,3 +271,13 @@ def test_policy_of_an_env_without_declaration_is_told_to_declare():
         tw.Collector(env, None, 2)(env.reset().set("hidden", torch.zeros(NUM_ENVS, SIZE)))
     with pytest.raises(ValueError, match=r"\['hidden'\].*PolicyState"):
         tw.Collector(env, lambda td: td.update({"action": env.sample_action(), "next": {"hidden": td["observation"]}}), 2)()
+
+
+def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
+    env = tw.TransformedEnv(ScriptedEnv(1, (1,), episode_lengths=2), T.PolicyState({"count": (2,)}, torch.int64, -3))
+    td, seen = env.reset(), []
+    for _ in range(4):
+        seen.append(td["count"][0].tolist())
+        td["action"], td["next", "count"] = env.sample_action(), td["count"] + 1
+        _, td = env.step(td)
+    assert seen == [[-3, -3], [-2, -2], [-3, -3], [-2, -2]] and td["count"].dtype == torch.int64
