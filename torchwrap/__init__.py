@@ -30,7 +30,7 @@ from torchwrap._core.row_mask import RowMask
 from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
-from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.interop.gymnasium import from_gymnasium, to_gymnasium
 from torchwrap.registration import make
 from torchwrap.spaces import Signature
 from torchwrap.transforms.compose import Compose
@@ -55,5 +55,6 @@ __all__ = [
     "from_gymnasium",
     "make",
     "rollout",
+    "to_gymnasium",
     "transforms",
 ]

@@ -1,4 +1,4 @@
-"""GymnasiumEnv: any `gymnasium.vector.VectorEnv` as a torchwrap env."""
+"""Gymnasium's vector envs as torchwrap envs, and torchwrap envs as Gymnasium's: `from_gymnasium`, `to_gymnasium`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from torchwrap._core import nested, validation
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.interop import _workers
+from torchwrap.interop._vector_env import to_gymnasium as to_gymnasium
 from torchwrap.spaces import Signature
 
 InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
@@ -157,7 +158,7 @@ class GymnasiumEnv(Env):
         for space in self.info_spaces.values():
             spaces.dtype(space)
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
-        self._seeds: int | list[int | None] | None = None  # for the next _reset
+        self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
         self._last_observation: Any = None
@@ -170,10 +171,8 @@ class GymnasiumEnv(Env):
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
-        first_seed = seed + self.signature.first_index
-        selected = mask.numpy()
-        # Every vector env counts on from one number; only Gymnasium's own take a list.
-        self._seeds = first_seed if selected.all() else [first_seed + row if one else None for row, one in enumerate(selected)]
+        # Every vector env counts on from one number. The seeds of envs outside the reset mask are ignored.
+        self._first_seed = seed + self.signature.first_index
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
@@ -215,16 +214,16 @@ class GymnasiumEnv(Env):
 
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         rows = mask.numpy()
-        seeds, self._seeds = self._seeds, None
+        first_seed, self._first_seed = self._first_seed, None
         # If this call is interrupted, the next one resets every row.
         already_reset, self._already_reset = self._already_reset, np.zeros(self.num_envs, bool)
-        forced = seeds is not None or options is not None
+        forced = first_seed is not None or options is not None
         to_reset = rows if forced else rows & ~already_reset
         if to_reset.any():
             mask_option = {} if to_reset.all() else {"reset_mask": to_reset}
             with self._workers:
                 self._last_observation, _ = self.vector_env.reset(
-                    seed=seeds,  # type: ignore[arg-type]  # a list is accepted too
+                    seed=first_seed,
                     options={**(options or {}), **mask_option} or None,  # a new dict: Gymnasium removes the mask from it
                 )
         self._already_reset = already_reset & ~rows

@@ -1,0 +1,491 @@
+"""`to_gymnasium`: a torchwrap env as a Gymnasium vector env. The oracle is Gymnasium's `SyncVectorEnv`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.utils.performance import benchmark_vector_step
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics as SingleStatistics
+from gymnasium.wrappers import vector as vector_wrappers
+from single_envs import DISABLED, NEVER, SAME_STEP, SPACES, Scripted, every_mode, scripted
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+LENGTHS = {
+    "staggered": [(5, 2), (3,), (1, 4), NEVER],
+    "one step": [(1,)] * 4,
+    "all at once": [(4,)] * 4,
+    "never": [NEVER] * 4,
+}
+
+
+class Informed(Scripted):
+    """Has infos at steps only, and the same ones at each, as torchwrap's envs do."""
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], {}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {"elapsed": info["elapsed"], "position": info["position"]}
+
+
+INFO_SPACES = {"elapsed": spaces.Box(0, 99, (), np.int64), "position": spaces.Box(-9, 9, (2,), np.float64)}
+
+
+def done_of(result):
+    return result[2] | result[3]
+
+
+def reset_finished(envs, result):
+    """In DISABLED mode, a masked reset where episodes have ended; returns its results."""
+    if envs.metadata["autoreset_mode"] is DISABLED and done_of(result).any():
+        return envs.reset(options={"reset_mask": done_of(result)})
+    return None
+
+
+def without_times(infos):
+    """Infos without the seconds of episodes."""
+    infos = copy.deepcopy(infos)
+    for level in (infos, infos.get("final_info", {})):
+        level.get("episode", {}).pop("t", None)
+    return infos
+
+
+def in_float32(result):
+    """A step's arrays with the reward rounded to float32, torchwrap's dtype of rewards, and float64 again."""
+    return result[0], result[1].astype(np.float32).astype(np.float64), *result[2:4]
+
+
+def assert_equivalent(actual, expected, where=""):
+    assert data_equivalence(actual, expected, exact=True), f"{where}: {actual} is not {expected}"
+
+
+def assert_same_steps(envs, oracle, num_steps, seed=3):
+    """Steps two vector envs with the same actions and asserts that all they return is equal. Returns the number of ends."""
+    assert_equivalent(envs.reset(seed=seed), oracle.reset(seed=seed), "reset")
+    envs.action_space.seed(seed)
+    ends = 0
+    for step in range(num_steps):
+        action = envs.action_space.sample()
+        result, expected = envs.step(action), oracle.step(action)
+        assert_equivalent(result[:4], in_float32(expected), f"step {step}")
+        assert_equivalent(without_times(result[4]), without_times(expected[4]), f"infos of step {step}")
+        assert_equivalent(reset_finished(envs, result), reset_finished(oracle, expected), f"reset after step {step}")
+        ends += int(done_of(result).sum())
+    return ends
+
+
+@pytest.fixture
+def export(bridge):
+    """Makes a vector env of Gymnasium's from constructors of single envs, through torchwrap and back; and one without it."""
+
+    def build(makers, mode, *transforms, **kwargs):
+        env = bridge(makers, **kwargs)
+        env = tw.TransformedEnv(env, *transforms) if transforms else env
+        return tw.to_gymnasium(env, autoreset_mode=mode), SyncVectorEnv(makers, autoreset_mode=mode)
+
+    return build
+
+
+# Against Gymnasium's own vector env.
+
+
+@pytest.mark.parametrize("id, limit", [("CartPole-v1", None), ("CartPole-v1", 9), ("Pendulum-v1", 7)])
+@every_mode
+def test_export_of_a_gymnasium_env_steps_exactly_like_make_vec(mode, id, limit):
+    limited = {"max_episode_steps": limit} if limit else {}
+    envs = tw.to_gymnasium(tw.make(id, 3, backend="gymnasium", **limited), autoreset_mode=mode)
+    oracle = gymnasium.make_vec(id, 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}, **limited)
+    assert assert_same_steps(envs, oracle, 120) > 5
+    names = ("num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space", "render_mode")
+    assert all(getattr(envs, name) == getattr(oracle, name) for name in names)
+    assert envs.metadata == oracle.metadata and envs.spec.id == id
+    envs.close()
+    assert envs.closed
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
+@pytest.mark.parametrize("name", LENGTHS)
+@every_mode
+def test_infos_and_final_infos_equal_those_of_sync_vector_env(export, mode, name, ending):
+    makers = [functools.partial(Informed, lengths=lengths, ending=ending) for lengths in LENGTHS[name]]
+    envs, oracle = export(makers, mode, info_keys=INFO_SPACES)
+    ends = assert_same_steps(envs, oracle, 20)
+    assert (ends == 0) == (name == "never")
+
+
+@pytest.mark.parametrize("name", [name for name in SPACES if name != "scalar"])
+@every_mode
+def test_observations_and_final_observations_of_every_space_equal_those_of_sync_vector_env(export, mode, name):
+    makers = [functools.partial(Informed, space=SPACES[name], lengths=lengths) for lengths in LENGTHS["staggered"]]
+    envs, oracle = export(makers, mode, info_keys=INFO_SPACES)
+    assert envs.observation_space == oracle.observation_space
+    assert assert_same_steps(envs, oracle, 12) > 5
+
+
+@pytest.mark.parametrize("name", [name for name in SPACES if name not in ("scalar", "nested", "MultiDiscrete")])
+def test_actions_of_every_space_reach_the_envs(export, name):
+    envs, oracle = export([functools.partial(Informed, action_space=SPACES[name])] * 2, SAME_STEP, info_keys=INFO_SPACES)
+    assert assert_same_steps(envs, oracle, 12) == 4  # the reward is a sum of the action
+
+
+@every_mode
+def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alone(export, mode):
+    makers = [functools.partial(Informed, lengths=NEVER)] * 3
+    envs, oracle = export(makers, mode)
+    assert_equivalent(envs.reset(seed=0), oracle.reset(seed=0))
+    for mask, seed in itertools.product(([True, False, False], [False, True, True]), (None, 5)):
+        options = {"reset_mask": np.array(mask)}
+        assert_equivalent(envs.reset(seed=seed, options=options), oracle.reset(seed=seed, options=dict(options)))
+        assert list(options) == ["reset_mask"]
+        action = envs.action_space.sample()
+        assert_equivalent(envs.step(action)[:4], oracle.step(action)[:4])
+
+
+# Episode statistics.
+
+
+def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_wrapper(export):
+    makers = [functools.partial(Informed, lengths=lengths) for lengths in LENGTHS["staggered"]]
+    envs, oracle = export(makers, SAME_STEP, T.RecordEpisodeStatistics(), info_keys=INFO_SPACES)
+    singles = SyncVectorEnv([lambda one=one: SingleStatistics(one()) for one in makers], autoreset_mode=SAME_STEP)
+    oracle = vector_wrappers.RecordEpisodeStatistics(oracle)
+    for each in (envs, oracle, singles):
+        each.reset(seed=0)
+    ends = 0
+    for _ in range(20):
+        action = envs.action_space.sample()
+        infos, expected, of_singles = (each.step(action)[4] for each in (envs, oracle, singles))
+        assert infos.keys() == expected.keys()
+        assert infos.get("final_info", {}).keys() == of_singles.get("final_info", {}).keys()
+        if "episode" not in expected:
+            continue
+        ends += 1
+        final, of_singles = infos["final_info"], of_singles["final_info"]
+        assert final["episode"].keys() == of_singles["episode"].keys()
+        assert_equivalent(infos["_episode"], expected["_episode"])
+        assert_equivalent(final["_episode"], of_singles["_episode"])
+        for name in "rlt":
+            for given, wanted in ((infos, expected), (final, of_singles)):
+                assert given["episode"][name].dtype == wanted["episode"][name].dtype
+                if name != "t":
+                    np.testing.assert_allclose(given["episode"][name], wanted["episode"][name], rtol=1e-5)
+            assert_equivalent(final["episode"][f"_{name}"], of_singles["episode"][f"_{name}"])
+    assert ends > 5
+
+
+@every_mode
+def test_statistics_by_hand_with_seconds_of_a_clock(monkeypatch, mode):
+    def set_clock(seconds):
+        monkeypatch.setattr(time, "perf_counter", lambda: seconds)
+
+    env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=(2, 3, 3)), T.RecordEpisodeStatistics(stats_key="mine"))
+    envs = tw.to_gymnasium(env, autoreset_mode=mode)
+    set_clock(1.0)
+    envs.reset()
+    set_clock(100.0)
+    envs.reset(options={"reset_mask": np.array([False, True])})
+    found = []
+    for now in (101.0, 107.0, 109.0, 120.0, 130.0):
+        set_clock(now)
+        result = envs.step(envs.action_space.sample())
+        if done_of(result).any():
+            found.append({name: value.tolist() for name, value in result[4]["mine"].items()})
+            assert result[4]["_mine"].tolist() == done_of(result).tolist()
+        else:
+            assert "mine" not in result[4]
+        reset_finished(envs, result)
+    assert found == [
+        {"r": [3, 0], "l": [2, 0], "t": [106, 0]},
+        {"r": [0, 6], "l": [0, 3], "t": [0, 9]},
+        {"r": [6, 3], "l": [3, 2], "t": [23, 21]},
+    ]
+
+
+# There and back.
+
+
+STACKS = {
+    **{
+        ending: functools.partial(ScriptedEnv, 4, episode_lengths=(5, 3, 1, 4), ending=ending)
+        for ending in ("terminated", "truncated", "both", "in turn")
+    },
+    "one step": functools.partial(ScriptedEnv, 3, episode_lengths=1),
+    "all at once": functools.partial(ScriptedEnv, 3, episode_lengths=4),
+    "never": functools.partial(ScriptedEnv, 3, episode_lengths=None),
+    "Dict": functools.partial(
+        ScriptedEnv, 4, episode_lengths=(2, 3), observation_space=SPACES["nested"], action_space=SPACES["Dict"]
+    ),
+    "native": lambda: tw.TransformedEnv(
+        tw.make("CartPole-v1", 4, max_episode_steps=9), T.NormalizeObservation(), T.RecordEpisodeStatistics()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+@every_mode
+def test_env_exported_and_imported_again_steps_exactly_like_the_env(mode, name):
+    env, inner = STACKS[name](), STACKS[name]()
+    info_keys = {"action": inner.single_action_space} if isinstance(inner, ScriptedEnv) and name != "Dict" else ()
+    back = tw.from_gymnasium(tw.to_gymnasium(inner, autoreset_mode=mode), info_keys=info_keys)
+    td, other = env.reset(seed=3), back.reset(seed=3)
+    keys = ["observation", "reward", "terminated", "truncated", "done", *(["info"] if info_keys else [])]
+    for step in range(30):
+        assert same(td["observation"], other["observation"])
+        action = env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        other_transition, other = back.step(other.set("action", action))
+        assert all(same(transition["next", key], other_transition["next", key]) for key in keys)
+        if step % 7 == 5:
+            mask, seed = torch.arange(env.num_envs) % 2 == step % 2, None if step < 15 else step
+            td, other = env.reset(seed=seed, mask=mask), back.reset(seed=seed, mask=mask)
+
+
+def same(first, second):
+    if isinstance(first, TensorDict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first.keys())
+    return first.dtype == second.dtype and torch.equal(first, second)
+
+
+# Ownership.
+
+
+@every_mode
+def test_returned_arrays_are_never_changed_and_writing_into_them_does_not_change_the_env(mode):
+    def make():
+        env = tw.TransformedEnv(
+            ScriptedEnv(3, episode_lengths=(2, 3), observation_space=spaces.Dict(a=spaces.Box(-9e9, 9e9, (2,)))),
+            T.RecordEpisodeStatistics(),
+        )
+        return tw.to_gymnasium(env, autoreset_mode=mode)
+
+    envs, untouched, held = make(), make(), []
+    envs.reset(seed=0)
+    untouched.reset(seed=0)
+    for _ in range(10):
+        action = envs.action_space.sample()
+        result, expected = envs.step(action), untouched.step(action)
+        assert_equivalent(result[:4], expected[:4])
+        held.append((expected, copy.deepcopy(expected)))
+        reset_finished(envs, result)
+        reset_finished(untouched, expected)
+        for array in (*arrays(result), action["x"] if isinstance(action, dict) else action):
+            array.fill(1 if array.dtype == bool else 77)
+    assert all(data_equivalence(now, then, exact=True) for now, then in held)
+
+
+def arrays(value):
+    """All arrays in a nested value, without those that hold objects."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
+        return [array for part in value for array in arrays(part)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
+# Gymnasium's own checks, tools and wrappers.
+
+
+class FirstOf(gymnasium.Env):
+    """The single env in a vector env of one, for Gymnasium's checks of single envs."""
+
+    def __init__(self, envs):
+        self.envs, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        observations, infos = self.envs.reset(seed=seed, options=options)
+        return observations[0], infos
+
+    def step(self, action):
+        observations, rewards, terminations, truncations, infos = self.envs.step(np.stack([action]))
+        return observations[0], float(rewards[0]), bool(terminations[0]), bool(truncations[0]), infos
+
+    def render(self):
+        return self.envs.render()[0]
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+@every_mode
+@pytest.mark.filterwarnings("ignore:.*infinity:UserWarning")  # about the bounds of CartPole's own space
+@pytest.mark.filterwarnings("ignore:.*alternative render modes:UserWarning")  # the env in the check has no spec
+@pytest.mark.filterwarnings("ignore:.*symmetric and normalized:UserWarning")  # about Pendulum's own action space
+def test_export_passes_gymnasiums_env_checker(mode, id):
+    check_env(FirstOf(tw.to_gymnasium(tw.make(id, 1, render_mode="rgb_array"), autoreset_mode=mode)))
+
+
+@every_mode
+def test_export_runs_in_gymnasiums_benchmark(mode):
+    envs = tw.to_gymnasium(tw.make("CartPole-v1", 4), autoreset_mode=mode)
+    assert benchmark_vector_step(envs, target_duration=0.2, seed=0) > 100
+
+
+def test_export_is_made_by_make_vec_from_a_vector_entry_point():
+    def entry_point(num_envs, **kwargs):
+        return tw.to_gymnasium(tw.make("CartPole-v1", num_envs, **kwargs))
+
+    gymnasium.register("TorchwrapTest/Exported-v0", vector_entry_point=entry_point, max_episode_steps=20)
+    try:
+        envs = gymnasium.make_vec("TorchwrapTest/Exported-v0", 3)
+        assert envs.unwrapped.env.signature.max_episode_steps == 20 and envs.spec.id == "TorchwrapTest/Exported-v0"
+        assert "TorchwrapTest/Exported-v0" in repr(envs)
+    finally:
+        del gymnasium.registry["TorchwrapTest/Exported-v0"]
+
+
+BOTH = {
+    "RecordEpisodeStatistics": vector_wrappers.RecordEpisodeStatistics,
+    "NormalizeReward": vector_wrappers.NormalizeReward,
+    "ClipReward": lambda envs: vector_wrappers.ClipReward(envs, -1, 1),
+    "TransformReward": lambda envs: vector_wrappers.TransformReward(envs, lambda reward: 2 * reward),
+    "ClipAction": vector_wrappers.ClipAction,
+    "RescaleAction": lambda envs: vector_wrappers.RescaleAction(envs, -3, 3),
+    "DictInfoToList": vector_wrappers.DictInfoToList,
+}
+OF_OBSERVATIONS = {
+    "RescaleObservation": lambda envs: vector_wrappers.RescaleObservation(envs, 0, 1),
+    "FlattenObservation": vector_wrappers.FlattenObservation,
+    "TransformObservation": lambda envs: vector_wrappers.TransformObservation(envs, lambda observation: observation + 1),
+}
+
+
+@pytest.mark.parametrize(
+    "mode, name", [*((SAME_STEP, name) for name in BOTH), *((DISABLED, name) for name in OF_OBSERVATIONS)]
+)
+def test_vector_wrappers_of_gymnasium_work_as_on_sync_vector_env(export, mode, name):
+    makers = [functools.partial(Informed, lengths=lengths) for lengths in LENGTHS["staggered"]]
+    wrap = {**BOTH, **OF_OBSERVATIONS}[name]
+    envs, oracle = (wrap(each) for each in export(makers, mode, info_keys=INFO_SPACES))
+    envs.reset(seed=1), oracle.reset(seed=1)
+    for _ in range(20):
+        action = envs.action_space.sample()
+        result, expected = envs.step(action), oracle.step(action)
+        assert_equivalent(result[:4], expected[:4])
+        if name == "DictInfoToList":
+            assert_equivalent(result[4], expected[4])
+        else:
+            assert_equivalent(without_times(result[4]), without_times(expected[4]))
+        reset_finished(envs, result), reset_finished(oracle, expected)
+
+
+@pytest.mark.parametrize("name", OF_OBSERVATIONS)
+def test_observation_wrappers_of_gymnasium_refuse_same_step_whatever_the_env(export, name):
+    for envs in export(scripted(2), SAME_STEP):
+        with pytest.raises(ValueError, match=r"NEXT_STEP or DISABLED, got AutoresetMode\.SAME_STEP"):
+            OF_OBSERVATIONS[name](envs)
+
+
+def test_gymnasiums_statistics_above_an_export_are_right_after_masked_resets():
+    # Above SyncVectorEnv they are zeroed in every row, because it takes the mask out of the options (Gymnasium #1696).
+    envs = tw.to_gymnasium(ScriptedEnv(2, episode_lengths=(2, 3)), autoreset_mode=DISABLED)
+    envs, found = vector_wrappers.RecordEpisodeStatistics(envs), []
+    envs.reset()
+    for _ in range(5):
+        result = envs.step(envs.action_space.sample())
+        if "episode" in result[4]:
+            found.append((result[4]["episode"]["r"].tolist(), result[4]["episode"]["l"].tolist()))
+        reset_finished(envs, result)
+    assert found == [([3, 0], [2, 0]), ([0, 6], [0, 3]), ([6, 3], [3, 2])]
+
+
+# Rendering, and bad input.
+
+
+def test_render_returns_a_frame_per_env():
+    envs = tw.to_gymnasium(tw.make("CartPole-v1", 2, render_mode="rgb_array"))
+    envs.reset(seed=0)
+    frames = envs.render()
+    assert envs.render_mode == "rgb_array" and len(frames) == 2 and frames[0].shape == (400, 600, 3)
+
+
+def test_np_random_seed_is_the_seed_of_the_last_seeded_reset():
+    envs = tw.to_gymnasium(ScriptedEnv(2))
+    envs.reset(seed=np.int64(7))
+    envs.reset()
+    assert envs.np_random_seed == envs.env.np_random_seed == 7
+
+
+@pytest.mark.parametrize(
+    "env, mode, error, match",
+    [
+        (3, SAME_STEP, TypeError, r"to_gymnasium needs a torchwrap\.Env, but got int"),
+        (gymnasium.make("CartPole-v1"), SAME_STEP, TypeError, "torchwrap.Env, but got TimeLimit: torchwrap.make"),
+        (ScriptedEnv(2), AutoresetMode.NEXT_STEP, ValueError, r"SAME_STEP or DISABLED, but got .*NEXT_STEP.*Use SAME_STEP"),
+        (ScriptedEnv(2), "NextStep", ValueError, r"but got 'NextStep': .*is no transition\. Use SAME_STEP"),
+        (ScriptedEnv(2), "same", ValueError, r"SAME_STEP or DISABLED, but got 'same'\.$"),
+        (ScriptedEnv(2), None, ValueError, r"SAME_STEP or DISABLED, but got None\.$"),
+    ],
+)
+def test_to_gymnasium_without_an_env_or_a_known_mode_raises_with_a_remedy(env, mode, error, match):
+    with pytest.raises(error, match=match):
+        tw.to_gymnasium(env, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize(
+    "kwargs, error, match",
+    [
+        ({"seed": [1, 2]}, TypeError, r"needs one seed, an integer, but got \[1, 2\]: pass reset\(seed=0\)"),
+        ({"seed": -1}, ValueError, "seed that is an integer"),
+        ({"options": {"reset_mask": [True, False]}}, ValueError, r"reset_mask'\] as an array \(2,\) of np.bool_"),
+        ({"options": {"reset_mask": np.array([True, False, True])}}, ValueError, "reset_mask"),
+        ({"options": {"reset_mask": np.array([1, 0])}}, ValueError, "reset_mask.*but got int64"),
+        ({"options": {"reset_mask": np.array([False, False])}}, ValueError, "with at least one True"),
+        ({"options": {"colour": 1}}, ValueError, "takes no options, but got"),
+        ({"options": 3}, TypeError, "options as a dict"),
+    ],
+)
+def test_reset_with_bad_arguments_raises_and_changes_nothing(kwargs, error, match):
+    envs = tw.to_gymnasium(ScriptedEnv(2, (1,)))
+    envs.reset(seed=5)
+    envs.step(envs.action_space.sample())
+    with pytest.raises(error, match=match):
+        envs.reset(**kwargs)
+    assert envs.np_random_seed == 5
+    assert envs.step(envs.action_space.sample())[0].tolist() == [[2], [1002]]
+
+
+@pytest.mark.parametrize(
+    "space, actions, match",
+    [
+        (spaces.Discrete(2), np.array([0.0, 1.0]), r"step needs integers as actions of Discrete\(2\), but got .* float64"),
+        (spaces.Discrete(2), np.array([0, 2]), "values from 0 to 2"),
+        (spaces.Discrete(2), np.array([0, 1, 1]), r"shape \(2,\)"),
+        (spaces.Discrete(2), None, "needs integers as actions"),
+        (spaces.Dict(a=spaces.Discrete(2)), {"b": np.array([0, 1])}, r"needs actions of Dict\('a'"),
+        (spaces.Dict(a=spaces.Discrete(2)), np.array([0, 1]), r"needs actions of Dict\('a'"),
+        (spaces.Box(-1, 1, (2,)), np.zeros(2), r"shape \(2, 2\)"),
+    ],
+)
+def test_step_with_actions_outside_the_space_raises_and_changes_nothing(space, actions, match):
+    envs = tw.to_gymnasium(ScriptedEnv(2, (1,), action_space=space))
+    envs.reset()
+    with pytest.raises(ValueError, match=match):
+        envs.step(actions)
+    assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1001]]
+
+
+def test_step_of_finished_envs_in_disabled_mode_asks_for_a_masked_reset():
+    envs = tw.to_gymnasium(ScriptedEnv(3, (1,), episode_lengths=(1, 9)), autoreset_mode=DISABLED)
+    envs.reset()
+    observations = envs.step(envs.action_space.sample())[0]
+    assert observations.tolist() == [[1], [1001], [2001]]
+    envs.reset(options={"reset_mask": np.array([True, False, False])})
+    with pytest.raises(RuntimeError, match=r"needs a reset of envs \[2\], whose episodes have ended"):
+        envs.step(envs.action_space.sample())
+    envs.reset(options={"reset_mask": np.array([False, False, True])})
+    assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1002], [2001]]
