@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,14 +25,16 @@ def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMod
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
     Rewards are float64 `(num_envs,)`, terminations and truncations bool `(num_envs,)`, observations batched as in
-    `SyncVectorEnv`. Arrays are copies: no later step changes them. In the infos, a number per env is `(num_envs,)`. If the env
-    has `RecordEpisodeStatistics`, the infos of a step in which episodes end contain `episode`, with `r`, `l` and `t`, as those
-    of Gymnasium's vector wrapper of that name do; `final_info` contains it too.
+    `SyncVectorEnv`. All arrays are copies: no later step changes them. Infos have the structure of `SyncVectorEnv`'s, with
+    `(num_envs,)` for a number per env; those of a reset are empty. If the env has `RecordEpisodeStatistics`, the infos of a
+    step in which episodes end contain `episode` with `r`, `l` and `t`, as with Gymnasium's vector wrapper of that name, and
+    `final_info` contains it, as with the single one in a `SyncVectorEnv`. Gymnasium's own vector wrappers of observations
+    need `DISABLED`; torchwrap's transforms below the export work in both modes.
 
     Args:
         env: the env. The result owns it from now on.
         autoreset_mode: `SAME_STEP`, in which `infos["final_obs"]` holds the final observations and `infos["final_info"]` the
-            infos of the step, or `DISABLED`, in which `reset(options={"reset_mask": mask})` resets the finished envs.
+            infos of the finished envs, or `DISABLED`, in which `reset(options={"reset_mask": mask})` resets them.
 
     Returns:
         The vector env. Its `close()` closes `env`.
@@ -111,8 +112,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             )
         transition, td = (self.env.step if self._same_step else self.env.transition)(self._to_tensors(actions))
         successor = transition["next"]
-        columns = [successor[name].squeeze(-1).numpy(force=True) for name in ("reward", "terminated", "truncated")]
-        reward, terminated, truncated = (np.array(column) for column in columns)
+        names = ("reward", "terminated", "truncated")
+        reward, terminated, truncated = (successor[name].squeeze(-1).numpy(force=True) for name in names)
         done = terminated | truncated
         infos = self._infos(successor, done)
         if not self._same_step:
@@ -135,27 +136,35 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return spaces.from_numpy(self.single_action_space, actions, self.env.device)
 
     def _infos(self, successor: TensorDict, done: Mask) -> dict[str, Any]:
-        info = successor.get("info", {})
+        info = dict(successor.get("info", {}).items())
         if not done.any():
             return _batch_infos(info, ~done)
-        statistics = {}
-        for key in self._stats_keys:
-            if f"{key}_return" in successor:  # a layer above may have dropped it
-                seconds = np.where(done, np.round(time.perf_counter() - self._start_times, 6), 0)
-                columns = zip(("return", "length"), (np.float64, np.int64), strict=True)
-                totals = (successor[f"{key}_{name}"].numpy(force=True).reshape(-1).astype(to) for name, to in columns)
-                statistics[key] = dict(zip("rlt", (*(np.where(done, total, 0) for total in totals), seconds), strict=True))
-        infos = _batch_infos(info, ~done if self._same_step else np.ones_like(done))
+        infos, statistics = (
+            _batch_infos(info, ~done if self._same_step else np.ones_like(done)),
+            self._statistics(successor, done),
+        )
         if self._same_step:
             infos["final_obs"], infos["_final_obs"] = np.full(self.num_envs, None), done.copy()
             ended = torch.as_tensor(done, device=self.env.device)
             final = spaces.to_numpy(self.single_observation_space, successor["observation"][ended])
             for row, observation in zip(np.flatnonzero(done), iterate(self.observation_space, final), strict=True):
                 infos["final_obs"][row] = observation
-            infos["final_info"], infos["_final_info"] = _batch_infos({**dict(info.items()), **statistics}, done), done.copy()
+            # Where Gymnasium's statistics of single envs are; those of its vector wrapper are at the top, as below.
+            infos["final_info"], infos["_final_info"] = _batch_infos({**info, **statistics}, done), done.copy()
         for key, value in statistics.items():
             infos[key], infos[f"_{key}"] = value, done.copy()
         return infos
+
+    def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, dict[str, NDArray[Any]]]:
+        seconds = np.where(done, np.round(time.perf_counter() - self._start_times, 6), 0)
+        statistics = {}
+        for key in self._stats_keys:
+            names = (f"{key}_return", f"{key}_length")
+            if names[0] in successor:  # a layer above may have dropped them
+                total, length = (successor[name].squeeze(-1).numpy(force=True) for name in names)
+                totals = np.where(done, total.astype(np.float64), 0), np.where(done, length, 0)
+                statistics[key] = dict(zip("rlt", (*totals, seconds.copy()), strict=True))
+        return statistics
 
     def render(self) -> tuple[Any, ...]:
         return self.env.render()
@@ -164,11 +173,11 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.env.close()
 
 
-def _batch_infos(values: Mapping[str, Any] | TensorDict, mask: Mask) -> dict[str, Any]:
+def _batch_infos(values: dict[str, Any] | TensorDict, mask: Mask) -> dict[str, Any]:
     """Infos as Gymnasium batches them: zeros outside the mask, and the mask under the name with an underscore."""
     infos: dict[str, Any] = {}
     for name, value in values.items() if mask.any() else ():
-        if isinstance(value, Mapping | TensorDict):
+        if isinstance(value, dict | TensorDict):
             infos[name] = _batch_infos(value, mask)
         else:
             array = np.array(value.numpy(force=True) if isinstance(value, torch.Tensor) else value)
