@@ -94,6 +94,15 @@ def test_example_bootstraps_truncated_episodes_from_their_final_observation(exam
     assert len(seen) == 32 and (seen == value).all()
 
 
+def test_example_mean_return_is_that_of_the_finished_episodes(example, monkeypatch):
+    # Each env has episodes of 1 and of 2 steps in turn, with returns of 1 and of 3: five of each in 15 steps.
+    env = ScriptedEnv(2, (1,), episode_lengths=(1, 2), action_space=gymnasium.spaces.Discrete(2))
+    envs = tw.to_gymnasium(tw.TransformedEnv(env, T.RecordEpisodeStatistics()))
+    monkeypatch.setattr(example, "make_envs", lambda args: envs)
+    args = example.Args(**{**SMALL, "num_envs": 2, "num_steps": 15, "total_timesteps": 30})
+    assert example.main(args)["mean_return"] == 2.0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_example_solves_cartpole(example, seed):
