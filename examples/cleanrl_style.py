@@ -60,12 +60,10 @@ class Args:
 
 DEFAULTS = {
     "discrete": dict(
-        **dict(total_timesteps=150_000, num_envs=32, num_steps=64, learning_rate=2e-3, gamma=0.98),
-        **dict(num_minibatches=4, update_epochs=8),
+        total_timesteps=150_000, num_envs=32, num_steps=64, learning_rate=2e-3, gamma=0.98, num_minibatches=4, update_epochs=8
     ),
     "continuous": dict(
-        **dict(total_timesteps=200_000, num_envs=32, num_steps=64, learning_rate=1e-3, gamma=0.9),
-        **dict(num_minibatches=8, update_epochs=10),
+        total_timesteps=200_000, num_envs=32, num_steps=64, learning_rate=1e-3, gamma=0.9, num_minibatches=8, update_epochs=10
     ),
 }
 
@@ -107,7 +105,7 @@ class Agent(nn.Module):
         return Independent(Normal(out, self.logstd.exp(), validate_args=False), 1, validate_args=False)
 
 
-def to_obs(array: np.ndarray) -> Tensor:
+def to_tensor(array: np.ndarray) -> Tensor:
     return torch.as_tensor(array, dtype=torch.float32)
 
 
@@ -133,32 +131,32 @@ def main(args: Args) -> dict[str, float]:
     obs = torch.zeros(*shape, *envs.single_observation_space.shape)
     actions = torch.zeros(*shape, *envs.single_action_space.shape, dtype=torch.int64 if agent.discrete else torch.float32)
     logprobs, rewards, values, dones = (torch.zeros(shape) for _ in range(4))
-    returns: deque[float] = deque(maxlen=100)
+    returns: deque[float] = deque(maxlen=100)  # of the latest episodes
 
     next_obs, _ = envs.reset(seed=args.seed)
     for iteration in range(num_iterations):
         optimizer.param_groups[0]["lr"] = (1.0 - iteration / num_iterations) * args.learning_rate
 
         for step in range(args.num_steps):
-            obs[step] = to_obs(next_obs)
+            obs[step] = to_tensor(next_obs)
             with torch.no_grad():
                 policy = agent.policy(obs[step])
                 actions[step] = policy.sample()
                 logprobs[step] = policy.log_prob(actions[step])
                 values[step] = agent.value(obs[step])
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step].numpy())
-            rewards[step] = to_obs(reward)
-            dones[step] = to_obs(terminated | truncated)
+            rewards[step] = to_tensor(reward)
+            dones[step] = to_tensor(terminated | truncated)
             cut = np.flatnonzero(truncated & ~terminated)
             if len(cut):  # bootstrap from the final observation; next_obs is already that of a new episode
                 with torch.no_grad():
-                    final_values = agent.value(to_obs(np.stack(infos["final_obs"][cut])))
+                    final_values = agent.value(to_tensor(np.stack(infos["final_obs"][cut])))
                 rewards[step, torch.from_numpy(cut)] += args.gamma * final_values
             if "episode" in infos:
                 returns.extend(infos["episode"]["r"][infos["_episode"]].tolist())
 
         with torch.no_grad():
-            advantages, ahead, next_value = torch.zeros(shape), torch.zeros(args.num_envs), agent.value(to_obs(next_obs))
+            advantages, ahead, next_value = torch.zeros(shape), torch.zeros(args.num_envs), agent.value(to_tensor(next_obs))
             for step in reversed(range(args.num_steps)):
                 not_done = 1.0 - dones[step]
                 delta = rewards[step] + args.gamma * next_value * not_done - values[step]
@@ -184,10 +182,7 @@ def main(args: Args) -> dict[str, float]:
 
         if returns and (iteration % 10 == 9 or iteration + 1 == num_iterations):
             steps, seconds = (iteration + 1) * batch_size, time.perf_counter() - start_time
-            mean = sum(returns) / len(returns)
-            print(
-                f"global_step={steps}, mean return of the latest {len(returns)} episodes={mean:.1f}, SPS={steps / seconds:.0f}"
-            )
+            print(f"global_step={steps}, episodic_return={sum(returns) / len(returns):.1f}, SPS={steps / seconds:.0f}")
     envs.close()
     seconds = time.perf_counter() - start_time
     mean_return = sum(returns) / len(returns) if returns else float("nan")
