@@ -237,6 +237,7 @@ STACKS = {
     "Dict": functools.partial(
         ScriptedEnv, 4, episode_lengths=(2, 3), observation_space=SPACES["nested"], action_space=SPACES["Dict"]
     ),
+    "scalar": functools.partial(ScriptedEnv, 4, episode_lengths=(2, 3), observation_space=SPACES["scalar"]),
     "native": lambda: tw.TransformedEnv(
         tw.make("CartPole-v1", 4, max_episode_steps=9), T.NormalizeObservation(), T.RecordEpisodeStatistics()
     ),
