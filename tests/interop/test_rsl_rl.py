@@ -1,0 +1,343 @@
+"""to_rsl_rl and PPO under rsl_rl's own OnPolicyRunner, and against hand-computed episodes."""
+
+import pytest
+
+rsl_rl = pytest.importorskip("rsl_rl")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from gymnasium.spaces import Box, Dict, Discrete  # noqa: E402
+from rsl_rl.runners import OnPolicyRunner  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+
+import torchwrap as tw  # noqa: E402
+from torchwrap import transforms as T  # noqa: E402
+from torchwrap.interop.rsl_rl import to_rsl_rl  # noqa: E402
+from torchwrap.testing import ScriptedEnv  # noqa: E402
+
+THEIRS, OURS = "PPO", "torchwrap.interop.rsl_rl:PPO"
+VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
+
+
+def config(algorithm=OURS, steps=8, groups=("policy", "policy"), critic=None, **settings):
+    actor, critic_group = groups
+    network = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "tanh"}
+    return {
+        "num_steps_per_env": steps,
+        "save_interval": 1000,
+        "obs_groups": {"actor": [actor], "critic": [critic_group]},
+        "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
+        "critic": {**network, **(critic or {})},
+        "algorithm": {"class_name": algorithm, **settings},
+    }
+
+
+def make_pendulum(num_envs=4, *transforms, **kwargs):
+    return tw.TransformedEnv(tw.make("Pendulum-v1", num_envs, **kwargs), T.RescaleAction(-1, 1), T.ClipAction(), *transforms)
+
+
+def make_learned(num_envs=3):
+    """Statistics, running episodes and random numbers: everything that a step can change."""
+    return make_pendulum(
+        num_envs, T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward(), max_episode_steps=5
+    )
+
+
+# What rsl_rl is given.
+
+
+def test_step_returns_what_the_env_does_with_staggered_ends():
+    lengths = (5, 3, 1, 4)  # ended by all three causes, and by none in some steps
+    env, oracle = to_rsl_rl(ScriptedEnv(4, (2,), lengths), seed=0), ScriptedEnv(4, (2,), lengths)
+    td = oracle.reset(seed=0)
+    assert (env.get_observations()["policy"] == td["observation"]).all()
+    causes = set()
+    for _ in range(40):
+        actions = oracle.sample_action()
+        obs, rewards, dones, extras = env.step(actions)
+        transition, td = oracle.step(td.set("action", actions))
+        successor = transition["next"]
+        assert isinstance(obs, TensorDict) and obs.batch_size == (4,) and set(obs.keys()) == {"policy"}
+        assert (obs["policy"] == td["observation"]).all() and (env.get_observations()["policy"] == obs["policy"]).all()
+        assert (extras["final_obs"]["policy"] == successor["observation"]).all()
+        assert rewards.tolist() == successor["reward"].flatten().tolist() and rewards.dtype == torch.float32
+        assert dones.tolist() == successor["done"].flatten().long().tolist() and dones.dtype == torch.int64
+        pairs = list(zip(successor["terminated"].flatten().tolist(), successor["truncated"].flatten().tolist(), strict=True))
+        assert extras["time_outs"].tolist() == [truncated and not terminated for terminated, truncated in pairs]
+        causes |= set(pairs)
+    assert len(causes) == 4
+
+
+def test_results_are_not_changed_by_the_next_step():
+    env = to_rsl_rl(ScriptedEnv(2, (2,), 1, ending="truncated"))
+    first = env.step(torch.zeros(2, 6))
+    copies = [first[0].clone(), first[1].clone(), first[2].clone(), first[3]["final_obs"].clone()]
+    env.step(torch.zeros(2, 6))
+    for value, copy in zip([*first[:3], first[3]["final_obs"]], copies, strict=True):
+        assert (value == copy).all()
+
+
+def test_dict_observation_becomes_groups_that_the_runner_finds():
+    space = Dict({"actor": VECTOR, "critic": Box(-np.inf, np.inf, (5,), np.float32)})
+    env = to_rsl_rl(ScriptedEnv(2, observation_space=space))
+    runner = OnPolicyRunner(env, config(groups=("actor", "critic")))
+    runner.learn(2)
+    assert runner.alg.actor.obs_dim == 3 and runner.alg.critic.obs_dim == 5
+    extras = env.step(torch.zeros(2, 6))[3]
+    assert {key: value.shape for key, value in extras["final_obs"].items()} == {"actor": (2, 3), "critic": (2, 5)}
+
+
+def test_finite_horizon_has_no_time_outs():
+    env = to_rsl_rl(ScriptedEnv(2, (1,), 1, ending="truncated"), {"is_finite_horizon": True})
+    extras = env.step(torch.zeros(2, 6))[3]
+    assert "time_outs" not in extras and extras["final_obs"]["policy"].tolist() == [[1], [1001]]
+    OnPolicyRunner(env, config()).learn(1)  # nor does PPO miss them
+
+
+def test_seed_repeats_the_first_episode():
+    first, second, other = (to_rsl_rl(make_pendulum(), seed=seed).get_observations()["policy"] for seed in (3, 3, 4))
+    assert (first == second).all() and not (first == other).any()
+
+
+def test_reset_starts_new_episodes():
+    env = to_rsl_rl(make_pendulum(), seed=3)
+    first = env.step(torch.zeros(4, 1))[0]["policy"]
+    obs, extras = env.reset()
+    assert env.episode_length_buf.tolist() == [0] * 4 and not (obs["policy"] == first).any() and extras == {}
+
+
+# The episode clock.
+
+
+def test_random_episode_lengths_move_the_clock_and_truncate():
+    torch.manual_seed(0)
+    env = to_rsl_rl(make_pendulum(50, max_episode_steps=20), seed=0)
+    assert env.max_episode_length == 20 and env.episode_length_buf.tolist() == [0] * 50
+    time_outs, step = [], env.step
+
+    def recorded(actions):
+        result = step(actions)
+        time_outs.append(result[3]["time_outs"])
+        return result
+
+    env.step = recorded
+    runner = OnPolicyRunner(env, config(steps=20))
+    runner.learn(1, init_at_random_ep_len=True)
+    first = torch.stack(time_outs).long().argmax(0)
+    assert torch.stack(time_outs).sum(0).tolist() == [1] * 50  # each env once in 20 steps
+    assert len(first.unique()) > 10  # and at different times
+    assert env.episode_length_buf.tolist() == (19 - first).tolist()
+
+
+def test_env_without_a_limit_learns_but_has_no_random_episode_lengths():
+    env = to_rsl_rl(ScriptedEnv(2, (3,), None))
+    runner = OnPolicyRunner(env, config())
+    runner.learn(1)
+    with pytest.raises(RuntimeError, match=r"init_at_random_ep_len needs an env with a time limit.*put transforms\.TimeLimit"):
+        runner.learn(1, init_at_random_ep_len=True)
+
+
+def test_env_of_gymnasium_trains_and_has_a_clock_with_time_limit():
+    env = tw.TransformedEnv(tw.make("Pendulum-v1", 2, backend="gymnasium"), T.TimeLimit(4))
+    adapter = to_rsl_rl(env, seed=0)
+    OnPolicyRunner(adapter, config(steps=6)).learn(1, init_at_random_ep_len=True)
+    assert adapter.max_episode_length == 4
+    env.close()
+
+
+# Inference mode.
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_env_steps_and_restores_outside_of_inference_mode_after_training(compiled):
+    env = make_learned()
+    if compiled:
+        tw.compile(env, backend="aot_eager")
+    adapter = to_rsl_rl(env, seed=0)
+    OnPolicyRunner(adapter, config()).learn(2)
+    assert not any(buffer.is_inference() for buffer in env.buffers())
+    assert not adapter.get_observations()["policy"].is_inference()
+    snapshot = env.snapshot()
+    actions = [env.sample_action() for _ in range(12)]
+    first = [env.step(action)[0]["next"].clone() for action in actions]
+    env.reset(mask=torch.tensor([True, False, True]))
+    env.restore(snapshot)
+    for action, successor in zip(actions, first, strict=True):
+        assert (env.step(action)[0]["next"] == successor).all()
+
+
+def test_training_in_inference_mode_learns_the_same_statistics_as_steps_outside():
+    env, oracle = make_learned(), make_learned()
+    adapter = to_rsl_rl(env, seed=0)
+    actions = []
+    oracle.reset(seed=0)
+    for _ in range(12):
+        actions.append(oracle.sample_action())
+        oracle.step(actions[-1])
+    with torch.inference_mode():
+        for action in actions:
+            adapter.step(action.clone())
+    for name, buffer in oracle.state_dict().items():
+        assert (env.state_dict()[name] == buffer).all(), name
+
+
+# Logs.
+
+
+def test_log_holds_the_episodes_that_ended_in_the_step():
+    env = to_rsl_rl(tw.TransformedEnv(ScriptedEnv(2, (1,), (2, 3)), T.RecordEpisodeStatistics(), T.ScaleReward(100)))
+    logs = [env.step(torch.zeros(2, 6))[3].get("log") for _ in range(3)]
+    assert logs[0] is None
+    assert {key: value.tolist() for key, value in logs[1].items()} == {"episode_return": [3], "episode_length": [2]}
+    assert {key: value.tolist() for key, value in logs[2].items()} == {"episode_return": [6], "episode_length": [3]}
+
+
+def test_logger_writes_the_mean_over_episodes(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    env = to_rsl_rl(tw.TransformedEnv(ScriptedEnv(3, (1,), (1, 3, 3)), T.RecordEpisodeStatistics(), T.ScaleReward(100)))
+    runner = OnPolicyRunner(env, config(steps=3), log_dir=str(tmp_path))
+    runner.logger.git_status_repos = []  # it writes the diffs of these repositories
+    runner.learn(1)
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    # In the first step the return 1 of length 1, in the third one twice the return 6 of length 3.
+    assert [event.value for event in events.Scalars("Episode/episode_return")] == [pytest.approx((1 + 6 + 6) / 3)]
+    assert [event.value for event in events.Scalars("Episode/episode_length")] == [pytest.approx((1 + 3 + 3) / 3)]
+
+
+# The bootstrap.
+
+
+def collect(monkeypatch, algorithm, env, steps, critic=None, **settings):
+    """Runs one iteration of the runner without an update, and returns its algorithm."""
+    runner = OnPolicyRunner(to_rsl_rl(env), config(algorithm, steps, critic=critic, **settings))
+    monkeypatch.setattr(runner.alg, "update", dict)
+    if critic is None:
+        runner.alg.critic.mlp = torch.nn.Identity()  # the value of an observation is its only component
+    runner.learn(1)
+    return runner.alg
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rewards", "returns"),
+    [
+        # Rewards 1, 2 in each episode, from observations 0 and 1 to the final observation 2; gamma is 0.5. The first
+        # episode is terminated, the second one truncated, and the third one both.
+        (THEIRS, [1, 2, 1, 2.5, 1, 2], [2, 2, 2.25, 2.5, 2, 2]),  # + 0.5 * V(1)
+        (OURS, [1, 2, 1, 3, 1, 2], [2, 2, 2.5, 3, 2, 2]),  # + 0.5 * V(2)
+    ],
+)
+def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch, algorithm, rewards, returns):
+    storage = collect(monkeypatch, algorithm, ScriptedEnv(1, (1,), 2), 6, gamma=0.5, lam=1.0).storage
+    assert storage.observations["policy"].flatten().tolist() == [0, 1, 0, 1, 0, 1]
+    assert storage.dones.flatten().tolist() == [0, 1, 0, 1, 0, 1]
+    assert storage.rewards.flatten().tolist() == rewards
+    assert storage.returns.flatten().tolist() == returns
+
+
+@pytest.mark.parametrize(("algorithm", "values"), [(THEIRS, [0, 1000]), (OURS, [1, 1001])])
+def test_one_step_episodes_of_several_envs_bootstrap_row_by_row(monkeypatch, algorithm, values):
+    storage = collect(monkeypatch, algorithm, ScriptedEnv(2, (1,), 1, ending="truncated"), 2, gamma=0.5, lam=1.0).storage
+    assert storage.returns.squeeze(-1).tolist() == [[1 + 0.5 * value for value in values]] * 2
+
+
+def test_episodes_that_do_not_end_have_the_targets_of_rsl_rl(monkeypatch):
+    theirs, ours = (
+        collect(monkeypatch, algorithm, ScriptedEnv(2, (1,), None), 3, gamma=0.5, lam=1.0).storage
+        for algorithm in (THEIRS, OURS)
+    )
+    assert ours.rewards[..., 0].tolist() == [[1, 1], [2, 2], [3, 3]]
+    assert ours.returns[2, :, 0].tolist() == [3 + 0.5 * 3, 3 + 0.5 * 1003]  # from the observation after the last step
+    assert (ours.returns == theirs.returns).all()
+
+
+def test_bootstrap_leaves_the_critic_normalization_to_rsl_rl():
+    def learned(algorithm):
+        torch.manual_seed(0)
+        env = to_rsl_rl(ScriptedEnv(2, (3,), (5, 3, 1, 4), ending="truncated"))  # whatever the actions are
+        runner = OnPolicyRunner(env, config(algorithm, critic={"obs_normalization": True}))
+        runner.learn(2)
+        return runner.alg.critic.obs_normalizer.state_dict()
+
+    theirs, ours = learned(THEIRS), learned(OURS)
+    assert theirs["count"] == 2 * 8 * 2
+    for name, value in theirs.items():
+        assert (ours[name] == value).all(), name
+
+
+def test_bootstrap_leaves_the_state_of_a_recurrent_critic_to_rsl_rl(monkeypatch):
+    def states(algorithm):
+        torch.manual_seed(0)
+        critic = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 4, "rnn_num_layers": 1}
+        alg = collect(monkeypatch, algorithm, ScriptedEnv(3, (3,), (2, 3), ending="truncated"), 4, critic)
+        return alg.critic.get_hidden_state(), alg.storage.values, alg.storage.rewards
+
+    (theirs, their_values, their_rewards), (ours, our_values, our_rewards) = states(THEIRS), states(OURS)
+    assert (theirs == ours).all() and (their_values == our_values).all()
+    assert ours.abs().sum() > 0 and (their_rewards != our_rewards).any()
+
+
+def test_ppo_of_an_env_without_final_observations_names_the_remedy():
+    env = to_rsl_rl(ScriptedEnv(2, (3,)))
+    runner = OnPolicyRunner(env, config())
+    step = env.step
+
+    def without(actions):
+        *result, extras = step(actions)
+        return *result, {"time_outs": extras["time_outs"]}
+
+    env.step = without
+    with pytest.raises(ValueError, match=r'needs extras\["final_obs"\].*but got \[\'time_outs\'\].*to_rsl_rl'):
+        runner.learn(1)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (lambda: torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
+        (lambda: tw.make("CartPole-v1", 2), r"needs actions in a Box with one dimension, but got Discrete\(2\)"),
+        (lambda: ScriptedEnv(2, action_space=Box(-1, 1, (2,), np.float64)), "needs actions in float32"),
+        (lambda: ScriptedEnv(2, observation_space=Discrete(3)), "needs observations in a Box.*FlattenObservation"),
+        (lambda: ScriptedEnv(2, observation_shape=(3, 8, 8)), "needs observations in a Box.*FlattenObservation"),
+        (
+            lambda: ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64)),
+            r'observations in float32, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
+        ),
+        (lambda: ScriptedEnv(2, observation_space=Dict({"a": VECTOR, "b": Discrete(2)})), "needs observations in a Box"),
+        (lambda: ScriptedEnv(2, observation_space=Dict({"a": Dict({"b": VECTOR})})), "without a Dict in a Dict"),
+    ],
+    ids=["no env", "discrete", "float64 actions", "discrete observation", "image", "integers", "group", "nested"],
+)
+def test_to_rsl_rl_refuses_what_rsl_rl_does_not_take_before_a_reset(env, message):
+    env = env()
+    with pytest.raises((TypeError, ValueError), match=f"to_rsl_rl.*{message}"):
+        to_rsl_rl(env)
+    if isinstance(env, tw.Env):
+        assert env.np_random_seed is None
+
+
+def test_to_rsl_rl_refuses_a_config_that_is_no_dict():
+    with pytest.raises(TypeError, match="to_rsl_rl needs cfg as a dict, but got list"):
+        to_rsl_rl(ScriptedEnv(2, (3,)), [])
+
+
+# Learning.
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_runner_with_ppo_solves_pendulum(seed):
+    """The mean return of a random policy is about -1200, and that of a good one about -150."""
+    torch.manual_seed(seed)
+    transforms = T.RecordEpisodeStatistics(), T.NormalizeReward(gamma=0.95)
+    train_cfg = config(steps=32, gamma=0.95, entropy_coef=0.0)
+    for network in (train_cfg["actor"], train_cfg["critic"]):
+        network["hidden_dims"] = [64, 64]
+    runner = OnPolicyRunner(to_rsl_rl(make_pendulum(256, *transforms), seed=seed), train_cfg)
+    runner.learn(40, init_at_random_ep_len=True)
+    policy = runner.get_inference_policy()
+    groups = lambda td: TensorDict({"policy": td["observation"]}, td.batch_size)  # noqa: E731
+    returns = tw.evaluate(make_pendulum(64), lambda td: policy(groups(td)), 64, seed=1000 + seed)["episode_return"]
+    assert returns.mean() > -300, returns.mean()

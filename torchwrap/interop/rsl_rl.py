@@ -1,0 +1,155 @@
+"""rsl_rl: a torchwrap env as an `rsl_rl.env.VecEnv`, and a PPO that reads the true final observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict
+from rsl_rl import algorithms
+from rsl_rl.env import VecEnv
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap.env import Env
+from torchwrap.interop import _checks
+from torchwrap.transforms.episode import RecordEpisodeStatistics
+
+
+def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None = None) -> RslRlVecEnv:
+    """Wraps an env for the runners of rsl_rl: `OnPolicyRunner(to_rsl_rl(env), train_cfg)`.
+
+    The runner never resets an env, so it is reset here. Tensors are passed on without copies.
+
+    At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation acted in. With
+    "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`, it is the value of the final observation.
+
+    Args:
+        env: its actions are a float32 Box with one dimension. Its observations are such a Box, which becomes the group
+            "policy", or a Dict of them, which become groups of the same names, such as "actor" and "critic". rsl_rl's actions
+            are unbounded: put `transforms.ClipAction` on an env that does not clip them.
+        cfg: for the runner's loggers; it is kept, not copied. `{"is_finite_horizon": True}` leaves `extras["time_outs"]` out,
+            as in Isaac Lab, so that nothing is added to the reward at a time-out.
+        seed: for the reset. None draws one from the operating system.
+
+    Returns:
+        The `VecEnv`. Its `step(actions)`, float32 `(num_envs, num_actions)`, returns the groups in a TensorDict, rewards
+        `(num_envs,)` float32, dones `(num_envs,)` int64, and `extras` with "time_outs", `(num_envs,)` bool: truncated and not
+        terminated; and "final_obs": the groups of the true successor in a TensorDict, the final observations where episodes
+        ended.
+
+        If the env has `transforms.RecordEpisodeStatistics`, `extras["log"]` holds the returns and lengths of the episodes that
+        ended in this step, and rsl_rl logs the means. This waits for the device in each step, as rsl_rl's logger does itself.
+
+        `learn(..., init_at_random_ep_len=True)` assigns `episode_length_buf`, which moves `env.elapsed_steps`. Without a time
+        limit, `max_episode_length` raises a RuntimeError. Nothing else reads it.
+
+    Raises:
+        TypeError, ValueError: for spaces that rsl_rl does not take.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
+    >>> obs, rewards, dones, extras = env.step(torch.zeros(2, env.num_actions))
+    >>> obs["policy"][0], extras["final_obs"]["policy"][0], dones, extras["time_outs"]
+    (tensor([ 0., 10., 20.]), tensor([ 1., 11., 21.]), tensor([1, 1]), tensor([True, True]))
+    """
+    return RslRlVecEnv(env, cfg, seed)
+
+
+class RslRlVecEnv(VecEnv):
+    """A torchwrap env as an `rsl_rl.env.VecEnv`; made by `to_rsl_rl`. The torchwrap env is its `env`."""
+
+    def __init__(self, env: Env, cfg: dict[str, Any] | None, seed: int | None) -> None:
+        self.env = _checks.env("to_rsl_rl", env)
+        if cfg is not None and not isinstance(cfg, dict):
+            raise TypeError(f"to_rsl_rl needs cfg as a dict, but got {type(cfg).__name__}.")
+        self.cfg = {} if cfg is None else cfg
+        observation_space = env.single_observation_space
+        _checks.flat_dict("to_rsl_rl", observation_space)
+        self._grouped = isinstance(observation_space, Dict)
+        for group in observation_space.values() if isinstance(observation_space, Dict) else [observation_space]:
+            _float32("observations", _checks.vector("to_rsl_rl", "observations", group))
+        self.num_envs = env.num_envs
+        self.num_actions = _float32("actions", _checks.vector("to_rsl_rl", "actions", env.single_action_space)).shape[0]
+        records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
+        self._log_keys = [key for record in records for key in (record.return_key, record.length_key)]
+        env.reset(seed=seed)
+
+    @property
+    def device(self) -> torch.device:
+        return self.env.device
+
+    @property
+    def max_episode_length(self) -> int:
+        limit = self.env.signature.max_episode_steps
+        if limit is None:
+            raise RuntimeError(
+                f"init_at_random_ep_len needs an env with a time limit, but got {self.env}: put transforms.TimeLimit on it."
+            )
+        return limit
+
+    @property
+    def episode_length_buf(self) -> Tensor:
+        return self.env.elapsed_steps
+
+    @episode_length_buf.setter
+    def episode_length_buf(self, steps: Tensor) -> None:
+        self.env.elapsed_steps = steps
+
+    def reset(self) -> tuple[TensorDict, dict[str, Any]]:
+        """Starts new episodes in every env. The runner does not call it."""
+        return self._groups(self.env.reset()["observation"]), {}
+
+    def get_observations(self) -> TensorDict:
+        return self._groups(self.env._check_has_reset("get_observations()")["observation"])
+
+    # Because the runner steps in inference mode: a tensor made there, and kept, cannot be written to outside.
+    @torch.inference_mode(False)
+    def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        transition, td = self.env.step(actions)
+        successor = transition["next"]
+        done = successor["done"].squeeze(-1)
+        extras: dict[str, Any] = {"final_obs": self._groups(successor["observation"])}
+        if not self.cfg.get("is_finite_horizon", False):
+            extras["time_outs"] = (successor["truncated"] & ~successor["terminated"]).squeeze(-1)
+        if self._log_keys:
+            rows = done.nonzero().squeeze(-1)  # waits for the device
+            if len(rows):  # because rsl_rl's mean of none is NaN
+                extras["log"] = {key: successor[key][rows, 0].float() for key in self._log_keys}
+        return self._groups(td["observation"]), successor["reward"].squeeze(-1), done.long(), extras
+
+    def _groups(self, observation: spaces.Value) -> TensorDict:
+        groups = dict(observation.items()) if self._grouped else {"policy": observation}
+        return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
+
+
+class PPO(algorithms.PPO):
+    """rsl_rl's PPO, with the value of the true final observation at a time-out instead of that of the observation before.
+
+    In the runner's config: `"algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", ...}`. The env has to put
+    `extras["final_obs"]` beside `extras["time_outs"]`, as `to_rsl_rl` does. The critic's observation normalization and its
+    recurrent state are those of rsl_rl's PPO.
+    """
+
+    def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
+        if "time_outs" in extras:
+            if "final_obs" not in extras:
+                raise ValueError(
+                    f'{type(self).__module__}:PPO needs extras["final_obs"] from the env, but got {sorted(extras)}: '
+                    "wrap a torchwrap env with to_rsl_rl, or take rsl_rl's own PPO."
+                )
+            hidden_state = self.critic.get_hidden_state()
+            values = self.critic(extras["final_obs"].to(self.device)).detach().squeeze(-1)
+            self.critic.reset(hidden_state=hidden_state)
+            rewards = rewards + self.gamma * values * extras["time_outs"].to(self.device)
+            extras = {key: value for key, value in extras.items() if key != "time_outs"}
+        super().process_env_step(obs, rewards, dones, extras)
+
+
+def _float32(what: str, space: Box) -> Box:
+    if space.dtype != np.float32:  # rsl_rl stores float32, and would cast silently
+        remedy = ': put transforms.DtypeObservation("float32") on the env' if what == "observations" else ""
+        raise ValueError(f"to_rsl_rl needs {what} in float32, but got {space}{remedy}.")
+    return space
