@@ -2,18 +2,18 @@
 
 import pytest
 
-rsl_rl = pytest.importorskip("rsl_rl")
+pytest.importorskip("rsl_rl")
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from gymnasium.spaces import Box, Dict, Discrete  # noqa: E402
-from rsl_rl.runners import OnPolicyRunner  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from rsl_rl.runners import OnPolicyRunner
+from tensordict import TensorDict
 
-import torchwrap as tw  # noqa: E402
-from torchwrap import transforms as T  # noqa: E402
-from torchwrap.interop.rsl_rl import to_rsl_rl  # noqa: E402
-from torchwrap.testing import ScriptedEnv  # noqa: E402
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.rsl_rl import to_rsl_rl
+from torchwrap.testing import ScriptedEnv
 
 THEIRS, OURS = "PPO", "torchwrap.interop.rsl_rl:PPO"
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)

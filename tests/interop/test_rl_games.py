@@ -1,0 +1,331 @@
+"""to_rl_games and register under rl_games' own Runner, and against hand-computed episodes."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rl_games")
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from rl_games.common import env_configurations, vecenv
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.rl_games import register, to_rl_games
+from torchwrap.testing import ScriptedEnv
+
+# rl_games looks NumPy's scalars up under their old path when it reads a checkpoint.
+pytestmark = pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")
+
+VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
+NETWORK = {
+    "name": "actor_critic",
+    "separate": True,
+    "mlp": {"units": [16], "activation": "tanh", "initializer": {"name": "default"}},
+}
+CONTINUOUS = {
+    "mu_activation": "None",
+    "sigma_activation": "None",
+    "mu_init": {"name": "default"},
+    "sigma_init": {"name": "const_initializer", "val": 0},
+    "fixed_sigma": True,
+}
+
+
+@pytest.fixture
+def make_runner(tmp_path, monkeypatch):
+    """Makes a Runner of an env, and undoes what it, and its import, change for the whole process."""
+    state = (
+        dict(vars(torch._tensor_str.PRINT_OPTS)),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch._dynamo.config.cache_size_limit,
+        torch.get_rng_state(),
+        np.random.get_state(),
+        random.getstate(),
+    )
+    from rl_games.torch_runner import Runner
+
+    def make(make_env, num_actors=2, *, discrete=False, algorithm=(), seed=1, **config):
+        for registry in (vecenv.vecenv_config, env_configurations.configurations):
+            monkeypatch.setitem(registry, "torchwrap", None)  # register replaces it, and the end of the test removes it
+        register("torchwrap", make_env)
+        config = {
+            **{"env_name": "torchwrap", "name": "test", "full_experiment_name": "test", "train_dir": str(tmp_path)},
+            **{"device": "cpu", "device_name": "cpu", "torch_compile": False, "num_actors": num_actors, "horizon_length": 8},
+            **{"minibatch_size": num_actors * config.get("horizon_length", 8), "mini_epochs": 1, "gamma": 0.5, "tau": 1.0},
+            **{"learning_rate": 1e-3, "lr_schedule": None, "e_clip": 0.2, "clip_value": False, "critic_coef": 1},
+            **{"entropy_coef": 0.0, "grad_norm": 1.0, "truncate_grads": True, "bounds_loss_coef": 0.0},
+            **{"normalize_input": True, "normalize_advantage": True, "reward_shaper": {}, "max_epochs": 2, "env_config": {}},
+            **{"print_stats": False, "save_best_after": 10_000, **config},
+        }
+        space, kind = ({"discrete": None}, "discrete") if discrete else ({"continuous": CONTINUOUS}, "continuous")
+        params = {
+            "seed": seed,
+            "torch_threads": 1,
+            "algo": {"name": f"a2c_{kind}"},
+            "model": {"name": "discrete_a2c" if discrete else "continuous_a2c_logstd"},
+            "network": {**NETWORK, "space": space, **dict(algorithm)},
+            "config": config,
+        }
+        runner = Runner()
+        runner.load({"params": params})
+        return runner
+
+    yield make
+    torch.set_printoptions(**state[0])
+    torch.set_num_threads(state[1])
+    torch.set_float32_matmul_precision(state[2])
+    torch._dynamo.config.cache_size_limit = state[3]
+    torch.set_rng_state(state[4])
+    np.random.set_state(state[5])
+    random.setstate(state[6])
+
+
+def make_agent(runner):
+    return runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+
+
+def checkpoint(tmp_path):
+    (path,) = Path(tmp_path, "test", "nn").glob("last_*")
+    return str(path)
+
+
+# What rl_games is given.
+
+
+def test_step_returns_what_the_env_does_with_staggered_ends():
+    lengths = (5, 3, 1, 4)  # ended by all three causes, and by none in some steps
+    env, oracle = to_rl_games(ScriptedEnv(4, (2,), lengths), seed=0), ScriptedEnv(4, (2,), lengths)
+    td = oracle.reset(seed=0)
+    assert (env.reset() == td["observation"]).all()
+    causes = set()
+    for _ in range(40):
+        actions = oracle.sample_action()
+        obs, rewards, dones, infos = env.step(actions)
+        transition, td = oracle.step(td.set("action", actions))
+        successor = transition["next"]
+        assert (obs == td["observation"]).all() and (infos["final_observation"] == successor["observation"]).all()
+        assert rewards.tolist() == successor["reward"].flatten().tolist() and rewards.dtype == torch.float32
+        assert dones.tolist() == successor["done"].flatten().tolist() and dones.dtype == torch.bool
+        pairs = list(zip(successor["terminated"].flatten().tolist(), successor["truncated"].flatten().tolist(), strict=True))
+        assert infos["time_outs"].tolist() == [truncated and not terminated for terminated, truncated in pairs]
+        causes |= set(pairs)
+    assert len(causes) == 4
+
+
+def test_tensors_are_passed_on_without_copies(monkeypatch):
+    env = ScriptedEnv(2, (2,))
+    adapter, seen, step = to_rl_games(env), [], env.step
+    adapter.reset()
+    monkeypatch.setattr(env, "step", lambda action: seen.append((action, *step(action))) or seen[-1][1:])
+    actions = env.sample_action()
+    obs, rewards, _, infos = adapter.step(actions)
+    given, transition, td = seen[0]
+    successor = transition["next"]
+    assert given is actions and obs.data_ptr() == td["observation"].data_ptr()
+    assert rewards.data_ptr() == successor["reward"].data_ptr()
+    assert infos["final_observation"].data_ptr() == successor["observation"].data_ptr()
+
+
+def test_seed_is_that_of_the_next_reset_alone():
+    env = to_rl_games(tw.make("Pendulum-v1", 2), seed=3)
+    first, second = env.reset(), env.reset()
+    assert not (first == second).any()
+    env.seed(3)
+    assert (env.reset() == first).all()
+
+
+def test_env_info_has_the_spaces_and_the_state_space():
+    space = Dict({"obs": VECTOR, "states": Box(-np.inf, np.inf, (5,), np.float32)})
+    env = to_rl_games(ScriptedEnv(2, observation_space=space))
+    assert env.get_env_info() == {
+        "observation_space": space["obs"],
+        "action_space": env.env.single_action_space,
+        "state_space": space["states"],
+    }
+    assert {key: value.shape for key, value in env.reset().items()} == {"obs": (2, 3), "states": (2, 5)}
+    assert type(env.step(torch.zeros(2, 6))[3]["final_observation"]) is dict
+    assert "state_space" not in to_rl_games(ScriptedEnv(2)).get_env_info()
+
+
+# The Runner.
+
+
+def test_runner_seeds_the_env_and_passes_its_config(make_runner):
+    seen = []
+
+    def make_env(num_envs, **env_config):
+        seen.append((num_envs, env_config))
+        return ScriptedEnv(num_envs, (3,))
+
+    agent = make_agent(make_runner(make_env, 4, seed=7, env_config={"size": 3}))
+    assert seen == [(4, {"size": 3})]
+    agent.env_reset()
+    assert agent.vec_env.env.np_random_seed == 7
+
+
+def test_runner_trains_an_image_policy_and_a_discrete_one(make_runner):
+    image = Box(0, 255, (12, 12, 3), np.uint8)
+    convs = [{"filters": 4, "kernel_size": 3, "strides": 2, "padding": 0}]
+    network = {
+        "cnn": {"type": "conv2d", "activation": "relu", "initializer": {"name": "default"}, "convs": convs},
+        "permute_input": True,
+    }
+    spaces = {"observation_space": image, "action_space": Discrete(3)}
+    make_runner(lambda num_envs: ScriptedEnv(num_envs, **spaces), discrete=True, algorithm=network, normalize_input=False).run(
+        {"train": True}
+    )
+
+
+def test_runner_trains_a_central_value_network_on_the_states(make_runner):
+    space = Dict({"obs": VECTOR, "states": Box(-np.inf, np.inf, (5,), np.float32)})
+    central = {"minibatch_size": 16, "mini_epochs": 1, "learning_rate": 1e-3, "clip_value": False, "normalize_input": True}
+    central |= {
+        "network": {**NETWORK, "separate": False, "central_value": True},
+        "e_clip": 0.2,
+        "truncate_grads": False,
+        "grad_norm": 1.0,
+    }
+    runner = make_runner(lambda num_envs: ScriptedEnv(num_envs, observation_space=space), central_value_config=central)
+    agent = make_agent(runner)
+    agent.train()
+    assert agent.central_value_net.model.running_mean_std.running_mean.shape == (5,)
+    assert agent.model.running_mean_std.running_mean.shape == (3,)
+
+
+def test_runner_rescales_clipped_actions_to_the_box(make_runner):
+    agent = make_agent(make_runner(lambda n: ScriptedEnv(n, (3,), action_space=Box(10, 14, (1,), np.float32))))
+    seen, step = [], agent.vec_env.step
+    agent.vec_env.step = lambda actions: seen.append(actions) or step(actions)
+    agent.train()
+    actions = torch.cat(seen)
+    assert actions.min() == 10 and actions.max() == 14 and ((actions > 10) & (actions < 14)).any()
+
+
+def test_runner_saves_what_the_env_has_learned_and_restores_it(make_runner, tmp_path):
+    made = []
+
+    def make_env(num_envs):
+        made.append(tw.TransformedEnv(tw.make("Pendulum-v1", num_envs), T.NormalizeObservation()))
+        return made[-1]
+
+    runner = make_runner(make_env, 4, player={"use_vecenv": True, "games_num": 4})
+    runner.run({"train": True})
+    learned = {name: value.clone() for name, value in made[0].state_dict().items()}
+    assert learned and not all((value == made[0].state_dict()[name]).all() for name, value in make_env(1).state_dict().items())
+    player = runner.create_player()
+    player.restore(checkpoint(tmp_path))
+    agent = make_agent(runner)
+    agent.restore(checkpoint(tmp_path))
+    for env in (player.env.env, agent.vec_env.env):
+        assert env is not made[0]
+        for name, value in learned.items():
+            assert (env.state_dict()[name] == value).all(), name
+
+
+@pytest.mark.parametrize(("use_vecenv", "num_envs"), [(True, 4), (False, 1)])
+def test_runner_plays_whole_episodes(make_runner, tmp_path, capsys, use_vecenv, num_envs):
+    made = []
+
+    def make_env(num_envs):
+        made.append(ScriptedEnv(num_envs, (3,), 3))
+        return made[-1]
+
+    player = {"use_vecenv": use_vecenv, "games_num": 4, "print_stats": False}
+    runner = make_runner(make_env, 4, player=player)
+    runner.run({"train": True})
+    capsys.readouterr()
+    runner.run({"train": False, "play": True, "checkpoint": checkpoint(tmp_path)})
+    assert made[-1].num_envs == num_envs
+    assert "av reward: 6.0 av steps: 3.0" in capsys.readouterr().out
+
+
+def test_checkpoint_without_env_state_can_be_loaded():
+    to_rl_games(ScriptedEnv(2)).set_env_state(None)
+
+
+def test_ppo_bootstraps_time_outs_and_nothing_else(make_runner):
+    # Rewards 1, 2 in each episode, from observations 0 and 1 to the final observation 2; gamma is 0.5. The first episode is
+    # terminated, the second one truncated, the third one both, and the fourth one terminated.
+    agent = make_agent(make_runner(lambda num_envs: ScriptedEnv(num_envs, (1,), 2), 1))
+    values, agent.get_values = agent.get_action_values, lambda obs: obs["obs"]
+    agent.get_action_values = lambda obs: {**values(obs), "values": obs["obs"]}  # the value of an observation is itself
+    agent.init_tensors()
+    agent.obs = agent.env_reset()
+    with torch.no_grad():
+        batch = agent.play_steps()
+    assert batch["obses"].flatten().tolist() == [0, 1] * 4
+    # 2 + 0.5 * V(1) at the time-out; with the final observation, it would be 2 + 0.5 * V(2).
+    assert batch["returns"].flatten().tolist() == [2, 2, 1 + 0.5 * 2.5, 2.5, 2, 2, 2, 2]
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (lambda: torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
+        (lambda: ScriptedEnv(2, action_space=MultiDiscrete([2, 3])), "needs actions in a Discrete or Box space"),
+        (
+            lambda: ScriptedEnv(2, action_space=Discrete(3, start=1)),
+            r"actions that start at 0, but got Discrete\(3, start=1\)",
+        ),
+        (lambda: ScriptedEnv(2, action_space=Box(-1, 1, (2, 2), np.float32)), "needs actions in a Box with one dimension"),
+        (lambda: ScriptedEnv(2, action_space=Box(-1, 1, (2,), np.float64)), "needs actions in a bounded float32 Box"),
+        (
+            lambda: tw.TransformedEnv(tw.make("Pendulum-v1", 2), T.ClipAction()),
+            "bounded float32 Box.*take transforms.ClipAction",
+        ),
+        (lambda: ScriptedEnv(2, observation_space=Discrete(3)), "needs observations in a Box with a dimension.*FlattenObs"),
+        (lambda: ScriptedEnv(2, observation_space=Box(0, 1, (), np.float32)), "needs observations in a Box with a dimension"),
+        (lambda: ScriptedEnv(2, observation_space=Dict({"a": VECTOR})), 'of two of them, "obs" and "states", but got Dict'),
+        (lambda: ScriptedEnv(2, observation_space=Dict({"obs": VECTOR, "states": Discrete(2)})), "observations in a Box"),
+        (
+            lambda: ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64)),
+            r'observations in float32 or uint8, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
+        ),
+    ],
+    ids=["no env", "multi", "start", "2-D", "float64", "unbounded", "discrete", "scalar", "other keys", "states", "integers"],
+)
+def test_to_rl_games_refuses_what_rl_games_does_not_take(env, message):
+    with pytest.raises((TypeError, ValueError), match=f"to_rl_games.*{message}"):
+        to_rl_games(env())
+
+
+# Learning.
+
+
+@pytest.mark.full
+def test_runner_improves_on_pendulum(make_runner, tmp_path):
+    """The mean return of a random policy is about -1200, and that of a good one about -150."""
+    settings = {"gamma": 0.95, "tau": 0.95, "mini_epochs": 5, "minibatch_size": 2048, "horizon_length": 32, "max_epochs": 40}
+    settings |= {"lr_schedule": "adaptive", "schedule_type": "standard", "kl_threshold": 0.01, "normalize_value": True}
+    runner = make_runner(
+        lambda num_envs: tw.make("Pendulum-v1", num_envs), 256, reward_shaper={"scale_value": 0.1}, **settings
+    )
+    runner.run({"train": True})
+    assert played(runner, tmp_path, "Pendulum-v1") > -500
+
+
+@pytest.mark.full
+def test_runner_improves_on_cartpole(make_runner, tmp_path):
+    """The mean return of a random policy is about 22, and that of a good one 500."""
+    settings = {"gamma": 0.99, "tau": 0.95, "mini_epochs": 5, "minibatch_size": 1024, "horizon_length": 64, "max_epochs": 30}
+    runner = make_runner(lambda n: tw.make("CartPole-v1", n), 64, discrete=True, normalize_value=True, **settings)
+    runner.run({"train": True})
+    assert played(runner, tmp_path, "CartPole-v1") > 150
+
+
+def played(runner, tmp_path, name):
+    player = runner.create_player()
+    player.restore(checkpoint(tmp_path))
+    player.has_batch_dimension = True
+    policy = lambda td: player.get_action(td["observation"], True)  # noqa: E731
+    mean = tw.evaluate(tw.make(name, 64), policy, 64, seed=1000)["episode_return"].mean().item()
+    print(f"{name}: {mean}")
+    return mean

@@ -1,0 +1,156 @@
+"""rl_games: a torchwrap env as an `IVecEnv`, and its registration for rl_games' `Runner`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete
+from rl_games.common import env_configurations, vecenv
+from rl_games.common.ivecenv import IVecEnv
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap.env import Env
+from torchwrap.interop import _checks
+
+
+def register(name: str, make_env: Callable[..., Env]) -> None:
+    """Registers an env for rl_games' `Runner`, as `env_name: name` in its config.
+
+    Args:
+        name: replaces what is registered under this name.
+        make_env: called with the `num_actors` of the config, and with its `env_config` as keyword arguments, but without the
+            "seed" in there, which seeds the first reset. rl_games puts its own seed there if the config has an `env_config`.
+
+    The `Runner` calls it for training, and for playing if the config has `player: {use_vecenv: True}`; other players take one
+    env. Checkpoints contain `env.state_dict()`, what the transforms have learned, and restoring loads it:
+
+        register("pendulum", lambda num_envs, **kwargs: torchwrap.make("Pendulum-v1", num_envs, **kwargs))
+        runner = rl_games.torch_runner.Runner()
+        runner.load({"params": {..., "config": {"env_name": "pendulum", "num_actors": 64, "env_config": {}, ...}}})
+        runner.run({"train": True})
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> register("scripted", ScriptedEnv)
+    >>> env = vecenv.create_vec_env("scripted", num_actors=2, seed=0, observation_shape=(1,))
+    >>> env.reset()
+    tensor([[   0.],
+            [1000.]])
+    """
+
+    def create(config_name: str, num_actors: int, seed: int | None = None, **env_config: Any) -> RlGamesVecEnv:
+        return to_rl_games(make_env(num_actors, **env_config), seed=seed)
+
+    vecenv.register(name, create)
+    creator = {"vecenv_type": name, "env_creator": lambda **env_config: create(name, 1, **env_config)}
+    env_configurations.register(name, creator)
+
+
+def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
+    """Wraps an env for rl_games. `register` takes what makes one, and is what its `Runner` needs.
+
+    Tensors are passed on without copies. The config's `device` has to be the env's.
+
+    At a time-out, rl_games' PPO adds gamma * V(s_t) to the reward, the value of the observation acted in, and SAC stores that
+    observation as the next one. No env can change this. The true final observation is in `infos["final_observation"]`, which
+    rl_games 1.6.5 does not read.
+
+    Args:
+        env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension. rl_games clips actions to [-1, 1]
+            and rescales them to that Box itself, unless the config has `clip_actions: False`: put no `RescaleAction` or
+            `ClipAction` on the env. Its observations are a Box of float32, or of uint8, which rl_games divides by 255; or a
+            Dict of two such Boxes, "obs" and "states". The states are for a central value network.
+        seed: for the first reset. None draws one from the operating system.
+
+    Returns:
+        The `IVecEnv`. Its `step(actions)`, `(num_envs,)` int64 or `(num_envs, n)` float32, returns the observations to act on
+        next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and `infos` with "time_outs", `(num_envs,)` bool:
+        truncated and not terminated; and "final_observation": the true successor, the final observation where an episode
+        ended.
+
+    Raises:
+        TypeError, ValueError: for spaces that rl_games does not take.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> env = to_rl_games(ScriptedEnv(2, (1,), episode_lengths=1, ending="truncated"))
+    >>> obs = env.reset()
+    >>> obs, rewards, dones, infos = env.step(env.env.sample_action())
+    >>> obs[0], infos["final_observation"][0], dones, infos["time_outs"]
+    (tensor([0.]), tensor([1.]), tensor([True, True]), tensor([True, True]))
+    """
+    return RlGamesVecEnv(env, seed)
+
+
+class RlGamesVecEnv(IVecEnv):
+    """A torchwrap env as an rl_games `IVecEnv`; made by `to_rl_games`. The torchwrap env is its `env`."""
+
+    def __init__(self, env: Env, seed: int | None) -> None:
+        self.env = _checks.env("to_rl_games", env)
+        space = env.single_observation_space
+        self._has_states = isinstance(space, Dict) and set(space) == {"obs", "states"}
+        parts = dict(space.items()) if isinstance(space, Dict) and self._has_states else {"obs": space}
+        for part in parts.values():
+            _check_observation(part)
+        self.observation_space, self.state_space = parts["obs"], parts.get("states")
+        self.action_space = env.single_action_space
+        _check_action(self.action_space)
+        self._next_seed = seed
+
+    def reset(self) -> Tensor | dict[str, Tensor]:
+        seed, self._next_seed = self._next_seed, None
+        return self._parts(self.env.reset(seed=seed)["observation"])
+
+    def step(self, actions: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+        transition, td = self.env.step(actions)
+        successor = transition["next"]
+        infos = {
+            "time_outs": (successor["truncated"] & ~successor["terminated"]).squeeze(-1),
+            "final_observation": self._parts(successor["observation"]),
+        }
+        return self._parts(td["observation"]), successor["reward"].squeeze(-1), successor["done"].squeeze(-1), infos
+
+    def seed(self, seed: int) -> None:
+        """Seeds the next reset."""
+        self._next_seed = seed
+
+    def get_env_info(self) -> dict[str, Any]:
+        info = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return info if self.state_space is None else {**info, "state_space": self.state_space}
+
+    def get_env_state(self) -> dict[str, Tensor]:
+        return self.env.state_dict()
+
+    def set_env_state(self, env_state: dict[str, Tensor] | None) -> None:
+        if env_state is not None:  # as of a checkpoint of another env
+            self.env.load_state_dict(env_state)
+
+    def _parts(self, observation: spaces.Value) -> Tensor | dict[str, Tensor]:
+        return {name: observation[name] for name in ("obs", "states")} if self._has_states else observation
+
+
+def _check_observation(space: Space[Any]) -> None:
+    if not isinstance(space, Box) or not space.shape:
+        raise ValueError(
+            'to_rl_games needs observations in a Box with a dimension, or in a Dict of two of them, "obs" and "states", '
+            f"but got {space}: put transforms.FlattenObservation on the env."
+        )
+    if space.dtype not in (np.float32, np.uint8):
+        remedy = 'put transforms.DtypeObservation("float32") on the env'
+        raise ValueError(f"to_rl_games needs observations in float32 or uint8, but got {space}: {remedy}.")
+
+
+def _check_action(space: Space[Any]) -> None:
+    _checks.discrete_or_box("to_rl_games", space)
+    if isinstance(space, Discrete):
+        if space.start != 0:
+            raise ValueError(f"to_rl_games needs Discrete actions that start at 0, but got {space}.")
+        return
+    box = _checks.vector("to_rl_games", "actions", space)
+    if box.dtype != np.float32 or not box.is_bounded():
+        raise ValueError(
+            f"to_rl_games needs actions in a bounded float32 Box, because rl_games rescales them to it, but got {box}: take "
+            "transforms.ClipAction off the env, or put transforms.TransformAction on it."
+        )
