@@ -49,7 +49,7 @@ def make_runner(tmp_path, monkeypatch):
     )
     from rl_games.torch_runner import Runner
 
-    def make(make_env, num_actors=2, *, discrete=False, algorithm=(), seed=1, **config):
+    def make(make_env, num_actors=2, *, discrete=False, network=(), sac=False, seed=1, **config):
         for registry in (vecenv.vecenv_config, env_configurations.configurations):
             monkeypatch.setitem(registry, "torchwrap", None)  # register replaces it, and the end of the test removes it
         register("torchwrap", make_env)
@@ -68,9 +68,11 @@ def make_runner(tmp_path, monkeypatch):
             "torch_threads": 1,
             "algo": {"name": f"a2c_{kind}"},
             "model": {"name": "discrete_a2c" if discrete else "continuous_a2c_logstd"},
-            "network": {**NETWORK, "space": space, **dict(algorithm)},
+            "network": {**NETWORK, "space": space, **dict(network)},
             "config": config,
         }
+        if sac:
+            params |= {"algo": {"name": "sac"}, "model": {"name": "soft_actor_critic"}}
         runner = Runner()
         runner.load({"params": params})
         return runner
@@ -176,7 +178,7 @@ def test_runner_trains_an_image_policy_and_a_discrete_one(make_runner):
         "permute_input": True,
     }
     spaces = {"observation_space": image, "action_space": Discrete(3)}
-    make_runner(lambda num_envs: ScriptedEnv(num_envs, **spaces), discrete=True, algorithm=network, normalize_input=False).run(
+    make_runner(lambda num_envs: ScriptedEnv(num_envs, **spaces), discrete=True, network=network, normalize_input=False).run(
         {"train": True}
     )
 
@@ -263,6 +265,22 @@ def test_ppo_bootstraps_time_outs_and_nothing_else(make_runner):
     assert batch["returns"].flatten().tolist() == [2, 2, 1 + 0.5 * 2.5, 2.5, 2, 2, 2, 2]
 
 
+def test_sac_stores_the_observation_acted_in_at_time_outs(make_runner):
+    # Of the first episodes in four envs, those of envs 0 and 3 are terminated, that of env 1 is truncated, and of env 2 both.
+    sac = {"name": "soft_actor_critic", "log_std_bounds": [-5, 2], "space": {"continuous": None}}
+    rates = dict.fromkeys(("actor_lr", "critic_lr", "alpha_lr", "critic_tau"), 1e-3)
+    settings = {"num_steps_per_episode": 1, "num_warmup_steps": 2, "num_seed_steps": 2, "init_alpha": 1.0, "batch_size": 4}
+    settings |= {"learnable_temperature": True, "replay_buffer_size": 16, "normalize_input": False}
+    runner = make_runner(lambda n: ScriptedEnv(n, (1,), 2), 4, sac=True, network=sac, max_epochs=4, **rates, **settings)
+    agent = make_agent(runner)
+    agent.train()
+    buffer = agent.replay_buffer
+    assert buffer.obses[4:8, 0].tolist() == [1, 1001, 2001, 3001]
+    assert buffer.next_obses[4:8, 0].tolist() == [0, 1001, 2000, 3000]
+    assert buffer.dones[4:8, 0].tolist() == [True, False, True, True]
+    assert buffer.actions.abs().max() <= 1
+
+
 # Refusals.
 
 
@@ -295,6 +313,19 @@ def test_ppo_bootstraps_time_outs_and_nothing_else(make_runner):
 def test_to_rl_games_refuses_what_rl_games_does_not_take(env, message):
     with pytest.raises((TypeError, ValueError), match=f"to_rl_games.*{message}"):
         to_rl_games(env())
+
+
+@pytest.mark.parametrize("make_env", [ScriptedEnv(2), 3])
+def test_register_refuses_what_makes_no_env(make_env):
+    with pytest.raises(TypeError, match="register needs a function that makes an env, but got"):
+        register("refused", make_env)
+    assert "refused" not in vecenv.vecenv_config and "refused" not in env_configurations.configurations
+
+
+def test_registered_function_has_to_make_as_many_envs_as_it_is_asked_for(make_runner):
+    runner = make_runner(lambda num_envs: ScriptedEnv(3), 2)
+    with pytest.raises(ValueError, match=r"makes 2 envs, its first argument, but got <ScriptedEnv\(num_envs=3"):
+        make_agent(runner)
 
 
 # Learning.

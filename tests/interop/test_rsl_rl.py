@@ -306,9 +306,23 @@ def test_ppo_of_an_env_without_final_observations_names_the_remedy():
             r'observations in float32, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
         ),
         (lambda: ScriptedEnv(2, observation_space=Dict({"a": VECTOR, "b": Discrete(2)})), "needs observations in a Box"),
+        (
+            lambda: ScriptedEnv(2, observation_space=Dict({"a": VECTOR, "b": Box(0, 1, (2,), np.float64)})),
+            "needs observations in float32.*put transforms.TransformObservation",
+        ),
         (lambda: ScriptedEnv(2, observation_space=Dict({"a": Dict({"b": VECTOR})})), "without a Dict in a Dict"),
     ],
-    ids=["no env", "discrete", "float64 actions", "discrete observation", "image", "integers", "group", "nested"],
+    ids=[
+        "no env",
+        "discrete",
+        "float64 actions",
+        "discrete observation",
+        "image",
+        "integers",
+        "group",
+        "float64 group",
+        "nested",
+    ],
 )
 def test_to_rsl_rl_refuses_what_rsl_rl_does_not_take_before_a_reset(env, message):
     env = env()
@@ -336,7 +350,7 @@ def test_runner_with_ppo_solves_pendulum(seed):
     for network in (train_cfg["actor"], train_cfg["critic"]):
         network["hidden_dims"] = [64, 64]
     runner = OnPolicyRunner(to_rsl_rl(make_pendulum(256, *transforms), seed=seed), train_cfg)
-    runner.learn(40, init_at_random_ep_len=True)
+    runner.learn(25, init_at_random_ep_len=True)
     policy = runner.get_inference_policy()
     groups = lambda td: TensorDict({"policy": td["observation"]}, td.batch_size)  # noqa: E731
     returns = tw.evaluate(make_pendulum(64), lambda td: policy(groups(td)), 64, seed=1000 + seed)["episode_return"]

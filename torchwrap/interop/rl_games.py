@@ -18,20 +18,23 @@ from torchwrap.interop import _checks
 
 
 def register(name: str, make_env: Callable[..., Env]) -> None:
-    """Registers an env for rl_games' `Runner`, as `env_name: name` in its config.
-
-    Args:
-        name: replaces what is registered under this name.
-        make_env: called with the `num_actors` of the config, and with its `env_config` as keyword arguments, but without the
-            "seed" in there, which seeds the first reset. rl_games puts its own seed there if the config has an `env_config`.
-
-    The `Runner` calls it for training, and for playing if the config has `player: {use_vecenv: True}`; other players take one
-    env. Checkpoints contain `env.state_dict()`, what the transforms have learned, and restoring loads it:
+    """Registers an env for rl_games' `Runner`, as `env_name` of its config:
 
         register("pendulum", lambda num_envs, **kwargs: torchwrap.make("Pendulum-v1", num_envs, **kwargs))
         runner = rl_games.torch_runner.Runner()
         runner.load({"params": {..., "config": {"env_name": "pendulum", "num_actors": 64, "env_config": {}, ...}}})
         runner.run({"train": True})
+
+    Checkpoints contain `env.state_dict()`, what the transforms have learned. Restoring a checkpoint loads it.
+
+    Args:
+        name: replaces what is registered under this name.
+        make_env: called with the number of envs, and with the config's `env_config` as keyword arguments. A "seed" among them
+            is left out and seeds the first reset; the `Runner` puts its own there if the config has an `env_config`. For
+            training, and for playing with `player: {use_vecenv: True}`, there are `num_actors` envs. Other players take one.
+
+    Raises:
+        TypeError: if `make_env` is not callable. If it does not make such envs, the `Runner` raises a TypeError or ValueError.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> register("scripted", ScriptedEnv)
@@ -40,9 +43,14 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
     tensor([[   0.],
             [1000.]])
     """
+    if isinstance(make_env, Env) or not callable(make_env):
+        raise TypeError(f"register needs a function that makes an env, but got {make_env!r}.")
 
     def create(config_name: str, num_actors: int, seed: int | None = None, **env_config: Any) -> RlGamesVecEnv:
-        return to_rl_games(make_env(num_actors, **env_config), seed=seed)
+        env = to_rl_games(make_env(num_actors, **env_config), seed=seed)
+        if env.env.num_envs != num_actors:
+            raise ValueError(f"register needs a make_env that makes {num_actors} envs, its first argument, but got {env.env}.")
+        return env
 
     vecenv.register(name, create)
     creator = {"vecenv_type": name, "env_creator": lambda **env_config: create(name, 1, **env_config)}
@@ -60,9 +68,9 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
 
     Args:
         env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension. rl_games clips actions to [-1, 1]
-            and rescales them to that Box itself, unless the config has `clip_actions: False`: put no `RescaleAction` or
-            `ClipAction` on the env. Its observations are a Box of float32, or of uint8, which rl_games divides by 255; or a
-            Dict of two such Boxes, "obs" and "states". The states are for a central value network.
+            and rescales them to that Box itself, unless the config has `clip_actions: False`, so that the env needs neither
+            `RescaleAction` nor `ClipAction`. Its observations are a Box of float32, or of uint8, which rl_games divides by
+            255; or a Dict of two such Boxes, "obs" and "states". The states are for a central value network.
         seed: for the first reset. None draws one from the operating system.
 
     Returns:

@@ -66,11 +66,12 @@ class RslRlVecEnv(VecEnv):
         if cfg is not None and not isinstance(cfg, dict):
             raise TypeError(f"to_rsl_rl needs cfg as a dict, but got {type(cfg).__name__}.")
         self.cfg = {} if cfg is None else cfg
-        observation_space = env.single_observation_space
-        _checks.flat_dict("to_rsl_rl", observation_space)
-        self._grouped = isinstance(observation_space, Dict)
-        for group in observation_space.values() if isinstance(observation_space, Dict) else [observation_space]:
-            _float32("observations", _checks.vector("to_rsl_rl", "observations", group))
+        space = env.single_observation_space
+        _checks.flat_dict("to_rsl_rl", space)
+        self._grouped = isinstance(space, Dict)
+        cast = "TransformObservation" if self._grouped else 'DtypeObservation("float32")'
+        for group in space.values() if isinstance(space, Dict) else [space]:
+            _float32("observations", _checks.vector("to_rsl_rl", "observations", group), f": put transforms.{cast} on the env")
         self.num_envs = env.num_envs
         self.num_actions = _float32("actions", _checks.vector("to_rsl_rl", "actions", env.single_action_space)).shape[0]
         records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
@@ -148,8 +149,7 @@ class PPO(algorithms.PPO):
         super().process_env_step(obs, rewards, dones, extras)
 
 
-def _float32(what: str, space: Box) -> Box:
-    if space.dtype != np.float32:  # rsl_rl stores float32, and would cast silently
-        remedy = ': put transforms.DtypeObservation("float32") on the env' if what == "observations" else ""
+def _float32(what: str, space: Box, remedy: str = "") -> Box:
+    if space.dtype != np.float32:  # rsl_rl would cast it silently where it stores it
         raise ValueError(f"to_rsl_rl needs {what} in float32, but got {space}{remedy}.")
     return space
