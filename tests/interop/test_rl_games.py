@@ -300,6 +300,7 @@ def test_sac_stores_the_observation_acted_in_at_time_outs(make_runner):
             "bounded float32 Box.*take transforms.ClipAction",
         ),
         (lambda: ScriptedEnv(2, observation_space=Discrete(3)), "needs observations in a Box with a dimension.*FlattenObs"),
+        (lambda: ScriptedEnv(2, observation_space=MultiDiscrete([2, 3])), "needs observations in a Box with a dimension"),
         (lambda: ScriptedEnv(2, observation_space=Box(0, 1, (), np.float32)), "needs observations in a Box with a dimension"),
         (lambda: ScriptedEnv(2, observation_space=Dict({"a": VECTOR})), 'of two of them, "obs" and "states", but got Dict'),
         (lambda: ScriptedEnv(2, observation_space=Dict({"obs": VECTOR, "states": Discrete(2)})), "observations in a Box"),
@@ -308,7 +309,20 @@ def test_sac_stores_the_observation_acted_in_at_time_outs(make_runner):
             r'observations in float32 or uint8, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
         ),
     ],
-    ids=["no env", "multi", "start", "2-D", "float64", "unbounded", "discrete", "scalar", "other keys", "states", "integers"],
+    ids=[
+        "no env",
+        "multi",
+        "start",
+        "2-D",
+        "float64",
+        "unbounded",
+        "discrete",
+        "vector of them",
+        "scalar",
+        "other keys",
+        "states",
+        "integers",
+    ],
 )
 def test_to_rl_games_refuses_what_rl_games_does_not_take(env, message):
     with pytest.raises((TypeError, ValueError), match=f"to_rl_games.*{message}"):

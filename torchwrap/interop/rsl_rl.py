@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._core import nested
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.transforms.episode import RecordEpisodeStatistics
@@ -123,7 +124,7 @@ class RslRlVecEnv(VecEnv):
 
     def _groups(self, observation: spaces.Value) -> TensorDict:
         groups = dict(observation.items()) if self._grouped else {"policy": observation}
-        return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
+        return nested.tensordict(groups, self.num_envs)
 
 
 class PPO(algorithms.PPO):
