@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from gymnasium.experimental.functional import FuncEnv
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from torchwrap import spaces
 from torchwrap._core import nested
 from torchwrap.random import Key
+
+OPTIONAL = ("truncated", "transition_info", "state_info")
+_INFO = OPTIONAL[1:]  # they get no random numbers
 
 
 class BatchedFunctions:
@@ -24,6 +28,16 @@ class BatchedFunctions:
         self.func_env = func_env
         self._to_clone: set[str] = set()
 
+    @property
+    def owner(self) -> str:
+        """The name for error messages."""
+        return type(self.func_env).__name__
+
+    def defines(self, name: str) -> bool:
+        """Whether the env has an optional function, other than the empty one of `FuncEnv`."""
+        function = getattr(self.func_env, name, None)
+        return callable(function) and getattr(function, "__func__", function) is not getattr(FuncEnv, name, None)
+
     def __call__(
         self, name: str, key: Key, params: dict[str, Tensor], arguments: tuple[Any, ...], options: dict[str, Any] | None = None
     ) -> Any:
@@ -31,7 +45,8 @@ class BatchedFunctions:
         function, options = getattr(self.func_env, name), options or {}
 
         def run(key: Key, params: dict[str, Tensor], *arguments: Any) -> Any:
-            return function(*arguments, rng=key, **({"params": params} if params else {}), **options)
+            rng = {} if name in _INFO else {"rng": key}
+            return function(*arguments, **rng, **({"params": params} if params else {}), **options)
 
         if getattr(self.func_env, "broadcasts", False):
             result = run(key, params, *arguments)
@@ -48,12 +63,12 @@ class BatchedFunctions:
         """The result of the first call of a function, which has to leave PyTorch's global generator alone.
 
         The function is called twice. If the two results share memory with each other or with the arguments, or if rows of a
-        result share memory, later calls clone the result.
+        result or entries of an info share memory, later calls clone the result.
 
         Raises:
             TypeError: if the function cannot be batched, or draws from the global generator.
         """
-        owner, global_state = f"{type(self.func_env).__name__}.{name}", torch.get_rng_state()
+        owner, global_state = f"{self.owner}.{name}", torch.get_rng_state()
         try:
             result, second = self(name, key, params, arguments), self(name, key, params, arguments)
             storages, other_storages = _storages(result), _storages(second, *arguments)
@@ -62,7 +77,9 @@ class BatchedFunctions:
         if not torch.equal(global_state, torch.get_rng_state()):
             torch.set_rng_state(global_state)
             raise TypeError(f"{owner} needs to draw from its rng, but drew from PyTorch's global generator.")
-        if storages & other_storages or any(0 in leaf.stride() for leaf in tree_leaves(result)):
+        leaves = tree_leaves(result)
+        shared = bool(storages & other_storages) or any(0 in leaf.stride() for leaf in leaves)
+        if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
             self._to_clone.add(name)
         return result
 

@@ -33,7 +33,7 @@ class HostSteps:
 
         Args:
             function: gives the next state, and the successor.
-            tensors: the fields of the state, and the words of the clock, as in `Key`.
+            tensors: the fields of the state, what else the function reads, and the words of the clock, as in `Key`.
             action: of all envs.
 
         Returns:
@@ -91,7 +91,7 @@ class HostSteps:
         episode[rows] += 1
         step[rows] = 0
         *values, observation = self._upcoming.take([low, high, env, episode], rows, version, draw)
-        for array, value in zip(state, values, strict=True):
+        for array, value in zip(state, values, strict=False):  # what the function only reads stays
             array[rows] = value
         return observation  # type: ignore[no-any-return]
 

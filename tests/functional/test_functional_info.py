@@ -1,0 +1,425 @@
+"""Optional functions (`transition_info`, `state_info`, `truncated`), and limits that differ between envs."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from func_envs import BroadcastNoisy, BroadcastWalk, Noisy, Walk, equal, play, some_actions
+from gymnasium import spaces
+from gymnasium.experimental.functional import FuncEnv
+from helpers import assert_no_overlap
+
+import torchwrap as tw
+from torchwrap import FunctionalEnv, random
+from torchwrap import transforms as T
+from torchwrap.testing import check_env
+from torchwrap.wrappers import RepeatAction
+
+
+class Telling(Walk):
+    """Says where it is (a vector), and how far it came in this step (a scalar)."""
+
+    def transition_info(self, state, action, next_state, params=None):
+        return {"moved": next_state["position"][0] - state["position"][0], "asked": action}
+
+    def state_info(self, state, params=None):
+        return {"count": state["count"], "position": state["position"]}
+
+
+class BroadcastTelling(BroadcastWalk):
+    def transition_info(self, state, action, next_state, params=None):
+        return {"moved": (next_state["position"] - state["position"])[:, 0], "asked": action}
+
+    state_info = Telling.state_info
+
+
+class PureTelling(FuncEnv):
+    """Scalar fields, computed in NumPy. It ends at 3, and is truncated below -1."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Box(-9, 9, (1,), np.float32)
+    broadcasts = is_pure = True
+
+    def initial(self, rng, params=None):
+        draw = random.uniform(rng)
+        return {"x": 0 * draw, "luck": draw}
+
+    def transition(self, state, action, rng, params=None):
+        return {"x": state["x"] + action.squeeze(-1), "luck": state["luck"]}
+
+    def observation(self, state, rng, params=None):
+        return torch.stack([state["x"] + state["luck"]], -1)
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return next_state["x"] - state["x"]
+
+    def terminal(self, state, rng, params=None):
+        return state["x"] >= 3
+
+    def truncated(self, state, rng, params=None):
+        return state["x"] < -1
+
+    def transition_info(self, state, action, next_state, params=None):
+        return {"from": state["x"], "reward": torch.stack([state["x"], next_state["x"]], -1)}
+
+    def state_info(self, state, params=None):
+        return {"luck": state["luck"], "twice": state["luck"], "far": state["x"] > 1}
+
+
+all_telling = pytest.mark.parametrize("func_env", [Telling(), BroadcastTelling()], ids=["vmap", "broadcast"])
+
+
+def in_pytorch(env):
+    """The same env, whose functions are computed in PyTorch."""
+    env._is_small = False
+    return env
+
+
+def odd(base=Walk, **functions):
+    return type("Odd", (base,), {name: staticmethod(function) for name, function in functions.items()})()
+
+
+# Info.
+
+
+@all_telling
+def test_info_matches_values_computed_by_hand(func_env):
+    env = FunctionalEnv(func_env, 2)
+    td = env.reset(seed=0)
+    expected = [  # moved, count, position of the next state; env 0 ends with its second step
+        ([[2.0], [0.5]], [[1], [1]], [[2.0, 0.0], [0.5, 0.0]]),
+        ([[1.0], [0.5]], [[2], [2]], [[3.0, 2.0], [1.0, 0.5]]),
+        ([[-1.0], [1.0]], [[1], [3]], [[-1.0, 0.0], [2.0, 1.0]]),
+    ]
+    for moved, count, position in expected:
+        transition, td = env.step(td.set("action", torch.tensor(moved)))
+        info = transition["next", "info"]
+        assert info["moved"].tolist() == info["asked"].tolist() == moved
+        assert info["count"].tolist() == count and info["count"].dtype == torch.int64
+        assert info["position"].tolist() == position
+        assert sorted(info.keys()) == ["asked", "count", "moved", "position"]
+        assert set(td.keys()) == {"observation"}
+
+
+def test_info_that_no_class_overrides_is_left_out():
+    for func_env in (Walk(), odd(state_info=lambda state: {})):
+        env = FunctionalEnv(func_env, 2)
+        transition, _ = env.step(env.reset().set("action", torch.zeros(2, 1)))
+        assert set(transition["next"].keys()) == {"observation", "reward", "terminated", "truncated", "done"}
+
+
+@pytest.mark.parametrize("limit", [None, 4, torch.tensor([1, 2, 3, 4, 9])], ids=["None", "int", "tensor"])
+@pytest.mark.parametrize("action_repeat", [1, 3])
+def test_optional_functions_in_numpy_equal_those_in_pytorch(limit, action_repeat):
+    envs = [FunctionalEnv(PureTelling(), 5, max_episode_steps=limit, action_repeat=action_repeat) for _ in range(2)]
+    actions = 2 * some_actions(envs[0], 60)
+    in_numpy, in_torch = (play(env, env.reset(seed=3), actions)[0] for env in (envs[0], in_pytorch(envs[1])))
+    assert set(in_numpy.keys(True, True)) == set(in_torch.keys(True, True)) >= {("info", "luck"), ("info", "reward")}
+    assert equal(in_numpy, in_torch)
+    steps = envs[0]._host_steps
+    assert (steps._advance if action_repeat > 1 else steps._advance_and_finish)._run is not None
+    assert in_numpy["terminated"].any() and (in_numpy["truncated"] & ~in_numpy["terminated"]).any()
+    assert envs[0].state["luck"].unique().numel() == 5
+    if isinstance(limit, torch.Tensor):
+        assert envs[0].step_limits.tolist() == limit.tolist()
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+@pytest.mark.parametrize("func_env", [Telling(), BroadcastTelling(), PureTelling()], ids=["vmap", "broadcast", "pure"])
+def test_info_belongs_to_the_caller(func_env, numpy):
+    env, other = FunctionalEnv(func_env, 3), FunctionalEnv(func_env, 3)
+    env, other = (env, other) if numpy else (in_pytorch(env), in_pytorch(other))
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for action in some_actions(env, 5):
+        transition, td = env.step(td.set("action", action))
+        erased, other_td = other.step(other_td.set("action", action.clone()))
+        assert equal(transition["next"].clone(), erased["next"])
+        assert_no_overlap(erased["next", "info"], erased["next"].exclude("info"))
+
+
+def test_entries_of_one_tensor_do_not_share_memory():
+    def state_info(state):
+        double = state["count"] + state["count"]
+        return {"one": double, "other": double}
+
+    for base in (Walk, BroadcastWalk):
+        env = FunctionalEnv(odd(base, state_info=state_info), 2)
+        assert_no_overlap(env.step(env.reset().set("action", torch.zeros(2, 1)))[0]["next"])
+
+
+def limited(kind, **arguments):
+    limits = 3 + (torch.arange(arguments["num_envs"]) + arguments["first_index"]) % 4
+    return FunctionalEnv(kind(), max_episode_steps=limits, **arguments)
+
+
+@pytest.mark.parametrize("kind", [Telling, BroadcastTelling, PureTelling])
+def test_env_with_info_and_limits_satisfies_the_contract(kind):
+    check_env(lambda **arguments: limited(kind, **arguments))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@all_telling
+def test_info_of_a_repeated_action_is_that_of_the_last_step_taken(func_env, wrapped):
+    env = RepeatAction(FunctionalEnv(func_env, 2), 3) if wrapped else FunctionalEnv(func_env, 2, action_repeat=3)
+    transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([[2.0], [0.5]])))  # env 0 ends after two
+    info = transition["next", "info"]
+    assert info["count"].tolist() == [[2], [3]]
+    assert info["position"].tolist() == [[4, 2], [1.5, 1]]
+
+
+def test_transforms_read_the_info():
+    env = tw.TransformedEnv(FunctionalEnv(BroadcastTelling(), 2), T.EvalWrapper(metrics=["moved"]))
+    td = env.reset(seed=0)
+    for _ in range(2):
+        transition, td = env.step(td.set("action", torch.tensor([[2.0], [0.5]])))
+    assert env.transforms[0].episode_metrics["moved"].tolist() == [[4.0], [1.0]]
+    assert transition["next", "info", "moved"].tolist() == [[2.0], [0.5]]
+
+
+class GymnasiumTelling(gymnasium.Env):
+    """The same walk as a single env of Gymnasium."""
+
+    observation_space, action_space = Walk.observation_space, Walk.action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.position, self.count = np.zeros(2, np.float32), 0
+        return self.position * 10, {}
+
+    def step(self, action):
+        before, self.count = self.position, self.count + 1
+        self.position = np.array([before[0] + action[0], before[0]], np.float32)
+        info = {"moved": self.position[0] - before[0], "asked": action, "count": self.count, "position": self.position}
+        return self.position * 10, 0.0, bool(self.position[0] >= 3), False, info
+
+
+def test_info_has_the_layout_of_gymnasiums_infos(bridge):
+    keys = {
+        "moved": spaces.Box(-np.inf, np.inf, (1,), np.float32),
+        "asked": Walk.action_space,
+        "count": spaces.Box(0, 99, (1,), np.int64),
+        "position": Walk.observation_space,
+    }
+    env, other = FunctionalEnv(Telling(), 3), bridge([GymnasiumTelling] * 3, info_keys=keys)
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for action in 2 * some_actions(env, 20):
+        transition, td = env.step(td.set("action", action))
+        expected, other_td = other.step(other_td.set("action", action))
+        given, expected = transition["next", "info"], expected["next", "info"]
+        assert set(given.keys()) == set(expected.keys())
+        for key in keys:
+            torch.testing.assert_close(given[key], expected[key])  # shape and dtype too
+
+
+class Weighing(Walk):
+    def state_info(self, state, params=None):
+        return {"weight": params["weight"]}
+
+    def transition_info(self, state, action, next_state, params=None):
+        return {"twice": params["weight"] + params["weight"]}
+
+    def truncated(self, state, rng, params=None):
+        return params["weight"] > 1
+
+
+def test_params_reach_the_optional_functions():
+    env = FunctionalEnv(Weighing(), 2, params={"weight": torch.tensor([1.0, 2.0])})
+    transition, _ = env.step(env.reset().set("action", torch.zeros(2, 1)))
+    following = transition["next"]
+    assert following["info", "weight"].tolist() == [[1], [2]] and following["info", "twice"].tolist() == [[2], [4]]
+    assert following["truncated"].tolist() == [[False], [True]]
+
+
+@pytest.mark.parametrize(
+    ("func_env", "match"),
+    [
+        (odd(state_info=lambda state: state["count"]), "Odd.state_info needs to return a dict of tensors, but got Tensor"),
+        (odd(transition_info=lambda state, action, next_state: None), "Odd.transition_info needs to return"),
+        (odd(state_info=lambda state: {"a": 1.0}), "Odd.state_info needs to return tensors, but got"),
+        (odd(BroadcastWalk, state_info=lambda state: {"a": 1.0}), "Odd.state_info needs to return tensors, but got"),
+        (odd(state_info=lambda state: {"a": {"b": state["count"]}}), "Odd.state_info needs to return 'a' as a tensor.* dict"),
+        (odd(state_info=lambda state: {3: state["count"]}), "Odd.state_info needs names that are strings, but got 3"),
+        (
+            odd(BroadcastWalk, state_info=lambda state: {"a": state["count"].sum()}),
+            r"Odd.state_info needs to return 'a' of shape \(3, \.\.\.\), but got \(\)",
+        ),
+        (
+            odd(
+                state_info=lambda state: {"b": state["count"], "a": state["count"]},
+                transition_info=lambda state, action, next_state: {"a": action},
+            ),
+            r"Odd needs different names in transition_info and state_info, but got \['a'\] in both",
+        ),
+        (
+            odd(step_info=lambda state, action, next_state: {}),
+            "Odd needs transition_info for the info of a step, .* but got step_info, .*: rename it",
+        ),
+        (odd(truncated=lambda state, rng: state["count"]), "Odd.truncated needs to return torch.bool, but got torch.int64"),
+        (
+            odd(truncated=lambda state, rng: state["position"] > 3),
+            r"Odd.truncated needs to return one scalar per env.*\(3, 2\)",
+        ),
+        (odd(truncated=lambda state: state["count"] > 3), "Odd.truncated needs"),
+    ],
+)
+def test_optional_function_that_does_not_fit_raises_at_construction(func_env, match):
+    with pytest.raises((TypeError, ValueError), match=match):
+        FunctionalEnv(func_env, 3)
+
+
+# Truncation by a function.
+
+
+class Leaving(Walk):
+    def truncated(self, state, rng, params=None):
+        return state["position"][0] <= -2
+
+
+class BroadcastLeaving(BroadcastWalk):
+    def truncated(self, state, rng, params=None):
+        return state["position"][..., 0] <= -2
+
+
+@pytest.mark.parametrize("func_env", [Leaving(), BroadcastLeaving()], ids=["vmap", "broadcast"])
+def test_truncated_counts_besides_the_limit_and_terminal(func_env):
+    env = FunctionalEnv(func_env, 3, max_episode_steps=3)
+    td = env.reset(seed=0)
+    expected = [  # terminated and truncated of each env, which go by -1, 0 and 1.5
+        ([False, False, False], [False, False, False]),
+        ([False, False, True], [True, False, False]),
+        ([False, False, False], [False, True, False]),
+        ([False, False, True], [True, False, False]),
+    ]
+    for terminated, truncated in expected:
+        transition, td = env.step(td.set("action", torch.tensor([[-1.0], [0.0], [1.5]])))
+        assert transition["next", "terminated"].flatten().tolist() == terminated
+        assert transition["next", "truncated"].flatten().tolist() == truncated
+        ended = torch.tensor(terminated) | torch.tensor(truncated)
+        assert (td["observation"][ended] == 0).all()  # new episodes
+
+
+class Chance(BroadcastNoisy):
+    """Notes the tags of the keys that its functions get."""
+
+    def __init__(self):
+        self.tags = {}
+
+    def __getattribute__(self, name):
+        function = super().__getattribute__(name)
+        if name not in ("initial", "transition", "observation", "reward", "terminal", "truncated"):
+            return function
+
+        def noting(*arguments, rng, **keywords):
+            self.tags[name] = rng.tag
+            return function(*arguments, rng=rng, **keywords)
+
+        return noting
+
+    def truncated(self, state, rng, params=None):
+        return random.uniform(rng) < 0.3
+
+
+def test_truncated_draws_numbers_of_its_own():
+    func_env = Chance()
+    env = FunctionalEnv(func_env, 4, reset_pool=8)
+    td = env.reset(seed=0)
+    env.step(td.set("action", torch.zeros(4, 3)))
+    pool_key = env._key("pool")
+    assert func_env.tags.pop("initial") > 31 << 3  # the pool draws the initial states
+    assert sorted([*func_env.tags.values(), pool_key.tag]) == [1, 2, 3, 4, 5, 6]
+
+
+def test_env_without_truncated_draws_as_one_with_it():
+    class Never(Noisy):
+        def truncated(self, state, rng, params=None):
+            return random.uniform(rng) < 0
+
+    envs = [
+        FunctionalEnv(func_env, 5, max_episode_steps=9, reset_pool=pool) for pool in (0, 4) for func_env in (Noisy(), Never())
+    ]
+    actions = some_actions(envs[0], 30)
+    played = [play(env, env.reset(seed=4), actions)[0] for env in envs]
+    assert equal(played[0], played[1]) and equal(played[2], played[3])
+
+
+# Limits that differ between envs.
+
+
+@pytest.mark.parametrize("how", ["eager", "pytorch", "compiled"])
+@pytest.mark.parametrize("kind", [Walk, BroadcastWalk, PureTelling])
+def test_each_env_is_truncated_at_its_own_limit(kind, how):
+    limits = torch.tensor([1, 2, 5, 2])
+    env = FunctionalEnv(kind(), 4, max_episode_steps=limits)
+    limits.fill_(99)  # the env has a copy
+    env = in_pytorch(env) if how == "pytorch" else env
+    env = tw.compile(env, backend="aot_eager") if how == "compiled" else env
+    out, _ = play(env, env.reset(seed=0), torch.zeros(11, 4, 1))
+    assert out[:, 0]["truncated"].squeeze(-1).tolist() == [[step % n == 0 for n in (1, 2, 5, 2)] for step in range(1, 12)]
+    assert not out[:, 0]["terminated"].any()
+
+
+def test_limits_count_repeated_actions_and_move_with_elapsed_steps():
+    env = FunctionalEnv(BroadcastWalk(), 3, max_episode_steps=torch.tensor([4, 6, 9]), action_repeat=2)
+    td = env.reset(seed=0)
+    truncated = []
+    for _ in range(3):
+        transition, td = env.step(td.set("action", torch.zeros(3, 1)))
+        truncated.append(transition["next", "truncated"].flatten().tolist())
+    assert truncated == [[False, False, False], [True, False, False], [False, True, False]]
+    env.elapsed_steps = torch.tensor([1, 0, 4])
+    assert env.step(torch.zeros(3, 1))[0]["next", "truncated"].flatten().tolist() == [True, False, True]
+
+
+def test_signature_has_the_largest_limit():
+    env = FunctionalEnv(Walk(), 3, max_episode_steps=torch.tensor([2, 8, 4]))
+    assert env.signature.max_episode_steps == 8
+    transformed = tw.TransformedEnv(env, T.TimeAwareObservation(normalize_time=True))
+    transition, _ = transformed.step(transformed.reset().set("action", torch.zeros(3, 1)))
+    assert transition["next", "observation"][:, -1].tolist() == [1 / 8] * 3
+    assert type(FunctionalEnv(Walk(), 3, max_episode_steps=torch.tensor(7)).signature.max_episode_steps) is int
+
+
+def test_limits_are_configuration_and_not_in_snapshots():
+    env, other = (FunctionalEnv(BroadcastNoisy(), 2, max_episode_steps=torch.tensor(limits)) for limits in ([2, 3], [1, 5]))
+    env.reset(seed=0)
+    assert "step_limits" not in env.snapshot()["buffers"].keys() and env.state_dict() == {}
+    other.restore(env.snapshot())
+    assert other.step_limits.tolist() == [1, 5] and env.to("cpu").step_limits.tolist() == [2, 3]
+    without = FunctionalEnv(BroadcastNoisy(), 2)
+    without.restore(env.snapshot())
+    assert not hasattr(without, "step_limits")
+
+
+def test_limits_with_partial_resets_of_a_compiled_batch_equal_eager_mode():
+    limits = 1 + torch.arange(4096) % 97
+    envs = [in_pytorch(FunctionalEnv(PureTelling(), 4096, max_episode_steps=limits)) for _ in range(2)]
+    envs[1] = tw.compile(envs[1], backend="aot_eager")
+    eager, compiled = (play(env, env.reset(seed=0), torch.zeros(6, 4096, 1))[0] for env in envs)
+    assert equal(eager, compiled)
+    assert eager[:, 0]["truncated"].sum((1, 2)).tolist()[0] == 43
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_limits_move_with_the_env():
+    env = FunctionalEnv(BroadcastTelling(), 2, max_episode_steps=torch.tensor([1, 2])).to("cuda")
+    assert env.step_limits.is_cuda
+    transition, _ = env.step(env.reset(seed=0).set("action", torch.zeros(2, 1, device="cuda")))
+    assert transition["next", "truncated"].flatten().tolist() == [True, False]
+    assert transition["next", "info", "count"].is_cuda
+
+
+@pytest.mark.parametrize(
+    ("limits", "match"),
+    [
+        (torch.tensor([1, 2]), r"as an integer, or as a tensor \(3,\) torch.int64, but got \(2,\) torch.int64"),
+        (torch.tensor([[1], [2], [3]]), r"as a tensor \(3,\) torch.int64, but got \(3, 1\) torch.int64"),
+        (torch.tensor([1, 2, 3], dtype=torch.int32), r"but got \(3,\) torch.int32"),
+        (torch.tensor([1.0, 2.0, 3.0]), r"but got \(3,\) torch.float32"),
+        (torch.tensor([1, 0, 3]), "of at least 1, but got 0"),
+        ([1, 2, 3], r"but got \[1, 2, 3\]"),
+    ],
+)
+def test_invalid_limits_raise(limits, match):
+    with pytest.raises((TypeError, ValueError), match=f"FunctionalEnv needs .*max_episode_steps .*{match}"):
+        FunctionalEnv(Walk(), 3, max_episode_steps=limits)
