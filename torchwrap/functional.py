@@ -18,7 +18,7 @@ from torchwrap._core.row_mask import RowMask
 from torchwrap._core.tracing import is_host_readable
 from torchwrap._env import function_checks
 from torchwrap._env.batched_functions import OPTIONAL, BatchedFunctions
-from torchwrap._env.dynamics import Dynamics
+from torchwrap._env.dynamics import Dynamics, State
 from torchwrap._env.frames import Frames
 from torchwrap._env.host_steps import HostSteps
 from torchwrap._env.initial_states import InitialStatePool
@@ -143,6 +143,46 @@ class FunctionalEnv(Env):
 
     def _call_and_inspect(self, name: str, *arguments: Any) -> Any:
         return self._functions.inspect(name, self._key(name), self.params, *arguments)
+
+    def simulate(self, state: Mapping[str, Tensor], action: spaces.Value, *, offset: int = 0) -> tuple[TensorDict, State]:
+        """Takes a step from any state, differentiably. The env itself does not change, and nothing is reset.
+
+        From `env.state`, it returns what `env.step(action)` would, with the same random numbers and the same truncation: those
+        of the clock. Gradients flow to the state and the action, which are copied, so that later steps do not disturb them.
+        Wrappers and transforms take no part; `action_repeat` does, and an episode that ends stays in its last state.
+
+        Args:
+            state: as `env.state`, whose buffers it never writes to: clone them before you require their gradients.
+            action: of all envs.
+            offset: number of steps to add to the clock: *h* for step *h*, counted from 0, of a plan that starts now. Note that
+                such a plan knows the env's own random numbers.
+
+        Returns:
+            successor: a TensorDict, as `transition["next"]`: `observation`, `reward`, the three flags, and `info` if any.
+            state: the next one, as `env.state`.
+
+        Raises:
+            TypeError, ValueError: for a state or an action that does not fit.
+
+        >>> from torchwrap.envs.pendulum import Pendulum
+        >>> env = FunctionalEnv(Pendulum(), num_envs=2)
+        >>> action = torch.ones(2, 1, requires_grad=True)
+        >>> successor, state = env.simulate(env.state, action)
+        >>> torch.autograd.grad(successor["reward"].sum(), action)  # of -0.001 * action**2
+        (tensor([[-0.0020],
+                [-0.0020]]),)
+        """
+        owner = f"{self._name()}.simulate"
+        function_checks.given_state(owner, state, self.state)
+        spaces.check(owner, "an action", self.single_action_space, action, self.num_envs, self.device)
+        offset = validation.integer(owner, "offset", offset, at_least=0)
+        # Copies, because a step on the host writes to the buffers behind the back of autograd, which needs their values.
+        inputs = [*[state[field].clone() for field in self.fields], *self._inputs()[len(self.fields) :]]
+        draw = self.stream.draw + offset * self.action_repeat
+        return self._dynamics.simulate(self._call_at, inputs, draw, action.clone(), self.action_repeat, self.num_envs)
+
+    def _call_at(self, draw: Tensor, name: str, *arguments: Any) -> Any:
+        return self._call(name, *arguments, key=self._key(name)._replace(draw=draw))
 
     @property
     def state(self) -> dict[str, Tensor]:

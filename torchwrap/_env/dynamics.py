@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap._core import nested
+from torchwrap._env.repeat import repeat
 
+State: TypeAlias = dict[str, Tensor]
 _SUCCESSOR = ("observation", "reward", "terminated", "truncated", "done")
 _FLAGS = 4  # results before the info
 
@@ -74,3 +77,40 @@ class Dynamics:
         successor: dict[str, Any] = dict(zip(_SUCCESSOR, [*results[:_FLAGS], *results[end:]], strict=False))
         info = dict(zip(self.info_names, results[_FLAGS:end], strict=True))
         return nested.tensordict({**successor, "info": nested.tensordict(info, num_envs)}, num_envs)
+
+    def simulate(
+        self,
+        call: Callable[..., Any],
+        inputs: list[Tensor],
+        draw: Tensor,
+        action: Any,
+        times: int,
+        num_envs: int,
+    ) -> tuple[TensorDict, State]:
+        """Takes an action several times, in each env until its episode ends.
+
+        Args:
+            call: calls a function by the clock and its name.
+            inputs: the fields of the state, and the limits of the envs if they differ.
+            draw: the clock before the first step.
+            action: of all envs.
+            times: number of steps.
+            num_envs: number of rows.
+
+        Returns:
+            The successor and the next state.
+        """
+        fields, clock = inputs, draw
+
+        def step(action: Any) -> TensorDict:
+            nonlocal fields, clock
+            clock = clock + 1
+            updates, results = self.advance(functools.partial(call, clock), *fields, clock, action)
+            fields = [*updates, *inputs[len(updates) :]]
+            state = nested.tensordict(dict(zip(self.fields, updates, strict=True)), num_envs)
+            return self.successor(results, num_envs).set("state", state)
+
+        successor = repeat(step, action, times)
+        state: Any = successor.pop("state")
+        successor.set("done", successor["terminated"] | successor["truncated"])
+        return successor, {field: state[field] for field in self.fields}

@@ -124,3 +124,22 @@ def params(values: Mapping[str, Any] | None, num_envs: int) -> dict[str, Tensor]
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
     return dict(values or {})
+
+
+def given_state(owner: str, state: Any, own: dict[str, Tensor]) -> None:
+    """Checks a state that a caller made: the fields, shapes, dtypes and the device are those of the env's own.
+
+    Raises:
+        TypeError, ValueError: if not, in the name of `owner`.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{owner} needs a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}.")
+    if set(state) != set(own):
+        raise ValueError(f"{owner} needs a state with fields {list(own)}, but got {list(state)}.")
+    for field, value in own.items():
+        given = state[field]
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{owner} needs state[{field!r}] as a torch.Tensor, but got {type(given).__name__}.")
+        if (given.shape, given.dtype, given.device) != (value.shape, value.dtype, value.device):
+            needed = f"{owner} needs state[{field!r}] of shape {tuple(value.shape)} {value.dtype} on {value.device}"
+            raise ValueError(f"{needed}, but got {tuple(given.shape)} {given.dtype} on {given.device}.")
