@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.registration import EnvSpec
 
 import torchwrap as tw
 from torchwrap import FunctionalEnv
+from torchwrap import transforms as T
+from torchwrap.envs.pendulum import Pendulum
 from torchwrap.interop.gymnasium import GymnasiumEnv
 
 
@@ -188,3 +193,120 @@ def test_from_gymnasium_at_the_top_wraps_a_vector_env():
     single, _ = gymnasium.make("CartPole-v1").reset(seed=4)
     np.testing.assert_array_equal(env.reset(seed=3)["observation"][1], single)
     env.close()
+
+
+# register.
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A registry that forgets, after the test, what it registers."""
+    copy = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", copy)
+    monkeypatch.setattr(tw.registration, "_REGISTERED", dict(tw.registration._REGISTERED))
+    return copy
+
+
+@pytest.mark.parametrize("func_env", [Pendulum, lambda g=1.62: Pendulum(g)], ids=["class", "function"])
+@pytest.mark.parametrize("id", ["moon/Pendulum-v0", "MoonPendulum-v3"])
+def test_registered_env_is_made_from_its_id_and_from_its_spec(registry, id, func_env):
+    assert tw.register(id, func_env, max_episode_steps=7) is None
+    env = tw.make(id, 3, g=2.0)
+    assert type(env) is FunctionalEnv and type(env.func_env) is Pendulum and env.func_env.g == 2
+    assert (env.spec.id, env.spec.max_episode_steps, env.num_envs) == (id, 7, 3)
+    assert repr(env) == f"<{id}(num_envs=3, device=cpu)>"
+    assert env.signature.max_episode_steps == 7 and tw.make(id, backend="torch").func_env.g in (10, 1.62)
+    assert tw.make(id, max_episode_steps=9).signature.max_episode_steps == 9
+    assert tw.make(id, max_episode_steps=-1).signature.max_episode_steps is None
+    transformed = tw.TransformedEnv(env, T.ClipReward(-1, 0))
+    for spec in (transformed.spec, EnvSpec.from_json(transformed.spec.to_json())):
+        copy = tw.make(spec, 2, first_index=1)
+        assert copy.unwrapped.func_env.g == 2 and copy.signature.max_episode_steps == 7 and copy.num_envs == 2
+        assert type(copy.transforms[0]) is T.ClipReward
+        assert torch.equal(copy.reset(seed=0)["observation"], env.reset(seed=0)["observation"][1:])
+
+
+def test_registered_env_of_a_module_is_made_by_the_modules_name(registry, monkeypatch, tmp_path):
+    (tmp_path / "moons.py").write_text(
+        "import torchwrap as tw\nfrom torchwrap.envs.pendulum import Pendulum\n"
+        "tw.register('moons/Io-v1', lambda: Pendulum(1.8), max_episode_steps=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"make needs a registered id, but got 'moons/Io-v1'"):
+        tw.make("moons/Io-v1")
+    try:
+        env = tw.make("moons:moons/Io-v1", 2)
+        assert env.spec.id == "moons/Io-v1" and tw.make(env.spec).func_env.g == tw.make("moons/Io-v1").func_env.g == 1.8
+        assert tw.make("moons:moons/Io-v1", backend="torch").signature.max_episode_steps == 5
+    finally:
+        sys.modules.pop("moons", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        (("CartPole-v1", Pendulum), ValueError, "an id that is not taken, but got 'CartPole-v1': give it another name"),
+        (("Taxi-v4", Pendulum), ValueError, "an id that is not taken, but got 'Taxi-v4'"),
+        (("moon/Taken-v0", Pendulum), ValueError, "an id that is not taken, but got 'moon/Taken-v0'"),
+        (("Pendulum", Pendulum), ValueError, 'an id of the form "namespace/Name-v0" or "Name-v0", but got \'Pendulum\''),
+        (("moon/Pendulum", Pendulum), ValueError, "an id of the form"),
+        (("a/b/Pendulum-v0", Pendulum), ValueError, "an id of the form"),
+        (("Moon Pendulum-v0", Pendulum), ValueError, "an id of the form"),
+        (("moon:Pendulum-v0", Pendulum), ValueError, "an id of the form"),
+        (("moon/Pendulum-v00", Pendulum), ValueError, "an id of the form"),
+        (("", Pendulum), ValueError, "an id of the form"),
+        ((None, Pendulum), ValueError, "an id of the form .* but got None"),
+        (("moon/P-v0", Pendulum()), TypeError, "a FuncEnv class, or a function that returns a FuncEnv.*: pass its class"),
+        (("moon/P-v0", FunctionalEnv), TypeError, r"a FuncEnv class.* the class FunctionalEnv without \['initial', "),
+        (("moon/P-v0", gymnasium.envs.classic_control.PendulumEnv), TypeError, "a FuncEnv class.* the class PendulumEnv"),
+        (("moon/P-v0", "torchwrap.envs.pendulum:Pendulum"), TypeError, "a FuncEnv class.* but got 'torchwrap.envs"),
+        (("moon/P-v0", Pendulum, 0), ValueError, "max_episode_steps of at least 1, but got 0"),
+        (("moon/P-v0", Pendulum, 1.5), TypeError, "an integer max_episode_steps of at least 1, but got 1.5"),
+    ],
+    ids=str,
+)
+def test_register_with_invalid_arguments_raises_and_registers_nothing(registry, arguments, error, match):
+    tw.register("moon/Taken-v0", Pendulum)
+    id, func_env, *limit = arguments
+    before, own = dict(registry), dict(tw.registration._REGISTERED)
+    with pytest.raises(error, match=f"register needs {match}"):
+        tw.register(id, func_env, **({"max_episode_steps": limit[0]} if limit else {}))
+    assert registry == before and own == tw.registration._REGISTERED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"backend": "gymnasium"}, 'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium"'),
+        ({"length": 2}, "make needs arguments that moon/P-v0 takes, but got: .*'length'"),
+        ({"seed": 2}, "reset takes it"),
+        ({"info_keys": ["a"]}, "make takes vectorization_mode, info_keys and worker_timeout for Gymnasium's envs only"),
+        ({"max_episode_steps": torch.tensor([2, 3])}, r"an integer max_episode_steps of at least 1, but got tensor\(\[2, 3"),
+    ],
+    ids=str,
+)
+def test_make_of_a_registered_env_with_invalid_arguments_raises(registry, arguments, match):
+    tw.register("moon/P-v0", Pendulum)
+    with pytest.raises((ValueError, TypeError), match=match):
+        tw.make("moon/P-v0", 2, **arguments)
+
+
+def test_registered_function_that_returns_no_func_env_raises_in_make(registry):
+    tw.register("moon/P-v0", lambda: 3)
+    with pytest.raises(TypeError, match="FunctionalEnv needs functions with observation_space and action_space, but got 3"):
+        tw.make("moon/P-v0")
+
+
+def test_gymnasium_make_of_a_registered_env_names_torchwrap_make(registry):
+    tw.register("moon/P-v0", Pendulum)
+    for make in (gymnasium.make, gymnasium.make_vec):
+        with pytest.raises(TypeError, match=r"but got an id of torchwrap.register: `torchwrap.make\(id\)` makes its envs"):
+            make("moon/P-v0")
+
+
+def test_backend_torch_lists_registered_ids(registry):
+    tw.register("moon/P-v0", Pendulum)
+    with pytest.raises(
+        ValueError, match=r"an id in \[.*'CartPole-v1'.*'moon/P-v0'\] for backend=\"torch\", but got 'Taxi-v4'"
+    ):
+        tw.make("Taxi-v4", backend="torch")

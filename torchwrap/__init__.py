@@ -31,7 +31,7 @@ from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
 from torchwrap.interop.gymnasium import from_gymnasium, to_gymnasium
-from torchwrap.registration import make
+from torchwrap.registration import make, register
 from torchwrap.spaces import Signature
 from torchwrap.transforms.compose import Compose
 from torchwrap.transforms.transform import Transform
@@ -54,6 +54,7 @@ __all__ = [
     "evaluate",
     "from_gymnasium",
     "make",
+    "register",
     "rollout",
     "to_gymnasium",
     "transforms",

@@ -1,15 +1,17 @@
-"""make: an env from an id or a spec."""
+"""make: an env from an id or a spec. register: an id for an env of one's own."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn
 
 import gymnasium
 import torch
 from gymnasium import Space
+from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.experimental.functional import FuncEnv
 
 from torchwrap._core import spec as specs
 from torchwrap._core import validation
@@ -32,6 +34,74 @@ NATIVE: dict[str, type[ClassicControl]] = {
     "Pendulum-v1": Pendulum,
 }
 """Ids with a native torchwrap env, and the functions that implement it."""
+
+_FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
+
+_REGISTERED: dict[str, Callable[..., Any]] = {}  # by `register`
+
+
+def register(
+    id: str,
+    func_env: Callable[..., FuncEnv[Any, Any, Any, Any, Any, Any, Any]],
+    *,
+    max_episode_steps: int | None = None,
+) -> None:
+    """Registers an id for an env of your own, written as a `FuncEnv`, so that `make(id, num_envs)` makes it in this process.
+
+    The id is registered with Gymnasium too, so that it is known there, but `gymnasium.make` refuses it: it makes single envs.
+    Other processes register it by importing the same module: `make("module:id")` imports it.
+
+    Args:
+        id: "namespace/Name-v0", or "Name-v0".
+        func_env: a class, or a function that returns the functions; see `FunctionalEnv`. It gets the keyword arguments of
+            `make` that `make` does not take itself.
+        max_episode_steps: truncates episodes at this length, if `make` gets no other. None disables it.
+
+    Raises:
+        TypeError: if `func_env` is neither a class of functions nor a function.
+        ValueError: for an id that is malformed or already taken, and a limit below 1.
+
+    >>> import torchwrap as tw
+    >>> from torchwrap.envs.pendulum import Pendulum
+    >>> tw.register("docs/MoonPendulum-v0", lambda g=1.62: Pendulum(g), max_episode_steps=100)
+    >>> tw.make("docs/MoonPendulum-v0", num_envs=2)
+    <docs/MoonPendulum-v0(num_envs=2, device=cpu)>
+    """
+    if not isinstance(id, str) or not _is_versioned(id):
+        raise ValueError(f'register needs an id of the form "namespace/Name-v0" or "Name-v0", but got {id!r}.')
+    if id in registration.registry:
+        raise ValueError(f"register needs an id that is not taken, but got {id!r}: give it another name or version.")
+    needed = "register needs a FuncEnv class, or a function that returns a FuncEnv"
+    if isinstance(func_env, type):
+        missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
+        if missing:
+            raise TypeError(f"{needed}, but got the class {func_env.__name__} without {missing}.")
+    elif not callable(func_env):
+        remedy = ": pass its class" if isinstance(func_env, FuncEnv) else ""
+        raise TypeError(f"{needed}, but got {func_env!r}{remedy}.")
+    if max_episode_steps is not None:
+        max_episode_steps = validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
+    try:
+        gymnasium.register(id, f"{__name__}:refuse", max_episode_steps=max_episode_steps)
+    except gymnasium.error.Error as error:
+        raise ValueError(f"register needs an id that fits the ones already taken, but got {id!r}: {error}") from None
+    _REGISTERED[id] = func_env
+
+
+def _is_versioned(id: str) -> bool:
+    try:
+        namespace, name, version = registration.parse_env_id(id)
+    except gymnasium.error.Error:
+        return False
+    # Gymnasium takes a colon for a part of the name, but `make` for the end of a module's.
+    return ":" not in id and version is not None and registration.get_env_id(namespace, name, version) == id
+
+
+def refuse(**kwargs: Any) -> NoReturn:
+    """Raises: `gymnasium.make` makes no envs of `register`."""
+    raise TypeError(
+        "gymnasium.make needs an env of Gymnasium, but got an id of torchwrap.register: `torchwrap.make(id)` makes its envs."
+    )
 
 
 def make(
@@ -94,12 +164,10 @@ def make(
     if not isinstance(id, str):
         raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}{_instead_of(id)}.")
     count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
-    if max_episode_steps is not None and (max_episode_steps != -1 or not isinstance(max_episode_steps, int)):
+    if max_episode_steps is not None and (not isinstance(max_episode_steps, int) or max_episode_steps != -1):
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
     if backend not in (None, "torch", "gymnasium"):
         raise ValueError(f'make needs backend "torch" or "gymnasium", but got {backend!r}.')
-    if backend == "torch" and id not in NATIVE:
-        raise ValueError(f'make needs an id in {sorted(NATIVE)} for backend="torch", but got {id!r}.')
     if vectorization_mode not in (None, "sync", "async"):
         raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
     module, _, name = id.rpartition(":")  # in Gymnasium's "module:id", importing the module registers the id
@@ -113,25 +181,32 @@ def make(
             package = {"ALE": "ale_py"}.get(name.partition("/")[0], "package")
             remedy = f' A package registers its ids when it is imported: `make("{package}:{name}")` imports it.'
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}{remedy}") from None
+    own = _REGISTERED.get(name)
+    func_env = own or NATIVE.get(id)
+    if backend == "torch" and func_env is None:
+        raise ValueError(f'make needs an id in {sorted({*NATIVE, *_REGISTERED})} for backend="torch", but got {id!r}.')
+    if backend == "gymnasium" and own:
+        raise ValueError(f'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium" for {id!r}.')
     spec = specs.replace(spec, kwargs={**spec.kwargs, **given})
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
     common: dict[str, Any] = {"device": target, "first_index": first_index or 0}
-    if id in NATIVE and backend != "gymnasium":
+    if func_env is not None and backend != "gymnasium":
         if vectorization_mode is not None or info_keys or worker_timeout != 60.0:
-            raise ValueError(
-                'make needs backend="gymnasium" for vectorization_mode, info_keys and worker_timeout, '
-                f"but got {id!r} on the torch backend."
+            needed = (
+                "make takes vectorization_mode, info_keys and worker_timeout for Gymnasium's envs only"
+                if own
+                else ('make needs backend="gymnasium" for vectorization_mode, info_keys and worker_timeout')
             )
+            raise ValueError(f"{needed}, but got {id!r} on the torch backend.")
         try:
-            func_env = NATIVE[id](**kwargs)
+            functions = func_env(**kwargs)
         except TypeError as error:
             _check_no_seed(kwargs, error)
-            raise ValueError(
-                f'make needs arguments that {id} takes in torch, or backend="gymnasium", but got: {error}'
-            ) from None
+            takes = f"{id} takes" if own else f'{id} takes in torch, or backend="gymnasium"'
+            raise ValueError(f"make needs arguments that {takes}, but got: {error}") from None
         common.update(max_episode_steps=spec.max_episode_steps, render_mode=render_mode, spec=spec)
-        return FunctionalEnv(func_env, count, **common)
+        return FunctionalEnv(functions, count, **common)
     optional = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
     kwargs.update({name: value for name, value in optional.items() if value is not None}, worker_timeout=worker_timeout)
     try:
