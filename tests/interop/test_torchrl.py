@@ -1,0 +1,992 @@
+"""TorchRL: torchwrap envs under its collectors, losses and transforms, and its envs under torchwrap's transforms."""
+
+import copy
+import functools
+import time
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+
+pytest.importorskip("torchrl")
+with warnings.catch_warnings():  # a class of TorchRL's own is deprecated
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torchrl.collectors import Collector
+
+import torch
+from gymnasium import spaces as S
+from helpers import AOT, assert_same, buffers, through_pickle
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, NonTensor, OneHot, Unbounded
+from torchrl.envs import (
+    EnvBase,
+    GymEnv,
+    InitTracker,
+    PendulumEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop._torchrl_specs import to_space, to_spec
+from torchwrap.interop.torchrl import from_torchrl, to_torchrl
+from torchwrap.testing import ScriptedEnv, check_env
+
+# TorchRL and tensordict raise deprecations of their own, in `Collector`, `GAE` and losses.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:tensordict.*"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torchrl.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torchrl.*"),
+]
+
+NESTED = S.Dict(
+    vector=S.Box(-1, 1, (2,)),
+    parts=S.Tuple((S.Discrete(3), S.Dict(image=S.Box(0, 255, (3, 3), np.uint8), pair=S.MultiDiscrete([2, 3])))),
+    bits=S.MultiBinary(4),
+    late=S.Discrete(3, start=5),
+)
+
+
+def make_cartpole(num_envs=5, **kwargs):
+    env = tw.make("CartPole-v1", num_envs, **kwargs)
+    return tw.TransformedEnv(env, T.TimeLimit(13), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward())
+
+
+MAKERS = {
+    "in turn, staggered": lambda: ScriptedEnv(5),
+    "terminated": lambda: ScriptedEnv(4, (2,), ending="terminated"),
+    "truncated": lambda: ScriptedEnv(4, (2,), ending="truncated"),
+    "both": lambda: ScriptedEnv(4, (2,), ending="both"),
+    "one-step episodes": lambda: ScriptedEnv(3, episode_lengths=1),
+    "all at once": lambda: ScriptedEnv(3, episode_lengths=3),
+    "none ends": lambda: ScriptedEnv(3, episode_lengths=None),
+    "one env": lambda: ScriptedEnv(1),
+    "nested": lambda: ScriptedEnv(3, observation_space=NESTED, action_space=S.MultiDiscrete([2, 3])),
+    "Dict actions": lambda: ScriptedEnv(3, action_space=S.Dict(a=S.Discrete(3), b=S.Box(-1, 1, (2,)))),
+    "Tuple actions": lambda: ScriptedEnv(3, action_space=S.Tuple((S.Discrete(2, start=-1), S.MultiBinary(2)))),
+    "native": make_cartpole,
+    "sync": lambda: make_cartpole(backend="gymnasium"),
+    "compiled": lambda: tw.compile(make_cartpole(), backend="aot_eager"),
+    "compiled over sync": lambda: tw.compile(make_cartpole(backend="gymnasium"), backend="aot_eager"),
+}
+each_env = pytest.mark.parametrize("name", MAKERS)
+
+
+def replay(actions):
+    """A policy that takes these actions in turn."""
+    remaining = iter(actions)
+
+    def policy(td):
+        return td.set("action", next(remaining))
+
+    return policy
+
+
+def draw(env, number):
+    """Actions, from a copy's stream where there is one."""
+    return [env.sample_action() for _ in range(number)]
+
+
+def steps_of(env, actions, seed):
+    """Transitions and roots of torchwrap, `(num_envs, time)`."""
+    td, seen = env.reset(seed=seed), []
+    for action in actions:
+        root = td["observation"].clone()
+        transition, td = env.step(td.set("action", action))
+        seen.append(TensorDict({"observation": root, "next": transition["next"]}, [env.num_envs]).clone())
+    return torch.stack(seen, 1)
+
+
+def assert_same_steps(data, expected):
+    """TorchRL's data hold torchwrap's transitions, and roots that hold zeros or the last values of other keys."""
+    assert_same(data["next"], expected["next"])
+    assert_same(data.select("observation"), expected.select("observation"))
+    extras = set(expected["next"].keys()) - {"observation", "reward", "terminated", "truncated", "done"}
+    done = expected["next", "done"].squeeze(-1)
+    for key in extras:
+        for leaf in (
+            (key,) if isinstance(expected["next", key], torch.Tensor) else expected["next"].select(key).keys(True, True)
+        ):
+            last, root = expected["next", leaf][:, :-1], data[leaf]
+            assert not root[:, 0].any() and not root[:, 1:][done[:, :-1]].any()
+            assert (root[:, 1:] == last)[~done[:, :-1]].all()
+    assert not data["done"].any() and not data["terminated"].any() and not data["truncated"].any()
+
+
+# to_torchrl: steps.
+
+
+@each_env
+def test_to_torchrl_passes_check_env_specs(name):
+    env = to_torchrl(MAKERS[name]())
+    check_env_specs(env, seed=0, break_when_any_done="both")
+    env.close()
+
+
+@each_env
+def test_rollout_equals_torchwrap_step_by_step(name):
+    env, other = to_torchrl(MAKERS[name]()), MAKERS[name]()
+    actions = draw(other, 30)
+    env.set_seed(7)
+    data = env.rollout(30, replay(actions), break_when_any_done=False)
+    expected = steps_of(other, actions, seed=7)
+    assert_same_steps(data, expected)
+    assert data["next", "done"].any() == (name != "none ends")
+    env.close()
+    other.close()
+
+
+@each_env
+def test_manual_step_and_maybe_reset_equal_torchwrap(name):
+    env, other = to_torchrl(MAKERS[name]()), MAKERS[name]()
+    actions = draw(other, 30)
+    env.set_seed(7)
+    td, seen = env.reset(), []
+    for action in actions:
+        td = env.step(td.set("action", action))
+        seen.append(td.clone())
+        td = env.maybe_reset(env.step_mdp(td))
+    assert_same_steps(torch.stack(seen, 1), steps_of(other, actions, seed=7))
+    env.close()
+    other.close()
+
+
+def test_one_torchrl_step_is_one_torchwrap_step(monkeypatch):
+    env, calls = ScriptedEnv(3, episode_lengths=2), []
+    base = to_torchrl(env)
+    for verb in ("step", "transition", "reset"):
+
+        def recorded(*args, verb, function, **kwargs):
+            calls.append(verb)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(env, verb, functools.partial(recorded, verb=verb, function=getattr(env, verb)))
+    base.rollout(5, break_when_any_done=False)
+    assert calls == ["reset", "step", "step", "step", "step", "transition"]  # `rollout` ends with a plain step
+
+
+class HostReads(TorchDispatchMode):
+    """Counts operators that read values on the host, which on another device wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        reads = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.is_nonzero.default)
+        self.count += function in reads
+        return function(*args, **(kwargs or {}))
+
+
+def test_step_and_maybe_reset_reads_nothing_on_the_host(monkeypatch):
+    # As on another device, where torchwrap selects rows by `where`.
+    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    env = to_torchrl(tw.TransformedEnv(ScriptedEnv(4), T.RecordEpisodeStatistics(), T.NormalizeObservation()))
+    td = env.reset()
+    with HostReads() as reads:
+        for _ in range(8):
+            _, td = env.step_and_maybe_reset(td.set("action", env.env.sample_action()))
+    assert reads.count == 0
+    with HostReads() as reads:  # the count can be other than 0
+        env.maybe_reset(env.step_mdp(env.step(td.set("action", env.env.sample_action()))))
+    assert reads.count > 0
+
+
+def test_rollout_that_breaks_ends_with_the_true_final_observation():
+    env = to_torchrl(ScriptedEnv(3, (1,), episode_lengths=(5, 3, 4), ending="truncated"))
+    data = env.rollout(20)
+    assert data.shape == (3, 3)  # env 1 ends after three steps
+    assert data["next", "done"][:, -1].flatten().tolist() == [False, True, False]
+    assert data["next", "observation"][:, -1].flatten().tolist() == [3, 1003, 2003]
+    following = env.rollout(20)
+    assert following["observation"][:, 0].flatten().tolist() == [0, 1000, 2000]
+
+
+def test_rollout_until_all_have_ended_holds_ended_rows_still():
+    env = to_torchrl(tw.TransformedEnv(ScriptedEnv(3, (1,), episode_lengths=(5, 2, 3)), T.RecordEpisodeStatistics()))
+    data = env.rollout(20, break_when_any_done=False, break_when_all_done=True)
+    assert data.shape == (3, 5)
+    assert data["next", "observation"][:, -1].flatten().tolist() == [5, 1002, 2003]
+    assert data["next", "episode_return"][:, -1].flatten().tolist() == [15, 3, 6]
+    env.reset()
+    assert (env.env.transforms[0].length_queue == 5).sum() == 1  # no env was stepped beyond the end of its episode
+
+
+def test_returned_data_are_not_changed_by_later_steps():
+    for name in ("nested", "native"):
+        env = to_torchrl(MAKERS[name]())
+        actions, td, seen = draw(env.env, 20), env.reset(), []
+        for action in actions:
+            transition, td = env.step_and_maybe_reset(td.set("action", action))
+            seen += [(transition, transition.clone()), (td, td.clone())]
+        for value, before in seen:
+            assert_same(value.exclude("action", "next"), before.exclude("action", "next"))
+            if "next" in before.keys():
+                assert_same(value["next"], before["next"])
+
+
+def test_partial_reset_starts_new_episodes_in_the_masked_rows_only():
+    env = to_torchrl(ScriptedEnv(3, (1,), episode_lengths=None))
+    td = env.rollout(3, break_when_any_done=False)[:, -1]
+    td = env.step_mdp(td)
+    td = env.reset(td.set("_reset", torch.tensor([[False], [True], [False]])))
+    assert td["observation"].flatten().tolist() == [3, 1000, 2003]
+    assert "_reset" not in td.keys()
+    following = env.step(td.set("action", env.env.sample_action()))
+    assert following["next", "observation"].flatten().tolist() == [4, 1001, 2004]
+
+
+def test_what_a_policy_writes_to_next_is_kept():
+    env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=2))
+    td = env.reset().set("action", env.env.sample_action())
+    td["next"] = TensorDict({"hidden": torch.ones(2, 3), "observation": torch.zeros(2, 1)}, [2])
+    transition, _ = env.step_and_maybe_reset(td)
+    assert (transition["next", "hidden"] == 1).all()
+    assert transition["next", "observation"].flatten().tolist() == [1, 1001]
+
+
+# to_torchrl: the collector, losses and transforms of TorchRL.
+
+
+def by_position(td):
+    """A policy that looks at the observation only."""
+    return td.set("action", (td["observation"][:, 0] > 0).long())
+
+
+@pytest.mark.parametrize("backend", ["native", "gymnasium"])
+def test_collector_of_torchrl_equals_that_of_torchwrap(backend):
+    kwargs = {} if backend == "native" else {"backend": "gymnasium"}
+    env, other = to_torchrl(make_cartpole(**kwargs)), make_cartpole(**kwargs)
+    env.set_seed(3)
+    collector = Collector(env, by_position, frames_per_batch=5 * 20, total_frames=5 * 60)
+    collect, td = tw.Collector(other, by_position, num_steps=20), other.reset(seed=3)
+    batches, trajectories, ends = 0, set(), 0
+    for data in collector:
+        expected, td = collect(td)
+        assert_same(data["next"], expected["next"])
+        assert_same(data.select("observation", "action"), expected.select("observation", "action"))
+        trajectories |= set(data["collector", "traj_ids"].flatten().tolist())
+        ends += int(data["next", "done"][:, : 20 if batches < 2 else 19].sum())
+        batches += 1
+    assert batches == 3 and ends > 5
+    assert len(trajectories) == 5 + ends  # each end starts a trajectory
+    collector.shutdown()
+    other.close()
+
+
+def test_collector_with_a_limit_of_its_own_truncates_and_keeps_final_observations():
+    # max_frames_per_traj puts a StepCounter on the env, which takes TorchRL's own way: a step, then a masked reset.
+    env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(5, 3)))
+    collector = Collector(env, None, frames_per_batch=2 * 9, total_frames=2 * 9, max_frames_per_traj=4)
+    (data,) = list(collector)
+    assert data["next", "observation"][..., 0].tolist() == [
+        [1, 2, 3, 4, 1, 2, 3, 1, 2],
+        [1001, 1002, 1003, 1001, 1002, 1003, 1004, 1001, 1002],
+    ]
+    assert data["next", "truncated"][0, 3].item()
+
+
+def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
+    env = to_torchrl(ScriptedEnv(3, (2,), episode_lengths=(4, 2, 3)))
+    data = env.rollout(12, break_when_any_done=False)
+    critic = ValueOperator(nn.Linear(2, 1), in_keys=["observation"])
+    gamma = 0.9
+    GAE(gamma=gamma, lmbda=0.0, value_network=critic)(data)
+    value, next_value = critic.module(data["observation"]), critic.module(data["next", "observation"])
+    terminated, truncated = data["next", "terminated"], data["next", "truncated"]
+    only_truncated = truncated & ~terminated
+    assert only_truncated.any() and (terminated & ~truncated).any() and (terminated & truncated).any()
+    torch.testing.assert_close(data["next", "state_value"][only_truncated], next_value[only_truncated])
+    expected = data["next", "reward"] + gamma * next_value * ~terminated - value
+    torch.testing.assert_close(data["advantage"], expected)
+    # The step after a truncation starts from another observation, with another value.
+    after = value[:, 1:][only_truncated[:, :-1]]
+    assert ((after - next_value[:, :-1][only_truncated[:, :-1]]).abs() > 1e-3).all()
+
+
+def test_gae_does_not_reach_across_the_end_of_an_episode():
+    env = to_torchrl(ScriptedEnv(1, (1,), episode_lengths=2, ending="truncated"))
+    data = env.rollout(4, break_when_any_done=False)
+    critic = ValueOperator(nn.Linear(1, 1), in_keys=["observation"])
+    nn.init.zeros_(critic.module.weight), nn.init.zeros_(critic.module.bias)
+    GAE(gamma=1.0, lmbda=1.0, value_network=critic)(data)
+    assert data["advantage"].flatten().tolist() == [3, 2, 3, 2]  # rewards 1 and 2, twice
+
+
+def make_actor(env, size=64):
+    num_actions = env.action_spec.space.n
+    width = env.observation_spec["observation"].shape[-1]
+    network = nn.Sequential(nn.Linear(width, size), nn.Tanh(), nn.Linear(size, size), nn.Tanh(), nn.Linear(size, num_actions))
+    module = TensorDictModule(network, in_keys=["observation"], out_keys=["logits"])
+    actor = ProbabilisticActor(
+        module,
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+        spec=env.action_spec,
+    )
+    critic = ValueOperator(
+        nn.Sequential(nn.Linear(width, size), nn.Tanh(), nn.Linear(size, size), nn.Tanh(), nn.Linear(size, 1)),
+        in_keys=["observation"],
+    )
+    return actor, critic
+
+
+def test_clip_ppo_loss_takes_the_data():
+    torch.manual_seed(0)
+    env = to_torchrl(make_cartpole())
+    actor, critic = make_actor(env)
+    collector = Collector(env, actor, frames_per_batch=5 * 16, total_frames=5 * 16)
+    (data,) = list(collector)
+    GAE(gamma=0.99, lmbda=0.95, value_network=critic)(data)
+    losses = ClipPPOLoss(actor, critic)(data.reshape(-1))
+    loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+    loss.backward()
+    assert loss.isfinite() and all(p.grad.abs().sum() > 0 for p in (*actor.parameters(), *critic.parameters()))
+    assert data["action"].dtype == torch.int64 and data["action"].shape == (5, 16)
+
+
+def test_transformed_env_of_torchrl_on_top_with_staggered_ends():
+    base = ScriptedEnv(3, (1,), episode_lengths=(5, 2, 4), ending="terminated")
+    env = TransformedEnv(to_torchrl(base)).append_transform(InitTracker())
+    env = env.append_transform(RewardSum()).append_transform(StepCounter(max_steps=4))
+    check_env_specs(env, break_when_any_done="both")
+    env.set_seed(0)
+    data = env.rollout(10, break_when_any_done=False)
+    t = torch.tensor([[1, 2, 3, 4, 1, 2, 1, 2, 3, 4], [1, 2, 1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]])
+    t = t.unsqueeze(-1)  # 4 in place of 5, which StepCounter truncates
+    rows = torch.tensor([0, 1000, 2000]).view(3, 1, 1)
+    assert (data["next", "observation"] == rows + t).all()
+    assert (data["observation"] == rows + t - 1).all()
+    assert (data["next", "step_count"] == t).all()
+    assert (data["next", "episode_reward"] == t * (t + 1) / 2).all()
+    assert (data["is_init"] == (t == 1)).all()
+    assert (data["next", "truncated"] == (t == 4)).all()
+    assert data["next", "terminated"].sum((1, 2)).tolist() == [2, 2, 2]
+
+
+def test_transforms_of_both_libraries_agree_on_the_statistics_of_episodes():
+    env = TransformedEnv(to_torchrl(tw.TransformedEnv(ScriptedEnv(3), T.RecordEpisodeStatistics())), RewardSum())
+    data = env.rollout(20, break_when_any_done=False)
+    assert (data["next", "episode_return"] == data["next", "episode_reward"]).all()
+    assert (data["episode_return"] == data["episode_reward"]).all()
+
+
+# to_torchrl: seeds, state, and what construction touches.
+
+
+def test_set_seed_repeats_and_another_seed_differs():
+    env = to_torchrl(tw.make("CartPole-v1", 3))
+    runs = []
+    for seed in (0, 0, 1):
+        env.set_seed(seed)
+        runs.append(env.rollout(5, by_position, break_when_any_done=False)["observation"])
+    assert (runs[0] == runs[1]).all() and (runs[0] != runs[2]).any()
+    assert (env.rollout(5, by_position, break_when_any_done=False)["observation"] != runs[2]).any()  # it is taken once
+
+
+def test_seed_that_torchwrap_refuses_is_an_error_of_the_reset():
+    env = to_torchrl(tw.make("CartPole-v1", 3))
+    with pytest.raises(ValueError, match="seed"):
+        env.reset(seed=-1)
+
+
+def test_train_and_eval_and_state_dict_reach_the_statistics():
+    env = to_torchrl(tw.TransformedEnv(ScriptedEnv(2, (1,)), T.NormalizeObservation()))
+    statistics = env.env.transforms[0].statistics
+    assert env.rollout(5, break_when_any_done=False).shape == (2, 5) and statistics.count > 0
+    env.eval()
+    before = statistics.count.clone()
+    env.rollout(5, break_when_any_done=False)
+    assert statistics.count == before
+    env.train()
+    env.rollout(5, break_when_any_done=False)
+    assert statistics.count > before
+    other = to_torchrl(tw.TransformedEnv(ScriptedEnv(7, (1,)), T.NormalizeObservation()))
+    other.load_state_dict(env.state_dict())
+    assert (other.env.transforms[0].statistics.mean == statistics.mean).all() and statistics.mean != 0
+
+
+def test_neither_transforms_nor_collectors_of_torchrl_freeze_the_statistics():
+    env = to_torchrl(tw.TransformedEnv(ScriptedEnv(2, (1,)), T.NormalizeObservation()))
+    outer = TransformedEnv(env, RewardSum())
+    Collector(outer, None, frames_per_batch=8, total_frames=8)
+    assert env.env.transforms.training
+    outer.eval()  # TorchRL's own stops at its transforms
+    assert env.env.transforms.training
+
+
+def test_to_moves_env_and_specs():
+    env = to_torchrl(make_cartpole()).to("meta")
+    assert env.device.type == env.env.device.type == "meta"
+    assert env.observation_spec["observation"].device.type == "meta"
+    assert all(buffer.device.type == "meta" for buffer in env.buffers())
+
+
+def test_close_closes_the_env(monkeypatch):
+    for outer in (lambda env: env, lambda env: TransformedEnv(env, RewardSum())):
+        inner, closed = ScriptedEnv(2), []
+        monkeypatch.setattr(inner, "close", lambda closed=closed: closed.append(True))
+        outer(to_torchrl(inner)).close()
+        assert closed
+
+
+@pytest.mark.parametrize("backend", ["native", "gymnasium"])
+def test_construction_leaves_a_running_env_as_it_was(backend):
+    kwargs = {} if backend == "native" else {"backend": "gymnasium"}
+    env, other = make_cartpole(**kwargs), make_cartpole(**kwargs)
+    for each in (env, other):
+        td = each.reset(seed=1)
+        for _ in range(5):
+            _, td = each.step(td.set("action", each.sample_action()))
+    before, state = buffers(env), torch.get_rng_state()
+    base = to_torchrl(env)
+    assert_same(buffers(env), before)
+    assert (torch.get_rng_state() == state).all()
+    td_base = base.reset(TensorDict({"_reset": torch.zeros(5, 1, dtype=torch.bool)}, [5]))
+    for _ in range(20):
+        action = other.sample_action()
+        transition, td = other.step(td.set("action", action))
+        given, td_base = base.step_and_maybe_reset(td_base.set("action", action))
+        assert_same(given["next"], transition["next"])
+    base.close()
+    other.close()
+
+
+def test_construction_records_no_video(tmp_path):
+    pytest.importorskip("imageio")
+    env = tw.make("CartPole-v1", 2, render_mode="rgb_array")
+    env = tw.wrappers.RecordVideo(env, str(tmp_path), step_trigger=lambda step: True, video_length=1)
+    env = tw.TransformedEnv(env, T.RecordEpisodeStatistics())
+    assert "episode_return" in to_torchrl(env).observation_spec.keys()
+    assert not list(tmp_path.iterdir())
+
+
+def test_info_of_a_foreign_simulator_is_declared():
+    class Speedy(gymnasium.Wrapper):
+        def step(self, action):
+            observation, reward, terminated, truncated, _ = self.env.step(action)
+            return observation, reward, terminated, truncated, {"speed": observation[1]}
+
+    mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    vector_env = gymnasium.vector.SyncVectorEnv([lambda: Speedy(gymnasium.make("CartPole-v1"))] * 2, **mode)
+    env = to_torchrl(tw.TransformedEnv(tw.from_gymnasium(vector_env, info_keys=["speed"]), T.RecordEpisodeStatistics()))
+    check_env_specs(env, break_when_any_done="both")
+    data = env.rollout(30, break_when_any_done=False)
+    assert (data["next", "info", "speed"].squeeze(-1) == data["next", "observation"][..., 1]).all()
+    env.close()
+
+
+@pytest.mark.parametrize("value", [3, "CartPole-v1", None, PendulumEnv])
+def test_to_torchrl_refuses_what_is_no_env(value):
+    with pytest.raises(TypeError, match=r"to_torchrl needs a torchwrap\.Env, but got"):
+        to_torchrl(value)
+
+
+def test_to_torchrl_refuses_an_env_of_torchrl():
+    with pytest.raises(TypeError, match="to_torchrl needs a torchwrap"):
+        to_torchrl(PendulumEnv())
+
+
+# Spaces and specs.
+
+EXACT = [
+    S.Box(-1, 1, (2,)),
+    S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64),
+    S.Box(0, 255, (2, 3), np.uint8),
+    S.Box(-np.inf, np.inf, (3,)),
+    S.Box(-5, 7, (), np.int64),
+    S.Discrete(4),
+    S.MultiDiscrete([2, 5]),
+    S.MultiDiscrete([[2, 5], [3, 3]]),
+    S.MultiBinary(3),
+    S.MultiBinary((2, 2)),
+    S.Dict(a=S.Box(-1, 1, (2,)), b=S.Dict(c=S.Discrete(2))),
+]
+CHANGED = [
+    (S.Discrete(3, start=2), S.Box(2, 4, (), np.int64)),
+    (S.MultiDiscrete([2, 3], start=[1, -1]), S.Box(np.array([1, -1]), np.array([2, 1]), dtype=np.int64)),
+    (S.Box(np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32)), S.Box(-np.inf, np.inf, (2,))),
+    (S.Tuple((S.Discrete(2), S.Discrete(3))), S.Dict({"0": S.Discrete(2), "1": S.Discrete(3)})),
+]
+
+
+@pytest.mark.parametrize(("space", "back"), [*((space, space) for space in EXACT), *CHANGED], ids=str)
+def test_space_survives_the_way_through_a_spec(space, back):
+    spec = to_spec(space, 3, torch.device("cpu"))
+    assert spec.shape[0] == 3
+    assert to_space(spec) == back
+    signature = tw.Signature(3, space, space)
+    value = tw.spaces.sample(space, signature.stream()[0])
+    assert spec.is_in(value)
+    if isinstance(value, torch.Tensor):
+        assert spec.rand().dtype == value.dtype and spec.rand().shape == value.shape
+        assert spec.rand().double().isfinite().all()
+        assert tw.spaces.contains(space, spec.rand()) or back != space
+
+
+@pytest.mark.parametrize(
+    ("spec", "space"),
+    [
+        (OneHot(4, shape=(2, 4)), S.Discrete(4)),
+        (MultiOneHot([2, 3], shape=(2, 5)), S.MultiDiscrete([2, 3])),
+        (Categorical(4, shape=(2,)), S.Discrete(4)),
+        (Categorical(4, shape=(2, 1)), S.MultiDiscrete([4])),
+        (MultiCategorical([2, 3], shape=(2, 2)), S.MultiDiscrete([2, 3])),
+        (Binary(shape=(2, 3)), S.MultiBinary(3)),
+        (Bounded(-1, 2, shape=(2, 3)), S.Box(-1, 2, (3,))),
+        (Unbounded(shape=(2, 3)), S.Box(-np.inf, np.inf, (3,))),
+        (Composite(a=OneHot(4, shape=(2, 4)), shape=(2,)), S.Dict(a=S.Discrete(4))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_action_spec_becomes_a_space_and_actions_are_encoded(spec, space):
+    class Echo(EnvBase):
+        def __init__(self):
+            super().__init__(batch_size=[2])
+            self.observation_spec = Composite(observation=Unbounded(shape=(2, 1)), shape=(2,))
+            self.full_action_spec = Composite(action=spec.clone(), shape=(2,))
+            self.reward_spec = Unbounded(shape=(2, 1))
+
+        def _step(self, td):
+            assert self.full_action_spec["action"].is_in(td["action"]), td["action"]
+            self.given = td["action"]
+            reward, done = torch.zeros(2, 1), torch.zeros(2, 1, dtype=torch.bool)
+            return TensorDict({"observation": torch.zeros(2, 1), "reward": reward, "done": done}, [2])
+
+        def _reset(self, td, **kwargs):
+            return TensorDict({"observation": torch.zeros(2, 1)}, [2])
+
+        def _set_seed(self, seed):
+            pass
+
+    base = Echo()
+    env = from_torchrl(base)
+    assert env.single_action_space == space
+    env.reset(seed=0)
+    for _ in range(5):
+        action = env.sample_action()
+        env.step(action)
+        given, chosen = base.given, action
+        if isinstance(spec, Composite):
+            given, chosen, spec_ = given["a"], chosen["a"], spec["a"]
+        else:
+            spec_ = spec
+        if isinstance(spec_, MultiOneHot):
+            assert (given[:, :2].long().argmax(-1) == chosen[:, 0]).all() and (
+                given[:, 2:].long().argmax(-1) == chosen[:, 1]
+            ).all()
+        elif isinstance(spec_, OneHot):
+            assert (given.long().argmax(-1) == chosen).all()
+        else:
+            assert (given == chosen).all()
+
+
+# from_torchrl.
+
+
+class Count(EnvBase):
+    """Counts to the length of its episodes; the observation is 100 * row + t. It truncates where the action is 1."""
+
+    def __init__(self, lengths=(3, 5, 2), truncated=True, bounded=None, device="cpu"):
+        num_envs = len(lengths)
+        super().__init__(batch_size=[num_envs], device=device)
+        column = {"shape": (num_envs, 1), "device": device}
+        low = torch.zeros(num_envs, 1) if bounded is None else bounded
+        self.observation_spec = Composite(
+            observation=Bounded(low, 1e6, shape=(num_envs, 1), dtype=torch.float32),
+            total=Unbounded(dtype=torch.int64, **column),
+            inner=Composite(half=Unbounded(**column), shape=(num_envs,)),
+            shape=(num_envs,),
+        )
+        self.action_spec = OneHot(2, shape=(num_envs, 2), dtype=torch.bool)
+        self.reward_spec = Unbounded(dtype=torch.float64, **column)
+        flags = ("done", "terminated", "truncated") if truncated else ("done", "terminated")
+        self.full_done_spec = Composite({key: Categorical(2, dtype=torch.bool, **column) for key in flags}, shape=(num_envs,))
+        self.has_truncated = truncated
+        self.lengths = torch.tensor(lengths).unsqueeze(-1)
+        self.t = torch.zeros(num_envs, 1, dtype=torch.int64)
+        self.total = torch.zeros(num_envs, 1, dtype=torch.int64)
+        self.seeds = []
+
+    def _now(self):
+        rows = 100.0 * torch.arange(len(self.lengths)).unsqueeze(-1)
+        inner = TensorDict({"half": self.t / 2}, self.batch_size)
+        return {"observation": rows + self.t, "total": self.total.clone(), "inner": inner}
+
+    def _step(self, td):
+        self.t += 1
+        self.total += 1
+        result = {**self._now(), "reward": self.t.double(), "terminated": self.t >= self.lengths}
+        result["done"] = result["terminated"]
+        if self.has_truncated:
+            result["truncated"] = td["action"][:, 1:]
+            result["done"] = result["terminated"] | result["truncated"]
+        return TensorDict(result, self.batch_size)
+
+    def _reset(self, td, **kwargs):
+        mask = torch.ones_like(self.t, dtype=torch.bool) if td is None or "_reset" not in td.keys() else td["_reset"]
+        self.t[mask] = 0
+        return TensorDict(self._now(), self.batch_size)
+
+    def _set_seed(self, seed):
+        self.seeds.append(seed)
+
+
+class Reusing(Count):
+    """Returns the same tensors from each step."""
+
+    def _step(self, td):
+        result = super()._step(td)
+        result["reward"] = result["reward"].float()
+        self.memory = result.clone() if "memory" not in vars(self) else self.memory.update_(result)
+        return self.memory.copy()
+
+
+def test_from_torchrl_steps_with_true_final_observations_and_extra_keys():
+    check_env_specs(Count())
+    env = from_torchrl(Count())
+    assert env.num_envs == 3 and env.host_stepped and not env.can_snapshot
+    assert env.single_action_space == S.Discrete(2)
+    assert env.single_observation_space == S.Box(0, 1e6, (1,))
+    td = env.reset(seed=4)
+    assert env.env_base.seeds == [4]
+    seen = []
+    for action in ([0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]):
+        transition, td = env.step(td.set("action", torch.tensor(action)))
+        successor = transition["next"]
+        assert (successor["done"] == successor["terminated"] | successor["truncated"]).all()
+        assert successor["reward"].dtype == torch.float32
+        assert (successor["inner", "half"] == successor["reward"] / 2).all()
+        row = (successor["observation"], successor["terminated"], successor["truncated"], td["observation"])
+        seen.append([value.flatten().tolist() for value in row])
+        assert (successor["total"] == len(seen)).all()
+    no, yes = False, True
+    assert seen == [
+        [[1, 101, 201], [no, no, no], [no, no, no], [1, 101, 201]],
+        [[2, 102, 202], [no, no, yes], [no, yes, no], [2, 100, 200]],
+        [[3, 101, 201], [yes, no, no], [no, no, yes], [0, 101, 200]],
+        [[1, 102, 201], [no, no, no], [yes, no, no], [0, 102, 201]],
+    ]
+
+
+def test_from_torchrl_without_truncation_reports_none():
+    env = from_torchrl(Count(truncated=False))
+    td = env.reset()
+    for _ in range(4):
+        transition, td = env.step(td.set("action", torch.ones(3, dtype=torch.int64)))
+        assert not transition["next", "truncated"].any()
+    assert td["observation"].flatten().tolist() == [1, 104, 200]
+
+
+def test_from_torchrl_takes_an_end_without_termination_for_a_truncation(monkeypatch):
+    base = Count(truncated=False)
+    step = base._step
+    monkeypatch.setattr(base, "_step", lambda td: (lambda out: out.set("terminated", out["terminated"] & False))(step(td)))
+    env = from_torchrl(base)
+    td = env.reset()
+    for _ in range(2):
+        transition, td = env.step(td.set("action", torch.zeros(3, dtype=torch.int64)))
+    assert transition["next", "truncated"].flatten().tolist() == [False, False, True]
+    assert not transition["next", "terminated"].any()
+    assert td["observation"].flatten().tolist() == [2, 102, 200]
+
+
+@each_env
+def test_round_trip_steps_exactly_like_the_env(name):
+    env, other = from_torchrl(to_torchrl(MAKERS[name]())), MAKERS[name]()
+    actions = draw(other, 30)
+    td, other_td = env.reset(seed=5), other.reset(seed=5)
+    for step, action in enumerate(actions):
+        transition, td = env.step(td.set("action", action))
+        expected, other_td = other.step(other_td.set("action", action))
+        assert_same(transition["next"], expected["next"])
+        assert_same(td.select("observation"), other_td.select("observation"))
+        if step == 11:
+            mask = torch.arange(env.num_envs) % 2 == 0
+            td, other_td = env.reset(mask=mask), other.reset(mask=mask)
+        if step == 20:
+            td, other_td = env.reset(seed=8, mask=mask), other.reset(seed=8, mask=mask)
+        assert_same(td.select("observation"), other_td.select("observation"))
+    env.close()
+    other.close()
+
+
+def test_round_trip_passes_check_env():
+    check_env(lambda num_envs, first_index: from_torchrl(to_torchrl(ScriptedEnv(num_envs, first_index=first_index))))
+
+
+def test_round_trip_of_a_running_native_env_passes_check_env():
+    def make(num_envs, first_index):
+        env = tw.make("CartPole-v1", num_envs, first_index=first_index)
+        return from_torchrl(to_torchrl(tw.TransformedEnv(env, T.TimeLimit(9), T.FrameStackObservation(2))))
+
+    check_env(make)
+
+
+def test_transforms_on_top_equal_those_on_the_env():
+    def stack(env):
+        return tw.TransformedEnv(
+            env,
+            T.TimeLimit(4),
+            T.NormalizeObservation(),
+            T.FrameStackObservation(3),
+            T.NormalizeReward(),
+            T.RecordEpisodeStatistics(),
+        )
+
+    env, other = stack(from_torchrl(to_torchrl(ScriptedEnv(4, (2,))))), stack(ScriptedEnv(4, (2,)))
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(25):
+        action = other.sample_action()
+        transition, td = env.step(td.set("action", action))
+        expected, other_td = other.step(other_td.set("action", action))
+        assert_same(transition["next"], expected["next"])
+        assert_same(td.select("observation"), other_td.select("observation"))
+    assert (env.transforms[1].statistics.count == other.transforms[1].statistics.count).all()
+
+
+def test_transforms_between_two_adapters_declare_the_keys_of_both():
+    env = to_torchrl(tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.RecordEpisodeStatistics()))
+    assert set(env.observation_spec.keys()) == {"observation", "total", "inner", "episode_return", "episode_length"}
+    check_env_specs(env, break_when_any_done="both")
+    actions = [torch.zeros(3, dtype=torch.int64)] * 6
+    data = env.rollout(6, replay(actions), break_when_any_done=False)
+    assert data["next", "observation"][..., 0].tolist() == [[1, 2] * 3, [101, 102] * 3, [201, 202] * 3]
+    assert data["next", "episode_return"][0].flatten().tolist() == [1, 3] * 3
+
+
+def test_transforms_on_top_can_be_compiled():
+    env = tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.NormalizeObservation(), T.NormalizeReward())
+    other = tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.NormalizeObservation(), T.NormalizeReward())
+    tw.compile(env, backend="aot_eager")
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(6):
+        action = other.sample_action()
+        transition, td = env.step(td.set("action", action))
+        expected, other_td = other.step(other_td.set("action", action))
+        assert_same(transition["next"], expected["next"], AOT)
+        assert_same(td.select("observation"), other_td.select("observation"), AOT)
+
+
+def test_batched_and_copied_adapters_step():
+    def make():
+        return to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(3, 2)))
+
+    batched = SerialEnv(2, make)
+    data = batched.rollout(6, break_when_any_done=False)
+    assert data["next", "observation"][:, 0, :, 0].tolist() == [[1, 2, 3, 1, 2, 1]] * 2
+    batched.close()
+    for replicate in (copy.deepcopy, through_pickle):
+        assert replicate(make()).rollout(9)["next", "observation"][..., 0].tolist() == [[1, 2], [1001, 1002]]
+
+
+@pytest.mark.parametrize("steps", [1, 40])
+def test_pendulum_of_torchrl_equals_its_own_rollout(steps):
+    env, base = from_torchrl(SerialEnv(3, PendulumEnv)), SerialEnv(3, PendulumEnv)
+    base.set_seed(3)
+    actions = [torch.rand(3, 1, generator=torch.Generator().manual_seed(step)) * 4 - 2 for step in range(steps)]
+    expected = base.rollout(steps, replay(actions), break_when_any_done=False)
+    td = env.reset(seed=3)
+    for step, action in enumerate(actions):
+        assert (td["observation", "th"] == expected["th"][:, step]).all()
+        transition, td = env.step(td.set("action", action))
+        assert (transition["next", "observation", "thdot"] == expected["next", "thdot"][:, step]).all()
+        assert (transition["next", "reward"] == expected["next", "reward"][:, step]).all()
+    env.close()
+    base.close()
+
+
+def test_pendulum_with_a_time_limit_restarts_only_where_it_was_truncated():
+    env = tw.TransformedEnv(from_torchrl(SerialEnv(2, PendulumEnv)), T.TimeLimit(3))
+    td = env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([2, 0])
+    transition, td = env.step(td.set("action", env.sample_action()))
+    assert transition["next", "truncated"].flatten().tolist() == [True, False]
+    final, root = transition["next", "observation"], td["observation"]
+    assert root["th"][0] != final["th"][0] and root["th"][1] == final["th"][1]
+    assert root["thdot"][0].abs() <= 1 and (root["params", "g"] == 10).all()
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Reusing,
+        lambda: TransformedEnv(Count(), StepCounter(max_steps=3)),  # counts in the TensorDict
+        lambda: SerialEnv(2, lambda: TransformedEnv(PendulumEnv(), StepCounter(max_steps=3))),  # keeps its state there
+    ],
+    ids=["reuse", "Count", "PendulumEnv"],
+)
+def test_from_torchrl_results_belong_to_the_caller(make):
+    env, other, erased = from_torchrl(make()), from_torchrl(make()), []
+    env.reset(seed=0), other.reset(seed=0)
+    action = tw.spaces.zeros(env.single_action_space, env.num_envs)
+    for _ in range(8):
+        transition, td = env.step(action.clone())
+        expected, _ = other.step(action.clone())
+        assert all((leaf == 1).all() for leaf in erased)
+        assert_same(transition["next"], expected["next"])
+        given = [*transition["next"].values(True, True), *td.values(True, True)]
+        for leaf in given:
+            leaf.fill_(1)
+        erased += given
+    env.close()
+    other.close()
+
+
+def test_from_torchrl_moves_closes_and_trains_the_env():
+    base = to_torchrl(make_cartpole())
+    env = from_torchrl(base)
+    env.reset(seed=0)
+    env.eval()
+    assert not base.env.training
+    env.to("meta")
+    assert base.device.type == env.device.type == base.env.device.type == "meta"
+    assert base.observation_spec["observation"].device.type == "meta"
+    env.close()
+    assert base.is_closed
+
+
+def test_interrupted_step_of_torchrl_asks_for_a_reset(monkeypatch):
+    env = from_torchrl(Count())
+    td = env.reset()
+    monkeypatch.setattr(env.env_base, "_step", lambda td: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        env.step(td.set("action", env.sample_action()))
+    with pytest.raises(RuntimeError, match="did not finish"):
+        env.step(td)
+    monkeypatch.undo()
+    assert env.reset()["observation"].flatten().tolist() == [0, 100, 200]
+
+
+# from_torchrl: refusals.
+
+
+class Renamed(Count):
+    def __init__(self, **specs):
+        super().__init__()
+        with_specs = {"full_action_spec": None, "reward_spec": None, "full_done_spec": None, "observation_spec": None, **specs}
+        for name, spec in with_specs.items():
+            if spec is not None:
+                setattr(self, name, spec)
+
+
+def native_autoreset():
+    env = Count()
+    env._torchrl_native_autoreset = True
+    return env
+
+
+FLAG = Categorical(2, shape=(3, 1), dtype=torch.bool)
+REFUSED = {
+    "no env": (lambda: 3, TypeError, "needs a torchrl.envs.EnvBase, but got int"),
+    "an env of torchwrap": (lambda: ScriptedEnv(2), TypeError, "needs a torchrl.envs.EnvBase, but got ScriptedEnv"),
+    "a class": (lambda: PendulumEnv, TypeError, "needs a torchrl.envs.EnvBase"),
+    "a single env": (
+        PendulumEnv,
+        ValueError,
+        r"batch size \(num_envs,\), but got PendulumEnv of batch size \(\): torchrl.envs.SerialEnv",
+    ),
+    "two dimensions": (lambda: SerialEnv(2, Count), ValueError, r"but got SerialEnv of batch size \(2, 3\)"),
+    "native auto-reset": (native_autoreset, ValueError, "does not reset itself, but got Count with auto-reset"),
+    "native auto-reset below": (
+        lambda: TransformedEnv(native_autoreset(), RewardSum()),
+        ValueError,
+        "does not reset itself, but got TransformedEnv",
+    ),
+    "auto_reset=True": (lambda: Count(auto_reset=True), ValueError, "does not reset itself"),
+    "Gymnasium": (lambda: GymEnv("CartPole-v1"), ValueError, "torchwrap.from_gymnasium takes a Gymnasium vector env"),
+    "another action key": (
+        lambda: Renamed(full_action_spec=Composite(torque=Categorical(2, shape=(3,)), shape=(3,))),
+        ValueError,
+        r"\"action\" as the only action key, but got \['torque'\] in Renamed: RenameTransform",
+    ),
+    "two rewards": (
+        lambda: Renamed(reward_spec=Composite(reward=Unbounded(shape=(3, 1)), more=Unbounded(shape=(3, 1)), shape=(3,))),
+        ValueError,
+        '"reward" as the only reward key',
+    ),
+    "a vector of rewards": (
+        lambda: Renamed(reward_spec=Unbounded(shape=(3, 2))),
+        ValueError,
+        r'"reward" of shape \(3, 1\), but got \(3, 2\) in Renamed',
+    ),
+    "done of agents": (
+        lambda: Renamed(full_done_spec=Composite(agents=Composite(done=FLAG.clone(), shape=(3,)), shape=(3,))),
+        ValueError,
+        'needs "agents" of shape|needs "done"',
+    ),
+    "bounds that differ": (
+        lambda: Count(bounded=torch.tensor([[0.0], [1.0], [2.0]])),
+        ValueError,
+        "the same bounds in all envs",
+    ),
+    "text": (
+        lambda: Renamed(observation_spec=Composite(text=NonTensor(shape=(3,)), shape=(3,))),
+        TypeError,
+        "specs of tensors, but got NonTensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_from_torchrl_refuses_at_construction(name):
+    make, kind, message = REFUSED[name]
+    value = make()
+    with pytest.raises(kind, match=message):
+        from_torchrl(value)
+
+
+# Learning.
+
+
+@pytest.mark.full
+def test_ppo_of_torchrl_learns_cartpole_through_the_adapter():
+    seed, num_batches, learning_rate = 1, 73, 3e-3  # the hyperparameters of examples/ppo.py
+    torch.manual_seed(seed)
+    threads, start = torch.get_num_threads(), time.process_time()  # the time of other processes does not count
+    torch.set_num_threads(1)
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 64), T.RecordEpisodeStatistics(), T.NormalizeObservation())
+    base = to_torchrl(env)
+    base.set_seed(seed)
+    actor, critic = make_actor(base)
+    collector = Collector(base, actor, frames_per_batch=64 * 32, total_frames=64 * 32 * num_batches)
+    advantage = GAE(gamma=0.98, lmbda=0.95, value_network=critic)
+    loss_module = ClipPPOLoss(
+        actor, critic, entropy_coeff=0.0, critic_coeff=0.5, loss_critic_type="l2", normalize_advantage=True
+    )
+    optimizer = torch.optim.Adam(loss_module.parameters(), eps=1e-5)
+    for batch, data in enumerate(collector):
+        optimizer.param_groups[0]["lr"] = learning_rate * (1 - batch / num_batches)
+        with torch.no_grad():
+            advantage(data)
+        flat = data.reshape(-1)
+        for rows in torch.cat([torch.randperm(len(flat)) for _ in range(8)]).split(512):
+            losses = loss_module(flat[rows])
+            optimizer.zero_grad()
+            (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
+            nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+            optimizer.step()
+    seconds = time.process_time() - start
+    trained = env.transforms[0].return_queue.mean().item()
+    test_env = tw.make(env.spec, num_envs=32)
+    test_env.load_state_dict(env.state_dict())
+    network = actor.module[0].module
+    policy = lambda td: network(td["observation"]).argmax(-1)  # noqa: E731
+    evaluated = tw.evaluate(test_env, policy, num_episodes=32, seed=1)["episode_return"].mean().item()
+    torch.set_num_threads(threads)
+    print(f"\n{seconds:.1f} s, return {trained:.0f} in training, {evaluated:.0f} in evaluation")
+    assert trained >= 400 and evaluated >= 400
+    assert seconds < 60

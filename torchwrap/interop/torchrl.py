@@ -1,0 +1,301 @@
+"""TorchRL: a torchwrap env as an `EnvBase`, and a batched `EnvBase` as a torchwrap env."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from gymnasium import Space
+from gymnasium import spaces as gym_spaces
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
+from torchrl.envs.transforms import AutoResetEnv
+
+from torchwrap import spaces
+from torchwrap._core import nested
+from torchwrap._core.row_mask import RowMask
+from torchwrap.env import Env
+from torchwrap.interop import _checks
+from torchwrap.interop._torchrl_specs import copied, decode, encode, spec_like, to_space, to_spec
+from torchwrap.spaces import Signature
+from torchwrap.wrappers import HumanRendering, RecordVideo
+from torchwrap.wrappers.wrapper import layers
+
+_SUCCESSOR = ("observation", "reward", "terminated", "truncated", "done")
+
+
+# torchwrap -> TorchRL.
+
+
+def to_torchrl(env: Env) -> TorchRLEnvBase:
+    """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
+
+    `step_and_maybe_reset`, which `rollout` and `Collector` call, is one step of `env`, auto-reset included: without a device
+    synchronisation, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it takes the
+    longer way, with the same values: a step, a synchronisation to see whether an episode ended, and a masked reset. Put
+    torchwrap's transforms on `env` instead where there is a choice.
+
+    Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
+    categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
+    because TorchRL wants to know all keys; roots of new episodes hold zeros there. A step of a copy of `env` finds them; in
+    place of a simulator that cannot be copied, it steps a stand-in with the same `info_spaces`.
+
+    `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. TorchRL's global seeds have
+    no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
+
+    Args:
+        env: any env, compiled or not. The result owns it from now on.
+
+    Returns:
+        The `EnvBase`, of batch size `(num_envs,)`. Its tensors are those of `env`: nothing is copied. `env` is its `.env`.
+
+    Raises:
+        TypeError: if `env` is no torchwrap env.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(2, 3)))
+    >>> data = env.rollout(3, break_when_any_done=False)
+    >>> data["next", "observation"].squeeze(-1), data["observation"].squeeze(-1)
+    (tensor([[1.0000e+00, 2.0000e+00, 1.0000e+00],
+            [1.0010e+03, 1.0020e+03, 1.0030e+03]]), tensor([[0.0000e+00, 1.0000e+00, 0.0000e+00],
+            [1.0000e+03, 1.0010e+03, 1.0020e+03]]))
+    """
+    return TorchRLEnvBase(_checks.env("to_torchrl", env))
+
+
+class TorchRLEnvBase(EnvBase):
+    """A torchwrap env as a TorchRL env; made by `to_torchrl`."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(device=env.device, batch_size=[env.num_envs])
+        self.env = env
+        self._next_seed: int | None = None
+        extras = _extra_values(env)
+        batch: dict[str, Any] = {"shape": self.batch_size, "device": self.device}
+        observation_spec = to_spec(env.single_observation_space, env.num_envs, env.device)
+        extra_specs = {key: spec_like(value) for key, value in extras.items()}
+        self._extra_keys = list(extra_specs)
+        self.observation_spec = Composite({"observation": observation_spec, **extra_specs}, **batch)
+        self.full_action_spec = Composite(action=to_spec(env.single_action_space, env.num_envs, env.device), **batch)
+        column: dict[str, Any] = {"shape": (env.num_envs, 1), "device": self.device}
+        self.reward_spec = Unbounded(dtype=torch.float32, **column)
+        flags = {key: Categorical(2, dtype=torch.bool, **column) for key in ("done", "terminated", "truncated")}
+        self.full_done_spec = Composite(flags, **batch)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        running = tensordict.get("_step", None)
+        if running is not None:  # rollout(break_when_all_done=True) ignores the other rows, whose episodes have ended
+            self.env.reset(mask=~running.reshape(self.env.num_envs))
+        return self._tensordict(self.env.transition(self._action(tensordict))[0]["next"])
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        mask = None if mask is None else mask.reshape(self.env.num_envs)
+        root = self.env.reset(**{"seed": self._next_seed, "mask": mask, **kwargs})
+        self._next_seed = None
+        extras = {key: self.observation_spec[key].zero() for key in self._extra_keys}
+        return self.full_done_spec.zero().update({**extras, "observation": root["observation"]})
+
+    def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        if tensordict.device != self.device:
+            tensordict = tensordict.to(self.device)
+        self._assert_tensordict_shape(tensordict)
+        transition, root = self.env.step(self._action(tensordict))
+        successor, preset = self._tensordict(transition["next"]), tensordict.get("next", None)
+        if preset is not None:  # as in EnvBase.step: what the policy wrote, such as a recurrent state
+            successor.update(preset.exclude(*successor.keys(True, True)))
+        following = self._step_mdp(tensordict.set("next", successor))
+        done = successor["done"]
+
+        def at_start(path: tuple[str, ...], value: Tensor) -> Tensor:
+            return value.masked_fill(done.view(-1, *(1,) * (value.dim() - 1)), 0)
+
+        for key in self._extra_keys:
+            following.set(key, spaces.apply(at_start, successor.get(key)))
+        for key in ("done", "terminated", "truncated"):
+            following.set(key, torch.zeros_like(done))
+        return tensordict, following.set("observation", root["observation"])
+
+    def _action(self, tensordict: TensorDictBase) -> TensorDict:
+        return nested.tensordict({"action": tensordict["action"]}, self.env.num_envs)
+
+    def _tensordict(self, values: Any) -> TensorDict:
+        return TensorDict(dict(values.items()), batch_size=self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._next_seed = seed
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        super().close(raise_if_closed=raise_if_closed)
+        self.env.close()
+
+
+def _extra_values(env: Env) -> TensorDict:
+    """The keys of a successor besides those that every env has, from a step of a copy: `env` and its streams do not move."""
+    memo: dict[int, Any] = {}
+    if not env.can_snapshot:
+        memo[id(env.unwrapped)] = _StandIn(env.unwrapped)
+    for layer in reversed(layers(env)):
+        if isinstance(layer, HumanRendering | RecordVideo):  # they would show or write frames
+            memo[id(layer)] = copy.deepcopy(layer.env, memo)
+    probe = copy.deepcopy(env, memo)
+    probe.reset(seed=0)
+    return probe.transition(probe.sample_action())[0]["next"].exclude(*_SUCCESSOR)
+
+
+class _StandIn(Env):
+    """An env of zeros with the description of another one, whose simulator cannot be copied."""
+
+    can_snapshot = False
+    host_stepped = True
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
+        info = getattr(env, "info_spaces", {})
+        self.extras = {"info": self._zeros(gym_spaces.Dict(info))} if info else {}
+        if isinstance(env, TorchRLEnv):
+            self.extras = {key: env.env_base.observation_spec[key].zero() for key in env.extra_keys}
+
+    def _zeros(self, space: Space[Any]) -> spaces.Value:
+        return spaces.zeros(space, self.num_envs, self.device)
+
+    def _step(self, action: spaces.Value) -> TensorDict:
+        flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        successor = {"reward": flag.float(), "terminated": flag, "truncated": flag.clone(), **copy.deepcopy(self.extras)}
+        return TensorDict({"observation": self._zeros(self.single_observation_space), **successor}, [self.num_envs])
+
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        return TensorDict({"observation": self._zeros(self.single_observation_space)}, [self.num_envs])
+
+
+# TorchRL -> torchwrap.
+
+
+def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
+    """Makes a torchwrap env of a batched TorchRL env: for torchwrap's transforms, collectors and statistics.
+
+    It calls `step` and masked `reset` of the env, which return true final observations. If the env has an observation under
+    "observation", that is the observation, and its other observation keys, such as "step_count", are passed on in "next" under
+    their names. Otherwise all observation keys together are a `Dict` observation. One-hot actions become `Discrete`.
+
+    The seed of `reset` goes to the env's `set_seed`; a seeded reset of some rows seeds whatever all rows share.
+
+    Args:
+        env_base: of batch size `(num_envs,)`, with the keys "action", "reward" and "done". The result owns it from now on.
+
+    Returns:
+        The env. Observations and extra keys are copies. It has no snapshots, because `env_base` keeps its own state.
+
+    Raises:
+        TypeError: if `env_base` is no `EnvBase`, or has a spec that no Gymnasium space of tensors can represent.
+        ValueError: for another batch size, other keys, envs that reset themselves, and Gymnasium envs (`from_gymnasium`).
+
+    >>> from torchrl.envs import PendulumEnv, SerialEnv
+    >>> env = from_torchrl(SerialEnv(2, PendulumEnv))
+    >>> env.single_action_space, sorted(env.single_observation_space)
+    (Box(-2.0, 2.0, (1,), float32), ['params', 'th', 'thdot'])
+    """
+    if not isinstance(env_base, EnvBase):
+        raise TypeError(f"from_torchrl needs a torchrl.envs.EnvBase, but got {type(env_base).__name__}: to_torchrl makes one.")
+    return TorchRLEnv(env_base)
+
+
+class TorchRLEnv(Env):
+    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`."""
+
+    can_snapshot = False
+    host_stepped = True
+
+    def __init__(self, env_base: EnvBase) -> None:
+        _check(env_base)
+        num_envs, observation, action = env_base.batch_size[0], env_base.observation_spec, env_base.full_action_spec["action"]
+        has_observation = "observation" in observation.keys()
+        observation_space = to_space(observation["observation"] if has_observation else observation)
+        device = env_base.device or torch.device("cpu")
+        super().__init__(Signature(num_envs, observation_space, to_space(action, is_action=True), device))
+        self.env_base = env_base
+        self._has_observation = has_observation
+        self.extra_keys = [key for key in observation.keys() if has_observation and key != "observation"]
+        self._root_base: TensorDictBase | None = None  # what TorchRL acts on: it keeps more than observations
+
+    def _step(self, action: spaces.Value) -> TensorDict:
+        assert self._root_base is not None
+        encoded = encode(self.env_base.full_action_spec["action"], action)
+        stepped = self.env_base.step(self._root_base.set("action", encoded))
+        self._root_base, successor = self.env_base.step_mdp(stepped), stepped["next"]
+        terminated, done = successor["terminated"], successor["done"]
+        result = {
+            "observation": self._observation(successor),
+            "reward": successor["reward"].to(torch.float32, copy=True),
+            "terminated": terminated.clone(),
+            # An env without the key "truncated" truncates where it is done and has not terminated.
+            "truncated": successor.get("truncated", done & ~terminated).clone(),
+            **{key: copied(successor.get(key)) for key in self.extra_keys},
+        }
+        return nested.tensordict(result, self.num_envs)
+
+    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+        if self._root_base is None or mask.numpy().all():
+            self._root_base = self.env_base.reset()
+        else:  # without the state in the root, which would be the initial one
+            self._root_base.set("_reset", mask.column)
+            self._root_base = self.env_base.reset(self._root_base, select_reset_only=True)
+        return nested.tensordict({"observation": self._observation(self._root_base)}, self.num_envs)
+
+    def _observation(self, td: TensorDictBase) -> spaces.Value:
+        value = td.get("observation") if self._has_observation else td
+        return decode(self.single_observation_space, value, self.num_envs)
+
+    def _seed(self, seed: int, mask: RowMask) -> None:
+        super()._seed(seed, mask)
+        self.env_base.set_seed(seed)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.env_base.to(self.device)
+        self._root_base = None if self._root_base is None else self._root_base.to(self.device)
+        return self
+
+    def close(self) -> None:
+        self.env_base.close(raise_if_closed=False)
+
+
+def _check(env_base: EnvBase) -> None:
+    """Raises for envs that do not reset where they are told to, or have no rows."""
+    for layer in _layers(env_base):
+        if isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False):
+            raise ValueError(
+                f"from_torchrl needs an env that does not reset itself, but got {type(env_base).__name__} with auto-reset, "
+                "whose final observations are NaN: make it without auto_reset or native_autoreset."
+            )
+        if isinstance(layer, GymWrapper):
+            raise ValueError(
+                f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: torchwrap.from_gymnasium takes "
+                "a Gymnasium vector env, and torchwrap.make an id."
+            )
+    name, batch_size = type(env_base).__name__, tuple(env_base.batch_size)
+    if len(batch_size) != 1:
+        raise ValueError(
+            f"from_torchrl needs an env of batch size (num_envs,), but got {name} of batch size {batch_size}: "
+            "torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs."
+        )
+    for what, keys in (("action", env_base.full_action_spec), ("reward", env_base.full_reward_spec)):
+        if set(keys.keys()) != {what}:
+            raise ValueError(
+                f'from_torchrl needs "{what}" as the only {what} key, but got {sorted(keys.keys())} in {name}: '
+                "RenameTransform changes keys."
+            )
+    for key, spec in (("reward", env_base.full_reward_spec["reward"]), *env_base.full_done_spec.items()):
+        if isinstance(spec, Composite) or spec.shape != (*batch_size, 1):
+            raise ValueError(f'from_torchrl needs "{key}" of shape {(*batch_size, 1)}, but got {tuple(spec.shape)} in {name}.')
+
+
+def _layers(env_base: EnvBase) -> Iterator[EnvBase]:
+    yield env_base
+    while isinstance(env_base, TransformedEnv):
+        env_base = env_base.base_env
+        yield env_base
