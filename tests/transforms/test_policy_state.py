@@ -281,3 +281,8 @@ def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
         td["action"], td["next", "count"] = env.sample_action(), td["count"] + 1
         _, td = env.step(td)
     assert seen == [[-3, -3], [-2, -2], [-3, -3], [-2, -2]] and td["count"].dtype == torch.int64
+
+
+def test_adapters_refuse_an_env_that_carries_the_state_of_a_policy():
+    with pytest.raises(ValueError, match="to_gymnasium needs an env without PolicyState, because trainers carry the state"):
+        tw.to_gymnasium(make())

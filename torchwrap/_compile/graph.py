@@ -120,16 +120,36 @@ class Graph:
         # The wrapper that hides the graph from `torch.compile` costs a tenth of the time of a small graph, and is needed only
         # if somebody compiles the caller.
         direct = getattr(hidden, "_torchdynamo_orig_callable", hidden)
+        shared: list[int] | None = None
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-            call = hidden if torch.compiler.is_compiling() else direct
-            leaves = list(call(*[tensors[index] for index in used]))
+            nonlocal shared
+            is_compiling = torch.compiler.is_compiling()
+            leaves = list((hidden if is_compiling else direct)(*[tensors[index] for index in used]))
+            if shared is None and not is_compiling:
+                shared = _shared(leaves)
+            for index in shared or ():
+                leaves[index] = leaves[index].clone()
             for index, source in passed_through.items():
                 leaves.insert(index, tensors[source])
             return leaves
 
         captured = device.type == "cuda" and not self.part
         return Program(Replay(run, count, self.static_outputs) if captured else run, nested.builder(result))
+
+
+def _shared(leaves: list[Tensor]) -> list[int]:
+    """The indices of results in the memory of an earlier one.
+
+    Inductor drops a copy of a copy if both are results. Which ones it drops is the same in every run.
+    """
+    found, known = [], set()
+    for index, leaf in enumerate(leaves):
+        memory = leaf.untyped_storage().data_ptr()
+        if memory in known and leaf.numel():
+            found.append(index)
+        known.add(memory)
+    return found
 
 
 def _prune(graph: torch.fx.GraphModule) -> list[int]:

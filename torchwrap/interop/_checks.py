@@ -12,7 +12,7 @@ from torchwrap.env import Env
 
 
 def env(owner: str, value: Any) -> Env:
-    """`value`, if it is an env.
+    """`value`, if it is an env without the state of a policy.
 
     >>> env("to_skrl", 3)
     Traceback (most recent call last):
@@ -21,6 +21,11 @@ def env(owner: str, value: Any) -> Env:
     if not isinstance(value, Env):
         remedy = "torchwrap.make and torchwrap.from_gymnasium make one"
         raise TypeError(f"{owner} needs a torchwrap.Env, but got {type(value).__name__}: {remedy}.")
+    if value.signature.policy_state:
+        raise ValueError(
+            f"{owner} needs an env without PolicyState, because trainers carry the state of their policies themselves, but got "
+            f"{value!r}."
+        )
     return value
 
 
