@@ -1,0 +1,409 @@
+"""to_skrl: what skrl's trainers and agents see of an env, and what its agents store."""
+
+# ruff: noqa: E402  # because the library may not be installed
+
+import itertools
+
+import pytest
+
+skrl = pytest.importorskip("skrl")
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector import AutoresetMode
+from skrl.agents.torch.ppo import PPO
+from skrl.agents.torch.sac import SAC
+from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
+from skrl.memories.torch import RandomMemory
+from skrl.models.torch import CategoricalMixin, DeterministicMixin, GaussianMixin, Model
+from skrl.trainers.torch import SequentialTrainer
+from skrl.utils.spaces.torch import flatten_tensorized_space, tensorize_space
+
+import torchwrap as tw
+from torchwrap import spaces
+from torchwrap import transforms as T
+from torchwrap.interop.skrl import to_skrl, true_successors
+from torchwrap.testing import ScriptedEnv
+
+QUIET = {"experiment": {"write_interval": 0, "checkpoint_interval": 0}}
+NEVER = 10**9
+
+
+def network(num_inputs, num_outputs):
+    sizes = [num_inputs, 64, 64]
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (torch.nn.Linear(a, b), torch.nn.Tanh())]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(64, num_outputs))
+
+
+class Value(DeterministicMixin, Model):
+    def __init__(self, **kwargs):
+        Model.__init__(self, **kwargs)
+        DeterministicMixin.__init__(self)
+        self.net = network(self.num_observations, 1)
+
+    def compute(self, inputs, role):
+        return self.net(inputs["observations"]), {}
+
+
+class Gaussian(GaussianMixin, Model):
+    def __init__(self, **kwargs):
+        Model.__init__(self, **kwargs)
+        GaussianMixin.__init__(self, clip_actions=True)
+        self.net = network(self.num_observations, self.num_actions)
+        self.log_std = torch.nn.Parameter(torch.zeros(self.num_actions))
+
+    def compute(self, inputs, role):
+        return self.net(inputs["observations"]), {"log_std": self.log_std}
+
+
+class Categorical(CategoricalMixin, Model):
+    def __init__(self, **kwargs):
+        Model.__init__(self, **kwargs)
+        CategoricalMixin.__init__(self)
+        self.net = network(self.num_observations, self.num_actions)
+
+    def compute(self, inputs, role):
+        return self.net(inputs["observations"]), {}
+
+
+def make_agent(kind, env, memory_size, **cfg):
+    described = dict(observation_space=env.observation_space, action_space=env.action_space, device=env.device)
+    policy = Categorical if isinstance(env.action_space, Discrete) else Gaussian
+    models = {"policy": policy(**described)}
+    if kind is PPO:
+        models["value"] = Value(**described)
+    memory = RandomMemory(memory_size=memory_size, num_envs=env.num_envs, device=env.device)
+    return kind(models=models, memory=memory, cfg={**QUIET, **cfg}, **described)
+
+
+def train(env, agent, timesteps):
+    cfg = dict(timesteps=timesteps, headless=True, disable_progressbar=True, close_environment_at_exit=False)
+    trainer = SequentialTrainer(cfg=skrl.trainers.torch.sequential.SequentialTrainerCfg(**cfg), env=env, agents=agent)
+    trainer.train()
+    return trainer
+
+
+def stored(env, timesteps, wrap=lambda agent: agent):
+    """What an off-policy agent that does not learn has stored after so many steps of skrl's own trainer."""
+    agent = wrap(make_agent(SAC, env, timesteps, learning_starts=NEVER, random_timesteps=NEVER))
+    train(env, agent, timesteps)
+    names = ("observations", "next_observations", "rewards", "terminated")
+    return {name: agent.memory.get_tensor_by_name(name)[..., 0].clone() for name in names}
+
+
+def scripted(num_envs, lengths, **kwargs):
+    return ScriptedEnv(num_envs, (1,), lengths, **kwargs)
+
+
+# Shapes and spaces.
+
+
+def test_reset_and_step_return_tensors_of_skrls_shapes_and_dtypes():
+    env = to_skrl(ScriptedEnv(3, (2, 4), 2, action_space=Discrete(3)))
+    observations, infos = env.reset()
+    assert observations.shape == (3, 8) and observations.dtype == torch.float32 and infos == {}
+    observations, rewards, terminated, truncated, infos = env.step(torch.zeros(3, 1, dtype=torch.int64))
+    assert observations.shape == infos["final_observations"].shape == (3, 8)
+    assert rewards.shape == terminated.shape == truncated.shape == (3, 1)
+    assert (rewards.dtype, terminated.dtype, truncated.dtype) == (torch.float32, torch.bool, torch.bool)
+    assert isinstance(env, skrl.envs.wrappers.torch.Wrapper)
+    assert (env.num_envs, env.num_agents, env.device, env.state_space) == (3, 1, torch.device("cpu"), None)
+    assert env.observation_space.shape == (2, 4) and env.action_space == Discrete(3) and env.state() is None
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(0, 255, (3, 2), np.uint8),
+        Box(-5, 5, (2,), np.float64),
+        Discrete(4),
+        MultiDiscrete([3, 5]),
+        Dict({"z": Box(-9, 9, (2,)), "a": Discrete(3), "m": Box(0, 255, (2, 2), np.uint8)}),
+        Dict({"b": Dict({"y": MultiDiscrete([3, 4]), "x": Box(-1, 1, (1,), np.float64)}), "a": Box(-1, 1, (3,))}),
+        Tuple([Box(-1, 1, (2,)), *[Discrete(5)] * 11]),
+    ],
+)
+def test_observations_equal_skrls_own_flattening(space):
+    env = ScriptedEnv(3, observation_space=space)
+    values = spaces.to_numpy(space, env.reset()["observation"])
+    theirs = flatten_tensorized_space(tensorize_space(space, values))
+    ours, _ = to_skrl(env).reset()
+    assert ours.is_floating_point() == theirs.is_floating_point() and ours.shape == theirs.shape
+    torch.testing.assert_close(to_skrl(ScriptedEnv(3, observation_space=space)).reset()[0].float(), theirs.float())
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (Discrete(3), torch.tensor([[2], [1]], dtype=torch.int32)),
+        (MultiDiscrete([3, 4]), torch.tensor([[2, 3], [1, 0]])),
+        (Box(-1, 1, (2, 2)), torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]])),
+        (Box(-1, 1, (1,), np.float64), torch.tensor([[0.25], [0.5]])),
+    ],
+)
+def test_actions_reach_the_env_in_its_own_shape_and_dtype(space, given):
+    env = to_skrl(ScriptedEnv(2, (1,), action_space=space))
+    env.reset()
+    received = env.step(given)[-1]["action"]
+    assert received.shape == (2, *space.shape) and received.dtype == spaces.dtype(space)
+    assert (received.reshape(2, -1) == given).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: to_skrl(gymnasium.make("CartPole-v1")), "needs a torchwrap.Env, but got TimeLimit"),
+        (lambda: to_skrl(ScriptedEnv(2, observation_space=MultiBinary(3))), "observations in Box.*got MultiBinary.*Flatten"),
+        (lambda: to_skrl(ScriptedEnv(2, observation_space=Dict(a=MultiDiscrete([[2, 3]])))), "one-dimensional MultiDiscrete"),
+        (lambda: to_skrl(ScriptedEnv(2, action_space=MultiBinary(3))), "actions in a Box, Discrete.*got MultiBinary"),
+        (lambda: to_skrl(ScriptedEnv(2, action_space=Dict(a=Discrete(2)))), "actions in a Box, Discrete.*got Dict"),
+        (lambda: to_skrl(ScriptedEnv(2, action_space=MultiDiscrete([[2, 3]]))), "actions in .*one-dimensional MultiDiscrete"),
+        (lambda: to_skrl(ScriptedEnv(2, action_space=Discrete(3, start=1))), "start at 0.*ActionTransform"),
+        (lambda: true_successors(object()), "needs an skrl agent with record_transition, but got object"),
+    ],
+)
+def test_what_skrl_cannot_hold_is_refused_by_name(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+# Transitions.
+
+
+def test_steps_equal_those_of_skrls_own_wrapper_of_gymnasium():
+    skrl.config.torch.key = 7  # the seed of both
+    kwargs = {"max_episode_steps": 14}
+    theirs = GymnasiumWrapper(
+        gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}, **kwargs)
+    )
+    ours = to_skrl(tw.make("CartPole-v1", 4, backend="gymnasium", **kwargs))
+    assert (ours.reset()[0] == theirs.reset()[0]).all()
+    generator, ended = torch.Generator().manual_seed(0), np.zeros(2, int)
+    for _ in range(60):
+        action = torch.randint(2, (4, 1), generator=generator)
+        *mine, infos = ours.step(action)
+        *expected, their_infos = theirs.step(action)
+        for value, other in zip(mine, expected, strict=True):
+            assert (value == other).all() and value.dtype == other.dtype
+        for row in (mine[2] | mine[3]).flatten().nonzero().flatten():
+            assert (infos["final_observations"][row].numpy() == their_infos["final_obs"][row]).all()
+        ended += [int(mine[2].sum()), int(mine[3].sum())]
+    assert (ended > 3).all()
+    ours.close()
+    theirs.close()
+
+
+def test_true_successors_are_in_infos_for_every_env():
+    env = to_skrl(scripted(3, (1, 2, 3), ending="in turn"))
+    env.reset()
+    seen = [env.step(torch.zeros(3, 6)) for _ in range(3)]
+    # Env i takes (1, 2, 3)[(i + e) % 3] steps in episode e: env 0 ends at steps 1 and 3, env 1 at 2, env 2 at 3.
+    finals = [infos["final_observations"].flatten().tolist() for *_, infos in seen]
+    assert finals == [[1.0, 1001.0, 2001.0], [1.0, 1002.0, 2002.0], [2.0, 1001.0, 2003.0]]
+    following = [observations.flatten().tolist() for observations, *_ in seen]
+    assert following == [[0.0, 1001.0, 2001.0], [1.0, 1000.0, 2002.0], [0.0, 1001.0, 2000.0]]
+    flags = [(terminated.flatten().tolist(), truncated.flatten().tolist()) for _, _, terminated, truncated, _ in seen]
+    no = False
+    assert flags == [([True, no, no], [no] * 3), ([no] * 3, [no, True, no]), ([no, no, True], [True, no, True])]
+
+
+def test_tensors_are_the_callers():
+    # skrl's PPO adds to the reward in place. Nothing that the env computes later may depend on it.
+    def make():
+        return to_skrl(
+            tw.TransformedEnv(scripted(3, (2, 5)), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward())
+        )
+
+    clean, disturbed = make(), make()
+    assert (clean.reset()[0] == disturbed.reset()[0]).all()
+    kept, copies = [], []
+    for _ in range(8):
+        *expected, infos = clean.step(torch.zeros(3, 6))
+        *given, other_infos = disturbed.step(torch.zeros(3, 6))
+        assert all((a == b).all() for a, b in zip(expected, given, strict=True))
+        assert (infos["final_observations"] == other_infos["final_observations"]).all()
+        kept += [*expected, infos["final_observations"]]
+        copies += [value.clone() for value in (*expected, infos["final_observations"])]
+        for value in (given[0], given[1], other_infos["final_observations"]):
+            value += 1e6
+    assert all((a == b).all() for a, b in zip(kept, copies, strict=True))
+
+
+# A single env, which skrl's trainers reset by themselves.
+
+
+def test_single_env_in_skrls_trainer_loses_no_episode():
+    inner = scripted(1, (2, 1, 3), ending="truncated")
+    data = stored(to_skrl(inner), 7)
+    assert data["observations"].flatten().tolist() == [0, 1, 0, 0, 1, 2, 0]
+    assert data["next_observations"].flatten().tolist() == [1, 2, 1, 1, 2, 3, 1]
+    assert data["rewards"].flatten().tolist() == [1, 2, 1, 1, 2, 3, 1]
+    assert not data["terminated"].any()
+    assert int(inner.episode) == 3  # the fourth; with a second reset at each end it would be the seventh
+
+
+def test_single_env_reset_in_mid_episode_starts_a_new_one():
+    inner = scripted(1, 3)
+    env = to_skrl(inner)
+    env.reset()
+    env.step(torch.zeros(1, 6))
+    assert env.reset()[0].item() == 0 and int(inner.episode) == 1
+    for _ in range(3):
+        observations = env.step(torch.zeros(1, 6))[0]
+    assert observations.item() == 3
+    assert env.reset()[0].item() == 0 and int(inner.episode) == 2  # the pending one
+    assert env.reset()[0].item() == 0 and int(inner.episode) == 3
+
+
+def test_several_envs_are_reset_whenever_asked():
+    inner = scripted(2, 1)
+    env = to_skrl(inner)
+    env.reset()
+    env.step(torch.zeros(2, 6))
+    env.reset()
+    assert inner.episode.tolist() == [2, 2]
+
+
+# Agents.
+
+
+def test_agent_stores_initial_observations_as_successors_unless_true_successors_is_called():
+    def make():
+        return to_skrl(scripted(2, (2, 3), ending="truncated"))
+
+    plain, fixed = stored(make(), 4), stored(make(), 4, true_successors)
+    # Env 0 takes episodes of 2 and 3 steps, env 1 of 3 and 2.
+    acted = [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
+    assert plain["observations"].tolist() == fixed["observations"].tolist() == acted
+    assert plain["next_observations"].tolist() == [[1, 1001], [0, 1002], [1, 1000], [2, 1001]]
+    assert fixed["next_observations"].tolist() == [[1, 1001], [2, 1002], [1, 1003], [2, 1001]]
+
+
+def bootstrapped(ending, wrap):
+    """The rewards that PPO has stored for episodes of 2 steps in 2 envs, and its value function."""
+    torch.manual_seed(0)
+    env = to_skrl(scripted(2, 2, ending=ending))
+    agent = make_agent(PPO, env, 4, rollouts=NEVER, time_limit_bootstrap=True, discount_factor=0.9)
+    train(env, wrap(agent), 4)
+    return agent.memory.get_tensor_by_name("rewards")[..., 0], agent.value
+
+
+def test_ppo_bootstraps_truncated_episodes_with_the_value_of_the_final_observation():
+    def expected(value, reached):
+        with torch.no_grad():
+            bootstrap = 0.9 * value.net(torch.tensor([[reached], [1000.0 + reached]])).flatten()
+        first, last = torch.ones(2), 2 + bootstrap
+        return torch.stack([first, last, first, last])
+
+    rewards, value = bootstrapped("truncated", true_successors)
+    torch.testing.assert_close(rewards, expected(value, 2.0))
+    rewards, value = bootstrapped("truncated", lambda agent: agent)  # skrl on its own: that of the next episode's start
+    torch.testing.assert_close(rewards, expected(value, 0.0))
+    assert not torch.allclose(expected(value, 0.0), expected(value, 2.0))
+
+
+@pytest.mark.parametrize("ending", ["terminated", "both"])
+def test_ppo_does_not_bootstrap_terminated_episodes(ending):
+    rewards, _ = bootstrapped(ending, true_successors)
+    assert rewards.tolist() == [[1, 1], [2, 2], [1, 1], [2, 2]]
+
+
+def test_true_successors_twice_is_once():
+    env = to_skrl(scripted(2, 2))
+    agent = make_agent(SAC, env, 4)
+    assert true_successors(agent) is agent
+    once = agent.record_transition
+    assert true_successors(agent).record_transition is once
+
+
+def test_true_successors_refuses_an_env_without_them_and_several_agents():
+    theirs = GymnasiumWrapper(gymnasium.make_vec("Pendulum-v1", 2))
+    with pytest.raises(ValueError, match=r"final_observations.*got none: to_skrl makes an env"):
+        stored(theirs, 1, true_successors)
+    theirs.close()
+    env = to_skrl(scripted(2, 2))
+    agents = [true_successors(make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER)) for _ in range(2)]
+    for agent in agents:
+        agent.memory = RandomMemory(memory_size=4, num_envs=1)
+    with pytest.raises(ValueError, match="got 2 for an agent with 1: use one agent for all envs"):
+        train(env, agents, 2)
+
+
+# Infos, seeds, rendering.
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_episode_statistics_are_logged_by_skrls_trainer(clipped):
+    inner = tw.TransformedEnv(scripted(2, (2, 3)), T.RecordEpisodeStatistics())
+    env = to_skrl(tw.TransformedEnv(inner, T.ClipReward(-1, 1)) if clipped else inner)
+    agent = make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER)
+    train(env, agent, 4)
+    # Env 0 ends with 1 + 2 after step 2, env 1 with 1 + 2 + 3 after step 3.
+    assert agent.tracking_data["Info / return"] == [3, 6] and agent.tracking_data["Info / length"] == [2, 3]
+
+
+def test_episode_statistics_are_means_of_the_finished_episodes():
+    env = to_skrl(tw.TransformedEnv(scripted(3, (1, 2, 1)), T.RecordEpisodeStatistics()))
+    env.reset()
+    first, second = (env.step(torch.zeros(3, 6))[-1] for _ in range(2))
+    assert first["episode"]["return"].item() == 1 and first["episode"]["length"].item() == 1  # envs 0 and 2
+    assert second["episode"]["return"].item() == 2  # env 1: 3; env 2: 1; env 0 goes on
+    assert "episode" not in to_skrl_step(scripted(3, 1))
+
+
+def to_skrl_step(inner):
+    env = to_skrl(inner)
+    env.reset()
+    return env.step(torch.zeros(inner.num_envs, 6))[-1]
+
+
+def test_seed_is_skrls_unless_the_env_was_reset_before():
+    def first(seed=None, own=None):
+        env = tw.make("CartPole-v1", 2)
+        if own is not None:
+            env.reset(seed=own)
+        skrl.config.torch.key = seed
+        return to_skrl(env).reset()[0]
+
+    assert (first(3) == first(3)).all() and (first(3) != first(4)).any()
+    assert (first(3, own=5) == first(4, own=5)).all() and (first(3, own=5) != first(3)).any()
+    skrl.config.torch.key = 0
+
+
+def test_render_returns_frames_and_nothing_without_a_mode():
+    assert to_skrl(scripted(2, 2)).render() is None
+    env = to_skrl(tw.make("CartPole-v1", 2, backend="gymnasium", render_mode="rgb_array"))
+    env.reset()
+    frames = env.render()
+    assert len(frames) == 2 and frames[0].ndim == 3
+    env.close()
+    env.close()
+
+
+@pytest.mark.full
+def test_ppo_solves_cartpole_through_skrls_own_trainer():
+    torch.manual_seed(20261123)
+    skrl.config.torch.key = 20261123
+    env = to_skrl(tw.TransformedEnv(tw.make("CartPole-v1", 64), T.RecordEpisodeStatistics()))
+    agent = make_agent(
+        PPO,
+        env,
+        32,
+        rollouts=32,
+        learning_epochs=10,
+        mini_batches=8,
+        gae_lambda=0.95,
+        learning_rate=1e-3,
+        time_limit_bootstrap=True,
+    )
+    train(env, true_successors(agent), 1600)
+    test_env = tw.make("CartPole-v1", 64)
+
+    def policy(td):
+        return agent.policy.net(td["observation"]).argmax(-1)
+
+    returns = tw.evaluate(test_env, policy, num_episodes=128, seed=1, max_steps=1000)["episode_return"]
+    print(f"mean return {returns.mean():.1f}")
+    assert returns.mean() >= 475
