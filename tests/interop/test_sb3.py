@@ -181,6 +181,15 @@ def test_arrays_are_the_callers():
     assert all((array == copy).all() for array, copy in zip(kept, copies, strict=True)) and len(kept) > 50
 
 
+def test_actions_are_copied_before_step_async_returns():
+    venv = to_sb3(scripted(2, 1))
+    venv.reset()
+    actions = np.zeros((2, 6), np.float32)
+    venv.step_async(actions)
+    actions += 0.5
+    assert [info["action"].tolist() for info in venv.step_wait()[-1]] == [[0] * 6] * 2
+
+
 # Spaces.
 
 
