@@ -237,19 +237,29 @@ def test_dict_observations_reach_a_multi_input_policy():
         (lambda: to_sb3(gymnasium.make("CartPole-v1")), "needs a torchwrap.Env, but got TimeLimit"),
         (lambda: ScriptedEnv(2, observation_space=Tuple([Discrete(2)])), "without a Tuple.*FlattenObservation"),
         (lambda: ScriptedEnv(2, observation_space=Dict(a=Dict(b=Discrete(2)))), "without a Dict in a Dict"),
-        (lambda: ScriptedEnv(2, observation_space=Discrete(2, start=1)), "observations that start at 0.*ObservationTransform"),
+        (lambda: ScriptedEnv(2, observation_space=Discrete(2, start=1)), "observations that start at 0.*TransformObservation"),
         (lambda: ScriptedEnv(2, observation_space=MultiDiscrete([[2, 3]])), "MultiDiscrete observations with one dimension"),
         (lambda: ScriptedEnv(2, action_space=Dict(a=Discrete(2))), "actions in a Box, Discrete, MultiDiscrete or MultiBinary"),
-        (lambda: ScriptedEnv(2, action_space=Discrete(2, start=1)), "actions that start at 0.*ActionTransform"),
+        (lambda: ScriptedEnv(2, action_space=Discrete(2, start=1)), "actions that start at 0.*TransformAction"),
         (lambda: ScriptedEnv(2, action_space=MultiDiscrete([2], start=[1])), "actions that start at 0"),
         (lambda: ScriptedEnv(2, action_space=MultiDiscrete([[2, 3]])), "MultiDiscrete actions with one dimension"),
         (lambda: ScriptedEnv(2, action_space=MultiBinary((2, 3))), "MultiBinary actions with one dimension"),
-        (lambda: ScriptedEnv(2, action_space=Box(-np.inf, 1, (2,))), "finite bounds.*RescaleAction"),
+        (lambda: ScriptedEnv(2, action_space=Box(-np.inf, 1, (2,))), "finite bounds.*TransformAction"),
     ],
 )
 def test_what_sb3_cannot_hold_is_refused_by_name(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         to_sb3(make())
+
+
+def test_remedies_of_the_refusals_work():
+    env = ScriptedEnv(2, observation_space=Discrete(3, start=1), action_space=Box(-np.inf, np.inf, (2,)), episode_lengths=1)
+    shift = T.TransformObservation(lambda observation: observation - 1, Discrete(3))
+    venv = to_sb3(tw.TransformedEnv(env, shift, T.TransformAction(lambda action: action, Box(-2, 2, (2,)))))
+    assert venv.reset().tolist() == [0, 1]  # of env i: 1000 * i modulo 3
+    PPO("MlpPolicy", venv, n_steps=4, batch_size=8, n_epochs=1, device="cpu").learn(8)
+    nested = ScriptedEnv(2, observation_space=Dict(a=Dict(b=Discrete(2)), c=Tuple([Box(-1, 1, (2,))])))
+    assert to_sb3(tw.TransformedEnv(nested, T.FlattenObservation())).reset().shape == (2, 4)
 
 
 # SB3's wrappers.

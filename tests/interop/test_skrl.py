@@ -161,13 +161,20 @@ def test_actions_reach_the_env_in_its_own_shape_and_dtype(space, given):
         (lambda: to_skrl(ScriptedEnv(2, action_space=MultiBinary(3))), "actions in a Box, Discrete.*got MultiBinary"),
         (lambda: to_skrl(ScriptedEnv(2, action_space=Dict(a=Discrete(2)))), "actions in a Box, Discrete.*got Dict"),
         (lambda: to_skrl(ScriptedEnv(2, action_space=MultiDiscrete([[2, 3]]))), "actions in .*one-dimensional MultiDiscrete"),
-        (lambda: to_skrl(ScriptedEnv(2, action_space=Discrete(3, start=1))), "start at 0.*ActionTransform"),
+        (lambda: to_skrl(ScriptedEnv(2, action_space=Discrete(3, start=1))), "start at 0.*TransformAction"),
         (lambda: true_successors(object()), "needs an skrl agent with record_transition, but got object"),
     ],
 )
 def test_what_skrl_cannot_hold_is_refused_by_name(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_remedy_for_actions_that_start_elsewhere_works():
+    env = ScriptedEnv(2, (1,), action_space=Discrete(3, start=1))
+    env = to_skrl(tw.TransformedEnv(env, T.TransformAction(lambda action: action + 1, Discrete(3))))
+    env.reset()
+    assert env.step(torch.tensor([[0], [2]]))[-1]["action"].tolist() == [1, 3]
 
 
 # Transitions.

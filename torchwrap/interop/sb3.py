@@ -160,7 +160,7 @@ def _check_actions(space: Space[Any]) -> None:
     if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {space}.")
     if isinstance(space, Box) and not np.isfinite([space.low, space.high]).all():
-        remedy = "put transforms.RescaleAction on the env"
+        remedy = "put transforms.TransformAction(func, action_space) on the env"
         raise ValueError(f"to_sb3 needs actions with finite bounds, but got {space}: {remedy}.")
     if isinstance(space, MultiBinary) and len(space.shape) != 1:
         raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {space}.")
@@ -171,5 +171,5 @@ def _check_numbering(what: str, space: Space[Any]) -> None:
     if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
         raise ValueError(f"to_sb3 needs MultiDiscrete {what} with one dimension, but got {space}.")
     if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
-        remedy = f"write a transforms.{what[:-1].title()}Transform that shifts them"
+        remedy = f"put transforms.Transform{what[:-1].title()}(func, {what[:-1]}_space) on the env"
         raise ValueError(f"to_sb3 needs {what} that start at 0, but got {space}: {remedy}.")

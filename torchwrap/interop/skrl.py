@@ -172,7 +172,7 @@ def _check_spaces(observation_space: Space[Any], action_space: Space[Any]) -> No
         needed = "actions in a Box, Discrete or one-dimensional MultiDiscrete space"
         raise ValueError(f"to_skrl needs {needed}, but got {action_space}.")
     if isinstance(action_space, Discrete | MultiDiscrete) and np.any(action_space.start):
-        remedy = "write a transforms.ActionTransform that shifts them"
+        remedy = "put transforms.TransformAction(func, action_space) on the env"
         raise ValueError(f"to_skrl needs actions that start at 0, but got {action_space}: {remedy}.")
 
 
