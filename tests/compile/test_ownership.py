@@ -8,6 +8,8 @@ import functools
 import pytest
 import torch
 from catalogue import NUM_ENVS, cartpole, stack
+from gymnasium import spaces
+from gymnasium.experimental.functional import FuncEnv
 from helpers import (
     AOT,
     INDUCTOR,
@@ -22,8 +24,6 @@ from helpers import (
     play,
     steps,
 )
-from gymnasium import spaces
-from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -227,6 +227,6 @@ def test_final_observations_that_are_views_of_the_state_survive_a_reset_by_the_h
         expected, other = eager.step(other.set("action", action))
         assert_same(transition["next"], expected["next"], INDUCTOR)
         assert_same(td["observation"], other["observation"], INDUCTOR)
-        assert expected["next", "done"].any() and not expected["next", "done"].all() or expected["next", "truncated"].any()
+        assert (expected["next", "done"].any() and not expected["next", "done"].all()) or expected["next", "truncated"].any()
     transition, td = env.transition(td.set("action", env.sample_action()))
     assert_no_overlap(leaves(transition), leaves(td))

@@ -23,7 +23,7 @@ def env(owner: str, value: Any) -> Env:
         raise TypeError(f"{owner} needs a torchwrap.Env, but got {type(value).__name__}: {remedy}.")
     if value.signature.policy_state:
         raise ValueError(
-            f"{owner} needs an env without PolicyState, because trainers carry the state of their policies themselves, but got "
+            f"{owner} needs an env without PolicyState, because trainers carry the state of policies themselves, but got "
             f"{value!r}."
         )
     return value
