@@ -160,8 +160,8 @@ class Env(EnvFacade):
         """Takes an action in every env, and resets the finished rows.
 
         Discrete actions are checked on the CPU; numbers of a `Box` are not, and NaN reaches the env (`PassiveEnvChecker` finds
-        it). No gradient flows through a step. The env takes the values of an action that requires grad; `next` and the root
-        never require grad, and the transition keeps the action as you set it.
+        it). No gradient flows through a step (`FunctionalEnv.simulate` is a differentiable one). The env takes the values of an
+        action that requires grad; `next` and the root never do, and the transition keeps the action as you set it.
 
         Args:
             td: the root TensorDict with `action` set; or the bare action, which is then set in the last root. It must not
