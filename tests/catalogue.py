@@ -40,7 +40,8 @@ class AddNoise(T.ObservationTransform):
         return signature
 
     def observation(self, observation):
-        return observation + random.normal(self.stream.key(), observation.shape[1:])
+        noisy = observation + random.normal(self.stream.key(), observation.shape[1:])
+        return noisy.to(observation.dtype)
 
 
 def seven():

@@ -39,7 +39,8 @@ class _Frames(BatchedModule):
         self.register_buffer("order", torch.arange(size, device=zero.device), persistent=False)
 
     def append(self, frame: Tensor) -> None:
-        self.order.add_(1).remainder_(self.size)
+        # One write, so that an interrupt leaves a valid order.
+        self.order.copy_((self.order + 1).remainder_(self.size))
         self.frames.index_copy_(1, self.order[-1:], frame.unsqueeze(1))
 
     def step(self, frame: Tensor) -> Tensor:
