@@ -357,15 +357,6 @@ def test_runner_improves_on_pendulum(make_runner, tmp_path):
     assert played(runner, tmp_path, "Pendulum-v1") > -500
 
 
-@pytest.mark.full
-def test_runner_improves_on_cartpole(make_runner, tmp_path):
-    """The mean return of a random policy is about 22, and that of a good one 500."""
-    settings = {"gamma": 0.99, "tau": 0.95, "mini_epochs": 5, "minibatch_size": 1024, "horizon_length": 64, "max_epochs": 30}
-    runner = make_runner(lambda n: tw.make("CartPole-v1", n), 64, discrete=True, normalize_value=True, **settings)
-    runner.run({"train": True})
-    assert played(runner, tmp_path, "CartPole-v1") > 150
-
-
 def played(runner, tmp_path, name):
     player = runner.create_player()
     player.restore(checkpoint(tmp_path))

@@ -388,19 +388,3 @@ def test_render_returns_frames_and_nothing_without_a_mode():
     assert len(frames) == 2 and frames[0].ndim == 3
     env.close()
     env.close()
-
-
-@pytest.mark.full
-def test_ppo_solves_cartpole_through_skrls_own_trainer():
-    torch.manual_seed(20261124)  # the hyperparameters were tried with seeds 0 to 3
-    skrl.config.torch.key = 20261124
-    env = to_skrl(tw.TransformedEnv(tw.make("CartPole-v1", 64), T.RecordEpisodeStatistics()))
-    # skrl's default weight and clip of the value loss suit values near 1.
-    losses = dict(value_loss_scale=0.5, value_clip=0.0, discount_factor=0.98, gae_lambda=0.9, time_limit_bootstrap=True)
-    agent = make_agent(PPO, env, 32, rollouts=32, learning_epochs=10, mini_batches=4, learning_rate=1e-3, **losses)
-    train(env, true_successors(agent), 2400)
-    skrl.config.torch.key = 0
-    test_env = tw.make("CartPole-v1", 64)
-    solved = tw.evaluate(test_env, lambda td: agent.policy.net(td["observation"]).argmax(-1), num_episodes=128, seed=1)
-    print(f"mean return {solved['episode_return'].mean():.1f}")
-    assert solved["episode_return"].mean() >= 475

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import time
 import warnings
 
 import gymnasium
@@ -947,46 +946,3 @@ def test_from_torchrl_refuses_at_construction(name):
     value = make()
     with pytest.raises(kind, match=message):
         from_torchrl(value)
-
-
-# Learning.
-
-
-@pytest.mark.full
-def test_ppo_of_torchrl_learns_cartpole_through_the_adapter():
-    seed, num_batches, learning_rate = 1, 73, 3e-3  # the hyperparameters of examples/ppo.py
-    torch.manual_seed(seed)
-    threads, start = torch.get_num_threads(), time.process_time()  # the time of other processes does not count
-    torch.set_num_threads(1)
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 64), T.RecordEpisodeStatistics(), T.NormalizeObservation())
-    base = to_torchrl(env)
-    base.set_seed(seed)
-    actor, critic = make_actor(base)
-    collector = Collector(base, actor, frames_per_batch=64 * 32, total_frames=64 * 32 * num_batches)
-    advantage = GAE(gamma=0.98, lmbda=0.95, value_network=critic)
-    loss_module = ClipPPOLoss(
-        actor, critic, entropy_coeff=0.0, critic_coeff=0.5, loss_critic_type="l2", normalize_advantage=True
-    )
-    optimizer = torch.optim.Adam(loss_module.parameters(), eps=1e-5)
-    for batch, data in enumerate(collector):
-        optimizer.param_groups[0]["lr"] = learning_rate * (1 - batch / num_batches)
-        with torch.no_grad():
-            advantage(data)
-        flat = data.reshape(-1)
-        for rows in torch.cat([torch.randperm(len(flat)) for _ in range(8)]).split(512):
-            losses = loss_module(flat[rows])
-            optimizer.zero_grad()
-            (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
-            nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
-            optimizer.step()
-    seconds = time.process_time() - start
-    trained = env.transforms[0].return_queue.mean().item()
-    test_env = tw.make(env.spec, num_envs=32)
-    test_env.load_state_dict(env.state_dict())
-    network = actor.module[0].module
-    policy = lambda td: network(td["observation"]).argmax(-1)  # noqa: E731
-    evaluated = tw.evaluate(test_env, policy, num_episodes=32, seed=1)["episode_return"].mean().item()
-    torch.set_num_threads(threads)
-    print(f"\n{seconds:.1f} s, return {trained:.0f} in training, {evaluated:.0f} in evaluation")
-    assert trained >= 400 and evaluated >= 400
-    assert seconds < 60

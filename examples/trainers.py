@@ -1,0 +1,247 @@
+"""PPO of five libraries on torchwrap's envs, through the adapters of `torchwrap.interop`.
+
+python examples/trainers.py torchrl                         Collector, GAE and ClipPPOLoss, on CartPole-v1
+python examples/trainers.py rsl_rl                          OnPolicyRunner, on Pendulum-v1
+python examples/trainers.py skrl                            PPO with true_successors, and SequentialTrainer, on CartPole-v1
+python examples/trainers.py rl_games                        Runner, on CartPole-v1
+python examples/trainers.py sb3                             Stable-Baselines3's PPO, on CartPole-v1
+
+Each library has one function, which imports it: take the one that you need. It returns the torchwrap env that it has trained
+on, and a policy for `tw.evaluate`. What follows is the same for all: a sibling of that env, with the statistics that its
+transforms have learned, and 64 greedy episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+Trained = tuple[tw.Env, Callable[[TensorDict], Tensor]]
+
+# On CartPole-v1, the libraries take the hyperparameters of examples/ppo.py, with a learning rate that falls to zero. rl_games
+# takes its own adaptive one.
+NUM_ENVS, NUM_STEPS, NUM_UPDATES = 64, 32, 73
+BATCH_SIZE, MINIBATCH_SIZE, EPOCHS = NUM_ENVS * NUM_STEPS, 512, 8
+LEARNING_RATE, GAMMA, GAE_LAMBDA = 3e-3, 0.98, 0.95
+
+
+def make_cartpole(num_envs: int = NUM_ENVS) -> tw.Env:
+    return tw.TransformedEnv(tw.make("CartPole-v1", num_envs), T.RecordEpisodeStatistics(), T.NormalizeObservation())
+
+
+def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs))
+
+
+def train_torchrl(seed: int) -> Trained:
+    from tensordict.nn import TensorDictModule
+    from torchrl.collectors import Collector
+    from torchrl.modules import ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    from torchwrap.interop.torchrl import to_torchrl
+
+    env = make_cartpole()
+    base = to_torchrl(env)
+    base.set_seed(seed)  # before the collector, which resets
+    module = TensorDictModule(mlp(4, 2), in_keys=["observation"], out_keys=["logits"])
+    distribution = dict(distribution_class=torch.distributions.Categorical, return_log_prob=True)
+    actor = ProbabilisticActor(module, in_keys=["logits"], spec=base.action_spec, **distribution)
+    critic = ValueOperator(mlp(4, 1), in_keys=["observation"])
+    advantage = GAE(gamma=GAMMA, lmbda=GAE_LAMBDA, value_network=critic)
+    coefficients = dict(entropy_coeff=0.0, critic_coeff=0.5, loss_critic_type="l2", normalize_advantage=True)
+    loss_module = ClipPPOLoss(actor, critic, **coefficients)
+    optimizer = torch.optim.Adam(loss_module.parameters(), eps=1e-5)
+    frames = dict(frames_per_batch=BATCH_SIZE, total_frames=BATCH_SIZE * NUM_UPDATES)
+    collector = Collector(base, actor, **frames, auto_register_policy_transforms=False)  # no InitTracker: nothing is recurrent
+    for update, data in enumerate(collector):  # data["next", "observation"] is the true successor
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - update / NUM_UPDATES)
+        with torch.no_grad():
+            advantage(data)
+        flat = data.reshape(-1)
+        for rows in torch.cat([torch.randperm(BATCH_SIZE) for _ in range(EPOCHS)]).split(MINIBATCH_SIZE):
+            losses = loss_module(flat[rows])
+            optimizer.zero_grad()
+            (losses["loss_objective"] + losses["loss_critic"]).backward()
+            nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+            optimizer.step()
+    return env, lambda td: actor.get_dist(td).mode
+
+
+def train_rsl_rl(seed: int) -> Trained:
+    from rsl_rl.runners import OnPolicyRunner
+
+    from torchwrap.interop.rsl_rl import to_rsl_rl
+
+    env = tw.TransformedEnv(
+        tw.make("Pendulum-v1", num_envs=256),
+        T.RescaleAction(-1, 1),
+        T.ClipAction(),  # because rsl_rl's actions are unbounded
+        T.RecordEpisodeStatistics(),
+        T.NormalizeObservation(),
+        T.NormalizeReward(gamma=0.95),
+    )
+    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
+    train_cfg = {
+        "num_steps_per_env": 32,
+        "save_interval": 1000,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+        "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
+        "critic": network,
+        # rsl_rl's own "PPO" would add the value of the observation acted in at a time-out.
+        "algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", "gamma": 0.95, "entropy_coef": 0.0},
+    }
+    runner = OnPolicyRunner(to_rsl_rl(env, seed=seed), train_cfg)
+    runner.learn(25, init_at_random_ep_len=True)
+    policy = runner.get_inference_policy()
+    return env, lambda td: policy(TensorDict({"policy": td["observation"]}, td.batch_size))
+
+
+def train_skrl(seed: int) -> Trained:
+    from skrl.agents.torch.ppo import PPO
+    from skrl.memories.torch import RandomMemory
+    from skrl.models.torch import CategoricalMixin, DeterministicMixin, Model
+    from skrl.trainers.torch import SequentialTrainer, SequentialTrainerCfg
+    from skrl.utils import set_seed
+
+    from torchwrap.interop.skrl import to_skrl, true_successors
+
+    class Policy(CategoricalMixin, Model):
+        def __init__(self, **spaces):
+            Model.__init__(self, **spaces)
+            CategoricalMixin.__init__(self)
+            self.net = mlp(self.num_observations, self.num_actions)
+
+        def compute(self, inputs, role):
+            return self.net(inputs["observations"]), {}
+
+    class Value(DeterministicMixin, Model):
+        def __init__(self, **spaces):
+            Model.__init__(self, **spaces)
+            DeterministicMixin.__init__(self)
+            self.net = mlp(self.num_observations, 1)
+
+        def compute(self, inputs, role):
+            return self.net(inputs["observations"]), {}
+
+    set_seed(seed)  # the env's first reset takes it too
+    env = make_cartpole()
+    skrl_env = to_skrl(env)
+    spaces = dict(observation_space=skrl_env.observation_space, action_space=skrl_env.action_space, device=skrl_env.device)
+    cfg = {
+        **dict(rollouts=NUM_STEPS, learning_epochs=EPOCHS, mini_batches=BATCH_SIZE // MINIBATCH_SIZE),
+        **dict(discount_factor=GAMMA, gae_lambda=GAE_LAMBDA, learning_rate=LEARNING_RATE, time_limit_bootstrap=True),
+        **dict(learning_rate_scheduler=torch.optim.lr_scheduler.LambdaLR),
+        **dict(learning_rate_scheduler_kwargs={"lr_lambda": lambda epoch: 1 - epoch / (NUM_UPDATES * EPOCHS)}),
+        **dict(value_loss_scale=0.5, value_clip=0.0),  # skrl's defaults suit values near 1
+        **dict(experiment={"write_interval": 0, "checkpoint_interval": 0}),
+    }
+    memory = RandomMemory(memory_size=NUM_STEPS, num_envs=NUM_ENVS, device=skrl_env.device)
+    models = {"policy": Policy(**spaces), "value": Value(**spaces)}
+    agent = true_successors(PPO(models=models, memory=memory, cfg=cfg, **spaces))
+    quiet = dict(headless=True, disable_progressbar=True, close_environment_at_exit=False)
+    trainer_cfg = SequentialTrainerCfg(timesteps=NUM_STEPS * NUM_UPDATES, **quiet)
+    SequentialTrainer(cfg=trainer_cfg, env=skrl_env, agents=agent).train()
+    return env, lambda td: models["policy"].net(td["observation"]).argmax(-1)
+
+
+def train_rl_games(seed: int) -> Trained:
+    from rl_games.torch_runner import Runner
+
+    from torchwrap.interop.rl_games import register
+
+    register("cartpole", make_cartpole)
+    network = {"units": [64, 64], "activation": "tanh", "initializer": {"name": "default"}}
+    with tempfile.TemporaryDirectory() as folder:
+        config = {
+            **{"env_name": "cartpole", "env_config": {}, "num_actors": NUM_ENVS},  # the Runner seeds an env with an env_config
+            **{"name": "cartpole", "full_experiment_name": "run", "train_dir": folder, "save_best_after": NUM_UPDATES},
+            **{"device": "cpu", "device_name": "cpu", "torch_compile": False, "print_stats": False},
+            **{
+                "max_epochs": NUM_UPDATES,
+                "horizon_length": NUM_STEPS,
+                "mini_epochs": EPOCHS,
+                "gamma": GAMMA,
+                "tau": GAE_LAMBDA,
+            },
+            **{"minibatch_size": MINIBATCH_SIZE, "learning_rate": 1e-3, "lr_schedule": "adaptive", "kl_threshold": 0.008},
+            **{"e_clip": 0.2, "clip_value": False, "critic_coef": 1, "entropy_coef": 0.0, "value_bootstrap": True},
+            **{"schedule_type": "standard", "truncate_grads": True, "grad_norm": 0.5, "normalize_advantage": True},
+            **{
+                "normalize_value": True,
+                "reward_shaper": {},
+                "normalize_input": False,
+            },  # because the env has NormalizeObservation
+        }
+        params = {
+            **{"seed": seed, "torch_threads": 1, "config": config},
+            **{"algo": {"name": "a2c_discrete"}, "model": {"name": "discrete_a2c"}},
+            "network": {"name": "actor_critic", "separate": True, "space": {"discrete": None}, "mlp": network},
+        }
+        runner = Runner()
+        runner.load({"params": params})
+        runner.run({"train": True})
+        player = runner.create_player()
+        player.restore(str(next(Path(folder, "run", "nn").glob("last_*"))))  # the statistics too, into the player's own env
+    player.has_batch_dimension = True
+    return player.env.env, lambda td: player.get_action(td["observation"], is_deterministic=True)
+
+
+def train_sb3(seed: int) -> Trained:
+    from stable_baselines3 import PPO
+
+    from torchwrap.interop.sb3 import to_sb3
+
+    env = make_cartpole()
+    model = PPO(
+        "MlpPolicy",
+        to_sb3(env),
+        **dict(n_steps=NUM_STEPS, batch_size=MINIBATCH_SIZE, n_epochs=EPOCHS, gamma=GAMMA, gae_lambda=GAE_LAMBDA),
+        **dict(learning_rate=lambda remaining: LEARNING_RATE * remaining, seed=seed, device="cpu"),
+    )
+    model.learn(BATCH_SIZE * NUM_UPDATES)
+    return env, lambda td: model.policy.get_distribution(td["observation"]).mode()
+
+
+LIBRARIES = {
+    "torchrl": ("torchrl", train_torchrl),
+    "rsl_rl": ("rsl_rl", train_rsl_rl),
+    "skrl": ("skrl", train_skrl),
+    "rl_games": ("rl_games", train_rl_games),
+    "sb3": ("stable_baselines3", train_sb3),
+}
+
+
+def main(library: str, seed: int = 1) -> float:
+    module, train = LIBRARIES[library]
+    if importlib.util.find_spec(module) is None:
+        raise SystemExit(f'trainers.py {library} needs {module}, which is not installed: pip install -e ".[{library}]"')
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # some print a page per update
+        env, policy = train(seed)
+    test_env = tw.make(env.spec, num_envs=64)
+    test_env.load_state_dict(env.state_dict())
+    mean = tw.evaluate(test_env, policy, 64, seed=seed + 1000)["episode_return"].mean().item()
+    print(f"{library}: mean return {mean:.0f} of 64 episodes")
+    return mean
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("--seed", type=int, default=1, help="seed of the envs and of PyTorch")
+    main(**vars(parser.parse_args()))
