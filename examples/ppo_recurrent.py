@@ -4,7 +4,8 @@ python examples/ppo_recurrent.py                            reaches 500 in half 
 python examples/ppo_recurrent.py --compile                  compiles the rollout, resets of the state included
 
 `PolicyState` declares what the policy remembers. The env carries it from step to step, and starts it over with each episode.
-The update runs through time from the stored state at the start of each chunk: truncated backpropagation through time.
+The update runs through time from the stored state at the start of each chunk: truncated backpropagation through time. A chunk
+is a quarter of the longest episode, because after some time all envs are at the same point of theirs.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Args:
     """total number of env steps"""
     learning_rate: float = 2e-3
     """learning rate of the optimizer, annealed linearly to zero"""
-    num_envs: int = 64
+    num_envs: int = 32
     """number of parallel environments"""
-    num_steps: int = 32
+    num_steps: int = 128
     """steps of each environment per rollout: how far gradients reach back in time"""
     hidden_size: int = 32
     """size of the policy's memory"""

@@ -3,7 +3,7 @@
 python examples/trainers.py torchrl                         Collector, GAE and ClipPPOLoss, on CartPole-v1
 python examples/trainers.py rsl_rl                          OnPolicyRunner, on Pendulum-v1
 python examples/trainers.py skrl                            PPO with true_successors, and SequentialTrainer, on CartPole-v1
-python examples/trainers.py rl_games                        Runner, on CartPole-v1
+python examples/trainers.py rl_games                        Runner, on Pendulum-v1
 python examples/trainers.py sb3                             Stable-Baselines3's PPO, on CartPole-v1
 
 Each library has one function, which imports it: take the one that you need. It returns the torchwrap env that it has trained
@@ -30,8 +30,7 @@ from torchwrap import transforms as T
 
 Trained = tuple[tw.Env, Callable[[TensorDict], Tensor]]
 
-# On CartPole-v1, the libraries take the hyperparameters of examples/ppo.py, with a learning rate that falls to zero. rl_games
-# takes its own adaptive one, whole batches, and twice as many updates.
+# On CartPole-v1, the libraries take the hyperparameters of examples/ppo.py, with a learning rate that falls to zero.
 NUM_ENVS, NUM_STEPS, NUM_UPDATES = 64, 32, 73
 BATCH_SIZE, MINIBATCH_SIZE, EPOCHS = NUM_ENVS * NUM_STEPS, 512, 8
 LEARNING_RATE, GAMMA, GAE_LAMBDA = 3e-3, 0.98, 0.95
@@ -163,39 +162,34 @@ def train_rl_games(seed: int) -> Trained:
 
     from torchwrap.interop.rl_games import register
 
-    register("cartpole", make_cartpole)
+    register("pendulum", lambda num_envs: tw.TransformedEnv(tw.make("Pendulum-v1", num_envs), T.NormalizeObservation()))
+    continuous = {
+        **{"mu_activation": "None", "mu_init": {"name": "default"}, "fixed_sigma": True},
+        **{"sigma_activation": "None", "sigma_init": {"name": "const_initializer", "val": 0}},
+    }
     network = {"units": [64, 64], "activation": "tanh", "initializer": {"name": "default"}}
     with tempfile.TemporaryDirectory() as folder:
         config = {
-            **{"env_name": "cartpole", "env_config": {}, "num_actors": NUM_ENVS},  # the Runner seeds an env with an env_config
-            **{"name": "cartpole", "full_experiment_name": "run", "train_dir": folder, "save_best_after": 2 * NUM_UPDATES},
+            **{"env_name": "pendulum", "env_config": {}, "num_actors": 256},  # the Runner seeds an env with an env_config
+            **{"name": "pendulum", "full_experiment_name": "run", "train_dir": folder, "save_best_after": 1000},
             **{"device": "cpu", "device_name": "cpu", "torch_compile": False, "print_stats": False},
-            **{
-                "max_epochs": 2 * NUM_UPDATES,
-                "horizon_length": NUM_STEPS,
-                "mini_epochs": EPOCHS,
-                "gamma": GAMMA,
-                "tau": GAE_LAMBDA,
-            },
-            **{"minibatch_size": BATCH_SIZE, "learning_rate": 1e-3, "lr_schedule": "adaptive", "kl_threshold": 0.008},
-            **{"e_clip": 0.2, "clip_value": False, "critic_coef": 1, "entropy_coef": 0.0, "value_bootstrap": True},
-            **{"schedule_type": "standard", "truncate_grads": True, "grad_norm": 0.5, "normalize_advantage": True},
-            **{
-                "normalize_value": True,
-                "reward_shaper": {},
-                "normalize_input": False,
-            },  # because the env has NormalizeObservation
+            **{"max_epochs": 40, "horizon_length": 32, "minibatch_size": 2048, "mini_epochs": 5, "gamma": 0.95, "tau": 0.95},
+            **{"learning_rate": 1e-3, "lr_schedule": "adaptive", "schedule_type": "standard", "kl_threshold": 0.01},
+            **{"e_clip": 0.2, "clip_value": False, "critic_coef": 1, "entropy_coef": 0.0, "bounds_loss_coef": 0.0},
+            **{"truncate_grads": True, "grad_norm": 1.0, "reward_shaper": {"scale_value": 0.1}, "value_bootstrap": True},
+            # The env has NormalizeObservation, whose statistics are in the checkpoint too.
+            **{"normalize_input": False, "normalize_value": True, "normalize_advantage": True},
         }
         params = {
             **{"seed": seed, "torch_threads": 1, "config": config},
-            **{"algo": {"name": "a2c_discrete"}, "model": {"name": "discrete_a2c"}},
-            "network": {"name": "actor_critic", "separate": True, "space": {"discrete": None}, "mlp": network},
+            **{"algo": {"name": "a2c_continuous"}, "model": {"name": "continuous_a2c_logstd"}},
+            "network": {"name": "actor_critic", "separate": True, "space": {"continuous": continuous}, "mlp": network},
         }
         runner = Runner()
         runner.load({"params": params})
         runner.run({"train": True})
         player = runner.create_player()
-        player.restore(str(next(Path(folder, "run", "nn").glob("last_*"))))  # the statistics too, into the player's own env
+        player.restore(str(next(Path(folder, "run", "nn").glob("last_*"))))
     player.has_batch_dimension = True
     return player.env.env, lambda td: player.get_action(td["observation"], is_deterministic=True)
 

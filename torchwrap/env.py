@@ -160,7 +160,7 @@ class Env(EnvFacade):
         """Takes an action in every env, and resets the finished rows.
 
         Discrete actions are checked on the CPU; numbers of a `Box` are not, and NaN reaches the env (`PassiveEnvChecker` finds
-        it). No gradient flows through a step (`FunctionalEnv.simulate` is a differentiable one). The env takes the values of an
+        it). No gradient flows through a step; `FunctionalEnv.simulate` is a differentiable one. The env takes the values of an
         action that requires grad; `next` and the root never do, and the transition keeps the action as you set it.
 
         Args:

@@ -54,10 +54,10 @@ def sample_actions(env: Env) -> list[spaces.Value]:
 def run(env: Env, actions: list[spaces.Value], td: TensorDict | None = None) -> Iterator[tuple[TensorDict, TensorDict]]:
     """Yields what `env.step` returns for each action, from the root `td` on. None resets the env with seed 0."""
     td = env.reset(seed=0) if td is None else td
-    for action in actions:
+    for number, action in enumerate(actions, 1):
         td.set("action", action.clone())
         for name in env.signature.policy_state:
-            td["next", name] = td[name] + 1
+            td["next", name] = torch.full_like(td[name], number)
         transition, td = env.step(td)
         yield transition, td
 

@@ -1,0 +1,160 @@
+"""PPO with a recurrent policy, on CartPole-v1 whose velocities are hidden: only a memory can balance the pole.
+
+python examples/ppo_recurrent.py                            reaches 500 in half a minute
+python examples/ppo_recurrent.py --compile                  compiles the rollout, resets of the state included
+
+`PolicyState` declares what the policy remembers. The env carries it from step to step, and starts it over with each episode.
+The update runs through time from the stored state at the start of each chunk: truncated backpropagation through time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import tyro
+from gymnasium.spaces import Box
+from ppo import gae, layer_init
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.distributions import Categorical
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+
+@dataclass
+class Args:
+    seed: int = 1
+    """seed of the environments and of PyTorch"""
+    compile: bool = False
+    """compile the rollout"""
+    total_timesteps: int = 250_000
+    """total number of env steps"""
+    learning_rate: float = 2e-3
+    """learning rate of the optimizer, annealed linearly to zero"""
+    num_envs: int = 64
+    """number of parallel environments"""
+    num_steps: int = 32
+    """steps of each environment per rollout: how far gradients reach back in time"""
+    hidden_size: int = 32
+    """size of the policy's memory"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of generalized advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches per epoch, each of whole environments"""
+    update_epochs: int = 4
+    """epochs per iteration"""
+    clip_coef: float = 0.2
+    """clipping coefficient of the surrogate objective"""
+    max_grad_norm: float = 0.5
+    """maximum norm of the gradient"""
+
+
+def positions(observation: Tensor) -> Tensor:
+    return observation[:, ::2]  # of the cart and of the pole, without their velocities
+
+
+def make_env(args: Args, num_envs: int) -> tw.Env:
+    return tw.TransformedEnv(
+        tw.make("CartPole-v1", num_envs)
+        if num_envs == 20
+        else tw.FunctionalEnv(
+            tw.envs.cartpole.CartPole(), num_envs, max_episode_steps=torch.linspace(200, 500, num_envs).long()
+        ),
+        T.RecordEpisodeStatistics(),
+        T.TransformObservation(positions, Box(-10, 10, (2,))),
+        T.NormalizeObservation(),
+        T.NormalizeReward(gamma=args.gamma),
+        T.PolicyState({"hidden": (args.hidden_size,)}),
+    )
+
+
+class Agent(nn.Module):
+    def __init__(self, args: Args) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(layer_init(nn.Linear(2, args.hidden_size)), nn.Tanh())
+        self.cell = nn.GRUCell(args.hidden_size, args.hidden_size)
+        self.actor = layer_init(nn.Linear(args.hidden_size, 2), std=0.01)
+        self.critic = layer_init(nn.Linear(args.hidden_size, 1), std=1.0)
+
+    def remember(self, observation: Tensor, hidden: Tensor) -> Tensor:
+        """The state after seeing an observation. All dimensions but the last are batch dimensions."""
+        flat = self.cell(self.encoder(observation).flatten(0, -2), hidden.flatten(0, -2))
+        return flat.view(*observation.shape[:-1], -1)
+
+    def remember_all(self, observation: Tensor, hidden: Tensor, is_init: Tensor) -> Tensor:
+        """The states of a chunk `(num_envs, num_steps, ...)`, from the state at its start, with gradients through time."""
+        states = []
+        for features, first in zip(self.encoder(observation).unbind(1), is_init.unbind(1)):
+            hidden = self.cell(features, hidden.masked_fill(first, 0))
+            states.append(hidden)
+        return torch.stack(states, 1)
+
+    def get_distribution(self, hidden: Tensor) -> Categorical:
+        return Categorical(logits=self.actor(hidden), validate_args=False)
+
+    def act(self, td: TensorDict) -> TensorDict:
+        hidden = self.remember(td["observation"], td["hidden"])
+        td["action"] = self.get_distribution(hidden).sample()
+        td["next", "hidden"] = hidden
+        return td
+
+
+@torch.no_grad()
+def make_batch(agent: Agent, data: TensorDict, args: Args) -> dict[str, Tensor]:
+    reward, terminated, done = (data["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    values = agent.critic(data["next", "hidden"]).squeeze(-1)
+    # The successor with the state that was carried into it: right at truncations too, where the next root is another episode.
+    successor = agent.critic(agent.remember(data["next", "observation"], data["next", "hidden"])).squeeze(-1)
+    delta = reward + args.gamma * successor * ~terminated - values
+    advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
+    logprob = agent.get_distribution(data["next", "hidden"]).log_prob(data["action"])
+    batch = {name: data[name] for name in ("observation", "action", "is_init")}
+    return {**batch, "hidden": data["hidden"][:, 0], "logprob": logprob, "advantage": advantages, "ret": advantages + values}
+
+
+def loss_of(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
+    hidden = agent.remember_all(mb["observation"], mb["hidden"], mb["is_init"])
+    ratio = (agent.get_distribution(hidden).log_prob(mb["action"]) - mb["logprob"]).exp()
+    advantage = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-8)
+    clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    value_loss = (agent.critic(hidden).squeeze(-1) - mb["ret"]).square().mean()
+    return 0.25 * value_loss - torch.min(advantage * ratio, advantage * clipped).mean()
+
+
+def main(args: Args) -> float:
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    env, agent = make_env(args, args.num_envs), Agent(args)
+    collect = tw.Collector(env, agent.act, args.num_steps)
+    if args.compile:
+        tw.compile(collect)
+    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    iterations = args.total_timesteps // (args.num_envs * args.num_steps)
+    td = env.reset(seed=args.seed)
+    for iteration in range(iterations):
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / iterations)
+        data, td = collect(td)
+        batch = make_batch(agent, data, args)
+        for _ in range(args.update_epochs):
+            for rows in torch.randperm(args.num_envs).chunk(args.num_minibatches):  # whole envs, to keep time in order
+                loss = loss_of(agent, {name: value[rows] for name, value in batch.items()}, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+        if iteration % 25 == 24:
+            mean = env.transforms[0].return_queue.mean()
+            print(f"{(iteration + 1) * args.num_envs * args.num_steps:>8} env steps: mean return {mean:.0f}")
+    test_env = make_env(args, 20)
+    test_env.load_state_dict(env.state_dict())
+    result = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1000)["episode_return"].mean().item()
+    print(f"evaluation: mean return {result:.0f} of 20 episodes")
+    return result
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
