@@ -24,6 +24,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.envs import (
     EnvBase,
     GymEnv,
+    GymWrapper,
     InitTracker,
     PendulumEnv,
     RewardSum,
@@ -946,3 +947,25 @@ def test_from_torchrl_refuses_at_construction(name):
     value = make()
     with pytest.raises(kind, match=message):
         from_torchrl(value)
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_wrapper_that_derives_from_gym_wrapper_gives_true_final_observations(limit):
+    # As TorchRL's wrapper of Isaac Lab, over a simulator that resets itself in the same step.
+    class Wrapper(GymWrapper):
+        pass
+
+    make = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=7)
+    env = from_torchrl(Wrapper(gymnasium.vector.SyncVectorEnv([make] * 3, autoreset_mode="SameStep")))
+    if limit is not None:
+        env = tw.TransformedEnv(env, T.TimeLimit(limit))
+    td, ends = env.reset(seed=0), 0
+    for _ in range(30):
+        before = td["observation"].clone()
+        transition, td = env.step(env.sample_action())
+        successor, done = transition["next", "observation"], transition["next", "done"].squeeze(-1)
+        torch.testing.assert_close(successor[:, 0], before[:, 0] + 0.02 * before[:, 1])  # CartPole's own equation
+        assert (td["observation"][done].abs() <= 0.05).all() and (td["observation"][~done] == successor[~done]).all()
+        ends += int(done.sum())
+    assert ends >= (12 if limit is None else 21)
+    env.close()

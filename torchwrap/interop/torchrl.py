@@ -12,7 +12,7 @@ from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
 from torchrl.envs.transforms import AutoResetEnv
 
 from torchwrap import spaces
@@ -272,7 +272,7 @@ def _check(env_base: EnvBase) -> None:
                 f"from_torchrl needs an env that does not reset itself, but got {type(env_base).__name__} with auto-reset, "
                 "whose final observations are NaN: make it without auto_reset or native_autoreset."
             )
-        if isinstance(layer, GymWrapper):
+        if type(layer) in (GymWrapper, GymEnv):  # others derive from them, such as the wrapper of Isaac Lab
             raise ValueError(
                 f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: torchwrap.from_gymnasium takes "
                 "a Gymnasium vector env, and torchwrap.make an id."
