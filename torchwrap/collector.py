@@ -42,7 +42,8 @@ class Collector:
     Args:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
-            log probability), or returns the action alone. What it is given belongs to it. None acts at random.
+            log probability), or returns the action alone. What it is given belongs to it. None acts at random. A recurrent one
+            declares its state with `transforms.PolicyState`.
         num_steps: transitions per env and call.
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
             images without `("next", "observation")` take half the memory.

@@ -36,6 +36,7 @@ class Env(EnvFacade):
     | `("next", "reward")` | `(num_envs, 1)` float32 |
     | `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | `(num_envs, 1)` bool |
     | `("next", "info", name)` | as the env declares |
+    | `is_init`, and states by name | with `transforms.PolicyState`, for recurrent policies |
 
     Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
 
