@@ -286,3 +286,21 @@ def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
 def test_adapters_refuse_an_env_that_carries_the_state_of_a_policy():
     with pytest.raises(ValueError, match="to_gymnasium needs an env without PolicyState, because trainers carry the state"):
         tw.to_gymnasium(make())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("unroll", [None, 1, 2])
+def test_state_travels_without_being_kept(unroll):
+    env, other = make(), make()
+    policy, keys = Recurrent(env), ["action", ("next", "done")]
+    collect = tw.Collector(env, policy, 5, keys=keys)
+    if unroll:
+        tw.compile(collect, backend="aot_eager", unroll=unroll)
+    td, other_td = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(3):
+        data, td = collect(td)
+        expected, other_td = tw.rollout(other, policy, 5, other_td)
+        assert set(data.keys(True, True)) == set(keys)
+        torch.testing.assert_close(data["action"], expected["action"])
+        torch.testing.assert_close(td["hidden"], other_td["hidden"])
+        assert (td["is_init"] == other_td["is_init"]).all()
