@@ -60,7 +60,7 @@ def read(env: EnvFacade, given: TensorDict | dict[str, Any]) -> State:
 
 
 def following(signature: Signature, state: State, done: Tensor | None) -> State:
-    """The entries of the next root, in memory of their own, for a state of at least one entry. None as `done` resets no row."""
+    """The entries of the next root, in memory of their own. The state has at least one. None for `done` resets no row."""
     some = next(iter(state.values()))
     ended = torch.zeros(len(some), 1, dtype=torch.bool, device=some.device) if done is None else done.clone()
     entries = {
