@@ -211,7 +211,7 @@ def evaluate(
     if max_steps is not None:
         validation.integer("evaluate", "max_steps", max_steps, at_least=1)
     patience = max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0))
-    records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
+    records = RecordEpisodeStatistics.of(env)
     running_return, running_length = torch.zeros(2, env.num_envs, 1, dtype=torch.float32, device=env.device)
     per_env = -(-num_episodes // env.num_envs)
     returns = torch.zeros(env.num_envs, per_env, dtype=torch.float32, device=env.device)

@@ -75,8 +75,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         self._same_step = mode is AutoresetMode.SAME_STEP
-        layers = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
-        self._stats_keys = list(dict.fromkeys(layer.stats_key for layer in layers))
+        self._stats_keys = list(dict.fromkeys(record.stats_key for record in RecordEpisodeStatistics.of(env)))
         self._start_times = np.full(self.num_envs, time.perf_counter())
         self._to_reset = np.zeros(self.num_envs, np.bool_)  # finished envs, if they do not reset themselves
 

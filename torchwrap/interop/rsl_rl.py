@@ -75,7 +75,7 @@ class RslRlVecEnv(VecEnv):
             _float32("observations", _checks.vector("to_rsl_rl", "observations", group), f": put transforms.{cast} on the env")
         self.num_envs = env.num_envs
         self.num_actions = _float32("actions", _checks.vector("to_rsl_rl", "actions", env.single_action_space)).shape[0]
-        records = [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
+        records = RecordEpisodeStatistics.of(env)
         self._log_keys = [key for record in records for key in (record.return_key, record.length_key)]
         env.reset(seed=seed)
 

@@ -64,7 +64,7 @@ class SB3VecEnv(VecEnv):
         _check_observations(env.single_observation_space)
         _check_actions(env.single_action_space)
         self._action_dtype = spaces.dtype(env.single_action_space)
-        self._recorder = next((part for part in env.modules() if isinstance(part, RecordEpisodeStatistics)), None)
+        self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
         self._live: dict[str, Any] = {}
         self._start = time.time()
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)

@@ -105,7 +105,7 @@ class SkrlEnv(Wrapper):
         super().__init__(_checks.env("to_skrl", env))
         _check_spaces(env.single_observation_space, env.single_action_space)
         self._action_shape, self._action_dtype = env.single_action_space.shape or (), spaces.dtype(env.single_action_space)
-        self._recorder = next((part for part in env.modules() if isinstance(part, RecordEpisodeStatistics)), None)
+        self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
         self._pending: tuple[Tensor, Tensor] | None = None  # whether the episode of a single env ended, and the next root
 
     def reset(self) -> tuple[Tensor, dict[str, Any]]:

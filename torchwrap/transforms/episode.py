@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -53,6 +53,11 @@ class RecordEpisodeStatistics(Transform):
         if not isinstance(stats_key, str) or not stats_key:
             raise TypeError(f"RecordEpisodeStatistics needs a word as stats_key, but got {stats_key!r}.")
         self.stats_key = stats_key
+
+    @staticmethod
+    def of(env: nn.Module) -> list[RecordEpisodeStatistics]:
+        """Those of an env, innermost first."""
+        return [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
 
     def setup(self, signature: Signature) -> Signature:
         num_envs, device = signature.num_envs, signature.device
