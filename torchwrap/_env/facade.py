@@ -89,7 +89,7 @@ class EnvFacade(BatchedModule):
         truncated at different times from the start. Statistics and frames are not touched.
 
         Raises:
-            RuntimeError: if no layer has a clock, because a simulator outside of PyTorch counts the steps.
+            RuntimeError: if no layer has a clock, as over a simulator that counts the steps itself.
             ValueError: for another shape or dtype, or a negative number.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
@@ -102,8 +102,8 @@ class EnvFacade(BatchedModule):
         steps = self._read_clock()
         if steps is None:
             raise RuntimeError(
-                f"{self._name()} needs a clock in tensors for elapsed_steps, but a simulator outside of PyTorch counts the "
-                "steps: put transforms.TimeLimit on it."
+                f"{self._name()} needs a layer that counts steps in a tensor for elapsed_steps, but got none: "
+                "put transforms.TimeLimit on it."
             )
         return steps.reshape(-1).to(torch.int64, copy=True)
 

@@ -120,8 +120,9 @@ class Wrapper(Env):
         return clocks[0] if clocks else self.env._read_clock()
 
     def _write_clock(self, steps: Tensor) -> None:
-        for clock in [clock for part in self._parts() for clock in EpisodeClock.of(part)]:
-            clock.copy_(steps.view_as(clock))
+        for part in self._parts():
+            for clock in EpisodeClock.of(part):
+                clock.copy_(steps.view_as(clock))
         self.env._write_clock(steps)
 
     def _parts(self) -> list[BatchedModule]:
