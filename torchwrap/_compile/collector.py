@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from tensordict import NestedKey
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._compile import replay
 from torchwrap._compile.graph import Graph, Program
 from torchwrap._compile.host_reset import HostAutoReset
 from torchwrap._compile.reads import Reads
@@ -26,9 +28,39 @@ from torchwrap.collector import Collector, Root, Storage
 Rows = dict[NestedKey, list[Tensor]]
 """For each key, where each step writes to."""
 
+_MAX_LENT = 2  # chunks in the memory of a CUDA graph: what the caller holds, and the next one
+
+
+class _Chunk:
+    """Where a chunk is written to.
+
+    Args:
+        storage: the storage, time-first.
+        rows: for each key, where each step writes to. What a root holds lies in the storage from the start, so no step writes
+            it.
+        roots: for each leaf of the root, where it lies at each step and after the last one.
+    """
+
+    def __init__(self, storage: Storage, rows: Rows, roots: list[list[Tensor]]) -> None:
+        self.storage, self.rows, self.roots = storage, rows, roots
+        self.replays: dict[Run, Replay] = {}
+        self.counts: list[int] = []
+
+    def lend(self) -> Storage:
+        """The storage, for the caller to keep for as long as it needs it."""
+        self.counts = self._references()
+        return {key: value.detach() for key, value in self.storage.items()}
+
+    def is_free(self) -> bool:
+        """Whether no tensor that was lent, or view of one, is left."""
+        return not self.counts or self.counts == self._references()
+
+    def _references(self) -> list[int]:
+        return [torch._C._storage_Use_Count(value.untyped_storage()._cdata) for value in self.storage.values()]
+
 
 class CompiledCollector(Eager):
-    """A rollout as a graph of `unroll` steps. On CUDA all of them are one launch.
+    """A rollout as a graph of `unroll` steps. On CUDA all of them are one launch, and what they write is not copied.
 
     The root that a step acts on lies where it is to be kept: the graph of the step before has written it there.
     """
@@ -41,29 +73,37 @@ class CompiledCollector(Eager):
         self.transition = Graph(functools.partial(collector._transition, step=env._step_and_reset), self.reads, **keywords)
         self.steps = Graph(self._run_steps, self.reads, **keywords)
         self.auto_reset = HostAutoReset(env, keywords)
-        self.replays: dict[Run, Replay] = {}
-        self.version = 0  # of what is read, when the storage was laid out
+        self.chunks: list[_Chunk] = []  # in whose memory CUDA graphs write
+        self.layout: Any = None  # what the pools and the chunks were made for
         root: Root = {
             "observation": spaces.zeros(env.single_observation_space, env.num_envs, env.device),
             **policy_state.initial(env.signature),
         }
         self._allocate(root)
-        self._programs(root, *(self.static or self._storage(root))[1:])
+        self._programs(root, self._chunk(root))
         if self.resets_on_host:
             self.auto_reset.prepare()
 
     def _allocate(self, root: Root) -> None:
         # Another policy may return other keys.
         self.reads.refresh()
-        if self.version != self.reads.version:
+        device = self.collector.env.device
+        if self.layout != (self.reads.version, device):
             self.collector._allocate(self.transition.trace(root).result[0])
-            self.version = self.reads.version
-            # A CUDA graph writes into the same storage each time; on the CPU each call has its own.
-            self.static = self._storage(root) if self.collector.env.device.type == "cuda" else None
+            self.layout, self.chunks = (self.reads.version, device), []
 
-    def _storage(self, root: Root) -> tuple[Storage, Rows, list[list[Tensor]]]:
-        # The storage, time-first; where each step writes to; and for each leaf of the root, where it lies at each step and
-        # after the last one. If it is kept, it lies in the storage from the start, and no step writes it.
+    def _chunk(self, root: Root) -> _Chunk:
+        # Memory that nobody else uses. A CUDA graph writes to the same memory each time, so there are a few of them, each with
+        # its own graph; the last one is never lent.
+        if not replay.captures(self.collector.env.device):
+            return self._new_chunk(root)
+        found = next((chunk for chunk in self.chunks if self.static_outputs or chunk.is_free()), None)
+        if found is None:
+            found = self._new_chunk(root)
+            self.chunks.append(found)
+        return found
+
+    def _new_chunk(self, root: Root) -> _Chunk:
         collector = self.collector
         storage = collector._empty()
         rows = {key: collector._pools[key].rows(value) for key, value in storage.items()}
@@ -75,21 +115,21 @@ class CompiledCollector(Eager):
                 roots.append([*rows.pop(key), spare[0]])
             else:
                 roots.append([spare[step % len(spare)] for step in range(collector.num_steps + 1)])
-        return storage, rows, roots
+        return _Chunk(storage, rows, roots)
 
-    def _programs(self, root: Root, rows: Rows, roots: list[list[Tensor]]) -> tuple[list[Program], list[list[Tensor]]]:
+    def _programs(self, root: Root, chunk: _Chunk) -> tuple[list[Program], list[list[Tensor]]]:
         # What to run one after the other, and the tensors that each of them writes to, in the order of `nested.leaves`.
-        keys, build = sorted(rows, key=str), nested.builder(root)
-        columns = [*[rows[key] for key in keys], *[leaves[1:] for leaves in roots]]
+        keys, build = sorted(chunk.rows, key=str), nested.builder(root)
+        columns = [*[chunk.rows[key] for key in keys], *[leaves[1:] for leaves in chunk.roots]]
         steps = list(zip(*columns, strict=True))
-        chunks = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
+        parts = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
         version, programs = None, {}
         while version != self.reads.version:  # a trace can meet tensors that were not known before
             version = self.reads.version
-            for number, chunk in {len(chunk): chunk for chunk in (chunks[0], chunks[-1])}.items():
-                targets = [(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in chunk]
+            for number, part in {len(part): part for part in (parts[0], parts[-1])}.items():
+                targets = [(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in part]
                 programs[number] = self.steps.program(root, tuple(targets))
-        return [programs[len(chunk)] for chunk in chunks], [list(itertools.chain(*chunk)) for chunk in chunks]
+        return [programs[len(part)] for part in parts], [list(itertools.chain(*part)) for part in parts]
 
     def _run_steps(self, root: Root, steps: tuple[tuple[Storage, Root], ...]) -> tuple[dict[str, Tensor], Root]:
         collector, env = self.collector, self.collector.env
@@ -117,7 +157,7 @@ class CompiledCollector(Eager):
         """Whether to look for actions out of bounds, as eager mode does on the CPU."""
         env = self.collector.env
         discrete = any(not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space))
-        return discrete and self.collector.policy is not None and env.device.type == "cpu"
+        return discrete and self.collector.policy is not None and not replay.captures(env.device)
 
     @property
     def resets_on_host(self) -> bool:
@@ -126,35 +166,40 @@ class CompiledCollector(Eager):
 
     def collect(self, collector: Collects, root: Any) -> tuple[Storage, Any]:
         self._allocate(root)
-        storage, rows, roots = self.static or self._storage(root)
-        (programs, chunks), resets_on_host = self._programs(root, rows, roots), self.resets_on_host
-        env, buffers, first = self.collector.env, self.reads.tensors(), [leaves[0] for leaves in roots]
-        count, num_flags = len(buffers), 1 + self.checks_actions
+        chunk = self._chunk(root)
+        (programs, parts), resets_on_host = self._programs(root, chunk), self.resets_on_host
+        env, buffers, first = self.collector.env, self.reads.tensors(), [leaves[0] for leaves in chunk.roots]
+        num_flags = 1 + self.checks_actions
         outside: list[Tensor] = []
 
-        def run_all(tensors: list[Tensor]) -> list[Tensor]:
-            buffers, leaves = tensors[:count], tensors[count:]
-            for target, leaf in zip(first, leaves, strict=True):
-                target.copy_(leaf)
+        def run_all(buffers: list[Tensor]) -> Sequence[Tensor]:
             leaves = first
-            for (run, build), chunk in zip(programs, chunks, strict=True):
-                results = run([*buffers, *leaves, *chunk])
+            for (run, build), part in zip(programs, parts, strict=True):
+                results = run([*buffers, *leaves, *part])
                 leaves = list(results[num_flags:])
                 outside.extend(results[1:num_flags])
                 if resets_on_host:
                     self.auto_reset(results[0], build(iter(results))[1]["observation"])
-            return [*storage.values(), *results]
+            return results
 
+        for target, leaf in zip(first, nested.leaves(root), strict=True):
+            target.copy_(leaf)
         run, build = programs[0]
-        whole: Run = run_all
-        if self.static:
-            whole = self.replays.setdefault(run, Replay(run_all, count, self.static_outputs))
-        tensors = iter(whole([*buffers, *nested.leaves(root)]))
-        data = {key: next(tensors) for key in storage}
+        if not replay.captures(env.device):
+            results = run_all(buffers)
+        else:
+            results = chunk.replays.setdefault(run, Replay(run_all, len(buffers)))(buffers)
         if outside and torch.stack(outside).any():
             space = env.single_action_space
             raise ValueError(f"{env._name()} needs an action in {space}, but got another one from the policy.")
-        return data, build(tensors)[1]
+        return self._data(chunk), build(iter(results))[1]
+
+    def _data(self, chunk: _Chunk) -> Storage:
+        if chunk not in self.chunks or self.static_outputs:
+            return chunk.storage
+        if chunk in self.chunks[:_MAX_LENT]:
+            return chunk.lend()
+        return {key: value.clone() for key, value in chunk.storage.items()}
 
 
 def _outside(space: Space[Any], action: spaces.Value) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchwrap._compile import replay
 from torchwrap._compile.builds import compiling
 from torchwrap._compile.inductor import compile_graph
 from torchwrap._compile.reads import Reads
@@ -38,7 +39,7 @@ class Graph:
         backend: as for `torch.compile`.
         options: for Inductor.
         num_rows: number of envs.
-        static_outputs: on CUDA, return the graph's own memory.
+        static_outputs: on CUDA, return the first part of the result, a tuple, in the graph's own memory.
         part: the graph is part of a larger run. On CUDA it is no launch of its own, and the next run may write to its results.
     """
 
@@ -134,8 +135,10 @@ class Graph:
                 leaves.insert(index, tensors[source])
             return leaves
 
-        captured = device.type == "cuda" and not self.part
-        return Program(Replay(run, count, self.static_outputs) if captured else run, nested.builder(result))
+        if replay.captures(device) and not self.part:
+            num_static = len(nested.leaves(result[0])) if self.static_outputs else 0
+            return Program(Replay(run, count, num_static), nested.builder(result))
+        return Program(run, nested.builder(result))
 
 
 def _shared(leaves: list[Tensor]) -> list[int]:

@@ -49,8 +49,10 @@ class CompiledTransforms(Eager):
     def __init__(self, layer: TransformedEnv, keywords: dict[str, Any]) -> None:
         transforms, num_envs, device = layer.transforms, layer.num_envs, layer.device
         reads = Reads(({"transforms": transforms}, "transforms"))
-        self.step_graph = Graph(transforms.step, reads, **keywords)
-        self.reset_graph = Graph(lambda td, mask: transforms.reset(td, RowMask(mask)), reads, **keywords)
+        self.step_graph = Graph(lambda td: (transforms.step(td),), reads, **keywords)
+        # Initial observations are roots, which belong to the caller.
+        own = {**keywords, "static_outputs": False}
+        self.reset_graph = Graph(lambda td, mask: transforms.reset(td, RowMask(mask)), reads, **own)
         observation = spaces.zeros(layer.env.single_observation_space, num_envs, device)
         flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
         successor = {"observation": observation, "reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
@@ -58,7 +60,7 @@ class CompiledTransforms(Eager):
         self.reset_graph.program(TensorDict({"observation": observation}, [num_envs]), flags[2])
 
     def transform_step(self, transform: Transforms, td: TensorDict) -> TensorDict:
-        return self.step_graph(td)  # type: ignore[no-any-return]
+        return self.step_graph(td)[0]  # type: ignore[no-any-return]
 
     def transform_reset(self, transform: Transforms, td: TensorDict, mask: RowMask) -> TensorDict:
         return self.reset_graph(td, mask.column)  # type: ignore[no-any-return]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -17,24 +16,18 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.distributions import Distribution
-from torch.fx import GraphModule, Node, Proxy
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchwrap._compile.reads import Reads
+from torchwrap._compile.stand_ins import HostCopy, HostRead, NoHostReads, StandIns, layout, memory, plain
 from torchwrap._core import nested
 from torchwrap._core.graph_hints import as_bytes
 from torchwrap._core.reachable import Reachable
 from torchwrap._core.tracing import tracing
 from torchwrap.env import Env
 from torchwrap.transforms.transform import Transform
-
-# What reads values on the host without an operator.
-_HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__}
-# `torch.tensor(0.5)` makes a tensor of its own.
-_LITERALS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default}
 
 
 class Trace(NamedTuple):
@@ -78,8 +71,10 @@ def trace(function: Callable[..., Any], values: Any, reads: Reads) -> Trace:
     except _StateError as error:
         raise ValueError(f"compile needs state in buffers that are written in place, but got {error}.") from None
     except Exception as error:
-        is_read = isinstance(error, _HostRead | DataDependentOutputException | DynamicOutputShapeException)
+        is_read = isinstance(error, HostRead | DataDependentOutputException | DynamicOutputShapeException)
         needed = "tensor operators whose results are not read on the host" if is_read else "a function that can be traced"
+        if isinstance(error, HostCopy):
+            needed = "tensors that are on the device already"
         message = f"compile needs {needed}, but got {_culprit(error)}: {type(error).__name__}: {error}"
         raise ValueError(message) from error
     finally:
@@ -93,7 +88,7 @@ class _Pass:
 
     def __init__(self, function: Callable[..., Any], values: Any, reads: Reads) -> None:
         slots = reads.tensors()
-        self.example = list(map(_plain, [*slots, *nested.leaves(values)]))
+        self.example = list(map(plain, [*slots, *nested.leaves(values)]))
         self.result: Any = None
         self.passed_through: dict[int, int] = {}
         self.modules: dict[int, nn.Module] = {}
@@ -101,9 +96,9 @@ class _Pass:
         mode = FakeTensorMode(allow_non_fake_inputs=True)  # without a ShapeEnv, so no data-dependent sizes
 
         def flat(*tensors: Tensor) -> list[Tensor]:
-            stand_ins = _StandIns(slots, tensors, mode)
+            stand_ins = StandIns(slots, tensors, mode)
             self.met = stand_ins.met
-            with tracing(), _NoHostReads(), stand_ins:
+            with tracing(), NoHostReads(), stand_ins:
                 self.result = function(*build(iter(tensors[count:])))
                 leaves = list(map(stand_ins.of, nested.leaves(self.result)))
                 index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
@@ -145,7 +140,7 @@ class _Pass:
             if not isinstance(tensor, FakeTensor):
                 setattr(self.graph, name, tensor.clone())  # it can be in the memory of a NumPy array
         for node, (name, tensor) in zip(inputs[len(self.example) :], self.met.items(), strict=True):
-            if _same_memory(first.met[name], tensor):
+            if _samememory(first.met[name], tensor):
                 lasting.append(tensor)
                 with graph.inserting_before(inputs[self.num_slots]):
                     found = graph.placeholder(f"lasting_{name}")
@@ -159,72 +154,13 @@ class _Pass:
         self.graph.recompile()
         reads.add(lasting, list(self.modules.values()), reachable)
         example = list(self.example)
-        example[self.num_slots : self.num_slots] = list(map(_plain, lasting))
+        example[self.num_slots : self.num_slots] = list(map(plain, lasting))
         _check_aliases(graph, example)
         sources = {
             index: source if source < self.num_slots else source + len(lasting)
             for index, source in self.passed_through.items()
         }
         return Trace(self.graph, self.result, sources, example)
-
-
-class _StandIns(TorchDispatchMode):
-    """Gives operators the tensors of a trace in place of those that they stand for."""
-
-    def __init__(self, tensors: list[Tensor], stand_ins: tuple[Tensor, ...], mode: FakeTensorMode) -> None:
-        super().__init__()
-        self.mode = mode
-        self.by_id = dict(zip(map(id, tensors), stand_ins, strict=False))
-        # `tensor.data` and `torch.as_tensor(array)` are another tensor each time, in the same memory.
-        self.by_memory = {_memory(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=False)}
-        self.met: dict[str, Tensor] = {}
-        """Tensors that nobody knew before, by the names of their placeholders."""
-
-    def of(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if isinstance(value, FakeTensor):
-                return value
-            stand_in = self.by_id.get(id(value))
-            if stand_in is None:
-                stand_in = self.by_memory.get(_memory(value))
-            return self._meet(value) if stand_in is None else stand_in
-        if isinstance(value, list | tuple):
-            return type(value)(map(self.of, value))
-        return value
-
-    def _meet(self, tensor: Tensor) -> Tensor:
-        # Another input, after those that there are.
-        proxy_mode = get_proxy_mode()
-        assert proxy_mode is not None
-        graph, name = proxy_mode.tracer.graph, f"met_{len(self.met)}"
-        self.met[name] = tensor
-        first = next((node for node in graph.nodes if node.op != "placeholder"), None)
-        with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
-            node = graph.placeholder(name)
-        with _disable_current_modes():
-            plain = _plain(tensor)
-        stand_in = self.by_memory[_memory(tensor)] = self.mode.from_tensor(plain)
-        node.meta["val"] = stand_in  # as make_fx does for its own inputs
-        track_tensor_tree(stand_in, Proxy(node, proxy_mode.tracer), constant=None, tracer=proxy_mode.tracer)
-        return stand_in
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _LITERALS:
-            return func(*args, **(kwargs or {}))
-        return func(*map(self.of, args), **{name: self.of(value) for name, value in (kwargs or {}).items()})
-
-
-class _NoHostReads(TorchFunctionMode):
-    """Refuses to read values on the host without an operator, which a module's own tensors would allow."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _HOST_READS:
-            raise _HostRead(f"Tensor.{func.__name__} reads values")
-        return func(*args, **(kwargs or {}))
-
-
-class _HostRead(RuntimeError):
-    """A value that was read on the host."""
 
 
 class _StateError(Exception):
@@ -237,30 +173,18 @@ def _require_state(changes: list[tuple[str, Any]]) -> None:
         raise _StateError(f"a change of {changes[0][0]}: {remedy}")
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor.detach()
-
-
 def _shown(line: str | None) -> str:
     return f" `{line.strip().partition(';')[0]}`" if line else " nothing"
 
 
-def _same_memory(first: Tensor, second: Tensor) -> bool:
-    return first.numel() > 0 and _memory(first) == _memory(second)
-
-
-def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), *_layout(tensor)
+def _samememory(first: Tensor, second: Tensor) -> bool:
+    return first.numel() > 0 and memory(first) == memory(second)
 
 
 def _equal(first: Any, second: Any) -> bool:
     if any(not isinstance(value, Tensor) or isinstance(value, FakeTensor) for value in (first, second)):
         return type(first) is type(second)
-    return _layout(first) == _layout(second) and bool(((first == second) | ((first != first) & (second != second))).all())
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return layout(first) == layout(second) and bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _check_aliases(graph: torch.fx.Graph, example: list[Tensor]) -> None:

@@ -1,0 +1,102 @@
+"""CUDA graphs on the CPU: operators are recorded with the memory that they have, and run again by `replay`.
+
+In a block of `simulated`, torchwrap captures tensors on the CPU as it does those on CUDA. As there, a captured operator
+computes nothing, Python does not run again, memory stays where it was, and to read a value on the host is an error. Graphs
+need a backend that runs operators one by one: "eager" or "aot_eager".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+_HOST_READS = {aten._local_scalar_dense, aten.nonzero, aten.equal, aten.is_nonzero, aten.masked_select}
+_EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+
+
+class CUDAGraph:
+    """In place of `torch.cuda.CUDAGraph`."""
+
+    captures = 0
+    """Number of captures so far that succeeded."""
+
+    def __init__(self):
+        self.tape = None
+
+    def replay(self):
+        with torch.no_grad(), torch.inference_mode(), torch._C._AutoDispatchBelowAutograd():
+            for function, args, kwargs, outputs in self.tape:
+                result = tree_leaves(function(*args, **kwargs))
+                for output, value in zip(outputs, result, strict=True):
+                    if isinstance(output, Tensor) and output.data_ptr() != value.data_ptr():
+                        output.copy_(value)
+
+
+class _Capture(TorchDispatchMode):
+    """In place of `torch.cuda.graph`."""
+
+    def __init__(self, graph, stream, capture_error_mode):
+        super().__init__()
+        self.graph, self.tape = graph, []
+
+    def __exit__(self, kind, *error):
+        super().__exit__(kind, *error)
+        if kind is None:
+            self.graph.tape = self.tape
+            CUDAGraph.captures += 1
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        # By its memory: a parameter that gets other memory later gets it without the graph.
+        args, kwargs = tree_map_only(torch.nn.Parameter, Tensor.detach, (args, kwargs or {}))
+        if function.overloadpacket in _HOST_READS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
+        if function.overloadpacket in _EMPTY:
+            return function(*args, **kwargs)
+        if function._schema.is_mutable:
+            return self._write(function, args, kwargs)
+        result = function(*args, **kwargs)
+        memory = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        new = [leaf for leaf in tree_leaves(result) if leaf.untyped_storage().data_ptr() not in memory]
+        if new:  # and no view
+            for leaf in new:
+                leaf.fill_(1)  # nothing has been computed yet
+            self.tape.append((function, args, kwargs, tree_leaves(result)))
+        return result
+
+    def _write(self, function, args, kwargs):
+        schema = function._schema
+        given = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) | kwargs
+        written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+        results = [given[name] for name in written][: len(schema.returns)]
+        self.tape.append((function, args, kwargs, results))
+        return results[0] if len(results) == 1 else tuple(results) or None
+
+
+class _Stream:
+    def wait_stream(self, other):
+        pass
+
+
+@contextlib.contextmanager
+def simulated():
+    """In this block, compiled envs and collectors on the CPU are captured."""
+    with contextlib.ExitStack() as stack:
+        for name, value in {
+            "Stream": _Stream,
+            "current_stream": _Stream,
+            "stream": lambda stream: contextlib.nullcontext(),
+            "device": lambda device: contextlib.nullcontext(),
+            "get_rng_state": lambda device: torch.get_rng_state(),
+            "set_rng_state": lambda state, device: torch.set_rng_state(state),
+            "CUDAGraph": CUDAGraph,
+            "graph": _Capture,
+        }.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch("torchwrap._compile.replay.captures", lambda device: True))
+        yield
