@@ -25,6 +25,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
+    config.addinivalue_line("markers", "cuda: needs a CUDA device, and is skipped where there is none")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # because tests interrupt themselves and their workers
     if config.getoption("--fresh-seeds"):
@@ -43,6 +44,10 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in items if item.get_closest_marker("full") is None]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -63,7 +63,7 @@ def test_device_of_a_transformed_env_follows_the_wrapped_env():
     assert env.device == env.env.device == DEVICE
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @each_env
 def test_env_moved_to_cuda_steps_there(make):
     env = make().cuda()

@@ -173,7 +173,7 @@ def test_make_with_a_device_creates_tensors_there(backend):
     assert env.device == td["observation"].device == env.sample_action().device == torch.device("cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])
 def test_make_on_cuda_creates_tensors_there(backend):
     env = tw.make("CartPole-v1", 2, backend=backend, device="cuda")

@@ -172,7 +172,7 @@ def test_threads_share_no_storage():
     assert given.get()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 def test_tensors_on_cuda_are_allocated_by_pytorch():
     pool = make_pool(device="cuda")
     assert pool.empty().device.type == "cuda" and not pool.pieces

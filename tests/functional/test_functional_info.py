@@ -400,7 +400,7 @@ def test_limits_with_partial_resets_of_a_compiled_batch_equal_eager_mode():
     assert eager[:, 0]["truncated"].sum((1, 2)).tolist()[0] == 43
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 def test_limits_move_with_the_env():
     env = FunctionalEnv(BroadcastTelling(), 2, max_episode_steps=torch.tensor([1, 2])).to("cuda")
     assert env.step_limits.is_cuda

@@ -132,7 +132,7 @@ def test_steps_leave_the_global_generator_unchanged():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @pytest.mark.parametrize("func_env", [Noisy(), BroadcastNoisy()], ids=["vmap", "broadcast"])
 def test_trajectory_on_cuda_matches_the_cpu(func_env):
     env, same = FunctionalEnv(func_env, 8, device="cuda", max_episode_steps=9), FunctionalEnv(func_env, 8, max_episode_steps=9)

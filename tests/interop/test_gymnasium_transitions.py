@@ -192,10 +192,7 @@ def test_record_episode_statistics_matches_gymnasium(bridge, mode):
 # On a GPU.
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-
-
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 @every_mode
 def test_transitions_on_cuda_match_the_cpu(bridge, mode, space):
@@ -211,7 +208,7 @@ def test_transitions_on_cuda_match_the_cpu(bridge, mode, space):
         assert_equal_trees(to_tree(td["observation"]), to_tree(expected["observation"]))
 
 
-@needs_cuda
+@pytest.mark.cuda
 @every_kind
 def test_pinned_copies_on_cuda_never_change_earlier_outputs(bridge, kind, mode):
     large = spaces.Box(0, 255, (256, 256, 3), np.uint8)
@@ -229,7 +226,7 @@ def test_pinned_copies_on_cuda_never_change_earlier_outputs(bridge, kind, mode):
         assert_equal_trees(to_tree(now), to_tree(reference_now))
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_mask_and_action_of_the_cpu_on_cuda_raise(bridge):
     env = bridge(scripted(2), device="cuda")
     td = env.reset(seed=0)

@@ -209,10 +209,7 @@ def test_draws_leave_the_global_generator_unchanged():
 # On a GPU.
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-
-
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", [name for name in DRAWS if name not in ROUNDED])
 def test_draw_on_cuda_is_bit_identical_to_the_cpu(name):
     cpu, cuda = (Stream(64, first_index=3, tag=2, device=device, seed=2**63 + 5).key() for device in ("cpu", "cuda"))
@@ -221,7 +218,7 @@ def test_draw_on_cuda_is_bit_identical_to_the_cpu(name):
     assert torch.equal(vmapped(draw, cuda).cpu(), draw(cpu))
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_draws_on_cuda_through_inductor_match_the_cpu():
     cpu, cuda = (Stream(7, device=device, seed=2**63 + 5).key() for device in ("cpu", "cuda"))
     torch.compiler.reset()
@@ -230,13 +227,13 @@ def test_draws_on_cuda_through_inductor_match_the_cpu():
     assert_equal_draws(result, expected)
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_permutation_on_cuda_with_equal_words_is_stable():
     cpu, cuda = (Stream(1, device=device, seed=1).key() for device in ("cpu", "cuda"))
     assert torch.equal(random.permutation(cuda, 2**20).cpu(), random.permutation(cpu, 2**20))
 
 
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", ["normal", "exponential"])
 def test_normal_and_exponential_on_cuda_match_the_cpu_to_rounding(name):
     cpu, cuda = (Stream(64, device=device, seed=5).key() for device in ("cpu", "cuda"))

@@ -121,7 +121,7 @@ def test_build_calls_make_with_each_path_and_leaf():
 # On a GPU.
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @every_space
 def test_conversion_on_cuda_matches_the_cpu(space):
     _, value = batch(space)

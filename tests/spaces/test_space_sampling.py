@@ -123,7 +123,7 @@ def test_sample_of_a_nested_space_has_independent_leaves():
     assert (torch.corrcoef(columns.T) - torch.eye(3)).abs().max() < 0.04
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @every_space
 def test_sample_on_cuda_matches_the_cpu(space):
     on_cuda, on_cpu = (tensors.sample(space, Stream(100, device=device, seed=1)) for device in ("cuda", "cpu"))

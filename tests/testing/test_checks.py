@@ -65,14 +65,14 @@ def test_env_keeps_the_contract(name):
     check_env(ENVS[name])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform_on_cuda_keeps_the_contract(name):
     make, make_env = TRANSFORMS[name]
     check_transform(make, functools.partial(make_env, device="cuda"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", ENVS)
 def test_env_on_cuda_keeps_the_contract(name):
     check_env(functools.partial(ENVS[name], device="cuda"))
