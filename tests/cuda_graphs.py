@@ -23,9 +23,6 @@ _EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.
 class CUDAGraph:
     """In place of `torch.cuda.CUDAGraph`."""
 
-    captures = 0
-    """Number of captures so far that succeeded."""
-
     def __init__(self):
         self.tape = None
 
@@ -43,13 +40,14 @@ class _Capture(TorchDispatchMode):
 
     def __init__(self, graph, stream, capture_error_mode):
         super().__init__()
+        assert stream.device is not None, "a stream of whichever device is the current one"
+        assert capture_error_mode == "thread_local", "what another thread does would fail"
         self.graph, self.tape = graph, []
 
     def __exit__(self, kind, *error):
         super().__exit__(kind, *error)
         if kind is None:
             self.graph.tape = self.tape
-            CUDAGraph.captures += 1
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         # By its memory: a parameter that gets other memory later gets it without the graph.
@@ -78,9 +76,27 @@ class _Capture(TorchDispatchMode):
         return results[0] if len(results) == 1 else tuple(results) or None
 
 
+class _Device(contextlib.AbstractContextManager):
+    """In place of `torch.cuda.device`: the current device in its block."""
+
+    current = None
+
+    def __init__(self, device):
+        self.device = device
+
+    def __enter__(self):
+        self.before, _Device.current = _Device.current, self.device
+
+    def __exit__(self, *error):
+        _Device.current = self.before
+
+
 class _Stream:
+    def __init__(self):
+        self.device = _Device.current
+
     def wait_stream(self, other):
-        pass
+        assert other.device == self.device is not None
 
 
 @contextlib.contextmanager
@@ -91,7 +107,7 @@ def simulated():
             "Stream": _Stream,
             "current_stream": _Stream,
             "stream": lambda stream: contextlib.nullcontext(),
-            "device": lambda device: contextlib.nullcontext(),
+            "device": _Device,
             "get_rng_state": lambda device: torch.get_rng_state(),
             "set_rng_state": lambda state, device: torch.set_rng_state(state),
             "CUDAGraph": CUDAGraph,

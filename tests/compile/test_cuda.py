@@ -1,92 +1,385 @@
-"""On CUDA, graphs are captured: one launch per step, no device synchronisation, results as in eager mode."""
+"""On CUDA, graphs are captured: one launch per step, no device synchronisation, results as in eager mode.
+
+Each test runs on CUDA, where there is a device, and with graphs that are simulated on the CPU (`cuda_graphs`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from typing import NamedTuple
 
 import pytest
 import torch
-from catalogue import COMPILED, ActorCritic, cartpole, categorical, gymnasium_cartpole, stack
-from helpers import AOT, INDUCTOR, after, assert_plays_the_same, assert_same, play
+from catalogue import COMPILED, REPRESENTATIVE, ActorCritic, cartpole, categorical, gymnasium_cartpole, stack
+from cuda_graphs import simulated
+from helpers import AOT, INDUCTOR, Held, after, assert_plays_the_same, assert_same, buffers, mostly_full, play
+from torch import nn
 
 import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap._compile import replay
+from torchwrap.testing import ScriptedEnv
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 static_or_not = pytest.mark.parametrize("static_outputs", [False, True])
 
 
+class Device(NamedTuple):
+    name: str
+    backend: str
+    tolerance: float
+    is_simulated: bool
+
+
+SIMULATED, CUDA = Device("cpu", "eager", AOT, True), Device("cuda", "inductor", INDUCTOR, False)
+
+
+@pytest.fixture(params=[SIMULATED, pytest.param(CUDA, marks=pytest.mark.cuda)], ids=["simulated", "cuda"])
+def on(request):
+    with simulated() if request.param.is_simulated else contextlib.nullcontext():
+        yield request.param
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """A list that grows by an item with each capture."""
+    made, capture = [], replay._capture
+    monkeypatch.setattr(replay, "_capture", lambda *arguments: made.append(None) or capture(*arguments))
+    return made
+
+
+def act(env, td):
+    return td.set("action", env.sample_action())
+
+
+# Steps.
+
+
 @static_or_not
-def test_captured_step_matches_eager(static_outputs):
-    make = functools.partial(stack, "Compose of seven", device="cuda")
-    compiled = tw.compile(make(), static_outputs=static_outputs)
-    assert_plays_the_same(make(), compiled, 500, INDUCTOR)
-    assert_plays_the_same(make().eval(), compiled.eval(), 20, 1e9)
+def test_captured_step_matches_eager(on, captures, static_outputs):
+    env, eager = (stack("Compose of seven", device=on.name) for _ in range(2))
+    tw.compile(env, backend=on.backend, static_outputs=static_outputs)
+    for mode in (True, False, True):
+        assert_plays_the_same(eager.train(mode), env.train(mode), 40, on.tolerance)
+    assert len(captures) == 2  # one per mode
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_step_of_transform_does_not_synchronize(name):
-    env = tw.compile(stack(name, device="cuda"), backend="aot_eager")
-    td = env.reset(seed=0)
-    for phase in range(2):  # the graph is captured at the first step
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error" if phase else "default")
-        try:
-            for _ in range(1000 if phase else 3):
-                _, td = env.step(td.set("action", env.sample_action()))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    assert_plays_the_same(stack(name, device="cuda"), tw.compile(stack(name, device="cuda"), backend="aot_eager"), 500, AOT)
+@pytest.mark.parametrize("name", mostly_full(COMPILED, *REPRESENTATIVE))
+def test_captured_step_of_transform_matches_eager_and_does_not_synchronize(on, captures, name):
+    make = functools.partial(stack, name, device=on.name)
+    env = tw.compile(make(), backend="eager")
+    assert_plays_the_same(make(), env, 60, AOT)
+    if on.is_simulated:  # which finds host reads while it captures
+        return
+    td = env.reset()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(100):
+            _, td = env.step(act(env, td))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(captures) == 1
 
 
 @static_or_not
-def test_outputs_are_copies_unless_static(static_outputs):
-    env = tw.compile(stack("Compose of seven", device="cuda"), backend="aot_eager", static_outputs=static_outputs)
+def test_outputs_are_copies_unless_static(on, static_outputs):
+    env = tw.compile(stack("Compose of seven", device=on.name), backend="eager", static_outputs=static_outputs)
     held, td = [], env.reset(seed=0)
     for _ in range(4):
-        transition, td = env.step(td.set("action", env.sample_action()))
+        transition, td = env.step(act(env, td))
         held.append(transition["next", "observation"])
     assert (len({value.data_ptr() for value in held}) == 1) is static_outputs
     assert (held[0] == held[-1]).all() == static_outputs
 
 
-def test_compile_and_capture_leave_state_unchanged():
-    env, eager = (stack("Compose of seven", device="cuda") for _ in range(2))
+def test_observation_acted_on_stays_when_outputs_are_static(on):
+    env = tw.compile(ScriptedEnv(2, (1,), None, device=on.name), backend="eager", static_outputs=True)
+    td = env.reset(seed=0)
+    for step in range(4):
+        transition, td = env.step(act(env, td))
+        assert (transition["next", "observation"] - transition["observation"] == 1).all(), step
+
+
+ABOVE_HOST = {
+    "no buffers": lambda: T.ClipReward(-0.5, 0.5),
+    "none": lambda: T.Compose([]),
+    "of observations": lambda: T.ClipObservation(-1, 1),
+    "with state": lambda: T.TimeLimit(3),
+}
+
+
+@static_or_not
+@pytest.mark.parametrize("transform", ABOVE_HOST.values(), ids=ABOVE_HOST)
+def test_captured_transforms_over_host_stepped_env_match_eager(on, transform, static_outputs):
+    def make(num_steps):
+        env = tw.make("CartPole-v1", 2, backend="gymnasium", max_episode_steps=num_steps, device=on.name)
+        return tw.TransformedEnv(env, transform())
+
+    env = tw.compile(make(5), backend="eager", static_outputs=static_outputs)
+    assert_plays_the_same(make(5), env, 30, AOT)
+    env = tw.compile(make(1), backend="eager", static_outputs=static_outputs)
+    td = env.reset(seed=0)
+    first = td["observation"].clone()
+    for _ in range(3):  # each resets
+        transition, td = env.step(act(env, td))
+        assert (transition["observation"] == first).all()
+        first = td["observation"].clone()
+
+
+def test_stack_of_transforms_over_host_stepped_env_captured_matches_eager(on):
+    make = functools.partial(gymnasium_cartpole, device=on.name)
+    assert_plays_the_same(make(), tw.compile(make(), backend=on.backend), 100, on.tolerance)
+
+
+# Captures.
+
+
+def test_compile_and_capture_leave_state_unchanged(on):
+    env, eager = (stack("Compose of seven", device=on.name) for _ in range(2))
     td, eager_td = after(env, 7), after(eager, 7)
     before = env.snapshot()
-    tw.compile(env, backend="aot_eager")
+    tw.compile(env, backend="eager")
     assert_same(env.snapshot(), before)
     assert_same(play(env, 30, td)[0], play(eager, 30, eager_td)[0], AOT)
 
 
-def test_env_that_moves_is_captured_again():
-    env = tw.compile(stack("Compose of seven"), backend="aot_eager")
+def test_env_whose_buffers_are_replaced_is_captured_again(on, captures):
+    env, eager = (stack("Compose of seven", device=on.name) for _ in range(2))
+    tw.compile(env, backend="eager")
+    for number in (1, 2):
+        assert_plays_the_same(eager, env, 20, AOT)
+        assert len(captures) == number
+        env.load_state_dict({name: value.clone() for name, value in eager.state_dict().items()}, assign=True)
+
+
+@pytest.mark.cuda
+def test_env_and_collector_that_move_are_captured_again():
+    env = tw.compile(stack("Compose of seven"), backend="eager")
+    collect, eager = (tw.Collector(cartpole(), None, 6) for _ in range(2))
+    tw.compile(collect, backend="eager")
     for device in ("cuda", "cpu", "cuda"):
         assert_plays_the_same(stack("Compose of seven", device=device), env.to(device), 20, 1e9)
         assert env.device.type == device
-    env.load_state_dict({name: value.clone() for name, value in env.state_dict().items()}, assign=True)
-    before = env.snapshot()
-    once, _ = play(env, 9, env.restore(before))
-    assert_same(play(env, 9, env.restore(before))[0], once, AOT)
+        collect.env.to(device)
+        eager.env.to(device)
+        data = collect(collect.env.reset(seed=0))[0]
+        assert_same(data, eager(eager.env.reset(seed=0))[0], AOT)
+        assert {leaf.device.type for leaf in data.values(True, True)} == {device}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("number", [1, 3, 4])  # of the run: three warm-ups, and the one that is captured
+def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
+    env, eager = (stack("Compose of two", device=on.name) for _ in range(2))
+    tw.compile(env, backend="eager")
+    if again:
+        assert_plays_the_same(eager, env, 5, AOT)
+        env.load_state_dict({name: value.clone() for name, value in eager.state_dict().items()}, assign=True)
+    td, snapshot, capture = env.reset(seed=1), env.snapshot(), replay._capture
+
+    def broken(run, *tensors):
+        calls = []
+
+        def run_out_of_memory(tensors):
+            calls.append(run(tensors))
+            if len(calls) == number:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return calls[-1]
+
+        return capture(run_out_of_memory, *tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "_capture", broken)
+        with pytest.raises(torch.OutOfMemoryError):
+            env.step(act(env, td))
+    env.action_stream.draw.sub_(1)  # of the action above
+    assert_same(buffers(env).select(*snapshot["buffers"].keys()), snapshot["buffers"])
+    eager_td = eager.restore(snapshot)
+    assert_same(play(env, 20, env.restore(snapshot))[0], play(eager, 20, eager_td)[0], AOT)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_captured_env_steps_in_and_out_of_inference_mode(on, first):
+    env, eager = (stack("Compose of two", device=on.name) for _ in range(2))
+    tw.compile(env, backend="eager")
+    seen = []
+    for one in (env, eager):
+        td, rewards = one.reset(seed=0), []
+        for step in range(6):
+            with torch.inference_mode((step % 2 == 0) is first):
+                transition, td = one.step(act(one, td))
+                rewards.append(transition["next", "reward"].clone())
+        seen.append(torch.stack(rewards))
+    torch.testing.assert_close(*seen, rtol=AOT, atol=AOT)
+
+
+# Collectors.
 
 
 @static_or_not
-def test_captured_collector_matches_eager_and_follows_its_policy(static_outputs):
+def test_captured_collector_matches_eager_and_follows_its_policy(on, static_outputs):
     torch.manual_seed(0)
-    network = ActorCritic().cuda()
-    collect = tw.compile(tw.Collector(cartpole(device="cuda"), network, 6), static_outputs=static_outputs)
-    eager = tw.Collector(cartpole(device="cuda"), network, 6)
+    network = ActorCritic().to(on.name)
+    collect = tw.Collector(cartpole(device=on.name), network, 6)
+    tw.compile(collect, backend=on.backend, static_outputs=static_outputs)
+    eager = tw.Collector(cartpole(device=on.name), network, 6)
     for _ in range(3):
-        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], INDUCTOR)
+        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], on.tolerance)
         with torch.no_grad():
             network.logits.bias.add_(0.5)
 
 
-def test_captured_sampling_policy_samples_at_each_call():
-    collect = tw.compile(tw.Collector(cartpole(200, device="cuda"), categorical, 5), backend="aot_eager")
-    data, td = collect()
+def replace_vector(network):
+    parameters = list(network.parameters())
+    nn.utils.vector_to_parameters(-nn.utils.parameters_to_vector(parameters), parameters)
+
+
+def replace_data(network):
+    network.logits.weight.data = -network.logits.weight.data.clone()
+
+
+def replace_dtype(network):
+    network.double().logits.weight.data.neg_()
+    network.float()
+
+
+@pytest.mark.parametrize("change", [replace_vector, replace_data, replace_dtype], ids=lambda change: change.__name__)
+def test_captured_policy_follows_parameters_whose_memory_is_replaced(on, change):
+    torch.manual_seed(0)
+    network = ActorCritic().to(on.name)
+    collect = tw.compile(tw.Collector(cartpole(device=on.name), network, 4), backend="eager")
+    eager = tw.Collector(cartpole(device=on.name), network, 4)
+    found = []
+    for _ in range(2):
+        data = collect(collect.env.reset(seed=0))[0]
+        assert_same(data, eager(eager.env.reset(seed=0))[0], INDUCTOR)
+        found.append(data["logits"].clone())
+        with torch.no_grad():
+            change(network)
+    assert (found[0] != found[1]).any()
+
+
+def test_captured_policy_of_another_dtype_is_captured_again(on):
+    network = nn.Linear(4, 2, device=on.name)
+
+    def policy(td):
+        return network(td["observation"].to(network.weight.dtype)).argmax(-1)
+
+    make = functools.partial(tw.make, "CartPole-v1", 8, device=on.name)
+    collect, eager = tw.compile(tw.Collector(make(), policy, 4), backend="eager"), tw.Collector(make(), policy, 4)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        network.to(dtype)
+        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], AOT)
+
+
+def test_captured_sampling_policy_draws_new_actions_at_each_call(on):
+    collect, eager = (tw.Collector(cartpole(200, device=on.name), categorical, 5) for _ in range(2))
+    tw.compile(collect, backend="eager")
+    torch.manual_seed(0)
+    data, td = collect(collect.env.reset(seed=0))
     assert (collect(td)[0]["action"] != data["action"]).any()
+    if on.is_simulated:  # a graph draws what eager mode draws, so the capture itself has drawn nothing
+        torch.manual_seed(0)
+        assert_same(data, eager(eager.env.reset(seed=0))[0], AOT)
 
 
-def test_transforms_over_host_stepped_env_captured_match_eager():
-    make = functools.partial(gymnasium_cartpole, device="cuda")
-    assert_plays_the_same(make(), tw.compile(make()), 300, INDUCTOR)
+@pytest.mark.parametrize("name", ["Pendulum-v1", "CartPole-v1"])
+def test_captured_random_collector_matches_eager(on, name):
+    collect, eager = (tw.Collector(tw.make(name, 8, device=on.name), None, 5) for _ in range(2))
+    tw.compile(collect, backend="eager")
+    td, eager_td = collect.env.reset(seed=0), eager.env.reset(seed=0)
+    for _ in range(3):
+        (data, td), (expected, eager_td) = collect(td), eager(eager_td)
+        assert_same(data, expected, AOT)
+
+
+# What a collector lends.
+
+
+def collector(on, **options):
+    return tw.compile(tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4), backend="eager", **options)
+
+
+def address(data):
+    return data["next", "observation"].data_ptr()
+
+
+def test_chunks_that_nobody_holds_are_written_again_without_a_copy(on, captures):
+    collect = collector(on)
+    data, td = collect()
+    addresses = set()
+    for _ in range(6):
+        data, td = collect(td)  # the chunk before is held until this one is assigned
+        addresses.add(address(data))
+    assert len(addresses) == len(captures) == 2
+
+
+def test_chunks_in_hand_are_changed_by_no_later_call(on, captures):
+    collect, held, chunks = collector(on), Held(), []
+    data, td = collect()
+    for _ in range(6):
+        data, td = collect(td)
+        held.add(data, td)
+        chunks.append(data)
+    held.assert_unchanged()
+    assert len({address(data) for data in chunks}) == 6 and len(captures) == 3
+    del data, chunks, held
+    for _ in range(4):
+        _, td = collect(td)
+    assert len(captures) == 3
+
+
+WAYS = {
+    "one env": lambda data: data["next", "observation"][3],
+    "one number": lambda data: data["next", "observation"][3, 2, :1, :1],
+    "all rewards": lambda data: data["next", "reward"],
+    "detached": lambda data: data["next", "observation"].detach()[-1],
+    "another dtype": lambda data: data["next", "observation"].view(torch.int32)[2],
+    "flat": lambda data: data["next", "observation"].transpose(0, 1).flatten(2),
+    "its memory": lambda data: torch.empty(0, device=data.device).set_(data["next", "observation"].untyped_storage()),
+}
+
+
+def test_view_of_a_chunk_holds_its_memory(on):
+    collect = collector(on)
+    data, td = collect()
+    for name, way in WAYS.items():
+        held = []
+        for _ in range(3):
+            view = way(data)
+            held.append((view, view.clone()))
+            data, td = collect(td)
+        assert all((view == before).all() for view, before in held), name
+
+
+def test_static_chunk_is_the_same_each_time(on, captures):
+    collect = collector(on, static_outputs=True)
+    first, td = collect()
+    expected, root = first.clone(), td["observation"].clone()
+    second, _ = collect(td)
+    assert address(first) == address(second) and len(captures) == 1
+    assert (first["next", "observation"] != expected["next", "observation"]).any()
+    assert (td["observation"] == root).all()
+
+
+# What cannot be captured.
+
+
+@pytest.mark.parametrize("name", ["array", "copy"])
+def test_copy_from_the_host_is_refused_by_name(name):
+    array = torch.ones(2, 1).numpy() * 3
+    rewards = {
+        "array": lambda reward: reward * torch.as_tensor(array, device=reward.device),
+        "copy": lambda reward: reward.clone().copy_(torch.ones(2, 1)),
+    }
+    env = tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(rewards[name])).to("meta")
+    with pytest.raises(ValueError, match=r"on the device already, but got TransformReward\.reward: .* from cpu to meta: keep"):
+        tw.compile(env, backend="eager")
+
+
+def test_copy_to_the_host_is_refused_by_name():
+    env = tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(lambda reward: reward + reward.cpu().to(reward.device))).to(
+        "meta"
+    )
+    with pytest.raises(ValueError, match=r"not read on the host, but got TransformReward\.reward: .* from meta to the host"):
+        tw.compile(env, backend="eager")

@@ -38,7 +38,7 @@ class Replay:
         addresses = [buffer.data_ptr() for buffer in buffers]
         captured = self.captured
         if captured is None or captured.addresses != addresses:
-            self.captured = None  # frees its memory first; and the old graph must not be replayed if the capture fails
+            self.captured = None  # which frees its memory first
             self.captured = captured = _capture(self.run, buffers, inputs)
         for static, value in zip(captured.inputs, inputs, strict=True):
             static.copy_(value)
