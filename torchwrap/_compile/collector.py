@@ -47,12 +47,12 @@ class _Chunk:
         self.counts: list[int] = []
 
     def lend(self) -> Storage:
-        """The storage, for the caller to keep for as long as it needs it."""
+        """The storage, of which the caller takes views."""
         self.counts = self._references()
-        return {key: value.detach() for key, value in self.storage.items()}
+        return self.storage
 
     def is_free(self) -> bool:
-        """Whether no tensor that was lent, or view of one, is left."""
+        """Whether no view of what was lent is left."""
         return not self.counts or self.counts == self._references()
 
     def _references(self) -> list[int]:
@@ -97,7 +97,7 @@ class CompiledCollector(Eager):
         # its own graph; the last one is never lent.
         if not replay.captures(self.collector.env.device):
             return self._new_chunk(root)
-        found = next((chunk for chunk in self.chunks if self.static_outputs or chunk.is_free()), None)
+        found = next((chunk for chunk in self.chunks if chunk.is_free()), None)
         if found is None:
             found = self._new_chunk(root)
             self.chunks.append(found)
