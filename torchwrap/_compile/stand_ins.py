@@ -99,12 +99,15 @@ def _check_copy(tensor: Tensor, source: Tensor | None = None, *, to: torch.devic
 
 
 def plain(tensor: Tensor) -> Tensor:
+    """The tensor without a gradient, as one that was not made in inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def memory(tensor: Tensor) -> tuple[Any, ...]:
+    """Where the tensor lies. Two with the same answer have the same elements."""
     return tensor.data_ptr(), *layout(tensor)
 
 
 def layout(tensor: Tensor) -> tuple[Any, ...]:
+    """How the tensor lies in memory."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
