@@ -22,7 +22,7 @@ AnEnv = TypeVar("AnEnv", bound="EnvFacade")
 class EnvFacade(BatchedModule):
     """The description of an env: its signature, and the properties of Gymnasium's `VectorEnv` that follow from it."""
 
-    action_stream = SubmoduleAttribute()
+    action_stream, action_sampler = SubmoduleAttribute(), SubmoduleAttribute()
 
     def __init__(self, signature: Signature, spec: Any, metadata: dict[str, Any] | None, render_mode: str | None) -> None:
         super().__init__()
@@ -32,6 +32,11 @@ class EnvFacade(BatchedModule):
         self.metadata = metadata or {}
         self.render_mode = render_mode
         self.action_stream = Stream(signature.num_envs, signature.first_index, tag=1, device=signature.device)
+
+    def _fix(self) -> None:
+        # Only now is the action space of this layer final.
+        self.action_sampler = spaces.Sampler(self.single_action_space, self.device)
+        super()._fix()
 
     @property
     def num_envs(self) -> int:
@@ -127,7 +132,7 @@ class EnvFacade(BatchedModule):
 
     def sample_action(self) -> spaces.Value:
         """Random actions, drawn on the env's device from a stream of their own, so that the env's streams do not move."""
-        return spaces.sample(self.single_action_space, self.action_stream)
+        return self.action_sampler(self.action_stream)
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         """Renders all envs, or those with the given indices, as NumPy arrays `(height, width, 3)` uint8.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import torch
 from gymnasium import Space, spaces
 from tensordict import TensorDict
 from torch import Tensor
@@ -50,7 +51,6 @@ def build(
 ) -> Value:
     """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf.
 
-    >>> import torch
     >>> build(spaces.Dict(a=spaces.Discrete(2)), lambda path, leaf: torch.zeros(3), num_envs=3)["a"]
     tensor([0., 0., 0.])
     """
@@ -64,7 +64,6 @@ def build(
 def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, path: tuple[str, ...] = ()) -> Value:
     """Returns a value with each tensor replaced by `function(path, tensor)`.
 
-    >>> import torch
     >>> apply(lambda path, tensor: tensor + 1, TensorDict(a=torch.zeros(2)))["a"]
     tensor([1., 1.])
     """
@@ -72,3 +71,12 @@ def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, p
         return function(path, value)
     values = {key: apply(function, value[key], (*path, key)) for key in value.keys()}
     return TensorDict(values, batch_size=value.batch_size)
+
+
+def to_device(value: Value, device: torch.device) -> Value:
+    """A value on a device. `TensorDict.to` would wait for the whole device.
+
+    >>> to_device(TensorDict(a=torch.zeros(2)), torch.device("cpu"))["a"]
+    tensor([0., 0.])
+    """
+    return value.to(device) if isinstance(value, Tensor) else value.apply(lambda leaf: leaf.to(device))

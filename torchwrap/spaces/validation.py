@@ -65,15 +65,14 @@ def box(owner: str, what: str, space: Space[Any], of: Literal["", "numbers", "fl
     return space
 
 
-def counts(space: Space[Any], device: torch.device | str = "cpu") -> tuple[Tensor | int, Tensor | int]:
-    """The number of values of each component of a discrete leaf, and the smallest of them.
+def counts(space: Space[Any]) -> tuple[Any, Any]:
+    """The number of values of each component of a discrete leaf, and the smallest: arrays of `MultiDiscrete`, else ints.
 
     >>> counts(spaces.Discrete(3, start=1)), counts(spaces.MultiBinary(2))
     ((3, 1), (2, 0))
     """
     if isinstance(space, spaces.MultiDiscrete):
-        count, start = (torch.as_tensor(bound, dtype=torch.int64, device=device) for bound in (space.nvec, space.start))
-        return count, start
+        return space.nvec.astype(np.int64), space.start.astype(np.int64)
     if isinstance(space, spaces.Discrete):
         return int(space.n), int(space.start)
     return 2, 0
@@ -111,7 +110,7 @@ def outside(space: Space[Any], value: Tensor) -> Tensor:
     if isinstance(space, spaces.Box):
         low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
         return ~((value >= low) & (value <= high))
-    count, start = counts(space, value.device)
+    count, start = (torch.as_tensor(number, device=value.device) for number in counts(space))
     value = value.long()
     return (value < start) | (value >= start + count)
 
