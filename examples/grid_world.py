@@ -11,8 +11,8 @@ import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
 
-COLORS = torch.tensor([[0, 0, 0], [90, 90, 90], [255, 220, 0], [0, 160, 60], [220, 30, 30]], dtype=torch.uint8)
-FLOOR, WALL, KEY, DOOR, AGENT = range(5)
+# Colors as 24 bits, because a table of them would be copied to the GPU at each step.
+FLOOR, WALL, KEY, DOOR, AGENT = 0x000000, 0x5A5A5A, 0xFFDC00, 0x00A03C, 0xDC1E1E
 
 
 class KeyAndDoor(FuncEnv):
@@ -39,7 +39,8 @@ class KeyAndDoor(FuncEnv):
         }
 
     def transition(self, state, action, rng, params=None):
-        target = state["agent"] + torch.tensor([-self.size, self.size, -1, 1], device=action.device)[action]
+        distance = torch.where(action < 2, self.size, 1)
+        target = state["agent"] + torch.where(action % 2 == 0, -distance, distance)
         agent = torch.where(state["walls"][target], state["agent"], target)
         return {**state, "agent": agent, "has_key": state["has_key"] | (agent == state["key"])}
 
@@ -49,8 +50,9 @@ class KeyAndDoor(FuncEnv):
         grid = torch.where((cells == state["key"]) & ~state["has_key"], KEY, grid)
         grid = torch.where(cells == state["door"], DOOR, grid)
         grid = torch.where(cells == state["agent"], AGENT, grid).view(self.size, self.size)
-        tiles = grid.repeat_interleave(self.tile, 0).repeat_interleave(self.tile, 1)
-        return {"pixels": COLORS.to(tiles.device)[tiles], "has_key": state["has_key"].long()}
+        colors = torch.stack([grid >> 16, grid >> 8, grid], -1).bitwise_and(255).to(torch.uint8)
+        pixels = colors.repeat_interleave(self.tile, 0).repeat_interleave(self.tile, 1)
+        return {"pixels": pixels, "has_key": state["has_key"].long()}
 
     def reward(self, state, action, next_state, rng, params=None):
         fetched = next_state["has_key"] & ~state["has_key"]
@@ -65,9 +67,9 @@ def main():
     env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FilterObservation(["pixels"]))
     data, td = tw.rollout(env, None, num_steps=100, td=env.reset(seed=0))
     print(f"{env}\n{data['next', 'terminated'].sum().item()} of {data['next', 'done'].sum().item()} episodes found the door")
-    signs = {tuple(color): sign for color, sign in zip(COLORS.tolist(), ".#kDA")}
+    signs = {FLOOR: ".", WALL: "#", KEY: "k", DOOR: "D", AGENT: "A"}
     for row in td["observation", "pixels"][0, :: KeyAndDoor.tile, :: KeyAndDoor.tile].tolist():
-        print(" ".join(signs[tuple(pixel)] for pixel in row))
+        print(" ".join(signs[red << 16 | green << 8 | blue] for red, green, blue in row))
 
 
 if __name__ == "__main__":

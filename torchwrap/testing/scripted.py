@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 from gymnasium import spaces as gymnasium_spaces
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -90,21 +90,11 @@ class ScriptedEnv(Env):
         highest = 1000 * (first_index + num_envs) + 10 * max_size
         self.exact = torch.int32 if highest < 2**30 else torch.int64
         self.register_buffer("offsets", 10 * torch.arange(max_size, dtype=self.exact, device=device), persistent=False)
-        self.bounds = {path: self._bounds(leaf) for path, leaf in leaves.items()}
-
-    def _bounds(self, leaf: Space[Any]) -> tuple[Any, Any] | None:
-        # The lowest value and the number of values (the width, for floats) of each component; None if it is unbounded.
-        if not isinstance(leaf, gymnasium_spaces.Box):
-            count, start = spaces.counts(leaf, self.device)
-            return start, count
-        if not leaf.is_bounded():
-            return None
-        is_integer = np.issubdtype(leaf.dtype, np.integer)
-        low, high = (bound.astype(np.int64 if is_integer else np.float64) for bound in (leaf.low, leaf.high))
-        width = np.where(high > low, high - low + is_integer, 1)  # not 0, because it is a divisor
-        if (low == low.flat[0]).all() and (high == high.flat[0]).all():
-            return low.flat[0].item(), width.flat[0].item()
-        return torch.as_tensor(low, device=self.device), torch.as_tensor(width, device=self.device)
+        bounded = {
+            path: leaf for path, leaf in leaves.items() if not isinstance(leaf, gymnasium_spaces.Box) or leaf.is_bounded()
+        }
+        self.intervals = {path: _Interval(leaf, device) for path, leaf in bounded.items()}
+        self.constants = nn.ModuleList(self.intervals.values())
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.elapsed.add_(1)
@@ -143,9 +133,29 @@ class ScriptedEnv(Env):
             shape = leaf.shape or ()
             offsets = self.offsets[: math.prod(shape)].view(shape)
             value = base.view(-1, *(1,) * len(shape)) + offsets
-            bounds = self.bounds[path]
-            if bounds is not None:  # floats as float32, whatever the default dtype is
-                value = value.float() if isinstance(bounds[1], float) else value.long()
-            return (value if bounds is None else bounds[0] + value % bounds[1]).to(spaces.dtype(leaf))
+            interval = self.intervals.get(path)
+            return (value if interval is None else interval.wrap(value)).to(spaces.dtype(leaf))
 
         return spaces.build(self.single_observation_space, make, self.num_envs)
+
+
+class _Interval(spaces.Constants):
+    """The bounds of a leaf: the lowest value, and the number of values (the width, for floats), of each component."""
+
+    low, width = ConstantBuffer(), ConstantBuffer()
+
+    def __init__(self, leaf: Space[Any], device: torch.device) -> None:
+        super().__init__()
+        low: Any
+        width: Any
+        if isinstance(leaf, gymnasium_spaces.Box):
+            is_integer = np.issubdtype(leaf.dtype, np.integer)
+            low, high = (bound.astype(np.int64 if is_integer else np.float64) for bound in (leaf.low, leaf.high))
+            width = np.where(high > low, high - low + is_integer, 1)  # not 0, because it is a divisor
+        else:
+            width, low = spaces.counts(leaf)
+        self.set_constants(device, low=low, width=width)
+
+    def wrap(self, value: Tensor) -> Tensor:
+        value = value.float() if isinstance(self.width, float) else value.long()  # whatever the default dtype is
+        return self.low + value % self.width
