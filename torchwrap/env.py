@@ -153,7 +153,7 @@ class Env(EnvFacade):
         checks.only_observation(self, initial)
         observation = initial["observation"]
         if root is not None:
-            observation = rows.where(observation, root["observation"].to(self.device))
+            observation = rows.where(observation, spaces.to_device(root["observation"], self.device))
         return self._root({"observation": observation, **policy_state.reset(self.signature, rows, root)})
 
     @without_grad
@@ -277,7 +277,7 @@ class Env(EnvFacade):
         observation = snapshot["observation"]
         if isinstance(observation, dict):
             observation = TensorDict(observation)
-        observation = observation.to(self.device)
+        observation = spaces.to_device(observation, self.device)
         what = "a snapshot with observations"
         spaces.check(f"{self._name()}.restore", what, self.single_observation_space, observation, self.num_envs, self.device)
         observation = observation.clone()

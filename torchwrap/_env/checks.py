@@ -111,7 +111,7 @@ def root(env: EnvFacade, td: Any, last: TensorDict) -> None:
         )
     observation = td["observation"]
     _value(env, "a rollout from an observation", env.single_observation_space, observation)
-    if td is not last and not _equal(observation, last.get("observation", observation).to(env.device)):
+    if td is not last and not _equal(observation, spaces.to_device(last.get("observation", observation), env.device)):
         needed = f"the root that the last reset, step or collection of {env._name()} returned"
         raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_SECOND_OF_COLLECT}.")
 
