@@ -60,22 +60,23 @@ class BatchedFunctions:
         return {key: value.clone() for key, value in result.items()} if isinstance(result, dict) else result.clone()
 
     def inspect(self, name: str, key: Key, params: dict[str, Tensor], *arguments: Any) -> Any:
-        """The result of the first call of a function, which has to leave PyTorch's global generator alone.
+        """The result of the first call of a function, which has to leave PyTorch's global generators alone.
 
         The function is called twice. If the two results share memory with each other or with the arguments, or if rows of a
         result or entries of an info share memory, later calls clone the result.
 
         Raises:
-            TypeError: if the function cannot be batched, or draws from the global generator.
+            TypeError: if the function cannot be batched, or draws from a global generator.
         """
-        owner, global_state = f"{self.owner}.{name}", torch.get_rng_state()
+        owner, device = f"{self.owner}.{name}", key.env.device
+        global_states = _global_states(device)
         try:
             result, second = self(name, key, params, arguments), self(name, key, params, arguments)
             storages, other_storages = _storages(result), _storages(second, *arguments)
         except Exception as error:
             raise TypeError(f"{owner} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
-        if not torch.equal(global_state, torch.get_rng_state()):
-            torch.set_rng_state(global_state)
+        if not all(map(torch.equal, global_states, _global_states(device))):
+            _set_global_states(device, global_states)
             raise TypeError(f"{owner} needs to draw from its rng, but drew from PyTorch's global generator.")
         leaves = tree_leaves(result)
         shared = bool(storages & other_storages) or any(0 in leaf.stride() for leaf in leaves)
@@ -99,3 +100,20 @@ def _requirement(error: Exception) -> str:
 
 def _storages(*values: Any) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values)}
+
+
+def _global_states(device: torch.device) -> list[Tensor]:
+    """The states of PyTorch's global generators: that of the CPU, and that of the device if it is another one."""
+    own = _own_generator(device)
+    return [torch.get_rng_state(), *([own.get_rng_state(device)] if own else [])]
+
+
+def _set_global_states(device: torch.device, states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        _own_generator(device).set_rng_state(state, device)
+
+
+def _own_generator(device: torch.device) -> Any:
+    module = getattr(torch, device.type, None)
+    return module if hasattr(module, "get_rng_state") and device.type != "mps" else None  # that of MPS takes no device
