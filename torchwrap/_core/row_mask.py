@@ -24,7 +24,8 @@ class RowMask:
 
     Args:
         tensor: bool, `(num_envs,)` or `(num_envs, 1)`. It must not change afterwards.
-        synchronize: read the mask on the host even if that waits for the device, because a simulator on the host needs it.
+        synchronize: read the mask on the host, once, even if that waits for the device, because a simulator on the host needs
+            it. What is on the device is then still selected there.
 
     >>> mask = RowMask(torch.tensor([False, True, True]))
     >>> elapsed = torch.tensor([[4], [5], [6]])
@@ -33,13 +34,12 @@ class RowMask:
     (tensor([4, 0, 0]), tensor([1, 2]))
     """
 
-    __slots__ = ("_column", "_found", "_indices", "_synchronize", "_tensor", "num_rows")
+    __slots__ = ("_column", "_found", "_indices", "_tensor", "num_rows")
 
     def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
         self._column: Tensor | None = tensor if tensor.dim() == 2 else None
         self._tensor: Tensor | None = tensor if tensor.dim() == 1 else None
         self.num_rows = len(tensor)
-        self._synchronize = synchronize
         self._indices: Tensor | None = None
         self._found: np.ndarray[Any, Any] | None = None
         if synchronize or is_host_readable(tensor):
@@ -49,13 +49,16 @@ class RowMask:
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu", *, synchronize: bool = False) -> RowMask:
         """A mask of every row."""
-        return cls(torch.ones(num_rows, dtype=torch.bool, device=device), synchronize=synchronize)
+        mask = cls(torch.ones(num_rows, dtype=torch.bool, device=device))
+        if synchronize:
+            mask._found = np.arange(num_rows)  # known without a wait
+        return mask
 
     @property
     def indices(self) -> Tensor | None:
         """Indices of the rows, int64; None if the host cannot read the mask without a device sync."""
-        if self._indices is None and self._found is not None:
-            self._indices = torch.from_numpy(self._found).to(self.tensor.device)
+        if self._indices is None and self._found is not None and self.tensor.is_cpu:
+            self._indices = torch.from_numpy(self._found)
         return self._indices
 
     @property
@@ -79,17 +82,21 @@ class RowMask:
         return self._found is None or len(self._found) > 0
 
     def numpy(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """The mask as a NumPy array `(num_envs,)`, for a simulator on the host. It waits for the device."""
-        return self.tensor.cpu().numpy()
+        """The mask as a NumPy array `(num_envs,)`, for a simulator on the host. Waits for the device, if nothing has yet."""
+        if self._found is None:
+            return self.tensor.cpu().numpy()
+        flags = np.zeros(self.num_rows, bool)
+        flags[self._found] = True
+        return flags
 
     def __and__(self, condition: Tensor) -> RowMask:
         """The rows that are set and meet the condition (bool, `(num_envs,)` or `(num_envs, 1)`)."""
         tensor = self.column if condition.dim() == 2 else self.tensor
-        return RowMask(tensor & condition, synchronize=self._synchronize)
+        return RowMask(tensor & condition)
 
     def __invert__(self) -> RowMask:
         """The other rows."""
-        return RowMask(~self.tensor, synchronize=self._synchronize)
+        return RowMask(~self.tensor)
 
     def where(self, first: Any, second: Any) -> Any:
         """Rows of `first` if set, else of `second`, as a new value."""
