@@ -187,7 +187,7 @@ class GymnasiumEnv(Env):
             if self._already_reset.any():
                 rows = np.flatnonzero(self._already_reset)
                 final = self._batch(info["final_obs"][rows])
-                successor[torch.as_tensor(rows, device=self.device)] = final
+                successor[spaces.tensor(rows, self.device)] = final
         result = {
             "observation": successor,
             "reward": self._column(reward, np.float32),
