@@ -1,0 +1,225 @@
+"""A device without values, on any build of PyTorch, and what envs do on it that costs a wait or fails on a GPU.
+
+`python tests/fake_device.py made` plays `device_cases` with envs that are made on the device, `moved` with envs that are
+moved there. A further argument is a module with more `CASES`. Each finding is a line of JSON.
+
+Tensors on the device are FakeTensors: operators check devices, dtypes and shapes as CUDA's would, and compute nothing. A
+build with CUDA fakes "cuda" itself. Others fake PyTorch's hook for backends in Python, which cannot be removed again: hence
+a process of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import importlib
+import json
+import operator
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import device_cases
+import numpy as np
+import torch
+from tensordict.base import TensorDictBase
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchwrap._core import tracing
+from torchwrap._env import batched_functions
+from torchwrap.random import generator
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("torchwrap", "examples", "tests"))
+OWN = (__file__, device_cases.__file__)
+DEVICE = "cuda:0" if torch.version.cuda else "fake:0"
+
+aten = torch.ops.aten
+READS = {aten._local_scalar_dense, aten.equal}
+DYNAMIC = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.repeat_interleave}
+INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index}
+MAKERS = {
+    getattr(aten, name) for name in ("arange", "empty", "full", "linspace", "ones", "scalar_tensor", "zeros", "eye", "rand")
+}
+LIFTED = {aten.lift_fresh, aten.lift_fresh_copy, aten.lift}
+
+
+class _Functions(TorchFunctionMode):
+    """Two functions that go around the operators: `numpy`, and `as_tensor` of numbers for other devices than CUDA."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.numpy:
+            values = args[0].cpu()
+            with _disable_current_modes():
+                return func(values)
+        if func is torch.as_tensor and not isinstance(args[0], Tensor | np.ndarray):
+            func = torch.tensor
+        return func(*args, **(kwargs or {}))
+
+
+class FakeDevice(TorchDispatchMode):
+    """Counts in `found` what a step on a GPU must not do: (phase, kind, operator, the two innermost lines) -> how often.
+
+    What the host reads from the device are zeros or ones, as the `phase` says. With ones, every episode has ended.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.found = collections.Counter()
+        self.operators, self.draws = 0, 0
+        self.now, self.answer = None, 1
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes a tensor on the host and copies it
+        self._stack.callback(torch._C._set_only_lift_cpu_tensors, False)
+        self._stack.enter_context(_Functions())
+        backend = torch.get_device_module(DEVICE)
+        backend.synchronize = TensorDictBase._sync_all = lambda *_: self.note("wait for the device", "synchronize")
+        backend.get_rng_state = self._get_rng_state
+        backend.set_rng_state = lambda *_: None
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._stack.__exit__(*error)
+
+    @contextlib.contextmanager
+    def phase(self, name, answer=0):
+        """Counts under this name; nothing is counted outside of a phase."""
+        self.now, self.answer = name, answer
+        yield
+        self.now, self.answer = None, 1
+
+    def note(self, kind, operator):
+        if self.now is not None:
+            self.found[self.now, kind, str(operator), place(sys._getframe(1))] += 1
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
+        kwargs, packet = kwargs or {}, func.overloadpacket
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        kinds = [_kind(tensor) for tensor in given]
+        there = any(kind != "cpu" for kind in kinds)
+        target = torch.device(kwargs.get("device") or "cpu").type
+        self.operators += 1
+        self.draws += (there or target != "cpu") and torch.Tag.nondeterministic_seeded in func.tags
+        if packet is aten._pin_memory:
+            return args[0]
+        if packet in READS:
+            if not any(isinstance(tensor, FakeTensor) for tensor in given):
+                with _disable_current_modes():
+                    return func(*args, **kwargs)
+            self.note("host read", func)
+            return bool(self.answer) if packet is aten.equal or given[0].dtype == torch.bool else self.answer
+        if packet is aten._to_copy and given and "device" in kwargs and target != kinds[0]:
+            return self._transfer(func, given[0], kwargs)
+        if packet is aten.copy_ and kinds[0] != kinds[1] and given[1].dim():
+            self.note("copy to the host" if kinds[0] == "cpu" else "copy from the host", func)
+        elif there and any(kind == "cpu" and tensor.dim() for kind, tensor in zip(kinds, given, strict=True)):
+            self.note("operands on two devices", func)  # numbers are not meant: kernels take them from the host
+        elif packet in LIFTED or (packet in MAKERS and target == "cpu"):
+            self.note("tensor made on the host", func)
+        elif packet in INDEXED and any(part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1]):
+            self.note("bool mask as an index", func)
+            args = (args[0], tree_map(_as_indices, args[1]), *args[2:])
+        elif packet in DYNAMIC:
+            self.note("shape depends on values", func)
+            if packet is aten.nonzero:
+                return torch.empty(1, given[0].dim(), dtype=torch.int64, device=given[0].device)
+        return func(*args, **kwargs)
+
+    def _get_rng_state(self, device):
+        with _disable_current_modes():
+            return torch.tensor([self.draws])
+
+    def _transfer(self, func, tensor, kwargs):
+        dtype = kwargs.get("dtype") or tensor.dtype
+        if _kind(tensor) == "cpu":  # FakeTensorMode would copy the values of a constant
+            self.note("copy without a wait" if kwargs.get("non_blocking") else "copy from the host", func)
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=kwargs["device"])
+        self.note("copy to the host", func)
+        with _disable_current_modes():
+            return torch.full(tensor.shape, self.answer, dtype=dtype)
+
+
+def _kind(tensor):
+    return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type  # other ways are operators, too
+
+
+def _as_indices(part):
+    # One row of each mask is set.
+    if not isinstance(part, Tensor) or part.dtype not in (torch.bool, torch.uint8):
+        return part
+    return torch.zeros(1, dtype=torch.int64, device=part.device)
+
+
+def place(frame):
+    """The two innermost lines in the files of this project, but for those that look."""
+    lines = []
+    while frame is not None and len(lines) < 2:
+        name = frame.f_code.co_filename
+        line = f"{Path(name).relative_to(ROOT)}:{frame.f_lineno}" if name.startswith(FOLDERS) and name not in OWN else None
+        if line is not None and line not in lines:
+            lines.append(line)
+        frame = frame.f_back
+    return " < ".join(lines)
+
+
+def prepare():
+    """Makes the device known to PyTorch, and lets the library take its FakeTensors for tensors that are not traced."""
+    if not torch.version.cuda:
+        from torch.utils import backend_registration
+
+        backend_registration._setup_privateuseone_for_python_backend("fake", backend_registration._DummyBackendModule())
+    tracing.FakeTensor = ()
+    FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
+    batched_functions._storages = lambda *values: {leaf.data_ptr() for leaf in tree_leaves(values)}
+    # Ten rounds of the generator are the same few operators again and again.
+    generator._rounds = lambda *words: (functools.reduce(operator.xor, words),) * 4
+
+
+def run(make, moved):
+    """Plays a case. Returns its findings and the number of operators."""
+    device, error = FakeDevice(), None
+    try:
+        there = make() if moved else None  # before any tensor is fake
+        with device:
+            made = there if moved else make(device=DEVICE)
+            env, *policy = made if isinstance(made, tuple) else (made,)
+            device_cases.play(device, env.to(DEVICE), *policy)
+    except Exception as raised:
+        error = raised
+    found = [(*key, count) for key, count in device.found.items()]
+    if error is not None:
+        last = list(traceback.walk_tb(error.__traceback__))[-1][0]
+        found.append((device.now, "error", f"{type(error).__name__}: {error}", place(last), 1))
+    return found, device.operators
+
+
+def main(way, *modules):
+    warnings.filterwarnings("ignore")
+    prepare()
+    chosen = device_cases.cases()
+    for module in modules:
+        chosen |= importlib.import_module(module).CASES
+    operators = 0
+    for name, make in chosen.items():
+        found, number = run(make, moved=way == "moved")
+        operators += number
+        for finding in found:
+            fields = ("case", "phase", "kind", "operator", "where", "count")
+            print(json.dumps(dict(zip(fields, (name, *finding), strict=True))))
+    print(json.dumps({"cases": len(chosen), "operators": operators}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

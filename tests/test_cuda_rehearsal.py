@@ -1,0 +1,189 @@
+"""What envs do on a GPU, rehearsed without one: no step copies from the host, is read by it, or waits for the device.
+
+`fake_device` looks; here stands what it may find. It runs in processes of its own. Defects that are planted below show that it
+finds each kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import catalogue
+import numpy as np
+import pytest
+import torch
+from gymnasium.experimental.functional import FuncEnv
+from gymnasium.spaces import Box
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+
+TESTS = Path(__file__).parent
+ALLOWED = {  # (phase, kind, where): the reason
+    (None, None, "torchwrap/transforms/checker.py"): "PassiveEnvChecker reads values by design: it names what is wrong.",
+    ("elapsed_steps", "host read", "torchwrap/_env/facade.py"): "The setter checks the numbers that a caller sets.",
+    ("evaluate", "host read", "torchwrap/collector.py"): "evaluate looks whether every episode has ended.",
+    ("evaluate", "shape depends on values", "torchwrap/collector.py"): "evaluate looks which episodes have ended.",
+    ("evaluate", "bool mask as an index", "torchwrap/collector.py"): "The result has a row for each finished episode.",
+}
+
+
+# Planted defects. Each is in a step that would work on a GPU, or, where it says so, would not.
+
+
+class Faulty(T.RewardTransform):
+    """A transform whose `reward` is a function of the reward, with a tensor that `.to` does not move."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def setup(self, signature):
+        self.own = torch.ones(signature.num_envs, 1, device=signature.device)
+        return signature
+
+    def reward(self, reward):
+        return self.fault(self, reward)
+
+
+def waits(transform, reward):
+    torch.get_device_module(reward.device).synchronize()
+    return reward
+
+
+def branches(transform, reward):
+    return reward if reward.max() > 3 else 2 * reward
+
+
+def writes_masked_rows(transform, reward):
+    reward = reward.clone()
+    reward[reward > 1] = 1
+    return reward
+
+
+def finds_rows(transform, reward):
+    return reward.index_fill(0, (reward[:, 0] > 1).nonzero()[:, 0], 1)
+
+
+FAULTS = {
+    "operands on two devices": lambda transform, reward: reward + transform.own,  # raises on a GPU, once it is moved
+    "copy from the host": lambda transform, reward: reward * torch.from_numpy(np.ones((1, 1), np.float32)).to(reward.device),
+    "copy to the host": lambda transform, reward: reward * float(reward.cpu().numpy()[0, 0]),
+    "host read": branches,
+    "shape depends on values": finds_rows,
+    "bool mask as an index": writes_masked_rows,
+    "tensor made on the host": lambda transform, reward: reward * torch.tensor(2.0, device=reward.device),
+    "wait for the device": waits,
+}
+
+
+def faulty_env(fault, device="cpu"):
+    return tw.TransformedEnv(ScriptedEnv(4, device=device), Faulty(fault))
+
+
+class DrawsGlobally(FuncEnv):
+    """Functions in broadcasting style that draw from the global generator of the device, which torch.vmap would refuse."""
+
+    observation_space = action_space = Box(-1, 1, (1,))
+    broadcasts = True
+
+    def initial(self, rng, params=None):
+        return {"x": torch.rand(*rng.env.shape, 1, device=rng.env.device)}
+
+
+class Sums(ScriptedEnv):
+    """An env that makes a tensor at each step."""
+
+    def _step(self, action):
+        successor = super()._step(action)
+        return successor.set("reward", successor["reward"] + torch.ones(self.num_envs, 1).to(self.device))
+
+
+def reading_policy(device="cpu"):
+    return ScriptedEnv(4, device=device), lambda td: td["observation"][:, :6].clamp(-td["observation"].max().item(), 1)
+
+
+CASES = {
+    **{kind: functools.partial(faulty_env, fault) for kind, fault in FAULTS.items()},
+    "no fault": functools.partial(faulty_env, lambda transform, reward: 2 * reward),
+    "env": functools.partial(Sums, 4),
+    "policy": reading_policy,
+    "global generator": functools.partial(tw.FunctionalEnv, DrawsGlobally(), 4),
+    "bridge": functools.partial(catalogue.gymnasium_cartpole, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def findings():
+    """What is found, by how an env comes to the device."""
+    command = [sys.executable, TESTS / "fake_device.py"]
+    runs = {
+        way: subprocess.Popen([*command, way, Path(__file__).stem], stdout=subprocess.PIPE, text=True, cwd=TESTS.parent)
+        for way in ("made", "moved")
+    }
+    lines = {way: [json.loads(line) for line in run.communicate()[0].splitlines()] for way, run in runs.items()}
+    assert [run.returncode for run in runs.values()] == [0, 0]
+    return lines
+
+
+def is_allowed(finding, rule):
+    phase, kind, where = rule
+    return phase in (None, finding["phase"]) and kind in (None, finding["kind"]) and where in finding["where"]
+
+
+@pytest.mark.parametrize("way", ["made", "moved"])
+def test_library_and_examples_on_a_gpu_do_nothing_that_waits(findings, way):
+    *found, total = findings[way]
+    assert total["cases"] > 70 + len(CASES) and total["operators"] > 500 * total["cases"]
+    found = [finding for finding in found if finding["case"] not in CASES]
+    assert [finding for finding in found if not any(is_allowed(finding, rule) for rule in ALLOWED)] == []
+
+
+@pytest.mark.parametrize("rule", ALLOWED, ids=str)
+def test_allowed_finding_exists(findings, rule):
+    assert any(is_allowed(finding, rule) for finding in findings["made"][:-1])
+
+
+def planted(findings, case, phase, way="moved"):
+    counts = Counter()
+    for finding in findings[way][:-1]:
+        if (finding["case"], finding["phase"]) == (case, phase):
+            counts[finding["kind"]] += finding["count"]
+    return counts
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_planted_fault_of_a_transform_is_found(findings, kind):
+    assert planted(findings, kind, "step")[kind] == 1
+
+
+def test_transform_without_a_fault_is_found_to_have_none(findings):
+    assert planted(findings, "no fault", "step") == planted(findings, "no fault", "collect") == {}
+
+
+def test_planted_fault_of_an_env_is_found(findings):
+    assert planted(findings, "env", "step") == {"tensor made on the host": 1, "copy from the host": 1}
+
+
+def test_planted_fault_of_a_policy_is_found(findings):
+    assert planted(findings, "policy", "collect") == {"host read": 1}
+
+
+def test_function_that_draws_from_the_global_generator_of_the_device_is_refused(findings):
+    (found,) = [finding for finding in findings["made"][:-1] if finding["case"] == "global generator"]
+    assert "initial needs to draw from its rng, but drew from PyTorch's global generator" in found["operator"]
+
+
+@pytest.mark.parametrize("way", ["made", "moved"])
+def test_bridge_waits_for_the_actions_and_for_the_rows_that_ended(findings, way):
+    step = planted(findings, "bridge", "step", way)
+    assert step["copy to the host"] == 2 and step["copy from the host"] == step["host read"] == 0
+    assert step["copy without a wait"] == 5  # observations, rewards, two flags, and initial observations
+    assert planted(findings, "bridge", "masked reset", way)["copy to the host"] == 1
+    assert planted(findings, "bridge", "reset", way)["copy to the host"] == 0
