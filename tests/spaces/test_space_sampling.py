@@ -11,6 +11,7 @@ from space_cases import LEAVES, arrays, assert_equal_arrays, every_space
 
 from torchwrap import spaces as tensors
 from torchwrap.random import Stream
+from torchwrap.testing import ScriptedEnv
 
 
 def draws(space, count=20_000, seed=1):
@@ -133,3 +134,13 @@ def test_sample_on_cuda_matches_the_cpu(space):
         rtol=1e-5,
         atol=1e-5,
     )
+
+
+def test_sampler_keeps_constants_that_move_and_are_no_state():
+    equal, different = (ScriptedEnv(2, action_space=spaces.Box(-1, np.float32(high))) for high in ([1, 1], [1, 2]))
+    bounds = dict(different.action_sampler.named_buffers())
+    assert bounds and not list(equal.action_sampler.buffers())  # Python's numbers
+    assert not bounds.keys() & {name.removeprefix("action_sampler.") for name in different.state_dict()}
+    different.reset()
+    assert not [name for name in different.snapshot()["buffers"].keys() if name.startswith("action_sampler")]
+    assert {buffer.device.type for buffer in different.to("meta").action_sampler.buffers()} == {"meta"}
