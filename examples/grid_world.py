@@ -25,7 +25,7 @@ class KeyAndDoor(FuncEnv):
     def initial(self, rng, params=None):
         cells = torch.arange(self.size**2, device=rng.env.device)
         inner = torch.zeros(self.size, self.size, dtype=torch.bool, device=cells.device)
-        inner[1:-1, 1:-1] = True
+        inner[1:-1, 1:-1].fill_(True)
         # Agent, key and door take three distinct inner cells, the first of a random order. Walls avoid these.
         order = torch.where(inner.flatten(), random.uniform(rng, (self.size**2,)), 2.0).argsort()
         agent, key, door = order[0], order[1], order[2]
