@@ -29,7 +29,6 @@ ALLOWED = {  # (phase, kind, where): the reason
     (None, None, "torchwrap/transforms/checker.py"): "PassiveEnvChecker reads values by design: it names what is wrong.",
     ("elapsed_steps", "host read", "torchwrap/_env/facade.py"): "The setter checks the numbers that a caller sets.",
     ("evaluate", "host read", "torchwrap/collector.py"): "evaluate looks whether every episode has ended.",
-    ("evaluate", "shape depends on values", "torchwrap/collector.py"): "evaluate looks which episodes have ended.",
     ("evaluate", "bool mask as an index", "torchwrap/collector.py"): "The result has a row for each finished episode.",
 }
 

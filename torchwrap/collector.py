@@ -234,9 +234,9 @@ def evaluate(
                 running_return = following[records[-1].return_key].clone()
             if max_steps is None and steps % _PATIENCE == 0:
                 _check_progress(env, running_length[:, 0], ended < per_env, patience)
-            rows = (following["done"].squeeze(-1) & (ended < per_env)).nonzero().squeeze(-1)
-            returns[rows, ended[rows]] = running_return[rows, 0]
-            lengths[rows, ended[rows]] = running_length[rows, 0].long()
+            counts, slot = following["done"] & (ended < per_env).unsqueeze(-1), ended.clamp(max=per_env - 1).unsqueeze(-1)
+            for kept, value in ((returns, running_return), (lengths, running_length.long())):
+                kept.scatter_(1, slot, torch.where(counts, value, kept.gather(1, slot)))
             ended += following["done"].squeeze(-1)
             running_return.masked_fill_(following["done"], 0)
             running_length.masked_fill_(following["done"], 0)
