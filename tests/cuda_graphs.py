@@ -52,7 +52,7 @@ class _Capture(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         # By its memory: a parameter that gets other memory later gets it without the graph.
         args, kwargs = tree_map_only(torch.nn.Parameter, Tensor.detach, (args, kwargs or {}))
-        if function.overloadpacket in _HOST_READS:
+        if function.overloadpacket in _HOST_READS or (function.overloadpacket is aten.index and _has_mask(args[1])):
             raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
         if function.overloadpacket in _EMPTY:
             return function(*args, **kwargs)
@@ -74,6 +74,10 @@ class _Capture(TorchDispatchMode):
         results = [given[name] for name in written][: len(schema.returns)]
         self.tape.append((function, args, kwargs, results))
         return results[0] if len(results) == 1 else tuple(results) or None
+
+
+def _has_mask(indices):
+    return any(index is not None and index.dtype == torch.bool for index in indices)
 
 
 class _Device(contextlib.AbstractContextManager):

@@ -1,7 +1,7 @@
 """What envs do on a GPU, rehearsed without one: no step copies from the host, is read by it, or waits for the device.
 
-`fake_device` looks; here stands what it may find. It runs in processes of its own. Defects that are planted below show that it
-finds each kind.
+`fake_device` looks; here stands what it may find. It runs in processes of its own. The tests in `compile/test_cuda.py` run on
+the CUDA graphs of `cuda_graphs`. Defects that are planted below show that both find each kind.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import catalogue
 import numpy as np
 import pytest
 import torch
+from cuda_graphs import simulated
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box
 
@@ -186,3 +187,52 @@ def test_bridge_waits_for_the_actions_and_for_the_rows_that_ended(findings, way)
     assert step["copy without a wait"] == 5  # observations, rewards, two flags, and initial observations
     assert planted(findings, "bridge", "masked reset", way)["copy to the host"] == 1
     assert planted(findings, "bridge", "reset", way)["copy to the host"] == 0
+
+
+# Graphs that are simulated.
+
+
+def captured(function):
+    """A graph of the function, and what the function returned while it was captured."""
+    with simulated(), torch.cuda.device("cuda"), torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            result = function()
+    return graph, result
+
+
+def test_simulated_graph_computes_nothing_before_it_is_replayed():
+    source, target = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    graph, result = captured(lambda: (target.add_(source), source.cumsum(0))[1])
+    assert target.tolist() == [0, 0] and result.tolist() != [1, 3]
+    for number in (1, 2):
+        graph.replay()
+        assert target.tolist() == [number, 2 * number] and result.tolist() == [1, 3]
+
+
+def test_simulated_graph_reads_the_memory_that_it_was_captured_with():
+    parameter, calls = torch.nn.Parameter(torch.ones(2)), []
+    graph, result = captured(lambda: calls.append(None) or parameter * 2)
+    with torch.no_grad():
+        parameter.fill_(3)
+    graph.replay()
+    assert result.tolist() == [6, 6]
+    parameter.data = torch.full((2,), 5.0)
+    graph.replay()
+    assert result.tolist() == [6, 6] and len(calls) == 1
+
+
+HOST_READS = {
+    "item": lambda tensor: tensor.sum().item(),
+    "branch": lambda tensor: tensor if tensor.any() else 2 * tensor,
+    "nonzero": lambda tensor: tensor.nonzero(),
+    "bool mask": lambda tensor: tensor[tensor > 0],
+    "equal": lambda tensor: torch.equal(tensor, tensor.clone()),
+}
+
+
+@pytest.mark.parametrize("name", HOST_READS)
+def test_simulated_graph_cannot_be_read_by_the_host(name):
+    tensor = torch.ones(3)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        captured(lambda: HOST_READS[name](tensor))
