@@ -77,7 +77,7 @@ def test_number_that_pytorch_does_not_take_becomes_float(value):
         (np.True_, (), TypeError, "X needs a number as p, but got np.True_."),
         (b"0.5", (), TypeError, "X needs a number as p, but got b'0.5'."),
         (np.array("1"), (), TypeError, "X needs a number as p, but got array('1', dtype='<U1')."),
-        (np.timedelta64(1), (), TypeError, "X needs a number as p, but got np.timedelta64(1)."),
+        (np.timedelta64(1, "s"), (), TypeError, "X needs a number as p, but got np.timedelta64(1,'s')."),
         (np.array(1, "m8[ns]"), (), TypeError, "X needs a number as p, but got array(1, dtype='timedelta64[ns]')."),
         (torch.tensor([0.5]), (), TypeError, "X needs a number as p, but got tensor([0.5000])."),
         (10**400, (), ValueError, f"X needs a number as p, but got {10**400}."),

@@ -21,7 +21,7 @@ INF, NAN = math.inf, math.nan
 # Integers.
 
 INTEGER = {TypeError: (None, "3", b"3", 2.0, np.float32(2), NAN, 1j, np.True_, {3}, int, torch.tensor(2.0), torch.ones(2))}
-INTEGER[TypeError] += (torch.tensor(True), torch.tensor([3]), np.array(True), np.timedelta64(3), bytearray(b"3"))
+INTEGER[TypeError] += (torch.tensor(True), torch.tensor([3]), np.array(True), np.timedelta64(3, "s"), bytearray(b"3"))
 SIZE = {TypeError: (*INTEGER[TypeError], [3], (3,))}
 NATURAL = {ValueError: (0, -7, np.int64(0), True)}
 TOO_LARGE = {ValueError: (2**63, 2**70, 10**30)}
@@ -95,7 +95,7 @@ FLAGS_AND_STRINGS = [
 
 NO_NUMBER = ("0.5", [0.5], (0.5,), {}, 1j, True, int, torch.zeros(2), np.zeros(2))
 NO_NUMBER += (np.True_, torch.tensor(True), b"0.5", bytearray(b"0.5"), np.array("1"), np.array(b"1"), np.complex64(1 + 1j))
-NO_NUMBER += (torch.tensor(1j), np.timedelta64(1), np.array(1, "m8[ns]"), torch.tensor([0.5]), np.array([0.5]))
+NO_NUMBER += (torch.tensor(1j), np.timedelta64(1, "s"), np.array(1, "m8[ns]"), torch.tensor([0.5]), np.array([0.5]))
 NANS = (NAN, np.float32(NAN), torch.tensor(NAN), 10**309)
 BEYOND, BELOW = ((INF, 1e39, 1e300, 2**130), (-INF, -1e39, -1e300, -(2**130)))
 BOUND, BOUND_ABOVE_0 = ({TypeError: NO_NUMBER, ValueError: (*NANS, *below)} for below in ((), (-1, -0.5, -INF)))
@@ -128,7 +128,13 @@ NUMBERS = [
 # Bounds in pairs.
 
 NO_BOUNDS = ((None, 1), (0, None), ("a", "b"), (0, 1j), ({}, {}), ({0}, {1}), ([[0], [0, 0]], 1), ([0, 0], [1, 1, 1]))
-NO_BOUNDS += ((False, True), ("0", "1"), (b"0", b"1"), (np.timedelta64(0), np.timedelta64(1)), (0, np.complex64(1 + 1j)))
+NO_BOUNDS += (
+    (False, True),
+    ("0", "1"),
+    (b"0", b"1"),
+    (np.timedelta64(0, "s"), np.timedelta64(1, "s")),
+    (0, np.complex64(1 + 1j)),
+)
 NO_BOUNDS += ((10**309, 10**310), (0, [True]), (torch.tensor(0.0, requires_grad=True), 1))
 UNORDERED = ((1, 1), (1, 0), (NAN, 1), (0, NAN), (INF, -INF), ([0, 1], [1, 1]), (0, [1, NAN]), (torch.tensor([0, 1]), 1))
 INFINITE = ((-INF, 1), (0, INF), (-INF, INF), ([0, -INF], 1), (0, np.array([1, INF])))
