@@ -5,10 +5,19 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from space_cases import BOX
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchwrap as tw
 from torchwrap import RowMask, Signature
 from torchwrap import spaces as tensors
+
+
+@pytest.mark.parametrize("device", ["cuda", torch.device("cuda"), "cpu", "meta"])
+def test_device_of_a_signature_equals_that_of_its_tensors(device):
+    with FakeTensorMode():  # which has CUDA without a GPU
+        signature, tensor = Signature(2, BOX, BOX, device), torch.empty(2, device=device)
+        assert signature.device == signature.replace(num_envs=3).device == tensor.device
+    assert signature.device.index == (0 if signature.device.type == "cuda" else None)
 
 
 @pytest.mark.parametrize(

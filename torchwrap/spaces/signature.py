@@ -53,6 +53,8 @@ class Signature:
         validation.integer("An env", "first_index", self.first_index, at_least=0)
         for space in (self.single_observation_space, self.single_action_space):
             check_supported(space)
+        # With its index, as tensors have it: "cuda" is the current CUDA device, and no tensor's device equals it.
+        vars(self)["device"] = torch.empty(0, device=self.device).device
 
     def replace(self, **changes: Any) -> Signature:
         """Returns this signature with some fields changed."""
