@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torchwrap._compile.reads import Reads
 from torchwrap._compile.stand_ins import HostCopy, HostRead, NoHostReads, StandIns, layout, memory, plain
 from torchwrap._core import nested
-from torchwrap._core.graph_hints import as_bytes
+from torchwrap._core.graph_hints import stored
 from torchwrap._core.reachable import Reachable
 from torchwrap._core.tracing import tracing
 from torchwrap.env import Env
@@ -104,7 +104,7 @@ class _Pass:
                 index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
                 found = {index: index_of[id(leaf)] for index, leaf in enumerate(leaves) if id(leaf) in index_of}
                 self.passed_through = found
-                return [as_bytes(leaf).view(leaf.dtype) for index, leaf in enumerate(leaves) if index not in found]
+                return [stored(leaf) for index, leaf in enumerate(leaves) if index not in found]
 
         def note(module: nn.Module, inputs: Any) -> None:
             if threading.get_ident() == thread:

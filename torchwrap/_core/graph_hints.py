@@ -7,6 +7,9 @@ from torch import Tensor
 
 from torchwrap._core.tracing import is_tracing
 
+# PyTorch 2.11's Inductor cannot view bytes as bools.
+_STORES_BYTES = torch.__version__ >= "2.13"
+
 
 def realize(tensor: Tensor) -> Tensor:
     """Forces Inductor to compute a small tensor once, instead of again for each element that it is combined with.
@@ -26,3 +29,10 @@ def as_bytes(tensor: Tensor) -> Tensor:
     if tensor.dtype != torch.bool:
         return tensor
     return tensor.float().to(torch.uint8) if is_tracing(tensor) else tensor.view(torch.uint8)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """A result of a graph. Bools are stored as bytes, if Inductor can."""
+    if tensor.dtype == torch.bool and not _STORES_BYTES:
+        return tensor.float() != 0
+    return as_bytes(tensor).view(tensor.dtype)
