@@ -20,6 +20,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--fresh-seeds", action="store_true", help="fuzz with seeds that were never used; the first one is printed"
     )
+    parser.addoption("--share", metavar="I/N", help="run every N-th test from the I-th on, so that N processes run all")
     parser.addoption("--first-seed", type=int, default=0, help="fuzz with the seeds from this one on, to repeat a run")
 
 
@@ -39,15 +40,22 @@ def pytest_sessionstart(session):
         config.get_terminal_writer().line(f"tests/fuzz: fresh seeds, which {first} repeats")
 
 
+def keep(config, items, kept):
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+@pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
-        kept = [item for item in items if item.get_closest_marker("full") is None]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
+        keep(config, items, [item for item in items if item.get_closest_marker("full") is None])
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    if share := config.getoption("--share"):
+        first, number = map(int, share.split("/"))
+        keep(config, items, items[first - 1 :: number])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,6 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
-DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "meta")  # any other device than the CPU
 MAKERS = {
     "FunctionalEnv": functools.partial(tw.make, "CartPole-v1", 3),
     "FunctionalEnv with a pool": lambda: tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 3, reset_pool=8),
@@ -22,6 +21,8 @@ MAKERS = {
     "TransformedEnv": lambda: tw.TransformedEnv(ScriptedEnv(3), T.TimeLimit(5), T.NormalizeObservation(), T.StickyAction(0.5)),
     "nested TransformedEnv": lambda: tw.TransformedEnv(tw.TransformedEnv(ScriptedEnv(3), T.ClipReward(-1, 1)), T.TimeLimit(5)),
 }
+CUDA = pytest.param(torch.device("cuda:0"), marks=pytest.mark.cuda)
+each_device = pytest.mark.parametrize("device", [torch.device("meta"), CUDA], ids=str)
 each_env = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
@@ -29,38 +30,42 @@ def layers(env):
     return [env, *layers(env.env)] if isinstance(env, tw.Wrapper) else [env]
 
 
+@each_device
 @each_env
-def test_device_after_to_is_the_new_device_in_every_layer(make):
+def test_device_after_to_is_the_new_device_in_every_layer(make, device):
     env = make()
     assert {layer.device for layer in layers(env)} == {torch.device("cpu")}
-    assert env.to(DEVICE) is env
-    assert {layer.device for layer in layers(env)} == {layer.signature.device for layer in layers(env)} == {DEVICE}
-    assert {buffer.device for buffer in env.buffers()} == {DEVICE}
+    assert env.to(device) is env
+    assert {layer.device for layer in layers(env)} == {layer.signature.device for layer in layers(env)} == {device}
+    assert {buffer.device for buffer in env.buffers()} == {device}
     env.close()
 
 
+@each_device
 @each_env
-def test_device_after_to_another_dtype_is_unchanged(make):
+def test_device_after_to_another_dtype_is_unchanged(make, device):
     env = make()
     with pytest.raises(TypeError, match="needs to keep its dtypes"):
-        env.to(DEVICE, torch.float64)
+        env.to(device, torch.float64)
     assert {layer.device for layer in layers(env)} == {torch.device("cpu")}
     env.close()
 
 
+@each_device
 @each_env
-def test_device_does_not_come_from_a_random_stream(make):
+def test_device_does_not_come_from_a_random_stream(make, device):
     env = make()
     for layer in layers(env):
-        layer.action_stream.to(DEVICE)
+        layer.action_stream.to(device)
     assert {layer.device for layer in layers(env)} == {torch.device("cpu")}
     env.close()
 
 
-def test_device_of_a_transformed_env_follows_the_wrapped_env():
+@each_device
+def test_device_of_a_transformed_env_follows_the_wrapped_env(device):
     env = tw.TransformedEnv(tw.make("CartPole-v1", 3), T.ClipReward(-1, 1))  # a transform without buffers
-    env.to(DEVICE)
-    assert env.device == env.env.device == DEVICE
+    env.to(device)
+    assert env.device == env.env.device == device
 
 
 @pytest.mark.cuda

@@ -75,6 +75,8 @@ def test_transform_on_cuda_keeps_the_contract(name):
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ENVS)
 def test_env_on_cuda_keeps_the_contract(name):
+    if name.endswith("-v5"):
+        pytest.importorskip("mujoco")
     check_env(functools.partial(ENVS[name], device="cuda"))
 
 
