@@ -12,7 +12,20 @@ from .measure import Options, instruction_sets, machine, settings
 from .report import words
 
 EVERYWHERE = ("glue", "number", "cartpole")  # by default in every setting; the others only in the last, because of the time
-SUITES = (*EVERYWHERE, "scaling", "each", "images", "resets", "bridge", "ppo", "startup", "memory", "soak", "learn")
+SUITES = (
+    *EVERYWHERE,
+    "scaling",
+    "each",
+    "images",
+    "resets",
+    "bridge",
+    "collector",
+    "ppo",
+    "startup",
+    "memory",
+    "soak",
+    "learn",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=Options.repeats, help="number of turns of each row that count")
     parser.add_argument("--num-steps", type=int, default=Options.num_steps, help="steps of a compiled rollout and of a scan")
     parser.add_argument("--seeds", type=int, nargs="+", default=Options.seeds, help="seeds of ppo")
-    parser.add_argument("--device", default=Options.device, help="device of torchwrap; the peers run on the CPU")
+    parser.add_argument("--device", default=Options.device, help="device of torchwrap; most peers run on the CPU only")
+    parser.add_argument("--only", nargs="+", help="transforms of `each`; defaults to all")
     parser.add_argument("--no-compile", action="store_true", help="skip rows that need torch.compile")
     parser.add_argument("--python", action="append", default=[], metavar="SIDE=PATH", help="interpreter of a side")
     arguments = vars(parser.parse_args(argv))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .glue import COLUMNS, REFERENCES, ours
-from .measure import Case, Figures, Options, Row, compare
+from .measure import Case, Figures, Options, Row, compare_groups
 from .report import ratios, table
 
 # Whether Gymnasium has a vector wrapper of that name that fits the observations of `script.NumpyScript`.
@@ -52,13 +52,13 @@ SEE = {
 def run(options: Options) -> Figures:
     figures: Figures = {}
     for n in options.num_envs or (1024,):
-        for name, known in TRANSFORMS.items():
-            rows = ours(n, [name], options, see=SEE.get(name, "numbers"))
-            if known:
+        groups = {}
+        for name in options.only or TRANSFORMS:
+            groups[name] = ours(n, [name], options, see=SEE.get(name, "numbers"))
+            if TRANSFORMS[name]:
                 cases = [Case("gymnasium", "scripted", {"num_envs": n, "transforms": part}) for part in ([name], None)]
-                rows["gymnasium"] = Row(*cases)
-            found = compare(rows, options, REFERENCES)
-            figures.update({f"each/{name} {side}/{n}": row for side, row in found.items()})
+                groups[name]["gymnasium"] = Row(*cases)
+        figures |= {f"each/{name}/{n}": row for name, row in compare_groups(groups, options, REFERENCES).items()}
     return figures
 
 

@@ -20,17 +20,21 @@ COLUMNS = {"bare": "bare_us", "whole": "whole_us", "added": "us", "(median)": "u
 
 def run(options: Options) -> Figures:
     figures: Figures = {}
-    cuda = options.device != "cpu"
-    for n in options.num_envs or ((4096, 65536, 1048576) if cuda else (1, 64, 1024, 16384)):
-        seven, three = ours(n, SEVEN, options), ours(n, THREE, options)
-        if not cuda:
-            seven["torchrl"] = _pair("torchrl", TORCHRL, num_envs=n)
-            seven["sb3"] = _pair("sb3", True, False, num_envs=n)
-            three["gymnasium"] = _pair("gymnasium", THREE, num_envs=n)
-        for stack, rows in (("seven", seven), ("three", three)):
+    for n in options.num_envs or sizes(options):
+        seven = ours(n, SEVEN, options)
+        seven["torchrl"] = _pair("torchrl", TORCHRL, num_envs=n)
+        seven["sb3"] = _pair("sb3", True, False, num_envs=n)
+        stacks = {"seven": seven}
+        if options.device == "cpu":  # the three are there for the comparison with Gymnasium, which runs on the CPU only
+            stacks["three"] = {**ours(n, THREE, options), "gymnasium": _pair("gymnasium", THREE, num_envs=n)}
+        for stack, rows in stacks.items():
             found = compare(rows, options, REFERENCES)
             figures.update({f"glue/{stack} {name}/{n}": row for name, row in found.items()})
     return figures
+
+
+def sizes(options: Options) -> tuple[int, ...]:
+    return (1, 64, 1024, 16384) if options.device == "cpu" else (4096, 65536, 1048576)
 
 
 def ours(num_envs: int, transforms: Sequence[str], options: Options, **more: Any) -> dict[str, Row]:

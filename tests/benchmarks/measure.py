@@ -57,11 +57,13 @@ class Options:
     threads: int = 1
     """Number of threads of every library."""
     device: str = "cpu"
-    """Device of torchwrap; the peers run on the CPU."""
+    """Device of torchwrap. Peers that run on the CPU only are skipped with any other."""
     compile: bool = True
     """Whether rows that need torch.compile are measured."""
     pythons: Mapping[str, str] = field(default_factory=dict)
     """Interpreters of the sides that do not use ours."""
+    only: Sequence[str] | None = None
+    """Transforms of `each`. Defaults to all."""
 
     @property
     def setting(self) -> str:
@@ -137,11 +139,16 @@ def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str]
     """The figures of every row, measured in turns. `ratio` is a row's microseconds divided by those of a reference.
 
     `us` is the minimum over the repeats: of a step, or of a whole step minus a bare one. `us_median` and `ratio_median` are
-    medians of differences and ratios within one round, because a busy machine slows down all rows of a round.
+    medians of differences and ratios within one round, because a busy machine slows down all rows of a round. On another
+    device than the CPU, a case without an argument `device` is skipped.
     """
+    figures: Figures = {}
+    if options.device != "cpu":
+        there = [name for name, row in rows.items() if "device" not in row.whole.arguments]
+        figures = {name: {"skipped": "runs on the CPU only"} for name in there}
+        rows = {name: row for name, row in rows.items() if name not in figures}
     cases = {json.dumps(case): case for row in rows.values() for case in row if case is not None}
     answers, times = take_turns(cases, options)
-    figures: Figures = {}
     costs = {}
     for name, row in rows.items():
         keys = [json.dumps(case) for case in row if case is not None]
@@ -164,6 +171,24 @@ def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str]
             ratios = _pairwise(operator.truediv, costs[name], costs[reference])
             figures[name].setdefault("ratio", {})[reference] = figures[name]["us"] / figures[reference]["us"]
             figures[name].setdefault("ratio_median", {})[reference] = statistics.median(ratios)
+    return figures
+
+
+def compare_groups(groups: Mapping[str, Mapping[str, Row]], options: Options, references: Sequence[str] = ()) -> Figures:
+    """The figures of rows in groups, each compared alone, by "<group> <row>".
+
+    On another device than the CPU eight groups are built and measured together, because most of the time is compilation.
+    There, ratios to the references are absent.
+    """
+    figures: Figures = {}
+    if options.device == "cpu":
+        for group, rows in groups.items():
+            figures |= {f"{group} {name}": row for name, row in compare(rows, options, references).items()}
+        return figures
+    names = list(groups)
+    for start in range(0, len(names), 8):
+        some = names[start : start + 8]
+        figures |= compare({f"{group} {name}": row for group in some for name, row in groups[group].items()}, options)
     return figures
 
 
@@ -202,12 +227,13 @@ def settings(isas: Sequence[str] | None, threads: Sequence[int] | None) -> list[
 def machine(every: Sequence[Options]) -> dict[str, Any]:
     """The environment of the figures: processor, what our libraries use of it, steps per chunk, versions."""
     options, capabilities = every[-1], Case("torchwrap", "capabilities", {})
+    isas = {one.isa: one for one in every if one.device == "cpu"}
     return {
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "device": options.device,
-        "capabilities": {isa: ask(capabilities, one) for isa, one in {one.isa: one for one in every}.items()},
+        "capabilities": {isa: ask(capabilities, one) for isa, one in isas.items()},
         "num_steps": options.num_steps,
         "versions": {side: _versions(python) for side, python in {"torchwrap": sys.executable, **options.pythons}.items()},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .glue import COLUMNS, SEVEN, ours
-from .measure import Figures, Options, compare
+from .measure import Figures, Options, compare_groups
 from .report import table
 
 EIGHT = (*SEVEN, "FlattenObservation")
@@ -12,9 +12,8 @@ EIGHT = (*SEVEN, "FlattenObservation")
 def run(options: Options) -> Figures:
     figures: Figures = {}
     for n in options.num_envs or (1024,):
-        for number in range(len(EIGHT) + 1):
-            found = compare(ours(n, EIGHT[:number], options), options)
-            figures.update({f"number/{number} {name}/{n}": row for name, row in found.items()})
+        groups = {str(number): ours(n, EIGHT[:number], options) for number in range(len(EIGHT) + 1)}
+        figures |= {f"number/{name}/{n}": row for name, row in compare_groups(groups, options).items()}
     return figures
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,42 @@ def draw_learning(figures: Figures, path: str) -> None:
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
+    canvas.savefig(path, dpi=100)
+
+
+def draw_device(found: Mapping[str, Any], path: str) -> None:
+    """Plots what `tests.cuda_day` has found: seven transforms, CartPole, PPO, and how many tests passed."""
+    figures, steps = {}, found["steps"]
+    for step in steps.values():
+        figures.update({key: row for key, row in step.get("figures", {}).items() if isinstance(row, dict)})
+    floor = steps.get("floor", {}).get("figures", {})
+    canvas = Figure(figsize=(18, 4.8), layout="constrained")
+    canvas.suptitle(f"{floor.get('name', found['device'])}, torch {floor.get('torch', '?')}")
+    glue, cartpole, ppo, tests = canvas.subplots(1, 4)
+    _lines(glue, figures, "glue", GLUE, "whole_us")
+    for name, label in (("launch_us", "a launch"), ("replay_us", "the replay of a graph")):
+        if name in floor:
+            glue.axhline(floor[name], color="gray", linestyle="--" if name == "launch_us" else ":", label=label)
+    glue.set(title="Seven transforms: microseconds per step", xlabel="envs")
+    _lines(cartpole, figures, "cartpole", {**CARTPOLE, "torchwrap-eager": "torchwrap, eager"}, "of_copy")
+    cartpole.set(title="CartPole-v1, normalized, clipped, stacked:\nrequired traffic over copy bandwidth", xlabel="envs")
+    for axes in (glue, cartpole):
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
+    learned = {
+        key.removeprefix("ppo/"): step["figures"]
+        for key, step in steps.items()
+        if key.startswith("ppo/") and "figures" in step
+    }
+    speeds = ppo.bar(list(learned), [row["steps_per_second_steady"] or 0 for row in learned.values()], color="C3")
+    ppo.bar_label(speeds, [f"return {row['final_mean_return'] or 0:.0f}" for row in learned.values()])
+    ppo.set(title="examples/ppo.py: env steps per second")
+    counts = Counter()
+    for step in steps.values():
+        counts.update(step.get("counts", {}))
+    tests.bar_label(tests.bar(list(counts), list(counts.values()), color="C7"))
+    tests.set(title="CUDA tests")
     canvas.savefig(path, dpi=100)
 
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torch import Tensor
+from torchrl.collectors import Collector
 from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import (
     CatFrames,
@@ -27,6 +29,7 @@ from torchrl.envs import (
 import torchwrap as tw
 
 from . import script
+from .torchwrap_side import Actor, wait
 from .worker import Timed
 
 TRANSFORMS: dict[str, Callable[[], Transform]] = {
@@ -44,14 +47,15 @@ class Batch(EnvBase):
     """A torchwrap env behind TorchRL's interface, eager, so that the work below the transforms is the same."""
 
     def __init__(self, env: tw.Env, action_spec: TensorSpec) -> None:
-        super().__init__(device="cpu", batch_size=[env.num_envs])
+        super().__init__(device=env.device, batch_size=[env.num_envs])
         self.inner, n = env, env.num_envs
-        observation = Unbounded((n, *env.single_observation_space.shape))
-        self.observation_spec = Composite(observation=observation, shape=(n,))
+        observation = Unbounded((n, *env.single_observation_space.shape), device=env.device)
+        self.observation_spec = Composite(observation=observation, shape=(n,), device=env.device)
         self.action_spec = action_spec
-        self.reward_spec = Unbounded((n, 1))
-        flags = {key: Categorical(2, (n, 1), dtype=torch.bool) for key in ("done", "terminated", "truncated")}
-        self.done_spec = Composite(flags, shape=(n,))
+        self.reward_spec = Unbounded((n, 1), device=env.device)
+        keys = ("done", "terminated", "truncated")
+        flags = {key: Categorical(2, (n, 1), dtype=torch.bool, device=env.device) for key in keys}
+        self.done_spec = Composite(flags, shape=(n,), device=env.device)
 
     def _step(self, tensordict: TensorDict) -> TensorDict:
         successor = self.inner._step(tensordict["action"]).exclude("info")
@@ -59,9 +63,9 @@ class Batch(EnvBase):
 
     def _reset(self, tensordict: TensorDict | None, **kwargs) -> TensorDict:
         (num_envs,) = self.batch_size
-        all_rows = torch.ones(num_envs, dtype=torch.bool)
+        all_rows = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         mask = all_rows if tensordict is None or "_reset" not in tensordict else tensordict["_reset"].squeeze(-1)
-        done = torch.zeros(num_envs, 1, dtype=torch.bool)
+        done = torch.zeros(num_envs, 1, dtype=torch.bool, device=self.device)
         return self.inner._reset(tw.RowMask(mask)).update(
             {"done": done, "terminated": done.clone(), "truncated": done.clone()}
         )
@@ -82,6 +86,16 @@ def cartpole(num_envs: int, transforms: Sequence[str] | None) -> Timed:
     generator = torch.Generator().manual_seed(0)
     actions = [torch.randint(2, (num_envs,), generator=generator) for _ in range(16)]
     return _stepper(Batch(tw.make("CartPole-v1", num_envs), Categorical(2, (num_envs,))), transforms, actions)
+
+
+def collector(num_envs: int, num_steps: int, device: str = "cpu") -> Timed:
+    """A batch of TorchRL's Collector, with episode statistics and the same policy as on our side."""
+    torch.manual_seed(0)
+    env: EnvBase = Batch(tw.make("CartPole-v1", num_envs, device=device), Categorical(2, (num_envs,), device=device))
+    env = TransformedEnv(env, Compose(StepCounter(), RewardSum()))
+    policy = TensorDictModule(Actor(4, 2).to(device), in_keys=["observation"], out_keys=["action"])
+    batches = iter(Collector(env, policy, frames_per_batch=num_envs * num_steps, total_frames=-1, device=device))
+    return Timed(lambda: next(batches), num_steps, wait(device))
 
 
 def _stepper(env: EnvBase, transforms: Sequence[str] | None, actions: Sequence[Tensor]) -> Timed:

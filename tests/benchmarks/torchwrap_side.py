@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,8 @@ from torchwrap.envs.cartpole import CartPole, State
 from torchwrap.random import Key
 
 from . import script
-from .worker import Timed, resident
+from .measure import ROOT
+from .worker import Timed, nothing, resident, turn
 
 TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
     "ClipAction": T.ClipAction,
@@ -101,7 +106,7 @@ def cartpole(
         nonlocal data, td
         data, td = collect(td)
 
-    return Timed(call, num_steps, _wait(device), (_state(env, call) + _bytes(data)) // num_steps)
+    return Timed(call, num_steps, wait(device), (_state(env, call) + _bytes(data)) // num_steps)
 
 
 def half_cheetah(mode: str, transforms: Sequence[str] | None, compiled: bool = False, num_envs: int = 8) -> Timed:
@@ -157,7 +162,7 @@ def atari(num_envs: int, compiled: bool = False, device: str = "cpu") -> Timed:
     env = tw.compile(env) if compiled else env
     env.reset(seed=0)
     action = env.sample_action()
-    return Timed(lambda: env.step(action), 1, _wait(device))
+    return Timed(lambda: env.step(action), 1, wait(device))
 
 
 class Settling(CartPole):
@@ -211,18 +216,79 @@ def learn(id: str, seed: int, device: str) -> dict[str, Any]:
     return {**kept, "curve": [[steps, round(mean, 2)] for steps, mean, _ in curve[:: max(1, len(curve) // 100)]]}
 
 
+def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dict[str, Any]:
+    """The metrics of examples/ppo.py on CartPole-v1. It runs where its command line's parser, tyro, is not installed too."""
+    if importlib.util.find_spec("tyro") is None:
+        sys.modules["tyro"] = types.ModuleType("tyro")
+    spec = importlib.util.spec_from_file_location("ppo", ROOT / "examples" / "ppo.py")
+    module = sys.modules["ppo"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {"num_envs": num_envs, "total_timesteps": total_timesteps}
+        return module.main(module.Args(device=device, compile=compiled, out=Path(folder), **sizes))
+
+
+class Actor(torch.nn.Module):
+    """The policy of rollouts on every side: the actor of examples/ppo.py, which samples."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        linear, tanh = torch.nn.Linear, torch.nn.Tanh
+        self.layers = torch.nn.Sequential(linear(inputs, 64), tanh(), linear(64, 64), tanh(), linear(64, outputs))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return torch.distributions.Categorical(logits=self.layers(observation), validate_args=False).sample()
+
+
+def collector(num_envs: int, num_steps: int, compiled: bool = False, device: str = "cpu") -> Timed:
+    """A rollout of CartPole-v1 with episode statistics and `Actor`, as in examples/ppo.py."""
+    torch.manual_seed(0)
+    env = _build(tw.make("CartPole-v1", num_envs, device=device), ["RecordEpisodeStatistics"], compiled=False)
+    actor = Actor(4, 2).to(device)
+    collect = tw.Collector(env, lambda td: td.set("action", actor(td["observation"])), num_steps)
+    if compiled:
+        collect = tw.compile(collect)
+    _, td = collect(env.reset(seed=0))
+
+    def call() -> None:
+        nonlocal td
+        _, td = collect(td)
+
+    return Timed(call, num_steps, wait(device))
+
+
+def floor(device: str = "cpu", seconds: float = 0.2, num_bytes: int = 2**30) -> dict[str, Any]:
+    """What the device is, the bandwidth of a big copy, and the time of a tiny kernel: launched, and replayed in a graph."""
+    facts = {"name": platform.processor() or "CPU", "torch": torch.__version__, "python": platform.python_version()}
+    timed, one = copy(num_bytes, device), torch.zeros(1, device=device)
+    launches = {"launch_us": Timed(lambda: one.add_(1), 1, wait(device))}
+    if torch.device(device).type == "cuda":
+        properties, graph = torch.cuda.get_device_properties(device), torch.cuda.CUDAGraph()
+        facts |= {"name": properties.name, "cuda": torch.version.cuda, "memory": properties.total_memory}
+        if smi := shutil.which("nvidia-smi"):
+            command = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
+            facts["driver"] = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        one.add_(1)  # loads the kernel before the capture
+        with torch.cuda.graph(graph):
+            one.add_(1)
+        launches["replay_us"] = Timed(graph.replay, 1, wait(device))
+    measured = {name: min(turn(each, seconds) for _ in range(5)) for name, each in {"copy_us": timed, **launches}.items()}
+    return {**facts, **measured, "copy_gigabytes_per_second": timed.bytes / measured["copy_us"] / 1e3}
+
+
 def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:
     """Memory bandwidth: a copy of a large tensor."""
-    source, target = torch.zeros(2, num_bytes, dtype=torch.uint8, device=device)
-    return Timed(lambda: target.copy_(source), 1, _wait(device), 2 * num_bytes)
+    source, target = torch.arange(num_bytes // 4, device=device).view(torch.uint8).view(2, num_bytes)
+    return Timed(lambda: target.copy_(source), 1, wait(device), 2 * num_bytes)
 
 
 def capabilities() -> dict[str, str]:
     """The instruction sets that PyTorch, Inductor, its C++ compiler and NumPy use in this process."""
     (numpy,) = introspect.opt_func_info(func_name="^exp$", signature="float32")["exp"].values()
+    march = getattr(config.cpp, "march", None)  # PyTorch 2.11 has none, and takes the processor's own
     return {
         **{"torch": torch.backends.cpu.get_cpu_capability(), "inductor": str(pick_vec_isa())},
-        **{"compiler": config.cpp.march or "native", "numpy": numpy["current"]},
+        **{"compiler": march or "native", "numpy": numpy["current"]},
     }
 
 
@@ -243,7 +309,7 @@ def _stepper(env: tw.Env, td: TensorDict, actions: Sequence[Tensor]) -> Timed:
 
     # The minimum: the action is read, and the results are written.
     moved = _state(env, call) + _bytes(actions[0]) + _bytes(call()["next"]) + _bytes(td)
-    return Timed(call, 1, _wait(env.device), moved)
+    return Timed(call, 1, wait(env.device), moved)
 
 
 def _state(env: tw.Env, call: Callable[[], Any]) -> int:
@@ -259,5 +325,6 @@ def _bytes(value: Tensor | TensorDict) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
 
 
-def _wait(device: Any) -> Callable[[], None]:
-    return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+def wait(device: Any) -> Callable[[], None]:
+    """The `wait` of work on a device."""
+    return torch.cuda.synchronize if torch.device(device).type == "cuda" else nothing
