@@ -1,0 +1,273 @@
+"""All that a GPU is needed for, in one command: every CUDA test, the benchmarks, PPO, and the device's own limits.
+
+`python -m tests.cuda_day --json cuda.json --plot cuda.png` runs the parts below one after the other. Each part is a list of
+steps, each step is a process with a time limit, and its result is in the file as soon as it ends. What a file has is not run
+again, so a call continues the one before; what did not fit is named. The output of all steps is in a file next to it, `.log`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.benchmarks import plot
+from tests.benchmarks.each import TRANSFORMS
+from tests.benchmarks.measure import Case, Options, instruction_sets
+
+ROOT = Path(__file__).parents[1]
+START = 5  # seconds; with less, Python and PyTorch would be stopped before they have done anything
+SIZES = {"cuda": (4096, 65536, 1048576), "cpu": (4, 8, 16)}  # small, middle, large
+
+
+class Step(NamedTuple):
+    """A process, and what to read from its output and its exit code. `{file}` in its command is a file that it may write."""
+
+    command: Sequence[str]
+    read: Callable[[str, int, Path], dict[str, Any]]
+
+
+class Part(NamedTuple):
+    """Steps by name, the seconds that they may take in all, and how many of them run at a time."""
+
+    seconds: float
+    steps: dict[str, Step]
+    at_once: int = 1
+
+
+# Steps.
+
+
+def tests(*arguments: str) -> Step:
+    flags = ["-v", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
+    return Step([sys.executable, "-m", "pytest", *flags, *arguments], read_tests)
+
+
+def read_tests(output: str, code: int, file: Path) -> dict[str, Any]:
+    """Counts, and a line for each failure. Without a summary, the test that was running when the process ended."""
+    lines = output.splitlines()
+    results = [
+        found
+        for found in (re.match(r"(\S*::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", line) for line in lines)
+        if found
+    ]
+    counts = {name.lower(): sum(found[2] == name for found in results) for name in {found[2] for found in results}}
+    failures = [line for line in lines if re.match(r"(FAILED|ERROR):? \S+", line)]
+    failures = failures or [f"{found[2]} {found[1]}" for found in results if found[2] in ("FAILED", "ERROR")]
+    if code not in (0, 1, 5):  # tests failed, or none was selected
+        running = [line for line in lines if "::" in line][-1:]
+        failures += [f"pytest ended with {code}: {' '.join(running or lines[-1:])}"]
+    return {"status": "failed" if failures or code == 1 else "done", "counts": counts, "failures": failures}
+
+
+def benchmark(device: str, suite: str, num_envs: int, *more: str) -> Step:
+    small = ["--seconds", "0.01", "--repeats", "1", "--num-steps", "2", "--no-compile"] if device == "cpu" else []
+    flags = ["--device", device, "--num-envs", str(num_envs), "--seconds", "0.2", "--repeats", "5", *small, *more]
+    command = [sys.executable, "-m", "tests.benchmarks", "--json", "{file}", "--suite", suite, *flags]
+    isa = ["--isa", instruction_sets()[-1], "--threads", "1"] if device == "cpu" else []
+    return Step([*command, *isa], read_benchmark)
+
+
+def read_benchmark(output: str, code: int, file: Path) -> dict[str, Any]:
+    """The figures by suite, row and size, and the rows that failed. A peer that is skipped is no failure."""
+    figures = json.loads(file.read_text()) if file.stat().st_size else {}
+    rows = {key.rpartition("/")[0]: row for key, row in figures.items() if key != "machine"}
+    failures = [f"{key}: {row['skipped']}" for key, row in rows.items() if "torchwrap" in key and _has_failed(row)]
+    return {**outcome(code, output), **({"status": "failed"} if failures else {}), "failures": failures, "figures": rows}
+
+
+def _has_failed(row: dict[str, Any]) -> bool:
+    """Unlike what is skipped on purpose."""
+    return "trace" in row or row.get("skipped", "").startswith("the process ended")
+
+
+def call(function: str, **arguments: Any) -> Step:
+    return Step(Case("torchwrap", function, arguments).command(Options(), "call"), read_call)
+
+
+def read_call(output: str, code: int, file: Path) -> dict[str, Any]:
+    answers = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
+    if not answers or "skipped" in answers[-1]:
+        return {"status": "failed", "failures": [answers[-1]["trace"] if answers else output[-300:]]}
+    return {**outcome(code, output), "figures": answers[-1]}
+
+
+def outcome(code: int, output: str) -> dict[str, Any]:
+    return {"status": "done"} if code == 0 else {"status": "failed", "failures": [f"ended with {code}: {output[-300:]}"]}
+
+
+def parts(device: str) -> dict[str, Part]:
+    """The parts in the order of their importance; 25 minutes in all, the last one not counted."""
+    cuda, cores, (small, middle, large) = device != "cpu", max(2, os.cpu_count() or 2), SIZES[torch.device(device).type]
+    marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in path.read_text()]
+    marked = [path.relative_to(ROOT).as_posix() for path in marked if path.stem != "test_cuda_day"]
+    shares = [f"{number}/{16 if cuda else 1}" for number in range(1, (16 if cuda else 1) + 1)]
+    names = list(TRANSFORMS) if cuda else ["ClipAction", "TimeLimit"]
+    quarters = [names[start::4] for start in range(min(4, len(names)))]
+    floor = call("floor", device=device, **({} if cuda else {"num_bytes": 10**6, "seconds": 0.01}))
+    learn = {"device": device, "num_envs": small, "total_timesteps": 10_000_000 if cuda else 256}
+
+    def sized(suite: str, *sizes: int) -> dict[str, Step]:
+        return {f"{suite}/{n}": benchmark(device, suite, n) for n in sizes}
+
+    def each(n: int) -> dict[str, Step]:
+        return {f"each/{n}/{number}": benchmark(device, "each", n, "--only", *some) for number, some in enumerate(quarters, 1)}
+
+    every = {
+        "machine": Part(60, {"floor": floor}),
+        "tests": Part(240, {f"tests/{n}": tests("-m", "cuda", "--full", "--share", n, *marked) for n in shares}, cores // 2),
+        "rehearsal": Part(120, {"rehearsal": tests("tests/test_cuda_rehearsal.py")}),
+        "glue": Part(180, sized("glue", small, large, middle)),
+        "cartpole": Part(210, sized("cartpole", large, small, middle)),
+        "ppo": Part(150, {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in ("eager", "compiled")}),
+        "collector": Part(90, sized("collector", small)),
+        "images": Part(90, sized("images", *((64, 1024) if cuda else (2,)))),
+        "number": Part(120, sized("number", small)),
+        "each": Part(240, each(small)),
+        "large": Part(600, {**sized("number", large, middle), **each(large), **each(middle)}),
+    }
+    return every
+
+
+# Running.
+
+
+def run(step: Step, seconds: float, log: Path) -> dict[str, Any]:
+    """The result of a step, which is ended together with all of its processes after so many seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, start = Path(folder) / "figures.json", time.monotonic()
+        file.touch()
+        with open(Path(folder) / "output", "w+") as output:
+            process = subprocess.Popen(
+                [part.replace("{file}", str(file)) for part in step.command],
+                cwd=ROOT,
+                env={**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:  # workers of a process that was interrupted or has ended, too
+                end_group(process)
+            output.seek(0)
+            text = output.read()
+        with open(log, "a") as record:
+            record.write(f"\n$ {' '.join(step.command)}\n{text}")
+        try:
+            result = step.read(text, -9 if code is None else code, file)
+        except Exception as error:
+            result = {"status": "failed", "failures": [f"{type(error).__name__}: {error}"]}
+    if code is None:
+        result["status"] = f"stopped after {seconds:.0f} s"
+    return {**result, "seconds": round(time.monotonic() - start, 1)}
+
+
+def end_group(process: subprocess.Popen[Any]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_parts(found: dict[str, Any], chosen: dict[str, Part], deadline: float, keep: Callable[[], None], log: Path) -> None:
+    """Runs what `found["steps"]` does not have as done, and writes each result there."""
+    lock = threading.Lock()
+    for name, part in chosen.items():
+        left, until = deadline - time.monotonic(), time.monotonic() + part.seconds
+
+        def one(item: tuple[str, Step], name: str = name, until: float = min(until, deadline)) -> None:
+            key, step = item
+            seconds = until - time.monotonic()
+            result = {"status": "not run: no time was left"} if seconds < START else run(step, seconds, log)
+            with lock:
+                found["steps"][key] = {"part": name, **result}
+                keep()
+            print(f"{name}: {key}: {result['status']}, {result.get('seconds', 0):.0f} s", flush=True)
+            for line in result.get("failures", []):
+                print(f"    {line}", flush=True)
+
+        todo = {key: step for key, step in part.steps.items() if found["steps"].get(key, {}).get("status") != "done"}
+        print(f"\n{name}: {len(todo)} steps, at most {min(part.seconds, max(left, 0)):.0f} s", flush=True)
+        with ThreadPoolExecutor(part.at_once) as pool:
+            list(pool.map(one, todo.items()))
+
+
+def ratios(steps: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What is measured against a target, as far as it was measured."""
+    rows: dict[str, Any] = {}
+    for step in steps.values():
+        rows |= step.get("figures", {}) if step["part"] not in ("machine", "ppo") else {}
+    floor, (small, _, large) = steps.get("floor", {}).get("figures", {}), SIZES["cuda"]
+    seven, rollout = rows.get(f"glue/seven torchwrap-compiled/{small}", {}), f"cartpole/torchwrap-rollout/{large}"
+    step = rows.get(f"cartpole/torchwrap-compiled/{large}", {})
+    peer = rows.get(f"collector/torchrl/{small}", {}).get("ratio", {})
+    found = {
+        "seven transforms, us per step": (seven.get("whole_us"), 60),
+        "seven transforms, launches": (seven.get("whole_us", 0) / floor.get("replay_us", float("inf")), None),
+        "CartPole with the stack, step, of copy bandwidth": (step.get("of_copy"), 0.5),
+        "CartPole with the stack, rollout, of copy bandwidth": (rows.get(rollout, {}).get("of_copy"), 0.5),
+        "rollouts, times TorchRL's Collector": (peer.get("torchwrap-compiled"), 50),
+    }
+    return {name: {"value": value, "target": target} for name, (value, target) in found.items() if value}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cuda_day", description="Runs all that a GPU is needed for.")
+    parser.add_argument("--json", type=Path, required=True, help="JSON file for all results; one that exists is continued")
+    parser.add_argument("--plot", type=Path, help="PNG file for the plot")
+    parser.add_argument("--device", default="cuda", help="cpu tries all of it with tiny sizes")
+    parser.add_argument("--parts", nargs="+", choices=list(parts("cuda")), help="defaults to all")
+    parser.add_argument("--minutes", type=float, default=25, help="for all parts together")
+    arguments = parser.parse_args(argv)
+    deadline = time.monotonic() + 60 * arguments.minutes
+    if torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():
+        print("cuda_day needs a CUDA device, but got none: --device cpu tries it without.")
+        return 1
+    every = parts(arguments.device)
+    chosen = {name: part for name, part in every.items() if name in (arguments.parts or every)}
+    found: dict[str, Any] = {"device": arguments.device, "steps": {}}
+    if arguments.json.exists():
+        found = json.loads(arguments.json.read_text())
+        if found["device"] != arguments.device:
+            parser.error(f"--json needs a file of --device {arguments.device}, but got one of {found['device']}.")
+
+    def keep() -> None:
+        found["ratios"] = ratios(found["steps"])
+        part = arguments.json.with_suffix(".part")
+        part.write_text(json.dumps(found, indent=1) + "\n")
+        part.replace(arguments.json)
+
+    try:
+        run_parts(found, chosen, deadline, keep, arguments.json.with_suffix(".log"))
+    finally:
+        if arguments.plot:
+            plot.draw_device(found, str(arguments.plot))
+    print("", *(f"{name}: {row['value']:.3g} (target {row['target']})" for name, row in found["ratios"].items()), sep="\n")
+    missing = [
+        f"{key}: {found['steps'][key]['status']}"
+        for part in chosen.values()
+        for key in part.steps
+        if found["steps"][key]["status"] != "done"
+    ]
+    print("\nNot done:" if missing else "\nAll is done.", *missing, sep="\n")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
