@@ -9,19 +9,42 @@ from torchwrap._core.tracing import is_tracing
 
 # PyTorch 2.11's Inductor cannot view bytes as bools.
 _STORES_BYTES = torch.__version__ >= "2.13"
+_GROUP, _MIN_ROWS, _NARROW = 64, 65536, range(2, 16)
 
 
 def realize(tensor: Tensor) -> Tensor:
-    """Forces Inductor to compute a small tensor once, instead of again for each element that it is combined with.
+    """Forces Inductor to compute a tensor once, instead of again for each element that it is combined with.
 
     Inductor realizes the input of a view by strides. Bools pass through floats, because on CPUs it loads and stores a vector
     of bools element by element. Outside a trace the tensor is returned as it is.
     """
     if not is_tracing(tensor):
         return tensor
-    if tensor.dtype == torch.bool:
+    if tensor.dtype == torch.bool and not tensor.is_cuda:
         return realize(tensor.float()) != 0
     return tensor.as_strided(tensor.shape, tensor.stride())
+
+
+def realize_on_cpu(rows: Tensor) -> Tensor:
+    """As `realize`, but only on the CPU. On CUDA, to compute a few operators twice costs less than another kernel."""
+    return rows if rows.is_cuda else realize(rows)
+
+
+def realize_on_cuda(rows: Tensor) -> Tensor:
+    """As `realize`, but only on CUDA, for long computations: Inductor's own choice would be the middle of one."""
+    return realize(rows) if rows.is_cuda else rows
+
+
+def sum_rows(rows: Tensor) -> Tensor:
+    """`rows.sum(0)`, of at least one row, in the dtype of the rows.
+
+    In a graph on CUDA, many narrow rows are first summed side by side. Of a few columns, Inductor makes thousands of partial
+    sums, which a single block adds in a hundred rounds.
+    """
+    number, width = len(rows), rows[0].numel()
+    if rows.is_cuda and is_tracing(rows) and number % _GROUP == 0 and number >= _MIN_ROWS and width in _NARROW:
+        rows = rows.view(-1, _GROUP, *rows.shape[1:]).sum(0, dtype=rows.dtype)
+    return rows.sum(0, dtype=rows.dtype)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

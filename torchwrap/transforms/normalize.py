@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, BufferAttribute, EnvBuffer, SubmoduleAttribute
-from torchwrap._core.graph_hints import realize
+from torchwrap._core.graph_hints import realize, sum_rows
 from torchwrap._core.row_mask import RowMask, can_look, set_first_
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
@@ -136,9 +136,9 @@ class RunningMeanStd(BatchedModule):
         # Numbers as wide as what they are selected by, because then one vector of each is compared, selected and added.
         one = torch.ones_like(kept, dtype=torch.int32 if narrow else None)
         finite = torch.where(within, kept, 0).double()
-        counted = torch.where(within, one, 0).sum(0, dtype=one.dtype)
-        self.total.add_(finite.sum(0))
-        self.squares.masked_fill_(unseen & (counted > 0), 0).add_(torch.linalg.vecdot(finite, finite, dim=0))
+        counted = sum_rows(torch.where(within, one, 0))
+        self.total.add_(sum_rows(finite))
+        self.squares.masked_fill_(unseen & (counted > 0), 0).add_(sum_rows(finite * finite))
         self.count.add_(number)
         self.skipped.add_(number - counted.long())
         return differences
