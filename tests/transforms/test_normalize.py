@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -22,6 +23,7 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap._core.tracing import tracing
 from torchwrap.testing import ScriptedEnv
 
 LENGTHS = [(5, 3, 1, 4), 1, 3, None]
@@ -163,6 +165,18 @@ def test_running_mean_std_update_does_not_change_its_input():
     rows = torch.tensor([[1.0], [3.0]])
     T.RunningMeanStd((1,)).update(rows, torch.tensor([True, False]))
     assert rows.tolist() == [[1], [3]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("mask", [None, torch.zeros(0, dtype=torch.bool)], ids=["no mask", "mask"])
+@pytest.mark.parametrize("traced", [False, True])
+def test_running_mean_std_update_of_no_rows_does_nothing(device, mask, traced):
+    statistics = T.RunningMeanStd((3,), device)
+    before = [buffer._version for buffer in statistics.buffers()]
+    with tracing() if traced else contextlib.nullcontext():
+        statistics.update(torch.zeros(0, 3, device=device), mask if mask is None else mask.to(device))
+        assert statistics.normalize(torch.zeros(0, 3, device=device), 1e-8, learn=True).shape == (0, 3)
+    assert [buffer._version for buffer in statistics.buffers()] == before
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
