@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -10,6 +12,7 @@ import torchwrap as tw
 from torchwrap import RowMask
 from torchwrap import transforms as T
 from torchwrap._core import row_mask
+from torchwrap._core.tracing import tracing
 from torchwrap.testing import ScriptedEnv
 
 MASKS = {
@@ -62,6 +65,15 @@ def test_writes_reach_set_rows_only(path, mask, shape, dtype):
     rows.scatter_(scattered, value if rows.indices is None else value[rows.indices])
     for given in (filled, assigned, scattered, rows.where(value, before)):
         assert torch.equal(given, expected) and given.dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+@pytest.mark.parametrize("traced", [False, True])
+def test_write_column_changes_one_column(shape, traced):
+    buffer, value = torch.zeros(4, 3, *shape), torch.arange(1.0, 5).view(4, *(1,) * len(shape)).expand(4, *shape)
+    with tracing() if traced else contextlib.nullcontext():
+        row_mask.write_column_(buffer, torch.tensor([1]), value)
+    assert torch.equal(buffer[:, 1], value) and not buffer[:, [0, 2]].any()
 
 
 def test_writes_reach_every_leaf_of_a_tensordict(path, mask):

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap._core.graph_hints import realize
-from torchwrap._core.tracing import is_host_readable
+from torchwrap._core.graph_hints import realize, realize_on_cpu
+from torchwrap._core.tracing import is_host_readable, is_tracing
 
 
 class RowMask:
@@ -113,7 +113,7 @@ class RowMask:
         """Writes computed rows into the buffer: one for each of `indices`, or one for each env if the host cannot tell."""
         indices = self.indices
         if indices is None:
-            buffer.copy_(realize(torch.where(self._like(buffer), rows, buffer)))
+            buffer.copy_(realize_on_cpu(torch.where(self._like(buffer), rows, buffer)))
         else:
             buffer.index_copy_(0, indices, rows)
 
@@ -170,7 +170,7 @@ class RowMask:
         """
         indices = self.indices
         if indices is None:
-            rank = self.tensor.cumsum(0)  # 1 for the first
+            rank = self.tensor.cumsum(0, dtype=torch.int32)  # 1 for the first
             scratch = torch.arange(size, size + self.num_rows, device=ring.device)
             slots = torch.where(self.tensor, (rank - 1 + count) % size, scratch)
             ring.index_copy_(0, slots, torch.where(self._like(value), value, 0))
@@ -196,6 +196,22 @@ class RowMask:
 def can_look(rows: Tensor) -> bool:
     """Whether a look at one number costs less than an operator over all rows: the host can read it at once."""
     return is_host_readable(rows)
+
+
+def write_column_(buffer: Tensor, column: Tensor, value: Tensor) -> None:
+    """Writes a column of the buffer, in place.
+
+    Args:
+        buffer: `(num_envs, num_columns, ...)`.
+        column: its index, int64, `(1,)`.
+        value: `(num_envs, ...)`.
+    """
+    value = value.unsqueeze(1)
+    if not is_tracing(buffer):
+        buffer.index_copy_(1, column, value)
+    else:  # without an index, because Inductor would copy a buffer that it writes to by indices twice
+        is_column = torch.arange(buffer.shape[1], device=column.device) == column
+        buffer.copy_(torch.where(is_column.view(-1, *(1,) * (buffer.dim() - 2)), value, buffer))
 
 
 def set_first_(buffer: Tensor, rows: Tensor, unset: Tensor, mask: Tensor | None = None) -> None:
