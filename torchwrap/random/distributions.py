@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchwrap._core.graph_hints import realize_on_cuda
 from torchwrap.random.generator import as_arrays, philox, philox_of_arrays
 from torchwrap.random.key import Key
 
@@ -32,19 +33,20 @@ def bits(key: Key, count: int) -> Tensor:
     return words if isinstance(words, Tensor) else torch.from_numpy(words)
 
 
-def _bits(key: Key, count: int) -> Tensor | np.ndarray[Any, Any]:
-    # In NumPy if the host can read the key. Memory is laid out word by word, so that a caller that splits the last dimension
-    # reads contiguous memory.
+def _bits(key: Key, count: int, shift: int = 0) -> Tensor | np.ndarray[Any, Any]:
+    # The words without their lowest `shift` bits. In NumPy if the host can read the key. Memory is laid out word by word, so
+    # that a caller that splits the last dimension reads contiguous memory.
     blocks, tag, arrays = (count + 3) // 4, key.tag << _BLOCK_BITS, as_arrays(*key[:5])
     if arrays is None:
         low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
         words = philox((low, high), (draw, tag + torch.arange(blocks, device=env.device), env, episode))
-        return (
-            torch.stack(words[: count or 1]).movedim(0, -1).flatten(-2)[..., :count]
-        )  # sliced first, so that a compiler drops unused words
+        needed = words[: count or 1]  # sliced first, so that a compiler drops unused words
+        if shift:  # int32, because a compiler writes the stack to memory
+            needed = tuple([realize_on_cuda((word >> shift).int()) for word in needed])
+        return torch.stack(needed).movedim(0, -1).flatten(-2)[..., :count]
     k0, k1, c2, c3, c0 = (array[..., None] for array in arrays)
     found = np.array(philox_of_arrays(k0, k1, c0, tag + np.arange(blocks), c2, c3))
-    return np.moveaxis(found, 0, -1).reshape(*key.env.shape, 4 * blocks)[..., :count]
+    return np.moveaxis(found >> shift, 0, -1).reshape(*key.env.shape, 4 * blocks)[..., :count]
 
 
 def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,7 +70,7 @@ def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.fl
         words, scale = _bits(key, 2 * count), 2.0**-53
         integer = (words[..., 0::2] >> 5) * 2**26 + (words[..., 1::2] >> 6)
     elif dtype == torch.float32:
-        integer, scale = _bits(key, count) >> 8, 2.0**-24
+        integer, scale = _bits(key, count, 8), 2.0**-24
     else:
         raise TypeError(f"uniform needs a dtype of torch.float32 or torch.float64, but got {dtype}.")
     integer = integer.reshape((*key.env.shape, *shape))
