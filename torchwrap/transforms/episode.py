@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BufferAttribute, EnvBuffer, EpisodeClock
+from torchwrap._core.env_buffers import BufferAttribute, ConstantBuffer, EnvBuffer, EpisodeClock
 from torchwrap._core.row_mask import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
@@ -46,6 +46,7 @@ class RecordEpisodeStatistics(Transform):
     running_length = EnvBuffer((1,), torch.int64)
     records = BufferAttribute()
     count = BufferAttribute()
+    is_return = ConstantBuffer()  # of the two columns of a record
 
     def __init__(self, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__()
@@ -67,6 +68,7 @@ class RecordEpisodeStatistics(Transform):
         records = torch.zeros(self.ring_size + num_envs, 2, dtype=torch.float64, device=device)
         self.register_buffer("records", records, persistent=False)
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
+        self.register_buffer("is_return", torch.arange(2, device=device) == 0, persistent=False)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -75,7 +77,9 @@ class RecordEpisodeStatistics(Transform):
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         finished = mask & (self.running_length > 0)  # an episode without a step does not count
-        finished.append_(self.records, self.ring_size, self.count, torch.cat([self.running_return, self.running_length], 1))
+        # `where` and not `cat`, whose result Inductor would write to memory.
+        record = torch.where(self.is_return, self.running_return, self.running_length)
+        finished.append_(self.records, self.ring_size, self.count, record)
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
         return td
