@@ -24,6 +24,12 @@ _CPU_SHORT_TAILS = {"cpp.enable_loop_tail_vec": False}
 # With few envs most loops are over before another thread has started.
 _SMALL_BATCH, _CPU_SMALL = 1024, {"cpp.min_chunk_size": 4096}
 
+# On CUDA, a value that is computed again for each of its users costs less than one that is written and read, unless it takes
+# long, such as random numbers. With few envs, launches cost more than bytes, so independent kernels become one. With many,
+# only pointwise ones do: a scan among them would run in one block.
+_CUDA = {"realize_reads_threshold": 24, "realize_opcount_threshold": 64, "combo_kernels": True}
+_LARGE_BATCH, _CUDA_LARGE = 65536, {"combo_kernels_pointwise_only": True}
+
 
 def backends() -> list[str]:
     """Names of PyTorch's compilers."""
@@ -59,6 +65,8 @@ def compile_graph(
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
             options = _CPU | (_CPU_PART if part else {}) | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
+        elif device.type == "cuda":
+            options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
         return torch._inductor.compile(graph, fakes, options=_INDUCTOR | options)  # type: ignore[return-value]
 
