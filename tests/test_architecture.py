@@ -153,6 +153,7 @@ def ladder_has_no_upward_arrow(sources):
 LIBRARIES = {
     **{"torchwrap._media.video": {"imageio"}, "torchwrap._media.window": {"pygame"}},
     **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
+    **{"torchwrap.interop.jax": {"jax", "brax", "gymnax"}, "torchwrap.interop._jax_functions": {"jax"}},
     **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
 }
 DEPENDENCIES = {"torch", "tensordict", "gymnasium", "numpy", "torchwrap", *sys.stdlib_module_names}
