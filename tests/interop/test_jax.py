@@ -1,0 +1,570 @@
+"""JAX simulators: their functions under torchwrap's auto-reset, against the same functions in JAX, stepped by hand."""
+
+import copy
+import functools
+import importlib
+import io
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+import torch
+from gymnasium import spaces as S
+from helpers import Held, assert_no_overlap, assert_plays_the_same, assert_same, play
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.jax import from_brax, from_gymnax, from_jax
+from torchwrap.random import Stream, bits
+from torchwrap.testing import check_env
+
+BOX, ACTIONS = S.Box(-np.inf, np.inf, (3,), np.float32), S.Box(-1, 1, (3,), np.float32)
+NAMES = ("observation", "reward", "terminated", "truncated", "done", "root")
+PART = {"terminated": (True, False), "truncated": (False, True), "both": (True, True)}
+
+
+def functions(ending="in turn", length=None):
+    """A random walk. Its episodes end after a random number of steps, or all after `length`, in one of the ways or in turn."""
+
+    def reset(key):
+        key, first, second = jax.random.split(key, 3)
+        position = jax.random.uniform(first, (3,))
+        end = jax.random.randint(second, (), 1, 9) if length is None else length
+        return {"position": position, "steps": 0, "end": end, "key": key}, position
+
+    def step(state, action):
+        key, draw = jax.random.split(state["key"])
+        position = state["position"] + 0.1 * jnp.sin(action) + 0.01 * jax.random.normal(draw, (3,))
+        steps, end = state["steps"] + 1, state["end"]
+        part = jnp.array([*PART.values()])[end % 3] if ending == "in turn" else jnp.array(PART[ending])
+        terminated, truncated = (steps >= end) & part
+        info = {"steps": steps, "is_far": position[0] > 1, "vector": position}
+        return (
+            {"position": position, "steps": steps, "end": end, "key": key},
+            position,
+            position.sum(),
+            terminated,
+            truncated,
+            info,
+        )
+
+    return reset, step
+
+
+def make(num_envs=5, ending="in turn", length=None, **kwargs):
+    return from_jax(*functions(ending, length), num_envs, BOX, ACTIONS, **kwargs)
+
+
+def keys(seed, rows, episodes):
+    """The keys of these episodes of some envs."""
+    stream = Stream(len(rows), seed=seed)
+    stream.env.copy_(torch.tensor(rows))
+    stream.episode.copy_(torch.tensor(episodes))
+    return jax.random.wrap_key_data(jnp.asarray(bits(stream.key(), 2).numpy().astype(np.uint32)))
+
+
+def by_hand(reset, step, actions, seed, limit=None, first_index=0):
+    """Steps with JAX alone: yields what a transition and the next root hold, as NumPy arrays."""
+    num_envs = len(actions[0])
+    reset, step = jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step))
+    rows, episodes, elapsed = first_index + np.arange(num_envs), np.zeros(num_envs, int), np.zeros(num_envs, int)
+    state, _ = reset(keys(seed, rows, episodes))
+    for action in actions:
+        state, observation, reward, terminated, truncated, _ = step(state, jnp.asarray(action.numpy()))
+        elapsed += 1
+        truncated = np.asarray(truncated) | (elapsed == limit)
+        done = np.asarray(terminated) | truncated
+        episodes, elapsed = episodes + done, np.where(done, 0, elapsed)
+        fresh, initial = reset(keys(seed, rows, episodes))  # of all rows, to take some
+        choose = functools.partial(where, done)
+        state, root = jax.tree.map(choose, fresh, state), choose(initial, observation)
+        yield dict(zip(NAMES, map(np.asarray, (observation, reward, terminated, truncated, done, root)), strict=True))
+
+
+def where(rows, first, second):
+    return jnp.where(rows.reshape(-1, *(1,) * (first.ndim - 1)), first, second)
+
+
+def assert_equals_by_hand(env, reset, step, num_steps, limit=None, seed=3, first_index=0):
+    """Every transition and root is bit-identical. Returns the successors."""
+    actions = [env.sample_action() for _ in range(num_steps)]
+    td, successors = env.reset(seed=seed), []
+    for action, expected in zip(actions, by_hand(reset, step, actions, seed, limit, first_index), strict=True):
+        transition, td = env.step(td.set("action", action))
+        successors.append(transition["next"])
+        got = {**successors[-1].to_dict(), "root": td["observation"]}
+        for name, right in expected.items():
+            np.testing.assert_array_equal(got[name].numpy().reshape(right.shape), right, err_msg=name)
+    return torch.stack(successors)
+
+
+def count_ends(*arguments, **kwargs):
+    return assert_equals_by_hand(*arguments, **kwargs)["done"].sum()
+
+
+# Steps and resets.
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated", "both", "in turn"])
+def test_steps_with_staggered_ends_equal_the_functions_by_hand(ending):
+    assert count_ends(make(20, ending), *functions(ending), num_steps=30) > 50
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated"])
+def test_steps_whose_episodes_end_all_at_once_equal_the_functions_by_hand(ending):
+    assert count_ends(make(20, ending, 4), *functions(ending, 4), num_steps=13) == 60
+
+
+def test_steps_with_a_limit_equal_the_functions_by_hand():
+    env = make(7, max_episode_steps=4)
+    assert env.signature.max_episode_steps == 4
+    assert count_ends(env, *functions(), num_steps=30, limit=4) > 50
+
+
+def test_env_is_the_same_among_others_and_in_a_shard():
+    assert count_ends(make(40), *functions(), num_steps=9) > 40  # resets of 16 rows
+    assert count_ends(make(3, first_index=5), *functions(), num_steps=9, first_index=5) > 3
+
+
+def batched_functions():
+    reset, step = functions()
+    return jax.vmap(reset), jax.vmap(step)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id="single"),
+        pytest.param(
+            functools.partial(from_jax, *batched_functions(), observation_space=BOX, action_space=ACTIONS, batched=True),
+            id="batched",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_env_keeps_the_contract(make):
+    check_env(functools.partial(make, info_keys=("steps",)))
+
+
+def test_transition_resets_nothing_and_a_masked_reset_does():
+    env, other = make(), make()
+    td, _ = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(10):
+        action = env.sample_action()
+        expected, root = other.step(action.clone())
+        transition, td = env.transition(td.set("action", action))
+        assert_same(transition["next"], expected["next"])
+        assert (td["observation"] == transition["next", "observation"]).all()
+        td = env.reset(mask=transition["next", "done"].squeeze(-1))
+        assert_same(td, root.select("observation"))
+
+
+def test_seeded_reset_of_some_rows_leaves_the_others_alone():
+    env = make()
+    td = env.reset(seed=0)
+    mask = torch.tensor([False, True, True, False, False])
+    before = jax.tree.map(np.asarray, jax.tree.leaves(env.state["position"]))[0]
+    again = env.reset(seed=7, mask=mask)
+    assert (again["observation"][~mask] == td["observation"][~mask]).all()
+    assert (again["observation"][mask] == make().reset(seed=7)["observation"][mask]).all()
+    np.testing.assert_array_equal(np.asarray(env.state["position"])[~mask.numpy()], before[~mask.numpy()])
+
+
+def test_functions_are_traced_once_for_checks_and_any_number_of_finished_rows():
+    calls = []
+
+    def counted(function):
+        return lambda *arguments: calls.append(function.__name__) or function(*arguments)
+
+    env = from_jax(*map(counted, functions()), 40, BOX, ACTIONS)
+    play(env, 20, env.reset(seed=0))
+    env.reset(mask=torch.arange(40) == 3)
+    assert sorted(calls) == ["reset", "step"]
+
+
+def test_elapsed_steps_move_the_limit():
+    env = make(3, "terminated", 100, max_episode_steps=10)
+    env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([0, 9, 8])
+    transition, _ = env.step(env.sample_action())
+    assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
+    assert not transition["next", "terminated"].any()
+    assert env.elapsed_steps.tolist() == [1, 0, 9]
+
+
+def test_info_keys_are_columns_of_numbers():
+    env = make(4, info_keys=["steps", "is_far"])
+    td = env.reset(seed=0)
+    for _ in range(6):
+        elapsed = env.elapsed_steps
+        transition, td = env.step(td.set("action", env.sample_action()))
+        info = transition["next", "info"]
+        assert (info["steps"] == 1.0 + elapsed.unsqueeze(-1)).all() and info["steps"].dtype == torch.float32
+        assert (info["is_far"] == (transition["next", "observation"][:, :1] > 1).float()).all()
+
+
+# Memory.
+
+
+def echo():
+    """Functions that return what they get, and constants."""
+    constant = jnp.arange(16, dtype=jnp.float32)
+    space = S.Dict(action=S.Box(-1, 1, (16,)), state=S.Box(-1, 1, (16,)), constant=S.Box(0, 20, (16,)))
+
+    def reset(keys):
+        rows = jnp.zeros((len(keys), 16))
+        return rows, {"action": rows, "state": rows, "constant": jnp.broadcast_to(constant, rows.shape)}
+
+    def step(state, action):
+        no = jnp.zeros(len(state), bool)
+        observation = {"action": action, "state": state, "constant": jnp.broadcast_to(constant, state.shape)}
+        return state, observation, state[:, 0], no, no, {}
+
+    return reset, step, space, S.Box(-1, 1, (16,))
+
+
+def test_results_own_their_memory():
+    reset, step, space, actions = echo()
+    env, held = from_jax(reset, step, 16, space, actions, batched=True), Held()
+    td = env.reset(seed=0)
+    for _ in range(4):
+        action = env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        values = transition["next"].select("observation", "reward", "terminated", "truncated")
+        pointers = [leaf.data_ptr() for leaf in values.values(True, True)] + [action.data_ptr(), env.packed_state.data_ptr()]
+        assert len(set(pointers)) == len(pointers) == 8
+        held.add(transition.clone(False), td)
+        held.assert_unchanged()
+    assert_no_overlap(transition, td, TensorDict(state=env.packed_state))
+    assert (env.step(torch.zeros(16, 16))[0]["next", "observation", "constant"] == torch.arange(16)).all()
+
+
+def test_values_pass_without_a_copy(monkeypatch):
+    env, seen = make(16), []
+    action = env.reset(seed=0)["observation"].clone().clamp(-1, 1)
+    before = env.packed_state
+    step = env.functions.step
+    monkeypatch.setattr(env.functions, "step", lambda *arguments: seen.append((arguments, step(*arguments))) or seen[0][1])
+    transition, _ = env.transition(action)
+    (((state, (given,)), results),) = seen
+    assert (state.unsafe_buffer_pointer(), given.unsafe_buffer_pointer()) == (before.data_ptr(), action.data_ptr())
+    after, (observation,), flags, _ = results
+    assert after.unsafe_buffer_pointer() == env.packed_state.data_ptr()
+    assert observation.unsafe_buffer_pointer() == transition["next", "observation"].data_ptr()
+    for name, flag in zip(("reward", "terminated", "truncated"), flags, strict=True):
+        assert flag.unsafe_buffer_pointer() == transition["next", name].data_ptr()
+
+
+def test_actions_may_be_views():
+    env, other = make(), make()
+    env.reset(seed=0), other.reset(seed=0)
+    storage = torch.rand(3, 11).T  # transposed, and 4 bytes behind an aligned address
+    expected, _ = other.step(storage[1:6].clone())
+    assert_same(env.step(storage[1:6])[0]["next"], expected["next"])
+
+
+# State.
+
+
+def numbers(wide=False):
+    """Functions whose state has a leaf of every kind."""
+    names = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16", "float32", "bool"]
+    names += ["int64", "uint64", "float64"] if wide else []
+
+    def reset(key):
+        number = jax.random.uniform(key, (2,), minval=0, maxval=100)
+        leaves = {name: number.astype(name) for name in names}
+        rbg = jax.random.wrap_key_data(jnp.arange(4, dtype=jnp.uint32), impl="rbg")
+        nan = jax.lax.bitcast_convert_type(jnp.uint32(0x7FA12345), jnp.float32)
+        return (leaves, [jax.random.split(key), rbg], nan, None), number[:1]
+
+    def step(state, action):
+        leaves, (keys, rbg), nan, _ = state
+        drawn = jax.vmap(jax.random.uniform)(keys).sum() + jax.random.uniform(rbg)
+        leaves = {name: ~leaf if name == "bool" else leaf + jnp.asarray(1, leaf.dtype) for name, leaf in leaves.items()}
+        total = sum(leaf.astype("float32").sum() for leaf in leaves.values())
+        nothing = jnp.array(False)
+        after = (leaves, [jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys), rbg], nan, None)
+        return after, (drawn + total)[None], total, nothing, nothing, {}
+
+    return reset, step
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
+def test_state_of_every_dtype_survives_a_snapshot(wide):
+    with jax.enable_x64(wide):
+        space = S.Box(-np.inf, np.inf, (1,), np.float64)
+        env, other = (from_jax(*numbers(wide), 4, space, ACTIONS, max_episode_steps=7) for _ in range(2))
+        play(env, 10, env.reset(seed=0))
+        file = io.BytesIO()
+        torch.save(env.snapshot().to_dict(), file)
+        file.seek(0)
+        td = other.restore(torch.load(file, weights_only=True))
+        other.action_stream.load_state_dict(env.action_stream.state_dict())
+        for ours, theirs in zip(jax.tree.leaves(env.state), jax.tree.leaves(other.state), strict=True):
+            assert ours.dtype == theirs.dtype
+            if jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
+                ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
+            assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+        assert np.asarray(other.state[2]).view(np.uint32).tolist() == [0x7FA12345] * 4
+        played, _ = play(other, 10, td)
+        assert_same(played, play(env, 10, env._position.root)[0])
+        assert played["transition", "next", "observation"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
+def test_state_of_every_dtype_steps_as_by_hand(wide):
+    with jax.enable_x64(wide):
+        env = from_jax(*numbers(wide), 4, S.Box(-np.inf, np.inf, (1,), np.float32), ACTIONS)
+        initial = jax.vmap(numbers(wide)[0])(keys(0, range(4), [0] * 4))[0]
+        env.reset(seed=0)
+        stepped, observation, *_ = jax.jit(jax.vmap(numbers(wide)[1]))(initial, jnp.zeros((4, 3)))
+        got = env.step(torch.zeros(4, 3))[0]["next", "observation"]
+        np.testing.assert_array_equal(got.numpy(), observation.astype("float32"))
+        for name, leaf in stepped[0].items():
+            assert str(leaf.dtype) == name and (env.state[0][name] == leaf).all()
+
+
+def test_copy_continues_as_the_original_and_is_not_compiled_again():
+    env = make()
+    td = env.reset(seed=0)
+    twin = copy.deepcopy(env)
+    assert twin.functions is env.functions
+    first, _ = play(env, 10, td)
+    second, _ = play(twin, 10, twin.reset(mask=torch.zeros(5, dtype=torch.bool)))
+    assert_same(first, second)
+
+
+# Above it.
+
+
+def test_compile_compiles_the_transforms():
+    def stack():
+        return tw.TransformedEnv(make(20), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5))
+
+    eager, compiled = stack(), tw.compile(stack(), backend="aot_eager")
+    assert compiled.is_compiled and assert_plays_the_same(eager, compiled, 20, 2e-6)["done"].any()
+
+
+def test_collector_collects_what_step_returns():
+    env, other = make(), make()
+    td = env.reset(seed=0)
+    data, _ = tw.Collector(env, lambda td: td.set("action", env.sample_action()), 20)(td)
+    td = other.reset(seed=0)
+    for step in range(20):
+        transition, td = other.step(td.set("action", other.sample_action()))
+        assert_same(data[:, step]["next"], transition["next"])
+
+
+# Spaces.
+
+
+def test_nested_values_reach_the_functions_and_come_back():
+    space = S.Dict(b=S.Tuple((S.Box(-9, 9, (2,), np.float64), S.Discrete(5))), a=S.Box(0, 255, (2, 2), np.uint8))
+    actions = S.Dict(turn=S.Discrete(3, start=2), push=S.Tuple((S.MultiDiscrete([4, 5]), S.Box(-1, 1, (), np.float64))))
+
+    def observe(state):
+        return {"a": jnp.full((2, 2), state[0], jnp.uint8), "b": (state.astype(jnp.float32)[:2], state[2])}
+
+    def step(state, action):
+        many, push = action["push"]
+        state = jnp.array([action["turn"], many[0], many[1]])
+        return state, observe(state), push, state[0] < 0, state[0] < 0, {}
+
+    env = from_jax(lambda key: (jnp.zeros(3, int), observe(jnp.zeros(3, int))), step, 4, space, actions)
+    assert tw.spaces.contains(space, env.reset(seed=0)["observation"])
+    action = env.sample_action()
+    successor = env.step(action)[0]["next"]
+    assert tw.spaces.contains(space, successor["observation"])
+    turn, many = action["turn"], action["push", "0"]
+    assert (successor["observation", "a"] == turn.view(4, 1, 1)).all()
+    assert (successor["observation", "b", "0"] == torch.stack([turn, many[:, 0]], 1)).all()
+    assert (successor["observation", "b", "1"] == many[:, 1]).all()
+    assert (successor["reward"] == action["push", "1"].float().unsqueeze(-1)).all()
+
+
+# Errors.
+
+
+def replaced(reset=None, step=None, vmapped=False, **kwargs):
+    def changed(function, change):
+        return function if change is None else lambda *arguments: change(*function(*arguments))
+
+    good_reset, good_step = batched_functions() if vmapped else functions()
+    given = {"observation_space": BOX, "action_space": ACTIONS, "batched": vmapped, **kwargs}
+    return lambda: from_jax(changed(good_reset, reset), changed(good_step, step), 2, **given)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: from_jax(3, functions()[1], 2, BOX, ACTIONS), TypeError, "from_jax needs a function as reset, but got 3"),
+        (replaced(observation_space=None), TypeError, "gymnasium Space as observation_space, but got None"),
+        (replaced(action_space=3), TypeError, "gymnasium Space as action_space, but got 3"),
+        (replaced(max_episode_steps=0), ValueError, "max_episode_steps of at least 1"),
+        (replaced(device="cuda:0"), ValueError, "needs a device that JAX computes on, but got 'cuda:0'"),
+        (replaced(info_keys="steps"), TypeError, "info_keys as a list, but got the string 'steps'"),
+        (replaced(info_keys=["nope"]), ValueError, r"but got \['nope'\]. It contains \['is_far', 'steps', 'vector'\]"),
+        (replaced(info_keys=["vector"]), ValueError, r"needs vector as one number per env, but got float32\[2, 3\]"),
+        (replaced(reset=lambda state, observation: state), TypeError, r"reset to return \(state, observation\), but got"),
+        (replaced(reset=lambda state, observation: (state, observation[:2])), ValueError, r"reset to .* got float32\[2, 2\]"),
+        (replaced(reset=lambda state, observation: ((), observation)), ValueError, "state with at least one number"),
+        (
+            replaced(reset=lambda state, o: (state["position"] + 1j, o)),
+            TypeError,
+            r"got complex64\[2, 3\]",
+        ),
+        (replaced(step=lambda *values: values[:5]), TypeError, r"step to return \(state, .*, info\) with a dict as info"),
+        (replaced(step=lambda *values: (*values[:5], None)), TypeError, r"with a dict as info"),
+        (
+            replaced(step=lambda state, *values: ({**state, "steps": 1.0}, *values)),
+            ValueError,
+            r"from reset, but got \(reset, step\) {\"\['steps'\]\": \('int32\[2\]', 'float32\[2\]'\)}",
+        ),
+        (replaced(step=lambda state, *values: ((state,), *values)), ValueError, "structure"),
+        (replaced(step=lambda state, o, *values: (state, {"a": o}, *values)), ValueError, r"step to .* got {'a': 'float32"),
+        (replaced(step=lambda state, o, r, *values: (state, o, o, *values)), ValueError, "reward as one number per env"),
+        (replaced(observation_space=S.Box(0, 9, (3,), np.uint8)), ValueError, r"uint8\), but got float32\[2, 3\]"),
+        (replaced(observation_space=S.Dict(a=BOX)), ValueError, r"reset to return 2 observations of Dict"),
+        (
+            replaced(reset=lambda state, o: ((state["end"][0], o), o), batched=True, vmapped=True),
+            ValueError,
+            "one row per key",
+        ),
+    ],
+)
+def test_functions_that_do_not_fit_are_refused_at_construction(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+# Brax.
+
+
+@pytest.fixture
+def brax():
+    brax = pytest.importorskip("brax")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that Brax is not maintained
+        import brax.envs
+        from brax.envs.wrappers import training
+
+        yield {
+            "pendulum": lambda: brax.envs.get_environment("inverted_pendulum", backend="spring"),
+            "fast": lambda **kwargs: brax.envs.get_environment("fast", **kwargs),
+            "wrapped": lambda name: getattr(training, name),
+        }
+
+
+def functions_of_brax(env):
+    def reset(key):
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(state, action):
+        state = env.step(state, action)
+        return state, state.obs, state.reward, state.done.astype(bool), jnp.array(False), {}
+
+    return reset, step
+
+
+def test_brax_equals_its_functions_by_hand(brax):
+    env = from_brax(brax["pendulum"](), 6, max_episode_steps=12, info_keys=["time_out"])
+    assert repr(env) == "<InvertedPendulum(num_envs=6, device=cpu)>" and env.single_action_space == S.Box(-1, 1, (1,))
+    reset, step = functions_of_brax(brax["pendulum"]())
+    successor = assert_equals_by_hand(env, reset, step, 40, limit=12)
+    fallen = successor["observation"][..., 1:2].abs() > 0.2
+    assert fallen.any() and (successor["terminated"] == fallen).all() and (successor["info", "time_out"] == fallen).all()
+    assert (successor["truncated"] & ~fallen).any()
+    assert len({*env.reset(seed=3)["observation"][:, 0].tolist()}) == 6
+
+
+def test_brax_by_name_and_with_nested_observations(brax):
+    env = from_brax("fast", 3)
+    assert repr(env) == "<fast(num_envs=3, device=cpu)>" and env.signature.max_episode_steps == 1000
+    env = from_brax(brax["fast"](obs_mode="dict_state", asymmetric_obs=True), 3, max_episode_steps=None)
+    assert env.single_observation_space["privileged_state"].shape == (4,) and env.signature.max_episode_steps is None
+    env.reset(seed=0)
+    assert env.step(env.sample_action())[0]["next", "observation", "state"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["EpisodeWrapper", "AutoResetWrapper", "VmapWrapper"])
+def test_brax_wrappers_are_refused(brax, name):
+    wrap, arguments = brax["wrapped"](name), {"EpisodeWrapper": (10, 1)}.get(name, ())
+    with pytest.raises(ValueError, match=f"reset or batch, but got {name}: brax.envs.get_environment makes one"):
+        from_brax(wrap(brax["fast"](), *arguments), 2)
+
+
+def test_from_brax_names_what_it_needs(brax):
+    with pytest.raises(ValueError, match=r"from_brax needs the name of one of Brax's envs, ant, .*, but got 'bee'"):
+        from_brax("bee", 2)
+    with pytest.raises(TypeError, match="from_brax needs an env of Brax or its name, but got 3"):
+        from_brax(3, 2)
+    with pytest.raises(ValueError, match=r"from_brax needs info_keys that the info contains, but got \['nope'\]"):
+        from_brax(brax["fast"](), 2, info_keys=["nope"])
+
+
+# gymnax.
+
+
+@pytest.fixture
+def gymnax():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("gymnax")
+
+
+@pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 15), ("MountainCar-v0", 6), ("FrozenLake-misc", None)])
+def test_gymnax_equals_its_functions_by_hand(gymnax, name, limit):
+    base, params = gymnax.make(name)
+    params = params if limit is None else params.replace(max_steps_in_episode=limit)
+
+    def reset(key):
+        first, second = jax.random.split(key)
+        observation, state = base.reset_env(first, params)
+        return (state, second), observation
+
+    def step(state, action):
+        inner, key = state
+        observation, inner, reward, terminated, _ = base.step_env(jax.random.fold_in(key, inner.time), inner, action, params)
+        return (inner, key), observation, reward, terminated, inner.time >= params.max_steps_in_episode, {}
+
+    env = from_gymnax(name, 20, max_episode_steps=limit)
+    assert env.signature.max_episode_steps == params.max_steps_in_episode
+    seen = assert_equals_by_hand(env, reset, step, 40)
+    ends = [seen[name].any().item() for name in ("terminated", "truncated")]
+    assert ends == {"CartPole-v1": [True, True], "MountainCar-v0": [False, True], "FrozenLake-misc": [True, False]}[name]
+
+
+def test_gymnax_cartpole_agrees_with_the_native_one(gymnax):
+    env, native = from_gymnax("CartPole-v1", 8), tw.make("CartPole-v1", 8)
+    td, _ = env.reset(seed=0), native.reset(seed=0)
+    for _ in range(60):
+        for field, column in zip(native.unwrapped.fields, td["observation"].unbind(-1), strict=False):
+            native.unwrapped.state[field].copy_(column.view_as(native.unwrapped.state[field]))
+        action = env.sample_action()
+        expected = native.transition(action.clone())[0]["next"]
+        transition, td = env.step(td.set("action", action))
+        torch.testing.assert_close(transition["next", "observation"], expected["observation"], rtol=1e-5, atol=1e-6)
+        assert (transition["next", "terminated"] == expected["terminated"]).all()
+        native.reset(mask=transition["next", "done"].squeeze(-1))
+    assert (env.elapsed_steps < 60).all()
+
+
+def test_gymnax_info_and_params(gymnax):
+    base, params = gymnax.make("CartPole-v1")
+    env = from_gymnax(base, 2, params=params.replace(gravity=0.0, max_steps_in_episode=33), info_keys=["discount"])
+    assert env.signature.max_episode_steps == 33
+    env.reset(seed=0)
+    assert env.step(env.sample_action())[0]["next", "info", "discount"].tolist() == [[1.0], [1.0]]
+
+
+def test_wrapped_gymnax_env_is_refused(gymnax):
+    with pytest.raises(TypeError, match="needs an env of gymnax without wrappers, or its name, but got LogWrapper"):
+        from_gymnax(importlib.import_module("gymnax.wrappers").LogWrapper(gymnax.make("CartPole-v1")[0]), 2)
