@@ -260,8 +260,7 @@ class JaxEnv(Env):
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         self.stream.next_episode(mask)
         observation = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
-        rows, size = mask.indices, self.functions.reset_size
-        assert rows is not None  # the host reads the mask
+        rows, size = torch.from_numpy(np.flatnonzero(mask.numpy())).to(self.device), self.functions.reset_size
         for some in rows.split(size) if len(rows) else ():
             words = bits(self.stream.key().select(some), self.functions.key_words)
             keys = F.pad(words, (0, 0, 0, size - len(some))).to(torch.uint32)
