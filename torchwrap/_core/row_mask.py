@@ -141,9 +141,18 @@ class RowMask:
             buffer.index_copy_(0, indices, value.index_select(0, indices))
 
     def assign_columns_(self, buffer: Tensor, columns: Tensor, value: Tensor) -> None:
-        """Writes column `i` of the set rows of `value` into column `columns[i]` of the buffer, in place."""
+        """Writes column `i` of the set rows of `value` into column `columns[i]` of the buffer, in place.
+
+        Args:
+            buffer: `(num_envs, num_columns, ...)`.
+            columns: all columns in a cyclic order, int64, `(num_columns,)`.
+            value: `(num_envs, num_columns, ...)`.
+        """
         indices = self.indices
-        if indices is None:
+        if indices is None and buffer.is_cuda:  # as in `write_column_`
+            source = (torch.arange(len(columns), device=columns.device) - columns[:1]) % len(columns)
+            buffer.copy_(torch.where(self._like(value), value.index_select(1, source), buffer))
+        elif indices is None:
             # Through the same indices as whoever reads the columns in this order, because Inductor computes both in one loop.
             current = buffer.index_select(1, columns)
             buffer.index_copy_(1, columns, torch.where(self._like(value), value, current))
@@ -207,9 +216,9 @@ def write_column_(buffer: Tensor, column: Tensor, value: Tensor) -> None:
         value: `(num_envs, ...)`.
     """
     value = value.unsqueeze(1)
-    if not is_tracing(buffer):
+    if not (buffer.is_cuda and is_tracing(buffer)):
         buffer.index_copy_(1, column, value)
-    else:  # without an index, because Inductor would copy a buffer that it writes to by indices twice
+    else:  # not by indices, because Inductor would then copy the buffer twice; on CUDA that costs more than to write all of it
         is_column = torch.arange(buffer.shape[1], device=column.device) == column
         buffer.copy_(torch.where(is_column.view(-1, *(1,) * (buffer.dim() - 2)), value, buffer))
 

@@ -26,47 +26,34 @@ Path = tuple[str, ...]
 class _Frames(BatchedModule):
     """The latest frames of a leaf `(num_envs, *shape)`; before the initial one, `padding`, or copies of that one if None."""
 
-    # All but the latest, in a ring, so that a step writes one frame and moves no others. All envs share the order of its
-    # slots, oldest first. The first slot comes last once more: the latest frame goes there.
-    frames = EnvBuffer(row=lambda self: self.padding.expand(self.num_slots, *self.padding.shape))
+    # A ring, so that a step writes one frame and moves no others. All envs share the order of its slots, oldest first.
+    frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
     order = BufferAttribute()
     padding = ConstantBuffer()
-    last = ConstantBuffer()
 
     def __init__(self, zero: Tensor, padding: Tensor | None, size: int, num_envs: int) -> None:
         super().__init__()
-        self.size, self.num_slots, self.repeats_initial = size, max(size - 1, 1), padding is None
+        self.size, self.repeats_initial = size, padding is None
         self.register_buffer("padding", zero if padding is None else padding, persistent=False)
         self.allocate(num_envs, zero.device)
-        self.register_buffer("order", torch.arange(size, device=zero.device) % self.num_slots, persistent=False)
-        self.register_buffer("last", torch.tensor([size - 1], device=zero.device), persistent=False)
+        self.register_buffer("order", torch.arange(size, device=zero.device), persistent=False)
 
     def append(self, frame: Tensor) -> None:
-        write_column_(self.frames, self.order[:1], frame)
         # One write, so that an interrupt leaves a valid order.
-        self.order.copy_((self.order + 1).remainder_(self.num_slots))
+        self.order.copy_((self.order + 1).remainder_(self.size))
+        write_column_(self.frames, self.order[-1:], frame)
 
     def step(self, frame: Tensor) -> Tensor:
         """Appends a frame. Returns all of them."""
-        stack = self.frames.index_select(1, self.order)
-        write_column_(stack, self.last, frame)
         self.append(frame)
-        return stack
+        return self.frames.index_select(1, self.order)
 
     def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
         """Begins again with an initial frame, in the rows of the mask. Returns all frames."""
         # Realized because the stack reads the initial frame several times, and Inductor would compute it as often.
-        initial = realize_on_cpu(initial)
-        stack = mask.apply(self._initial_stack, initial)
-        if mask.indices is not None:
-            mask.assign_columns_(self.frames, self.order[:-1], stack[:, 1:])
-        else:  # in the order of the slots, so that Inductor writes what was appended and this in one loop
-            kept = initial.unsqueeze(1).expand(-1, self.num_slots, *self.padding.shape)
-            if not self.repeats_initial:
-                kept = self.padding.expand_as(kept).clone()
-                write_column_(kept, self.order[self.num_slots - 1 : self.num_slots], initial)
-            mask.assign_(self.frames, kept)
-        return stack
+        stacked = mask.apply(self._initial_stack, realize_on_cpu(initial))
+        mask.assign_columns_(self.frames, self.order, stacked)
+        return stacked
 
     def _initial_stack(self, initial: Tensor) -> Tensor:
         initial, shape = initial.unsqueeze(1), self.padding.shape
@@ -79,9 +66,8 @@ class _Oldest(_Frames):
     """The oldest of the latest frames."""
 
     def step(self, frame: Tensor) -> Tensor:
-        oldest = self.frames.index_select(1, self.order[:1]).squeeze(1)
         self.append(frame)
-        return oldest if self.size > 1 else frame
+        return self.frames.index_select(1, self.order[:1]).squeeze(1)
 
     def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
         return super().reset(initial, mask)[:, 0]
