@@ -179,7 +179,8 @@ class RowMask:
         """
         indices = self.indices
         if indices is None:
-            rank = self.tensor.cumsum(0, dtype=torch.int32)  # 1 for the first
+            # 1 for the first. On CUDA in int32, which takes half of the bytes.
+            rank = self.tensor.cumsum(0, dtype=torch.int32 if ring.is_cuda else None)
             scratch = torch.arange(size, size + self.num_rows, device=ring.device)
             slots = torch.where(self.tensor, (rank - 1 + count) % size, scratch)
             ring.index_copy_(0, slots, torch.where(self._like(value), value, 0))
