@@ -106,6 +106,14 @@ class Env(EnvFacade):
             if isinstance(module, Stream):
                 module.seed(seed, mask)
 
+    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
+        """The seed that a reset uses if it is given `seed`. None continues the random streams.
+
+        A first reset has one, readable as `np_random_seed`, so that an unseeded run can be repeated. Raises for a seed that
+        the simulator does not take.
+        """
+        return fresh_seed() if seed is None and is_first else seed
+
     def _check_options(self, options: dict[str, Any]) -> None:
         """Raises for reset options that `_reset` does not take; by default it takes none."""
         raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
@@ -140,8 +148,7 @@ class Env(EnvFacade):
             rows = RowMask(mask, synchronize=self.host_stepped)
         if seed is not None:
             seed = checks.seed(self._name(), seed)
-        elif self._position.root is None:
-            seed = fresh_seed()  # readable as np_random_seed, so that an unseeded run can be repeated
+        seed = self.unwrapped._choose_seed(seed, self._position.root is None)
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
