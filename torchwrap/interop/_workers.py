@@ -35,10 +35,14 @@ class Workers:
         vector_env: with `parent_pipes`, `processes` and `error_queue` if it has workers.
         name: of the env, for errors.
         timeout: seconds for a worker to answer. None disables it.
+        has_threads: whether the vector env has threads, which may still hold the results of an interrupted call.
     """
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], name: str, timeout: float | None) -> None:
+    def __init__(
+        self, vector_env: VectorEnv[Any, Any, Any], name: str, timeout: float | None, has_threads: bool = False
+    ) -> None:
         self.vector_env, self._unfinished = vector_env, False
+        self._name, self._has_threads = name, has_threads
         self.processes: list[BaseProcess] = []
         self.pipes: list[WorkerPipe] = []
         self._base: Any = vector_env.unwrapped
@@ -49,7 +53,10 @@ class Workers:
             pipes[:] = self.pipes
 
     def check(self) -> None:
-        """Raises if there was a fault."""
+        """Raises if there was a fault, or an interrupted call whose results cannot be discarded."""
+        if self._has_threads and self._unfinished:
+            needed = f"{self._name} needs every call to finish, because its threads keep the results of an interrupted one"
+            raise RuntimeError(f"{needed}, but an earlier call did not. Call env.close() and make a new env.")
         for pipe in self.pipes:
             if pipe.fault is not None:
                 raise RuntimeError(pipe.fault)
