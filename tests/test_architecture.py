@@ -155,6 +155,7 @@ LIBRARIES = {
     **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
     **{"torchwrap.interop.jax": {"jax", "brax", "gymnax"}, "torchwrap.interop._jax_functions": {"jax"}},
     **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
+    "torchwrap.interop._engines": {"envpool"},
 }
 DEPENDENCIES = {"torch", "tensordict", "gymnasium", "numpy", "torchwrap", *sys.stdlib_module_names}
 

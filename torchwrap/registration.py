@@ -24,6 +24,7 @@ from torchwrap.envs.mountain_car_continuous import MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv
 from torchwrap.interop.gymnasium import make as make_gymnasium
+from torchwrap.interop.gymnasium import make_envpool
 
 NATIVE: dict[str, type[ClassicControl]] = {
     "Acrobot-v1": Acrobot,
@@ -108,7 +109,7 @@ def make(
     id: str | EnvSpec,
     num_envs: int | None = None,
     *,
-    backend: Literal["torch", "gymnasium"] | None = None,
+    backend: Literal["torch", "gymnasium", "envpool"] | None = None,
     device: torch.device | str | None = None,
     first_index: int | None = None,
     max_episode_steps: int | None = None,
@@ -121,18 +122,20 @@ def make(
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
 
     Args:
-        id: an id registered with Gymnasium, or the `spec` of an env. Arguments given here override those of the spec.
+        id: an id registered with Gymnasium, or the `spec` of an env. Arguments given here override those of the spec. With
+            `backend="envpool"`, an id of EnvPool's, which has its own.
         num_envs: number of envs. Defaults to 1.
-        backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's. Defaults to the native env if there is one.
+        backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's, "envpool" for EnvPool's, which steps in C++
+            with threads. Defaults to the native env if there is one, and to Gymnasium's otherwise.
         device: of all tensors. Defaults to the CPU.
         first_index: global index of the first env; pass `rank * num_envs` for a shard of a larger run. Defaults to 0.
         max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the registered limit.
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
-        info_keys: for Gymnasium's envs: the entries of `info` to pass on, see `torchwrap.from_gymnasium`.
+        info_keys: for Gymnasium's and EnvPool's envs: the entries of `info` to pass on, see `torchwrap.from_gymnasium`.
         worker_timeout: for Gymnasium's envs: seconds for each process to make its env and to answer a call, see
             `torchwrap.from_gymnasium`. None disables it.
-        kwargs: passed to the env's constructor.
+        kwargs: passed to the env's constructor. EnvPool's takes the `seed`, which `reset` does not; otherwise one is drawn.
 
     Returns:
         The env, wrapped as the spec says.
@@ -166,10 +169,18 @@ def make(
     count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (not isinstance(max_episode_steps, int) or max_episode_steps != -1):
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
-    if backend not in (None, "torch", "gymnasium"):
-        raise ValueError(f'make needs backend "torch" or "gymnasium", but got {backend!r}.')
+    if backend not in (None, "torch", "gymnasium", "envpool"):
+        raise ValueError(f'make needs backend "torch", "gymnasium" or "envpool", but got {backend!r}.')
     if vectorization_mode not in (None, "sync", "async"):
         raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
+    common: dict[str, Any] = {"device": target, "first_index": first_index or 0}
+    limits = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
+    optional: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    if backend == "envpool":
+        if vectorization_mode is not None or worker_timeout != 60.0:
+            needed = "make takes vectorization_mode and worker_timeout for Gymnasium's envs only"
+            raise ValueError(f'{needed}, but got {id!r} with backend="envpool".')
+        return make_envpool(id, count, given=given, info_keys=info_keys or (), **common, **optional, **kwargs)
     module, _, name = id.rpartition(":")  # in Gymnasium's "module:id", importing the module registers the id
     try:
         if module:
@@ -190,7 +201,6 @@ def make(
     spec = specs.replace(spec, kwargs={**spec.kwargs, **given})
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
-    common: dict[str, Any] = {"device": target, "first_index": first_index or 0}
     if func_env is not None and backend != "gymnasium":
         if vectorization_mode is not None or info_keys or worker_timeout != 60.0:
             needed = (
@@ -207,8 +217,7 @@ def make(
             raise ValueError(f"make needs arguments that {takes}, but got: {error}") from None
         common.update(max_episode_steps=spec.max_episode_steps, render_mode=render_mode, spec=spec)
         return FunctionalEnv(functions, count, **common)
-    optional = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
-    kwargs.update({name: value for name, value in optional.items() if value is not None}, worker_timeout=worker_timeout)
+    kwargs.update(optional, worker_timeout=worker_timeout)
     try:
         return make_gymnasium(
             id, count, vectorization_mode or "sync", spec=spec, info_keys=info_keys or (), **common, **kwargs

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from tensordict import TensorDict
@@ -19,10 +20,12 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import nested, validation
+from torchwrap._core import spec as specs
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
-from torchwrap.interop import _workers
+from torchwrap.interop import _engines, _workers
 from torchwrap.interop._vector_env import to_gymnasium as to_gymnasium
+from torchwrap.random import fresh_seed
 from torchwrap.spaces import Signature
 
 InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
@@ -39,12 +42,16 @@ def from_gymnasium(
 ) -> GymnasiumEnv:
     """Wraps a Gymnasium vector env as a torchwrap env. The transitions are the same in both autoreset modes.
 
+    EnvPool's vector envs and ALE's are such vector envs too, and their transitions are the same.
+
     Args:
-        vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`. The result owns it from now on.
+        vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`. The result owns it from now on. ALE's has to be in
+            `SAME_STEP`. EnvPool's is in `NEXT_STEP`, but the bridge resets its finished rows at once. EnvPool seeds its envs
+            when it makes them: the first `reset` reports that seed, and `reset` takes no other.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
-            list must appear by the end of the first episode; otherwise it is taken for a typo.
+            list must appear by the end of the first episode; otherwise it is taken for a typo. ALE has no info of final steps.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
         worker_timeout: seconds for each process of an `AsyncVectorEnv` to answer a call. None disables it. If an env raises,
             exits or does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works.
@@ -54,7 +61,7 @@ def from_gymnasium(
 
     Raises:
         TypeError: if `vector_env` is no vector env, or `info_keys` is a string.
-        ValueError: for a vector env in `AutoresetMode.NEXT_STEP`. Its step after the end of an episode is no transition.
+        ValueError: for another vector env in `AutoresetMode.NEXT_STEP`. Its step after the end of an episode is no transition.
 
     >>> import gymnasium
     >>> mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
@@ -96,6 +103,31 @@ def make(
     )
 
 
+def make_envpool(
+    id: str,
+    num_envs: int,
+    *,
+    device: torch.device | str,
+    first_index: int,
+    info_keys: InfoKeys,
+    given: dict[str, Any],
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    **kwargs: Any,
+) -> GymnasiumEnv:
+    """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`, whose arguments these are.
+
+    `given` is for the spec.
+    """
+    first_index = validation.integer("make", "first_index", first_index, at_least=0)
+    seed = fresh_seed() if seed is None else validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
+    if max_episode_steps is not None:
+        kwargs["max_episode_steps"] = max_episode_steps
+    pool = _engines.make_envpool(id, num_envs, seed + first_index, kwargs)
+    spec = specs.Spec(id, max_episode_steps=_engines.engine(pool).max_episode_steps, kwargs=given)
+    return GymnasiumEnv(pool, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=None, spec=spec)
+
+
 def _seconds(owner: str, worker_timeout: float | None) -> float | None:
     # The operating system accepts no time of more than some decades.
     return None if worker_timeout is None else min(validation.positive(owner, "worker_timeout", worker_timeout), 1e9)
@@ -125,16 +157,8 @@ class GymnasiumEnv(Env):
                 f"from_gymnasium needs a gymnasium.vector.VectorEnv, but got {type(vector_env).__name__}: "
                 "gymnasium.make_vec makes one."
             )
-        mode = (vector_env.metadata or {}).get("autoreset_mode")
-        if mode not in (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
-            raise ValueError(
-                f"from_gymnasium needs a vector env in AutoresetMode.DISABLED or SAME_STEP, but got {mode}: "
-                "in other modes the step after the end of an episode is no transition. "
-                "Make it with gymnasium.make_vec(id, num_envs, "
-                'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}), '
-                'or with torchwrap.make(id, num_envs, backend="gymnasium").'
-            )
-        if spec is None and vector_env.spec is not None:
+        engine = _engines.engine(vector_env)
+        if spec is None and isinstance(vector_env.spec, EnvSpec):
             spec = copy.deepcopy(vector_env.spec)
             # make_vec records an explicit limit among the kwargs; Gymnasium's -1 means no limit.
             limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
@@ -144,15 +168,15 @@ class GymnasiumEnv(Env):
             vector_env.single_observation_space,
             vector_env.single_action_space,
             validation.device("from_gymnasium", device),
-            spec.max_episode_steps if spec is not None else None,
+            spec.max_episode_steps if spec is not None else engine.max_episode_steps,
             first_index,
         )
         worker_timeout = _seconds("from_gymnasium", worker_timeout)
         super().__init__(signature, spec=spec, metadata=vector_env.metadata, render_mode=vector_env.render_mode)
         if isinstance(info_keys, str):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
-        self.vector_env = vector_env
-        self.same_step = mode is AutoresetMode.SAME_STEP
+        self.vector_env, self._engine = vector_env, engine
+        self.same_step = engine.mode is AutoresetMode.SAME_STEP
         self._steps_each = type(vector_env) is SyncVectorEnv and not self.same_step  # others may do more in a step
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
         for space in self.info_spaces.values():
@@ -162,16 +186,19 @@ class GymnasiumEnv(Env):
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
         self._last_observation: Any = None
-        self._workers = _workers.Workers(vector_env, self._name(), worker_timeout)
+        self._workers = _workers.Workers(vector_env, self._name(), worker_timeout, engine.has_threads)
         if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
             Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
 
     def _check_usable(self) -> None:
         self._workers.check()
 
+    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
+        chosen = self._engine.choose_seed(self._name(), self.signature.first_index, seed, is_first)
+        return super()._choose_seed(chosen, is_first)
+
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
-        # Every vector env counts on from one number. The seeds of envs outside the reset mask are ignored.
         self._first_seed = seed + self.signature.first_index
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -180,14 +207,16 @@ class GymnasiumEnv(Env):
             successor, reward, terminated, truncated, info = self._step_each(actions)
         else:
             with self._workers:
-                self._last_observation, reward, terminated, truncated, info = self.vector_env.step(actions)
+                self._last_observation, reward, terminated, truncated, info = self._engine.step(actions)
             successor = self._to_tensors(self._last_observation)
+        has_final = np.zeros(self.num_envs, bool)
         if self.same_step:
             self._already_reset = terminated | truncated
             if self._already_reset.any():
-                rows = np.flatnonzero(self._already_reset)
-                final = self._batch(info["final_obs"][rows])
-                successor[spaces.tensor(rows, self.device)] = final
+                has_final = self._engine.has_final(info, self._already_reset)
+                rows = np.flatnonzero(has_final)
+                if rows.size:
+                    successor[spaces.tensor(rows, self.device)] = self._batch(info["final_obs"][rows])
         result = {
             "observation": successor,
             "reward": self._column(reward, np.float32),
@@ -195,7 +224,7 @@ class GymnasiumEnv(Env):
             "truncated": self._column(truncated, np.bool_),
         }
         if self.info_spaces:
-            result["info"] = self._info(info, np.logical_or(terminated, truncated))
+            result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
         return nested.tensordict(result, self.num_envs)
 
     def _step_each(self, actions: Any) -> tuple[Any, ...]:
@@ -220,21 +249,18 @@ class GymnasiumEnv(Env):
         forced = first_seed is not None or options is not None
         to_reset = rows if forced else rows & ~already_reset
         if to_reset.any():
-            mask_option = {} if to_reset.all() else {"reset_mask": to_reset}
             with self._workers:
-                self._last_observation, _ = self.vector_env.reset(
-                    seed=first_seed,
-                    options={**(options or {}), **mask_option} or None,  # a new dict: Gymnasium removes the mask from it
-                )
+                self._last_observation = self._engine.reset(self._last_observation, to_reset, first_seed, options)
         self._already_reset = already_reset & ~rows
         return nested.tensordict({"observation": self._to_tensors(self._last_observation)}, self.num_envs)
 
     def _check_options(self, options: dict[str, Any]) -> None:
-        pass  # the simulator's reset checks them
+        if not self._engine.takes_options:
+            super()._check_options(options)
 
-    def _info(self, info: dict[str, Any], done: Any) -> TensorDict:
+    def _info(self, info: dict[str, Any], has_final: Any, done: Any) -> TensorDict:
         # In rows that are already reset, the info of the transition is in final_info.
-        sources = ((info, ~self._already_reset), (info.get("final_info", {}), self._already_reset))
+        sources = ((info, ~has_final), (info.get("final_info", {}), has_final))
         values = {}
         for name, space in self.info_spaces.items():
             shape = space.shape or ()
@@ -276,8 +302,7 @@ class GymnasiumEnv(Env):
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
         with self._workers:
-            frames: Any = self.vector_env.render()
-        return tuple(frames if envs is None else [frames[row] for row in envs])
+            return tuple(self._engine.render(envs))
 
     def close(self) -> None:
         self._workers.close()

@@ -1,0 +1,241 @@
+"""Engines: how vector envs differ from Gymnasium's own in what they take as seeds, reset, and return as final observations."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+_SEEDS = 2**31
+"""EnvPool and ALE keep seeds in an int32. Larger ones are taken modulo this number."""
+
+_NO_LIMIT = 2**31 - 1
+"""EnvPool's time limit of episodes that are not truncated."""
+
+
+class Engine:
+    """Gymnasium's own vector envs, and all that take and return what they do."""
+
+    modes: tuple[AutoresetMode, ...] = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
+    remedy = (
+        "Make it with gymnasium.make_vec(id, num_envs, "
+        'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}), '
+        'or with torchwrap.make(id, num_envs, backend="gymnasium").'
+    )
+    takes_options = True
+    has_threads = False  # of which one may still hold the results of an interrupted call
+
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
+        self.vector_env: Any = vector_env
+        self.mode = self._read_mode()
+        if self.mode not in self.modes:
+            raise ValueError(
+                f"from_gymnasium needs a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}, but got "
+                f"{self.mode}: in other modes the step after the end of an episode is no transition. {self.remedy}"
+            )
+
+    def _read_mode(self) -> Any:
+        return (self.vector_env.metadata or {}).get("autoreset_mode")
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The time limit in force, where no spec of Gymnasium's has it."""
+        return None
+
+    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
+        """The seed that a reset uses if it is given `seed`. None is left to the caller.
+
+        Raises:
+            ValueError: if the engine cannot be seeded any more.
+        """
+        return seed
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        """A step of all envs."""
+        return self.vector_env.step(actions)
+
+    def has_final(self, info: dict[str, Any], done: Any) -> Any:
+        """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
+        return done
+
+    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+        """Resets the rows, of which row *i* gets the seed `seed + i`.
+
+        Args:
+            last: the last observations of all rows. They may be overwritten.
+            rows: a mask with at least one row.
+            seed: of row 0. None continues with the next episode.
+            options: for the envs.
+
+        Returns:
+            The observations of all rows.
+        """
+        # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
+        return self._reset_mask(rows, seed, options)[0]
+
+    def _reset_mask(self, rows: Any, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        mask_option = {} if rows.all() else {"reset_mask": rows}
+        # A new dict, because Gymnasium removes the mask from it.
+        return self.vector_env.reset(seed=seed, options={**(options or {}), **mask_option} or None)
+
+    def render(self, rows: Any) -> Any:
+        """The frames of some rows, or of all."""
+        frames = self.vector_env.render()
+        return frames if rows is None else [frames[row] for row in rows]
+
+
+class Ale(Engine):
+    """ALE's `AtariVectorEnv`. It has no `DISABLED`, and a masked reset in `NEXT_STEP` ends games that `life_loss_info` goes on
+    with.
+    """
+
+    modes = (AutoresetMode.SAME_STEP,)
+    remedy = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to AtariVectorEnv or make_vec."
+    takes_options = False
+    has_threads = True
+
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(vector_env)
+        _check_batch("ALE's vector env", vector_env.num_envs, getattr(vector_env.unwrapped, "batch_size", 0))
+        self._games: Any = None  # by row, the number of the frame before its game
+
+    def _read_mode(self) -> Any:
+        # Its constructor writes into the metadata of every other one.
+        return getattr(self.vector_env.unwrapped, "autoreset_mode", None)
+
+    def has_final(self, info: dict[str, Any], done: Any) -> Any:
+        # With life_loss_info, games go on after an end. ALE does not write their rows of final_obs.
+        games, self._games = self._games, self._read_games(info)
+        return done & (games != self._games)
+
+    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+        # An array has one seed for each row that is reset.
+        seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
+        observation, info = self._reset_mask(rows, seeds, options)
+        self._games = self._read_games(info)
+        return observation
+
+    def _read_games(self, info: dict[str, Any]) -> Any:
+        return info["frame_number"] - info["episode_frame_number"]
+
+
+class EnvPool(Engine):
+    """EnvPool. Its auto-reset is a step that ignores its action; here only the finished rows take it, at once."""
+
+    modes = (AutoresetMode.NEXT_STEP,)
+    takes_options = False
+    has_threads = True
+
+    def __init__(self, vector_env: Any) -> None:
+        super().__init__(vector_env)
+        if vector_env is not vector_env.unwrapped:
+            raise ValueError(
+                f"from_gymnasium needs EnvPool's env itself, but got {type(vector_env).__name__} around it: wrappers of "
+                "Gymnasium take its auto-reset for a step. Put torchwrap's transforms on the result instead."
+            )
+        config = vector_env.config
+        _check_batch("EnvPool", config["num_envs"], config["batch_size"])
+        if config.get("max_num_players", 1) != 1:
+            raise ValueError(f"from_gymnasium needs envs of one player, but got max_num_players={config['max_num_players']}.")
+        self._seed = [*config.get("env_seed", ()), config["seed"]][0]  # of row 0
+        self._was_reset = False
+        self._finished, self._actions = np.zeros(config["num_envs"], bool), None
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        limit = self.vector_env.config.get("max_episode_steps")
+        return None if limit == _NO_LIMIT else limit
+
+    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
+        made_with = (self._seed - first_index) % _SEEDS
+        if seed is None:
+            return made_with if is_first else None
+        if seed % _SEEDS != made_with or self._was_reset:
+            needed = f"seed={made_with}, with which EnvPool made it, and none after the first reset"
+            remedy = f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
+            raise ValueError(f"{owner}.reset needs {needed}, but got {seed}: EnvPool seeds envs in make only, {remedy}.")
+        return seed
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        result = super().step(actions)
+        self._actions, self._finished = actions, result[2] | result[3]
+        return result
+
+    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+        self._was_reset = True
+        finished, running = rows & self._finished, rows & ~self._finished
+        if running.any():
+            observation, info = self._reset_mask(running, None, options)
+            last = observation if running.all() else _assign(last, info["env_id"], observation)
+        if finished.any():
+            # EnvPool's own auto-reset. With episodic_life, it goes on with the lives that are left; reset() starts a new game.
+            env_ids = np.flatnonzero(finished)
+            observation, _, _, _, info = self.vector_env.step(_select(self._actions, env_ids), env_ids)
+            last = _assign(last, info["env_id"], observation)
+        self._finished = self._finished & ~rows
+        return last
+
+    def render(self, rows: Any) -> Any:
+        return self.vector_env.render(range(self.vector_env.num_envs) if rows is None else rows)
+
+
+_BY_PACKAGE: dict[str, type[Engine]] = {"envpool": EnvPool, "ale_py": Ale}
+
+
+def engine(vector_env: VectorEnv[Any, Any, Any]) -> Engine:
+    """The engine of a vector env, by the package that defines it.
+
+    Raises:
+        ValueError: if it auto-resets in a mode that has no exact transitions, or does not step all envs at once.
+    """
+    packages = [base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__]
+    return next((_BY_PACKAGE[package] for package in packages if package in _BY_PACKAGE), Engine)(vector_env)
+
+
+def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
+    """Makes EnvPool's vector env of an id, with `seed + i` for env *i*, and without a time limit if it is -1.
+
+    Raises:
+        ImportError: if EnvPool is not installed.
+        ValueError: for an id or arguments that it does not have.
+    """
+    try:
+        envpool = importlib.import_module("envpool")
+    except ImportError as error:
+        needed = f'make needs the package envpool for backend="envpool", but got: {error}'
+        raise ImportError(f"{needed}. `pip install torchwrap[envpool]` installs it.") from error
+    if id not in envpool.list_all_envs():
+        name = id.rpartition("/")[2]
+        remedy = f"make({name!r})" if name in envpool.list_all_envs() else "`envpool.list_all_envs()` lists them"
+        raise ValueError(f'make needs an id that EnvPool has for backend="envpool", but got {id!r}: {remedy}.')
+    if kwargs.get("max_episode_steps") == -1:
+        kwargs["max_episode_steps"] = _NO_LIMIT
+    try:
+        return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed % _SEEDS, **kwargs)
+    except (TypeError, AssertionError) as error:
+        raise ValueError(f"make needs arguments that EnvPool's {id} takes, but got: {error}") from None
+
+
+def _check_batch(owner: str, num_envs: int, batch_size: int) -> None:
+    if batch_size not in (0, num_envs):
+        raise ValueError(
+            f"from_gymnasium needs {owner} to step all {num_envs} envs at once, but got batch_size={batch_size}: "
+            "leave batch_size out."
+        )
+
+
+def _select(values: Any, rows: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _select(value, rows) for key, value in values.items()}
+    return values[rows]
+
+
+def _assign(values: Any, rows: Any, given: Any) -> Any:
+    if isinstance(values, dict):
+        for key, value in values.items():
+            _assign(value, rows, given[key])
+    else:
+        values[rows] = given
+    return values
