@@ -108,15 +108,19 @@ def test_masked_reset_starts_episodes_in_its_rows_only(seed):
 
 @pytest.mark.parametrize(("seed", "expected"), [(8, 10), (2**31 - 1, 1), (2**31 + 8, 10), (2**64 - 1, 1)])
 def test_seed_of_env_i_is_seed_plus_its_global_index_modulo_two_to_the_31(seed, expected):
-    env = tw.from_gymnasium(make_games(2, game="pong"), first_index=2)
-    observation = env.reset(seed=seed)["observation"]
-    assert_equal_trees(to_tree(observation), np.stack(Games(2, [expected, expected + 1], game="pong").now))
+    env = tw.from_gymnasium(make_games(2), info_keys=["frame_number"], first_index=2)
+    games = Games(2, [expected, expected + 1])
+    transition, _ = sample_and_step(env, env.reset(seed=seed))
+    games.step(transition["action"].numpy())
+    frames = np.stack([info["frame_number"] for info in games.infos])  # the seed decides how many were skipped
+    np.testing.assert_array_equal(transition["next", "info", "frame_number"], frames)
 
 
 def test_unseeded_first_reset_can_be_repeated():
-    env, again = [tw.from_gymnasium(make_games(2)) for _ in range(2)]
-    first = env.reset()["observation"]
-    assert torch.equal(again.reset(seed=env.np_random_seed)["observation"], first)
+    env, again = [tw.from_gymnasium(make_games(8), info_keys=["frame_number"]) for _ in range(2)]
+    transition, _ = sample_and_step(env, env.reset())
+    same, _ = again.step(again.reset(seed=env.np_random_seed).set("action", transition["action"]))
+    assert torch.equal(same["next", "info", "frame_number"], transition["next", "info", "frame_number"])
 
 
 @pytest.mark.parametrize("mode", ["DISABLED", "NEXT_STEP"])
@@ -141,7 +145,7 @@ def test_wrapper_of_gymnasium_around_ale_keeps_seeds_and_finals():
     vector_env = make_games(2, max_num_frames_per_episode=60)
     wrapped = gymnasium.wrappers.vector.TransformReward(vector_env, lambda reward: reward)
     env, games = tw.from_gymnasium(wrapped), Games(2, [5, 6], max_num_frames_per_episode=60)
-    assert follow(env, games, env.reset(seed=5), 20)[1] >= 2
+    assert follow(env, games, env.reset(seed=2**31 + 5), 20)[1] >= 2
 
 
 def test_returned_tensors_are_never_changed():

@@ -122,6 +122,19 @@ def test_reset_of_finished_rows_keeps_lives_whatever_other_rows_do():
     assert 0 < lives[done].item() == after[done].item() < 5 == after[~done].item()
 
 
+def test_second_reset_of_a_finished_row_starts_another_episode():
+    env, pools = tw.from_gymnasium(make_pool("CartPole-v1", 3, seed=1)), Pools("CartPole-v1", 3, seed=1)
+    td, done = env.reset(), torch.zeros(3, dtype=torch.bool)
+    while not done.any():
+        transition, td = sample_and_step(env, td)
+        pools.step(transition["action"].numpy())
+        done = transition["next", "done"].flatten()
+    pools.reset(np.flatnonzero(done))
+    td = env.reset(mask=done)
+    assert_equal_trees(to_tree(td["observation"]), pools.observation())
+    follow(env, pools, td, 5)
+
+
 def test_transitions_without_auto_reset_match_those_with_it():
     env, same = [tw.make("CartPole-v1", 3, backend="envpool", seed=2) for _ in range(2)]
     td, expected, ends = env.reset(), same.reset(), 0
@@ -285,7 +298,7 @@ def test_render_returns_a_frame_of_each_env():
         ({"worker_timeout": 3.0}, "vectorization_mode and worker_timeout for Gymnasium's envs only"),
         ({"batch_size": 1}, "needs EnvPool to step all 2 envs at once, but got batch_size=1"),
         ({"seed": -1}, "needs seed of at least 0, but got -1"),
-        ({"first_index": -1}, "needs first_index of at least 0, but got -1"),
+        ({"first_index": -1}, "^make needs first_index of at least 0, but got -1"),
     ],
 )
 def test_make_with_invalid_arguments_raises(arguments, match):
