@@ -17,7 +17,7 @@ from torchwrap._env import checks, policy_state
 from torchwrap._env import snapshot as snapshots
 from torchwrap._env.executor import EAGER, Eager
 from torchwrap._env.facade import EnvFacade
-from torchwrap.random import Stream, fresh_seed
+from torchwrap.random import Stream
 from torchwrap.spaces import Signature
 
 
@@ -105,14 +105,6 @@ class Env(EnvFacade):
         for module in self.modules():
             if isinstance(module, Stream):
                 module.seed(seed, mask)
-
-    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
-        """The seed that a reset uses if it is given `seed`. None continues the random streams.
-
-        A first reset has one, readable as `np_random_seed`, so that an unseeded run can be repeated. Raises for a seed that
-        the simulator does not take.
-        """
-        return fresh_seed() if seed is None and is_first else seed
 
     def _check_options(self, options: dict[str, Any]) -> None:
         """Raises for reset options that `_reset` does not take; by default it takes none."""

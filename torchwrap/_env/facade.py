@@ -13,7 +13,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core.env_buffers import BatchedModule, EpisodeClock, SubmoduleAttribute
 from torchwrap._env.position import Position
-from torchwrap.random import Stream
+from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature
 
 AnEnv = TypeVar("AnEnv", bound="EnvFacade")
@@ -85,6 +85,14 @@ class EnvFacade(BatchedModule):
         words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
         seeds = tuple(low + (high << 32) for low, high in words)
         return seeds[0] if len(set(seeds)) == 1 else seeds
+
+    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
+        """The seed that a reset uses if it is given `seed`. None continues the random streams.
+
+        A first reset has one, readable as `np_random_seed`, so that an unseeded run can be repeated. Raises for a seed that
+        the simulator does not take.
+        """
+        return fresh_seed() if seed is None and is_first else seed
 
     @property
     def elapsed_steps(self) -> Tensor:
