@@ -293,6 +293,18 @@ def test_captured_random_collector_matches_eager(on, name):
         assert_same(data, expected, AOT)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_captured_collector_runs_in_and_out_of_inference_mode(on, first):
+    collect, eager = (tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4) for _ in range(2))
+    tw.compile(collect, backend="eager")
+    td, eager_td = collect.env.reset(seed=0), eager.env.reset(seed=0)
+    for call in range(4):
+        with torch.inference_mode((call % 2 == 0) is first):
+            data, td = collect(td)
+        expected, eager_td = eager(eager_td)
+        assert_same(data, expected, AOT)
+
+
 # What a collector lends.
 
 

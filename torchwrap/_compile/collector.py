@@ -99,7 +99,8 @@ class CompiledCollector(Eager):
             return self._new_chunk(root)
         found = next((chunk for chunk in self.chunks if chunk.is_free()), None)
         if found is None:
-            found = self._new_chunk(root)
+            with torch.inference_mode(False):  # because later calls can be outside of it
+                found = self._new_chunk(root)
             self.chunks.append(found)
         return found
 
