@@ -45,8 +45,8 @@ def compile(
     Args:
         target: an env or a collector. It is compiled in place.
         backend: as for `torch.compile`; "eager" runs the operators of the graph one by one.
-        static_outputs: on CUDA, return what happened in the graph's own memory, which the next call overwrites. Roots are
-            copies all the same.
+        static_outputs: on CUDA, return transitions in the graph's own memory, which the next call overwrites. Roots are still
+            copies.
         unroll: steps of a collector per graph, resets included. Four save up to half of the time of a few dozen envs, two a
             tenth of that of a thousand; larger batches gain nothing. Compilation takes as many times longer.
         options: for Inductor.

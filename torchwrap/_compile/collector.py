@@ -93,8 +93,8 @@ class CompiledCollector(Eager):
             self.layout, self.chunks = (self.reads.version, device), []
 
     def _chunk(self, root: Root) -> _Chunk:
-        # Memory that nobody else uses. A CUDA graph writes to the same memory each time, so there are a few of them, each with
-        # its own graph; the last one is never lent.
+        # One that is not lent. A CUDA graph writes to the same memory each time, so there are up to three chunks, each with
+        # its own graph. The third one is never lent, but copied.
         if not replay.captures(self.collector.env.device):
             return self._new_chunk(root)
         found = next((chunk for chunk in self.chunks if chunk.is_free()), None)

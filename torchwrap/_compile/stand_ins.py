@@ -31,7 +31,7 @@ class StandIns(TorchDispatchMode):
         # `tensor.data` and `torch.as_tensor(array)` are another tensor each time, in the same memory.
         self.by_memory = {memory(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=False)}
         self.met: dict[str, Tensor] = {}
-        """Tensors that nobody knew before, by the names of their placeholders."""
+        """Tensors that were unknown before the trace, by the names of their placeholders."""
 
     def of(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -140,7 +140,7 @@ class _Pass:
             if not isinstance(tensor, FakeTensor):
                 setattr(self.graph, name, tensor.clone())  # it can be in the memory of a NumPy array
         for node, (name, tensor) in zip(inputs[len(self.example) :], self.met.items(), strict=True):
-            if _samememory(first.met[name], tensor):
+            if _same_memory(first.met[name], tensor):
                 lasting.append(tensor)
                 with graph.inserting_before(inputs[self.num_slots]):
                     found = graph.placeholder(f"lasting_{name}")
@@ -177,7 +177,7 @@ def _shown(line: str | None) -> str:
     return f" `{line.strip().partition(';')[0]}`" if line else " nothing"
 
 
-def _samememory(first: Tensor, second: Tensor) -> bool:
+def _same_memory(first: Tensor, second: Tensor) -> bool:
     return first.numel() > 0 and memory(first) == memory(second)
 
 
