@@ -12,6 +12,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import torchwrap as tw
+from torchwrap import transforms as T
+
 # Tolerances, relative and absolute. aot_eager runs the operators of eager mode, except that it computes masked sums in another
 # order, in float64, and rounds them to float32. Inductor fuses, contracts a * b + c, and has its own sine.
 AOT, INDUCTOR = 2e-6, 1e-4
@@ -70,6 +73,27 @@ def assert_plays_the_same(eager, compiled, num_steps, tolerance=0.0):
     given, _ = play(compiled, num_steps, compiled.reset(seed=0))
     assert_same(given, expected, tolerance)
     return expected["transition", "next"]
+
+
+def assert_transforms_compile(make):
+    """Compiled transforms on an env that a simulator on the host steps equal eager ones."""
+
+    def stack():
+        return tw.TransformedEnv(make(), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5))
+
+    eager, compiled = stack(), tw.compile(stack(), backend="aot_eager")
+    assert compiled.is_compiled and assert_plays_the_same(eager, compiled, 20, 2e-6)["done"].any()
+
+
+def assert_collects_what_step_returns(make):
+    """A collector's transitions are those of steps with the same actions."""
+    env, other = make(), make()
+    td = env.reset(seed=0)
+    data, _ = tw.Collector(env, lambda td: td.set("action", env.sample_action()), 20)(td)
+    td = other.reset(seed=0)
+    for step in range(20):
+        transition, td = other.step(td.set("action", other.sample_action()))
+        assert_same(data[:, step]["next"], transition["next"])
 
 
 def leaves(*values):

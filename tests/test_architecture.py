@@ -87,7 +87,10 @@ ABOVE_TRANSFORMS = [
     f"torchwrap.{name}" for name in ("env", "wrappers", "envs", "interop", "functional", "collector", "_compile")
 ]
 BASES = ["torchwrap.transforms.transform", "torchwrap.transforms.compose"]
-FAMILIES = sorted(name for name in SOURCES if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES})
+STACKS = ["torchwrap.transforms.presets"]  # of several families
+FAMILIES = sorted(
+    name for name in SOURCES if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES, *STACKS}
+)
 
 
 def transforms_know_no_env(sources):
@@ -155,7 +158,8 @@ LIBRARIES = {
     **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
     **{"torchwrap.interop.jax": {"jax", "brax", "gymnax"}, "torchwrap.interop._jax_functions": {"jax"}},
     **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
-    "torchwrap.interop._engines": {"envpool"},
+    **{"torchwrap.interop._engines": {"envpool"}, "torchwrap.interop.atari": {"ale_py"}},
+    "torchwrap.interop.mujoco_torch": {"mujoco", "mujoco_torch"},
 }
 DEPENDENCIES = {"torch", "tensordict", "gymnasium", "numpy", "torchwrap", *sys.stdlib_module_names}
 

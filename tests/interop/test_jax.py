@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import torch
 from gymnasium import spaces as S
-from helpers import Held, assert_no_overlap, assert_plays_the_same, assert_same, play
+from helpers import Held, assert_collects_what_step_returns, assert_no_overlap, assert_same, assert_transforms_compile, play
 from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap import transforms as T
 from torchwrap.interop.jax import from_brax, from_gymnax, from_jax
 from torchwrap.random import Stream, bits
 from torchwrap.testing import check_env
@@ -345,21 +344,11 @@ def test_copy_continues_as_the_original_and_is_not_compiled_again():
 
 
 def test_compile_compiles_the_transforms():
-    def stack():
-        return tw.TransformedEnv(make(20), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5))
-
-    eager, compiled = stack(), tw.compile(stack(), backend="aot_eager")
-    assert compiled.is_compiled and assert_plays_the_same(eager, compiled, 20, 2e-6)["done"].any()
+    assert_transforms_compile(lambda: make(20))
 
 
 def test_collector_collects_what_step_returns():
-    env, other = make(), make()
-    td = env.reset(seed=0)
-    data, _ = tw.Collector(env, lambda td: td.set("action", env.sample_action()), 20)(td)
-    td = other.reset(seed=0)
-    for step in range(20):
-        transition, td = other.step(td.set("action", other.sample_action()))
-        assert_same(data[:, step]["next"], transition["next"])
+    assert_collects_what_step_returns(make)
 
 
 # Spaces.

@@ -15,36 +15,21 @@ from gymnasium import Space
 
 from torchwrap import spaces
 from torchwrap._core import validation
+from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
 
 _STEP = ("state", "observation", "reward", "terminated", "truncated", "info")
 _PARTIAL_RESET_DIVISOR, _MIN_PARTIAL_RESET = 16, 16
 
 
-def signature(
-    owner: str,
-    num_envs: int,
-    observation_space: Space[Any],
-    action_space: Space[Any],
-    max_episode_steps: int | None,
-    device: torch.device | str,
-    first_index: int,
-    info_keys: Sequence[str],
-) -> Signature:
-    """The description of the env, from arguments that are checked."""
-    for name, space in (("observation_space", observation_space), ("action_space", action_space)):
-        if spaces.optional_space(owner, name, space) is None:
-            raise TypeError(f"{owner} needs a gymnasium Space as {name}, but got None.")
-    if max_episode_steps is not None:
-        max_episode_steps = validation.integer(owner, "max_episode_steps", max_episode_steps, at_least=1)
-    if isinstance(info_keys, str):
-        raise TypeError(f"{owner} needs info_keys as a list, but got the string {info_keys!r}.")
+def signature(owner: str, *arguments: Any, device: torch.device | str) -> Signature:
+    """As `_checks.signature`, on a device that JAX computes on."""
     device = validation.device(owner, device)
     try:
         jax.devices("gpu" if device.type == "cuda" else device.type)
     except RuntimeError as error:
         raise ValueError(f"{owner} needs a device that JAX computes on, but got {str(device)!r}: {error}") from None
-    return Signature(num_envs, observation_space, action_space, device, max_episode_steps, first_index)
+    return _checks.signature(owner, *arguments, device=device)
 
 
 class JaxFunctions:

@@ -82,7 +82,7 @@ def from_jax(
     torch.Size([3])
     """
     signature = describe(
-        "from_jax", num_envs, observation_space, action_space, max_episode_steps, device, first_index, info_keys
+        "from_jax", num_envs, observation_space, action_space, max_episode_steps, first_index, info_keys, device=device
     )
     return JaxEnv(JaxFunctions("from_jax", reset, step, signature, batched, list(info_keys)), signature)
 
@@ -108,7 +108,8 @@ def from_brax(
         info_keys: names among the numbers in `state.metrics` and `state.info`; see `from_jax`.
 
     Raises:
-        TypeError, ValueError: as `from_jax`, and for an env in a wrapper that counts steps, resets or batches.
+        TypeError, ValueError: as `from_jax`, and for an env in a wrapper that counts steps, resets or batches, or in Warp, as
+            MuJoCo Playground's are unless they are loaded with `config_overrides={"impl": "jax"}`.
 
     >>> env = from_brax("inverted_pendulum", num_envs=4096)  # doctest: +SKIP
     """
@@ -131,6 +132,10 @@ def from_brax(
                 "brax.envs.get_environment makes one, and max_episode_steps limits its episodes."
             )
         layer = vars(layer).get("env")
+    impl = getattr(getattr(env, "mjx_model", None), "impl", None)
+    if getattr(impl, "value", impl) == "warp":
+        remedy = '`registry.load(name, config_overrides={"impl": "jax"})` makes one of MuJoCo Playground'
+        raise ValueError(f"from_brax needs an env that computes in JAX, but got {name} in Warp: {remedy}.")
 
     def reset(key: Any) -> tuple[Any, Any]:
         state = env.reset(key)
@@ -147,7 +152,14 @@ def from_brax(
 
     action_space = gym_spaces.Box(-1, 1, (int(env.action_size),), np.float32)
     signature = describe(
-        "from_brax", num_envs, space(env.observation_size), action_space, max_episode_steps, device, first_index, info_keys
+        "from_brax",
+        num_envs,
+        space(env.observation_size),
+        action_space,
+        max_episode_steps,
+        first_index,
+        info_keys,
+        device=device,
     )
     return JaxEnv(JaxFunctions("from_brax", reset, step, signature, False, list(info_keys)), signature, name)
 
@@ -210,7 +222,9 @@ def from_gymnax(
         gymnax_space_to_gym_space(space) for space in (env.observation_space(params), env.action_space(params))
     )
     limit = int(params.max_steps_in_episode)
-    signature = describe("from_gymnax", num_envs, observation_space, action_space, limit, device, first_index, info_keys)
+    signature = describe(
+        "from_gymnax", num_envs, observation_space, action_space, limit, first_index, info_keys, device=device
+    )
     return JaxEnv(JaxFunctions("from_gymnax", reset, step, signature, False, list(info_keys)), signature, env.name)
 
 

@@ -1,0 +1,219 @@
+"""Envs of five simulators on tensors as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis and Newton.
+
+python examples/simulators.py     trains mjlab's Unitree Go1 on flat ground with rsl_rl's PPO: pip install -e ".[mjlab]"
+
+Each function takes an env as its simulator makes it: copy the one that you need, and adapt it. None imports its simulator.
+The result takes transforms, collectors and the adapters for trainers, as every env of torchwrap does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict
+from tensordict import TensorDict
+from torch import Tensor
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.tensors import from_functions
+
+
+def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
+    """mjlab 1.6: a `ManagerBasedRlEnv` with `cfg.auto_reset = False`."""
+    if env.cfg.auto_reset:
+        raise ValueError("from_mjlab needs an env that does not reset itself: set cfg.auto_reset = False before it is made.")
+
+    def space(value: Any) -> Space[Any]:  # mjlab has spaces of its own
+        if hasattr(value, "spaces"):
+            return Dict({name: space(part) for name, part in value.spaces.items()})
+        return Box(value.low, value.high, value.shape, np.dtype(value.dtype))
+
+    spaces = space(env.single_observation_space), space(env.single_action_space)
+    episodes = dict(max_episode_steps=env.max_episode_length or None, clock=lambda: env.episode_length_buf)
+    around = dict(seed=env.seed, close=env.close, device=env.device)
+    reset = lambda ids: env.reset(env_ids=ids)[0]  # noqa: E731
+    return from_functions(reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs)
+
+
+def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
+    """Isaac Lab 3: a `ManagerBasedRLEnv` or `DirectRLEnv` with `cfg.compute_final_obs = True`, or Gymnasium's wrapper of one.
+
+    Only a manager-based env takes `reset(mask=)`. Final observations hold the history of the step before.
+    """
+    env = env.unwrapped
+    if not env.cfg.compute_final_obs:
+        raise ValueError("from_isaac_lab needs final observations: set cfg.compute_final_obs = True before the env is made.")
+
+    def step(action: Tensor) -> tuple[Any, ...]:
+        env.extras.pop("final_obs", None)  # of an earlier step
+        return env.step(action)
+
+    return _isaac_lab(env, step, **kwargs)
+
+
+def from_isaac_lab_2(env: Any, **kwargs: Any) -> tw.Env:
+    """Isaac Lab 2.3, as `from_isaac_lab`. It loses final observations, so they are computed here, before `_reset_idx`."""
+    env = env.unwrapped
+    observe = env.observation_manager.compute if hasattr(env, "observation_manager") else env._get_observations
+    return _isaac_lab(env, keep_final(env, env.step, observe), **kwargs)
+
+
+def _isaac_lab(env: Any, step: Callable[..., Any], **kwargs: Any) -> tw.Env:
+    def reset(ids: Tensor) -> Any:
+        return env.reset(**({} if len(ids) == env.num_envs else {"env_ids": ids}))[0]
+
+    spaces = env.single_observation_space, env.single_action_space
+    episodes = dict(max_episode_steps=env.max_episode_length, clock=lambda: env.episode_length_buf, final_key="final_obs")
+    around = dict(seed=env.seed, close=env.close, device=env.device)
+    return from_functions(reset, step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs)
+
+
+def keep_final(env: Any, step: Callable[[Tensor], Any], observe: Callable[[], Any]) -> Callable[[Tensor], Any]:
+    """`step`, with what `observe()` returns before `env._reset_idx` in the info, under "final_obs"."""
+
+    def keeping_step(action: Tensor) -> tuple[Any, ...]:
+        final: dict[str, TensorDict] = {}
+        reset_rows = env._reset_idx
+
+        def keeping_reset(rows: Any) -> None:
+            final["final_obs"] = TensorDict(observe(), [env.num_envs]).clone()
+            reset_rows(rows)
+
+        env._reset_idx = keeping_reset
+        try:
+            *result, info = step(action)
+        finally:
+            env._reset_idx = reset_rows
+        return *result, {**info, **final}
+
+    return keeping_step
+
+
+def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
+    """ManiSkill 3: what `gymnasium.make(id, num_envs=...)` returns. Without `ManiSkillVectorEnv`, it does not reset itself."""
+    seeds: list[list[int]] = []
+    limit, env = env.get_wrapper_attr("_max_episode_steps"), env.unwrapped  # of ManiSkill's TimeLimitWrapper; no spec has it
+
+    def reset(ids: Tensor) -> Any:
+        return env.reset(seed=seeds.pop() if seeds else None, options={"env_idx": ids})[0]
+
+    def seed(first: int) -> None:
+        torch.manual_seed(first)  # for later episodes
+        seeds.append([first + row for row in range(env.num_envs)])
+
+    spaces = env.single_observation_space, env.single_action_space
+    episodes = dict(max_episode_steps=limit, clock=lambda: env.elapsed_steps)
+    around = dict(seed=seed, close=env.close, device=env.device)
+    return from_functions(reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs)
+
+
+def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
+    """Genesis: an env written as its examples/locomotion/go2_env.py, which resets itself and loses final observations."""
+
+    def observe() -> dict[str, Tensor]:
+        env._update_observation()
+        return {"policy": env.get_observations()["policy"]}
+
+    def flags(action: Tensor) -> tuple[Any, ...]:
+        observation, reward, done, extras = env.step(action)
+        time_out = extras["time_outs"].bool()
+        return observation, reward, done & ~time_out, time_out, extras
+
+    def reset(mask: Tensor) -> dict[str, Tensor]:
+        env._reset_idx(mask)
+        return observe()
+
+    spaces = (Dict(policy=_box(observe()["policy"].shape[1])), _box(env.num_actions))
+    episodes = dict(max_episode_steps=env.max_episode_length + 1, clock=lambda: env.episode_length_buf, final_key="final_obs")
+    around = dict(seed=torch.manual_seed, device=env.device)
+    return from_functions(reset, keep_final(env, flags, observe), env.num_envs, *spaces, **episodes, **around, **kwargs)
+
+
+def from_newton(
+    solver: Any,
+    view: Any,
+    reward: Callable[[Tensor], Tensor],
+    terminated: Callable[[Tensor], Tensor],
+    initial: Callable[[], Tensor],
+    *,
+    num_substeps: int = 10,
+    dt: float = 1 / 600,
+    **kwargs: Any,
+) -> tw.Env:
+    """Newton 1.8: the articulations of an `ArticulationView`, one per world, pushed by generalized forces.
+
+    Observations are positions and velocities of the joints, `(num_envs, 2 * num_dofs)`. `reward` and `terminated` get them,
+    and `initial` draws them. Warp's arrays and the tensors share their memory.
+    """
+    import warp
+
+    model = view.model
+    states, control = [model.state(), model.state()], model.control()
+
+    def observe() -> Tensor:
+        parts = view.get_dof_positions(states[0]), view.get_dof_velocities(states[0])
+        return torch.cat([warp.to_torch(part)[:, 0] for part in parts], -1)
+
+    def step(force: Tensor) -> tuple[Any, ...]:
+        view.set_dof_forces(control, force.unsqueeze(1))
+        for _ in range(num_substeps):
+            states[0].clear_forces()
+            solver.step(states[0], states[1], control, None, dt)
+            states.reverse()
+        seen = observe()
+        return seen, reward(seen), terminated(seen), torch.zeros(len(seen), device=seen.device), {}
+
+    def reset(mask: Tensor) -> Tensor:
+        positions, velocities = initial().unsqueeze(1).chunk(2, -1)
+        view.set_dof_positions(states[0], positions, mask=mask)
+        view.set_dof_velocities(states[0], velocities, mask=mask)
+        view.eval_fk(states[0], mask=mask)
+        return observe()
+
+    num_dofs, device = observe().shape[1] // 2, warp.device_to_torch(model.device)
+    return from_functions(reset, step, view.world_count, _box(2 * num_dofs), _box(num_dofs), device=device, **kwargs)
+
+
+def _box(size: int) -> Box:
+    return Box(-np.inf, np.inf, (size,), np.float32)
+
+
+def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
+    import mjlab.tasks  # noqa: F401
+    from mjlab.envs import ManagerBasedRlEnv
+    from mjlab.tasks.registry import load_env_cfg
+    from rsl_rl.runners import OnPolicyRunner
+
+    from torchwrap.interop.rsl_rl import to_rsl_rl
+
+    cfg = load_env_cfg(task)
+    cfg.scene.num_envs, cfg.auto_reset = num_envs, False
+    simulator = from_mjlab(ManagerBasedRlEnv(cfg, device=device))
+    env = tw.TransformedEnv(simulator, T.RecordEpisodeStatistics(), T.NormalizeObservation())
+    network = {"class_name": "MLPModel", "hidden_dims": [512, 256, 128], "activation": "elu"}
+    train_cfg = {
+        "num_steps_per_env": 24,
+        "save_interval": 1000,
+        "obs_groups": {"actor": ["actor"], "critic": ["critic"]},
+        "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
+        "critic": network,
+        "algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", "entropy_coef": 0.01},
+    }
+    runner = OnPolicyRunner(to_rsl_rl(env, seed=1), train_cfg, device=device)
+    runner.learn(num_iterations, init_at_random_ep_len=True)
+    return env
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="Mjlab-Velocity-Flat-Unitree-Go1")
+    parser.add_argument("--num-envs", type=int, default=1024)
+    parser.add_argument("--num-iterations", type=int, default=300)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    main(**vars(parser.parse_args()))
