@@ -97,6 +97,10 @@ TRANSFORMS = {
     "RescaleObservation": (lambda: T.RescaleObservation(0, 1), functools.partial(ScriptedEnv, observation_space=FINITE)),
     "DiscretizeObservation": (lambda: T.DiscretizeObservation(4), functools.partial(ScriptedEnv, observation_space=FINITE)),
     "GrayscaleObservation": (T.GrayscaleObservation, functools.partial(ScriptedEnv, observation_space=IMAGE)),
+    "GrayscaleObservation of OpenCV": (
+        lambda: T.GrayscaleObservation(formula="opencv"),
+        functools.partial(ScriptedEnv, observation_space=IMAGE),
+    ),
     "ResizeObservation": (lambda: T.ResizeObservation((3, 3)), functools.partial(ScriptedEnv, observation_space=IMAGE)),
     "ResizeObservation to half": (
         lambda: T.ResizeObservation((2, 2)),

@@ -45,6 +45,15 @@ def test_grayscale_observation_of_every_gray_and_a_million_colours_equals_gymnas
     assert (given[:256, 0].numpy() != grays[:, 0]).sum() == 8  # Gymnasium truncates sums just below an integer
 
 
+def test_grayscale_of_opencv_equals_it_for_every_colour() -> None:
+    values = np.arange(256, dtype=np.uint8)
+    transform = T.GrayscaleObservation(formula="opencv")
+    for red in range(256):
+        colours = np.stack(np.broadcast_arrays(np.uint8(red), values[:, None], values), -1)
+        gray = transform.observation(torch.from_numpy(colours[None]))[0]
+        np.testing.assert_array_equal(gray, cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY))
+
+
 SIZES = [
     ((210, 160), (84, 84)),
     ((210, 160), (64, 64)),
@@ -107,6 +116,11 @@ def test_image_transforms_masked_reset_computes_only_the_rows_of_the_mask(make_t
     ("build", "error", "match"),
     [
         (lambda: T.GrayscaleObservation(1), TypeError, "GrayscaleObservation needs keep_dim as a bool, but got 1"),
+        (
+            lambda: T.GrayscaleObservation(formula="cv2"),
+            ValueError,
+            'GrayscaleObservation needs formula "gymnasium" or "opencv", but got \'cv2\'',
+        ),
         (
             lambda: make(images(4, 4), T.GrayscaleObservation()),
             ValueError,

@@ -83,6 +83,7 @@ FLAGS_AND_STRINGS = [
     (lambda v: T.DiscretizeObservation(3, v), FLAG, "DiscretizeObservation needs multidiscrete as a bool"),
     (lambda v: T.DiscretizeAction(3, v), FLAG, "DiscretizeAction needs multidiscrete as a bool"),
     (T.GrayscaleObservation, FLAG, "GrayscaleObservation needs keep_dim as a bool"),
+    (T.atari, {ValueError: (None, 4, "dqn", ["sb3"])}, 'atari needs the preset "cleanrl", "gymnasium" or "sb3"'),
     (lambda v: T.AddWhiteNoise(0.5, v), FLAG, "AddWhiteNoise needs is_noise_grayscale as a bool"),
     (lambda v: T.ObstructView(0.5, 2, v), FLAG, "ObstructView needs is_noise_grayscale as a bool"),
     (T.EvalWrapper, {TypeError: NO_NAMES}, "EvalWrapper needs metrics as a list of names"),

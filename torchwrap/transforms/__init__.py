@@ -18,6 +18,7 @@ from torchwrap.transforms.observation import (
     TransformObservation,
 )
 from torchwrap.transforms.policy_state import PolicyState
+from torchwrap.transforms.presets import atari
 from torchwrap.transforms.rescale import RescaleAction, RescaleObservation
 from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform, RewardTransform, Transform
@@ -60,4 +61,5 @@ __all__ = [
     "TransformAction",
     "TransformObservation",
     "TransformReward",
+    "atari",
 ]

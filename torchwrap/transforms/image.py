@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Literal
 
 import gymnasium
 import numpy as np
@@ -34,10 +35,10 @@ def _image_space(*shape: int) -> gymnasium.spaces.Box:
 class GrayscaleObservation(ObservationTransform):
     """Converts RGB images to grayscale.
 
-    The formula is Gymnasium's: 0.2125 red + 0.7154 green + 0.0721 blue in float64, truncated to uint8.
-
     Args:
         keep_dim: whether to keep the channel dimension, with size 1.
+        formula: "gymnasium" is 0.2125 red + 0.7154 green + 0.0721 blue in float64, truncated to uint8. "opencv" is 0.299 red
+            + 0.587 green + 0.114 blue, rounded as in OpenCV's `COLOR_RGB2GRAY`: CleanRL's, Stable-Baselines3's and ALE's.
 
     Shape: `(height, width, 3)` uint8 to `(height, width)` or `(height, width, 1)`.
 
@@ -49,9 +50,12 @@ class GrayscaleObservation(ObservationTransform):
 
     masked_reset = True
 
-    def __init__(self, keep_dim: bool = False) -> None:
+    def __init__(self, keep_dim: bool = False, *, formula: Literal["gymnasium", "opencv"] = "gymnasium") -> None:
         super().__init__()
         self.keep_dim = validation.flag("GrayscaleObservation", "keep_dim", keep_dim)
+        if formula not in ("gymnasium", "opencv"):
+            raise ValueError(f'GrayscaleObservation needs formula "gymnasium" or "opencv", but got {formula!r}.')
+        self.formula = formula
 
     def setup(self, signature: Signature) -> Signature:
         space = _require_images("GrayscaleObservation", signature)
@@ -61,8 +65,13 @@ class GrayscaleObservation(ObservationTransform):
         return signature.replace(single_observation_space=_image_space(height, width, *(1,) * self.keep_dim))
 
     def observation(self, observation: Tensor) -> Tensor:
-        red, green, blue = (channel.double() for channel in observation.unbind(-1))
-        gray = red.mul_(0.2125).add_(green.mul_(0.7154)).add_(blue.mul_(0.0721)).to(torch.uint8)
+        channels = observation.unbind(-1)
+        if self.formula == "opencv":  # in units of 2**-15
+            red, green, blue = (channel.int() for channel in channels)
+            gray = (red.mul_(9798).add_(green.mul_(19235)).add_(blue.mul_(3735)).add_(16384) >> 15).to(torch.uint8)
+        else:
+            red, green, blue = (channel.double() for channel in channels)
+            gray = red.mul_(0.2125).add_(green.mul_(0.7154)).add_(blue.mul_(0.0721)).to(torch.uint8)
         return gray.unsqueeze(-1) if self.keep_dim else gray
 
 

@@ -1,0 +1,171 @@
+"""Atari presets against the stacks that they are named after, stepped by hand: whole games, and what is lost in between."""
+
+import ale_py
+import cv2
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, ResizeObservation, TransformObservation
+from stable_baselines3.common import atari_wrappers as sb3
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.atari import make_atari
+
+gymnasium.register_envs(ale_py)
+GAMES = ["Pong", "Breakout", "SpaceInvaders", "Qbert", "Seaquest", "BeamRider"]
+
+
+def cleanrl(game: str) -> gymnasium.Env:
+    """The wrappers of CleanRL's ppo_atari.py. Gymnasium's grayscale was OpenCV's in the version that CleanRL pins."""
+    env = gymnasium.make(f"{game}NoFrameskip-v4")
+    env = sb3.EpisodicLifeEnv(sb3.MaxAndSkipEnv(sb3.NoopResetEnv(env, noop_max=30), skip=4))
+    if "FIRE" in env.unwrapped.get_action_meanings():
+        env = sb3.FireResetEnv(env)
+    env = ResizeObservation(sb3.ClipRewardEnv(env), (84, 84))
+    gray = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
+    env = TransformObservation(env, lambda frame: cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY), gray)
+    return FrameStackObservation(env, 4)
+
+
+def gymnasium_stack(game: str) -> gymnasium.Env:
+    return FrameStackObservation(AtariPreprocessing(gymnasium.make(f"ALE/{game}-v5", frameskip=1)), 4)
+
+
+class StableBaselines3(gymnasium.Env):
+    """The stack of `make_atari_env` and `VecFrameStack`, as a single env with channels first."""
+
+    def __init__(self, game: str) -> None:
+        env = sb3.AtariWrapper(gymnasium.make(f"{game}NoFrameskip-v4"))
+        self.vec_env = VecFrameStack(DummyVecEnv([lambda: env]), 4)
+        self.action_space = self.vec_env.action_space
+        self.observation = None
+
+    def reset(self, *, seed=None, options=None):
+        if self.observation is None:
+            self.vec_env.seed(seed)
+            self.observation = self.vec_env.reset()
+        return self.observation[0].transpose(2, 0, 1), {}
+
+    def step(self, action):
+        self.observation, reward, done, infos = self.vec_env.step([action])
+        truncated = infos[0]["TimeLimit.truncated"]
+        final = infos[0]["terminal_observation"] if done[0] else self.observation[0]
+        return final.transpose(2, 0, 1), reward[0], done[0] and not truncated, truncated, {}
+
+
+REFERENCES = {
+    "cleanrl": (cleanrl, "{}NoFrameskip-v4"),
+    "gymnasium": (gymnasium_stack, "ALE/{}-v5"),
+    "sb3": (StableBaselines3, "{}NoFrameskip-v4"),
+}
+
+
+@pytest.mark.parametrize("preset", REFERENCES)
+@pytest.mark.parametrize("game", [*GAMES[:2], *(pytest.param(game, marks=pytest.mark.full) for game in GAMES[2:])])
+def test_preset_equals_its_reference_over_whole_games(game: str, preset: str) -> None:
+    make_reference, id = REFERENCES[preset]
+    references = [make_reference(game) for _ in range(2)]
+    env = tw.TransformedEnv(make_atari(id.format(game), 2, preset), T.atari(preset))
+    td = env.reset(seed=3)
+    assert env.single_action_space == references[0].action_space
+    for row, reference in enumerate(references):
+        np.testing.assert_array_equal(td["observation"][row], reference.reset(seed=3 + row)[0])
+    actions, games, ends = np.random.default_rng(5), 0, 0
+    for _ in range(20_000):
+        action = actions.integers(env.single_action_space.n, size=2)
+        transition, td = env.step(torch.from_numpy(action))
+        successor = transition["next"]
+        over = successor["info", "game_over"].squeeze(-1).bool()
+        for row, reference in enumerate(references):
+            observation, reward, terminated, truncated, _ = reference.step(action[row])
+            assert successor["reward"][row].item() == reward
+            assert successor["terminated"][row].item() == terminated
+            assert successor["truncated"][row].item() == truncated
+            if over[row]:  # the references have frames of the action before in the last of the four
+                np.testing.assert_array_equal(successor["observation"][row, :3], observation[:3])
+            else:
+                np.testing.assert_array_equal(successor["observation"][row], observation)
+            if terminated or truncated:
+                observation = reference.reset()[0]
+            np.testing.assert_array_equal(td["observation"][row], observation)
+        games, ends = games + int(over.sum()), ends + int(successor["done"].sum())
+        if games >= 3:
+            break
+    assert games >= 3
+    assert (ends > games) == (preset != "gymnasium" and game != "Pong")
+
+
+def test_life_that_is_lost_ends_an_episode_and_not_the_game() -> None:
+    env = make_atari("ALE/Breakout-v5", 1, "sb3")
+    env.reset(seed=0)
+    lives, returns, actions = [], [], np.random.default_rng(2)
+    for _ in range(3000):
+        transition, _ = env.step(torch.tensor([actions.integers(4)]))
+        info = {name: value.item() for name, value in transition["next", "info"].items()}
+        if transition["next", "done"]:
+            lives.append(info["lives"])
+            returns.append(info["game_return"])
+            assert info["game_over"] == (info["lives"] == 0)
+            assert transition["next", "terminated"] and not transition["next", "truncated"]
+        if info["game_over"]:
+            break
+    assert lives == [4, 3, 2, 1, 0] and returns == sorted(returns) and returns[-1] > 0
+    transition, _ = env.step(torch.tensor([0]))
+    assert transition["next", "info", "game_return"] == transition["next", "reward"] == 0
+
+
+def test_reset_by_hand_starts_a_new_game_in_the_rows_of_the_mask() -> None:
+    env = make_atari("ALE/Breakout-v5", 2, "cleanrl")
+    env.reset(seed=0)
+    while True:
+        successor, td = env.step(torch.tensor([2, 3]))
+        if successor["next", "info", "lives"].min() < 5:
+            break
+    before = td["observation"].clone()
+    lost = int(successor["next", "info", "lives"].argmin())
+    mask = torch.tensor([False, False])
+    mask[lost] = True
+    td = env.reset(mask=mask)
+    assert torch.equal(td["observation"][1 - lost], before[1 - lost])
+    transition, _ = env.step(torch.tensor([0, 0]))
+    assert transition["next", "info", "lives"][lost] == 5
+
+
+def test_truncated_game_ends_with_its_last_frame() -> None:
+    env = make_atari("ALE/Pong-v5", 1, "gymnasium", noop_max=0, max_num_frames_per_episode=202, repeat_action_probability=0.0)
+    game = gymnasium.make("ALE/Pong-v5", frameskip=1, obs_type="grayscale", repeat_action_probability=0.0)
+    env.reset(seed=4)
+    game.reset(seed=4)
+    frames = [game.step(0)[0] for _ in range(202)]
+    for last in range(3, 200, 4):
+        transition, _ = env.step(torch.tensor([0]))
+        expected = np.maximum(frames[last - 1], frames[last])
+        np.testing.assert_array_equal(transition["next", "observation"][0], expected)
+    transition, _ = env.step(torch.tensor([0]))
+    np.testing.assert_array_equal(transition["next", "observation"][0], frames[-1])
+    assert transition["next", "truncated"] and not transition["next", "terminated"]
+    assert transition["next", "info", "game_over"] == 1
+
+
+def test_processes_specs_and_shards_make_the_same_games() -> None:
+    env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 3, "sb3"), T.atari("sb3"))
+    again = tw.make(type(env.spec).from_json(env.spec.to_json()))
+    shard = tw.TransformedEnv(make_atari("ALE/Pong-v5", 2, "sb3", first_index=1, vectorization_mode="async"), T.atari("sb3"))
+    tds = [each.reset(seed=9)["observation"] for each in (env, again, shard)]
+    for action in [*range(6)] * 3:
+        assert torch.equal(tds[0], tds[1])
+        assert torch.equal(tds[0][1:], tds[2])
+        tds = [each.step(torch.full((each.num_envs,), action))[1]["observation"] for each in (env, again, shard)]
+    shard.close()
+
+
+def test_presets_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(ValueError, match=r"make_atari needs a preset among \['cleanrl', 'gymnasium', 'sb3'\], but got 'dqn'"):
+        make_atari("ALE/Pong-v5", 1, "dqn")
+    with pytest.raises(ValueError, match="make_atari needs the id of a game of ALE"):
+        make_atari("CartPole-v1", 1)
+    with pytest.raises(TypeError, match="ResizeObservation needs images"):
+        tw.TransformedEnv(tw.make("CartPole-v1"), T.atari("gymnasium"))

@@ -1,0 +1,46 @@
+"""Presets: the stacks of transforms that published results were made with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torchwrap.transforms.compose import Compose
+from torchwrap.transforms.history import FrameStackObservation
+from torchwrap.transforms.image import GrayscaleObservation, ResizeObservation
+from torchwrap.transforms.reward import ClipReward
+from torchwrap.transforms.transform import Transform
+
+AtariPreset = Literal["cleanrl", "gymnasium", "sb3"]
+
+
+def atari(preset: AtariPreset) -> Compose:
+    """The transforms of raw Atari frames in CleanRL's `ppo_atari.py`, Gymnasium's or Stable-Baselines3's stack, bit for bit.
+
+    What starts and ends the episodes drives the game, so it is in the env: `torchwrap.interop.atari.make_atari(id, num_envs,
+    preset)` makes it.
+
+    | preset | frames | becomes | stack begins with | reward |
+    |---|---|---|---|---|
+    | "cleanrl" | RGB | 84 x 84, then gray | copies of the initial frame | its sign |
+    | "gymnasium" | gray | 84 x 84 | copies of the initial frame | unchanged |
+    | "sb3" | RGB | gray, then 84 x 84 | zeros | its sign |
+
+    Args:
+        preset: whose results to compare with.
+
+    Shape: `(height, width, 3)` uint8, or `(height, width)` for "gymnasium", to `(4, 84, 84)` uint8.
+
+    Raises:
+        ValueError: for another preset.
+
+    >>> [type(transform).__name__ for transform in atari("gymnasium")]
+    ['ResizeObservation', 'FrameStackObservation']
+    """
+    if preset not in ("cleanrl", "gymnasium", "sb3"):
+        raise ValueError(f'atari needs the preset "cleanrl", "gymnasium" or "sb3", but got {preset!r}.')
+    pixels: list[Transform] = [ResizeObservation((84, 84))]
+    if preset != "gymnasium":
+        gray = GrayscaleObservation(formula="opencv")
+        pixels = [gray, *pixels] if preset == "sb3" else [*pixels, gray]
+        pixels.append(ClipReward(-1, 1))  # the sign, because a game's rewards are integers
+    return Compose([*pixels, FrameStackObservation(4, padding_type="zero" if preset == "sb3" else "reset")])
