@@ -102,12 +102,7 @@ class Collector:
         env._position.unfinished = "collection"
         root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
         storage, root = self._executor.collect(self, root)
-        data = TensorDict({}, batch_size=[self.num_steps, env.num_envs])
-        for key, value in storage.items():
-            data.set(key, value)
-        data = data.transpose(0, 1)
-        data.names = [None, "time"]
-        return data, env._root(root)
+        return as_data(storage, self.num_steps, env.num_envs), env._root(root)
 
     @property
     def is_compiled(self) -> bool:
@@ -131,7 +126,7 @@ class Collector:
 
     def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
         env = self.env
-        td = _act(env, self.policy, nested.tensordict(dict(root), env.num_envs))
+        td = act(env, self.policy, nested.tensordict(dict(root), env.num_envs))
         checks.step_input(env, td)
         state = policy_state.read(env, td)
         successor, observation = step(td["action"])
@@ -225,7 +220,7 @@ def evaluate(
             module.training = False
         td = env.reset(seed=seed)
         while bool((ended < per_env).any()) and steps != max_steps:
-            transition, td = env.step(_act(env, policy, td))
+            transition, td = env.step(act(env, policy, td))
             steps += 1
             following = transition["next"]
             running_return += following["reward"]
@@ -248,6 +243,16 @@ def evaluate(
     return TensorDict(found, batch_size=[len(found["episode_return"])])
 
 
+def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
+    """The storage of a chunk as a TensorDict `(num_envs, num_steps)`."""
+    data = TensorDict({}, batch_size=[num_steps, num_envs])
+    for key, value in storage.items():
+        data.set(key, value)
+    data = data.transpose(0, 1)
+    data.names = [None, "time"]
+    return data
+
+
 def _check_progress(env: Env, running_length: Tensor, waiting: Tensor, patience: int) -> None:
     longest = int(torch.where(waiting, running_length, 0).max())
     if longest >= patience:
@@ -268,7 +273,8 @@ def _is_key(key: Any) -> bool:
     return isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
 
 
-def _act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
+def act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
+    """The root with the action of the policy, and whatever else the policy has set."""
     if policy is None:
         for key in env.signature.policy_state:
             td["next", key] = td[key].clone()
