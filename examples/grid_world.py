@@ -41,7 +41,7 @@ class KeyAndDoor(FuncEnv):
     def transition(self, state, action, rng, params=None):
         distance = torch.where(action < 2, self.size, 1)
         target = state["agent"] + torch.where(action % 2 == 0, -distance, distance)
-        agent = torch.where(state["walls"][target], state["agent"], target)
+        agent = torch.where(state["walls"].gather(0, target), state["agent"], target)
         return {**state, "agent": agent, "has_key": state["has_key"] | (agent == state["key"])}
 
     def observation(self, state, rng, params=None):

@@ -189,7 +189,7 @@ def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -
     return tw.TransformedEnv(env, *transforms)
 
 
-def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+def layer_init(layer: nn.Linear | nn.Conv2d, std: float = 2**0.5) -> nn.Linear:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -306,13 +306,13 @@ def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_i
     return stats
 
 
-def plot(path: Path, args: Args, curve: list[tuple[int, float, float]]) -> None:
+def plot(path: Path, args: Any, curve: list[tuple[int, float, float]], window: int = 100) -> None:
     from matplotlib.figure import Figure  # imported here so that training does not wait for it
 
     steps, returns, seconds = zip(*curve)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, returns, label="mean return of the latest 100 episodes")
+    axes.plot(steps, returns, label=f"mean return of the latest {window} episodes")
     low, high = min(returns), max(returns)
     if args.target_return is not None and args.target_return <= 2 * high - low:  # a distant target would flatten the curve
         axes.axhline(args.target_return, color="gray", linestyle="--", label=f"target {args.target_return:g}")

@@ -1,16 +1,23 @@
 """Options and fixtures of all tests, and the path to `catalogue`, `helpers` and `oracles`."""
 
 import functools
+import re
 import secrets
 import signal
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import torchwrap as tw
+from torchwrap._compile.api import MIN_TORCH
+
+COMPILES = torch.__version__ >= MIN_TORCH
+# Tests with "gymnasiums" in their names, and those of differences, compare with its wrappers as they are since 1.4.
+COMPARES = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,6 +34,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "cuda: needs a CUDA device, and is skipped where there is none")
+    config.addinivalue_line("markers", "compiles: needs a torch that `tw.compile` accepts")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # because tests interrupt themselves and their workers
     if config.getoption("--fresh-seeds"):
@@ -49,6 +57,11 @@ def keep(config, items, kept):
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
         keep(config, items, [item for item in items if item.get_closest_marker("full") is None])
+    for item in items:
+        if not COMPILES and (item.get_closest_marker("compiles") or item.nodeid.startswith("torchwrap/_compile/")):
+            item.add_marker(pytest.mark.skip(reason=f"compilation needs torch>={MIN_TORCH}"))
+        if not COMPARES and re.search(r"gymnasiums|test_differences", item.nodeid.partition("[")[0]):
+            item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
@@ -56,6 +69,16 @@ def pytest_collection_modifyitems(config, items):
     if share := config.getoption("--share"):
         first, number = map(int, share.split("/"))
         keep(config, items, items[first - 1 :: number])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With a PyTorch that `tw.compile` refuses, a test that fails by that refusal is skipped, and the reason says so."""
+    report = yield
+    refusal = f"compile needs torch>={MIN_TORCH}, but got torch "
+    if not COMPILES and report.failed and refusal in report.longreprtext + report.capstdout + report.capstderr:
+        report.outcome, report.longrepr = "skipped", (*item.location[:2], f"Skipped: compilation needs torch>={MIN_TORCH}")
+    return report
 
 
 @pytest.fixture(scope="module", autouse=True)

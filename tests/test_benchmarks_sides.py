@@ -59,7 +59,7 @@ def test_torch_and_numpy_scripts_are_equal(load):
     env.reset(seed=0)
     array.reset(np.ones(3, bool))
     env.elapsed.copy_(script.elapsed(3))
-    array.elapsed[:] = script.elapsed(3)
+    array.elapsed[:] = script.elapsed(3).numpy()
     for _ in range(200):
         successor = env._step(script.actions(3))
         for key, value in zip(("observation", "reward", "terminated", "truncated"), array.step(), strict=True):
@@ -74,7 +74,7 @@ def test_every_transform_is_measured(load):
 
     bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
     bases.add("PassiveEnvChecker")  # not meant for training
-    bases |= {"ObservationGroups", "PolicyState"}  # what others do, and what a policy does
+    bases |= {"ObservationGroups", "PolicyState", "atari"}  # what others do, and what a policy does
     assert set(load("each").TRANSFORMS) == set(load("torchwrap_side").TRANSFORMS) == set(T.__all__) - bases
     with_peer = {name for name, known in load("each").TRANSFORMS.items() if known}
     assert with_peer == set(load("gymnasium_peer").WRAPPERS)

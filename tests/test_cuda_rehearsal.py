@@ -25,6 +25,8 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
+pytestmark = pytest.mark.compiles  # the fake device and the simulated graphs rely on PyTorch's internals
+
 TESTS = Path(__file__).parent
 ALLOWED = {  # (phase, kind, where): the reason
     (None, None, "torchwrap/transforms/checker.py"): "PassiveEnvChecker reads values by design: it names what is wrong.",

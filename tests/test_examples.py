@@ -89,6 +89,37 @@ def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_term
     assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
 
 
+def test_ppo_atari_bootstraps_from_roots_and_where_a_game_is_truncated_from_the_final_frames(ppo):
+    # By hand: values are the frames, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated, then runs on; row 1 is terminated.
+    script = load_example("ppo_atari")
+    truncated = torch.tensor([[True, False], [False, False]])
+    terminated = torch.tensor([[False, False], [True, False]])
+    column = lambda flags: flags.unsqueeze(-1)  # noqa: E731
+    following = dict(
+        observation=torch.tensor([[40.0, 2.0], [80.0, 4.0]]),
+        reward=torch.ones(2, 2, 1),
+        terminated=column(terminated),
+        done=column(truncated | terminated),
+    )
+    value = torch.tensor([[10.0, 20.0], [30.0, 6.0]])
+    data = dict(observation=value, action=torch.zeros(2, 2).long(), logprob=torch.zeros(2, 2), value=value, next=following)
+    root = TensorDict(dict(observation=torch.tensor([2.0, 4.0])), [2])
+    args = script.Args(gamma=0.5, gae_lambda=1.0)
+    batch = script.make_batch(lambda frames: (None, frames), TensorDict(data, [2, 2]), root, args)
+    assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
+    assert batch["ret"].tolist() == [21, 2, 1, 3]
+
+
+def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path):
+    script = load_example("ppo_atari")
+    short = dict(num_envs=2, num_steps=16, total_timesteps=64, num_minibatches=2, compile=False)
+    metrics = script.main(script.Args(env_id="ALE/Breakout-v5", out=tmp_path, **short))
+    assert metrics["env_steps"] == 64 and metrics["evaluation_return"] >= 0
+    assert json.loads((tmp_path / "metrics.json").read_text())["network"] == "small"
+    assert len(list((tmp_path / "videos").glob("*.mp4"))) > 0
+    assert set(torch.load(tmp_path / "checkpoint.pt", weights_only=True)) == {"agent", "optimizer"}
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 32, 33])
 def test_ppo_gae_equals_the_loop_from_the_last_step_to_the_first(ppo, num_steps):
     generator = torch.Generator().manual_seed(num_steps)
@@ -135,6 +166,7 @@ def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_no
     torch.testing.assert_close(optimizers[0].state_dict()["state"], optimizers[1].state_dict()["state"])
 
 
+@pytest.mark.compiles
 def test_ppo_update_is_one_graph_for_each_size_of_a_minibatch(ppo, graphs):
     agents = [ppo.Agent(ppo.make_env(ppo.Args(), 2))]
     agents.append(copy.deepcopy(agents[0]))

@@ -130,7 +130,7 @@ def test_construction_of_a_newcomer_raises_and_names_the_line_that_works(name):
     check(CONSTRUCTION[name], namespace())
 
 
-TRANSFORMS = [kind for kind in map(T.__dict__.get, T.__all__) if issubclass(kind, T.Transform)]
+TRANSFORMS = [kind for kind in map(T.__dict__.get, T.__all__) if isinstance(kind, type) and issubclass(kind, T.Transform)]
 ENVS = {
     "Env": lambda: ScriptedEnv(2),
     "gymnasium.Env": lambda: gymnasium.make("CartPole-v1"),

@@ -19,6 +19,7 @@ import torchwrap as tw
 import torchwrap.testing
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
+from torchwrap._compile.api import MIN_TORCH
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -111,6 +112,18 @@ def test_the_two_commands_name_the_torch_version():
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2 and all("torch==2.13.0" in command for command in commands)
     assert "examples/ppo.py" in commands[0] and "pytest" in commands[1]
+
+
+def test_extras_have_no_underscores():  # which pip 23 does not find
+    extras = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].partition("\n[")[0]
+    names = re.findall(r"^([\w-]+) =$", extras, re.MULTILINE)
+    assert "rsl-rl" in names and not [name for name in names if "_" in name]
+
+
+def test_the_lowest_versions_of_torch_are_named():
+    (lowest,) = re.findall(r"^    torch>=(\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert f"torch {lowest} is enough for eager mode, `tw.compile` needs {MIN_TORCH}:" in README
+    assert f"with a PyTorch before {MIN_TORCH}," in tw.compile.__doc__
 
 
 # Figures are those of cpu.json, and say where they come from.

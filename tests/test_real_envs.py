@@ -187,7 +187,7 @@ def test_time_limit_truncates_as_gymnasiums_and_still_terminates():
     assert set(assert_agree(*build("poles", [use("TimeLimit", max_episode_steps=15)]), 90)) == ENVS["short poles"][3]
 
 
-def test_every_transform_of_gymnasium_has_cases():
+def test_all_of_gymnasiums_transforms_have_cases():
     # Except those that normalize, which differ on purpose, those that draw random numbers, and the one that changes nothing.
     others = {"NormalizeObservation", "NormalizeReward", "AddWhiteNoise", "ObstructView", "StickyAction", "PassiveEnvChecker"}
     tested = {name for _, stack in CASES for name, _ in stack}

@@ -23,7 +23,7 @@ from torchwrap.interop.gymnasium import GymnasiumEnv
         ("CartPole-v1", "gymnasium", GymnasiumEnv),
         ("MountainCar-v0", "gymnasium", GymnasiumEnv),
         ("CartPole-v0", None, FunctionalEnv),
-        ("Taxi-v4", None, GymnasiumEnv),
+        ("Blackjack-v1", None, GymnasiumEnv),
     ],
 )
 def test_make_prefers_torch_and_falls_back_to_gymnasium(id, backend, kind):
@@ -63,8 +63,8 @@ def test_make_without_num_envs_makes_one_env():
         ({"id": ""}, "make needs a registered id, but got ''"),
         ({"id": "CartPoule-v1", "backend": "gymnasium"}, "make needs a registered id, but got 'CartPoule-v1'"),
         (
-            {"id": "Taxi-v4", "backend": "torch"},
-            r"an id in \[.*'CartPole-v1'.*\] for backend=\"torch\", but got 'Taxi-v4'",
+            {"id": "Blackjack-v1", "backend": "torch"},
+            r"an id in \[.*'CartPole-v1'.*\] for backend=\"torch\", but got 'Blackjack-v1'",
         ),
         ({"id": None}, "make needs an id, a string, or an env's spec, but got None"),
         ({"id": 3}, "make needs an id, a string, or an env's spec, but got 3"),
@@ -246,7 +246,7 @@ def test_registered_env_of_a_module_is_made_by_the_modules_name(registry, monkey
     ("arguments", "error", "match"),
     [
         (("CartPole-v1", Pendulum), ValueError, "an id that is not taken, but got 'CartPole-v1': give it another name"),
-        (("Taxi-v4", Pendulum), ValueError, "an id that is not taken, but got 'Taxi-v4'"),
+        (("Blackjack-v1", Pendulum), ValueError, "an id that is not taken, but got 'Blackjack-v1'"),
         (("moon/Taken-v0", Pendulum), ValueError, "an id that is not taken, but got 'moon/Taken-v0'"),
         (("Pendulum", Pendulum), ValueError, 'an id of the form "namespace/Name-v0" or "Name-v0", but got \'Pendulum\''),
         (("moon/Pendulum", Pendulum), ValueError, "an id of the form"),
@@ -307,6 +307,6 @@ def test_gymnasium_make_of_a_registered_env_names_torchwrap_make(registry):
 def test_backend_torch_lists_registered_ids(registry):
     tw.register("moon/P-v0", Pendulum)
     with pytest.raises(
-        ValueError, match=r"an id in \[.*'CartPole-v1'.*'moon/P-v0'\] for backend=\"torch\", but got 'Taxi-v4'"
+        ValueError, match=r"an id in \[.*'CartPole-v1'.*'moon/P-v0'\] for backend=\"torch\", but got 'Blackjack-v1'"
     ):
-        tw.make("Taxi-v4", backend="torch")
+        tw.make("Blackjack-v1", backend="torch")

@@ -65,7 +65,7 @@ class Script(VectorEnv):
 def scripted(num_envs: int, transforms: Sequence[str] | None = None) -> Timed:
     env = _build(Script(num_envs), transforms)
     env.reset()
-    env.unwrapped.script.elapsed[:] = script.elapsed(num_envs)
+    env.unwrapped.script.elapsed[:] = script.elapsed(num_envs).numpy()
     return _stepper(env, [script.actions(num_envs).numpy()])
 
 

@@ -59,7 +59,7 @@ def scripted(num_envs: int, transforms: bool) -> Timed:
         env = VecFrameStack(VecNormalize(VecMonitor(env)), 4)
     action = script.actions(num_envs).numpy()
     env.reset()
-    env.unwrapped.script.elapsed[:] = script.elapsed(num_envs)
+    env.unwrapped.script.elapsed[:] = script.elapsed(num_envs).numpy()
     return Timed(lambda: env.step(action))
 
 

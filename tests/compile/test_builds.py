@@ -180,6 +180,7 @@ def test_a_vector_of_avx2_is_copied_as_a_whole(tmp_path):
     assert "%xmm" not in assembly.read_text()
 
 
+@pytest.mark.compiles
 @on_x86
 def test_graphs_for_avx2_are_built_like_that(cold, commands):
     tw.compile(stack(T.ClipReward(-1, 1)), options={"cpp.simdlen": 256})

@@ -179,6 +179,21 @@ def test_collector_over_host_stepped_env_is_refused_with_remedy():
         tw.compile(tw.Collector(gymnasium_cartpole(), None, 3))
 
 
+@pytest.mark.parametrize("target", [lambda env: env, lambda env: tw.Collector(env, None, 3)], ids=["env", "collector"])
+def test_torch_that_is_too_old_is_refused_with_remedy_and_changes_nothing(target, monkeypatch):
+    env, eager = (tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeReward(), T.TimeLimit(9)) for _ in range(2))
+    td, eager_td = after(env, 4), after(eager, 4)
+    before = env.snapshot()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.10.0+cu128"))
+        message = r"^compile needs torch>=2\.11, but got torch 2\.10\.0\+cu128: leave this call out to stay in eager mode, or"
+        with pytest.raises(RuntimeError, match=message):
+            tw.compile(target(env), backend="aot_eager")
+    assert not env.is_compiled
+    assert_same(env.snapshot(), before)
+    assert_same(play(env, 20, td)[0], play(eager, 20, eager_td)[0])
+
+
 def twice(target):
     return tw.compile(tw.compile(target, backend="eager"), backend="eager")
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env, data_equivalence
-from gymnasium.utils.performance import benchmark_vector_step
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics as SingleStatistics
 from gymnasium.wrappers import vector as vector_wrappers
@@ -343,6 +342,8 @@ def test_export_passes_gymnasiums_env_checker(mode, id):
 
 @every_mode
 def test_export_runs_in_gymnasiums_benchmark(mode):
+    from gymnasium.utils.performance import benchmark_vector_step  # not in Gymnasium 1.2
+
     envs = tw.to_gymnasium(tw.make("CartPole-v1", 4), autoreset_mode=mode)
     assert benchmark_vector_step(envs, target_duration=0.2, seed=0) > 100
 
@@ -394,7 +395,7 @@ def test_vector_wrappers_of_gymnasium_work_as_on_sync_vector_env(export, mode, n
 
 
 @pytest.mark.parametrize("name", OF_OBSERVATIONS)
-def test_observation_wrappers_of_gymnasium_refuse_same_step_whatever_the_env(export, name):
+def test_gymnasiums_observation_wrappers_refuse_same_step_whatever_the_env(export, name):
     for envs in export(scripted(2), SAME_STEP):
         with pytest.raises(ValueError, match=r"NEXT_STEP or DISABLED, got AutoresetMode\.SAME_STEP"):
             OF_OBSERVATIONS[name](envs)

@@ -67,6 +67,7 @@ def test_draw_with_a_scalar_key_equals_the_row_of_a_batch(draw, key):
     assert torch.equal(draw(Key(*(word[4] for word in words), tag)), draw(key)[4])
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("draw", params(DRAWS, quick=["scalar normal", "integers"]))
 def test_draw_compiled_with_aot_eager_is_bit_identical(draw, key):
     torch.compiler.reset()
@@ -97,6 +98,7 @@ def draws_of_eight_words(key):
     }
 
 
+@pytest.mark.compiles
 @pytest.mark.full
 def test_draws_through_inductor_match_eager_draws(key):
     torch.compiler.reset()

@@ -18,6 +18,7 @@ def test_stream_of_a_shard_equals_its_rows_of_the_whole(num_envs, first_index):
     )
 
 
+@pytest.mark.compiles
 @pytest.mark.full
 def test_stream_when_compiled_advances_as_in_eager_mode():
     def three(stream, mask):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 from tensordict import TensorDict
 
+# Gymnasium before 1.2.3 has a Discrete space in int64 only.
+DISCRETE_HAS_DTYPE = "dtype" in inspect.signature(spaces.Discrete).parameters
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 
 LEAVES = {
@@ -23,7 +27,7 @@ LEAVES = {
     "int64 unbounded": spaces.Box(-np.inf, np.inf, (2,), np.int64),
     "Discrete": spaces.Discrete(3),
     "Discrete start": spaces.Discrete(3, start=-5),
-    "Discrete int32": spaces.Discrete(3, start=2, dtype=np.int32),
+    **({"Discrete int32": spaces.Discrete(3, start=2, dtype=np.int32)} if DISCRETE_HAS_DTYPE else {}),
     "MultiDiscrete": spaces.MultiDiscrete([3, 5]),
     "MultiDiscrete start": spaces.MultiDiscrete([3, 5, 1], start=[-2, 7, 100]),
     "MultiDiscrete 2d": spaces.MultiDiscrete([[3, 5], [2, 4]], start=[[1, 0], [0, -9]]),

@@ -19,6 +19,9 @@ from torchwrap.wrappers.wrapper import layers
 
 Target = TypeVar("Target", Env, Collector)
 
+# The first version whose Inductor has the options and the toolchain that `inductor` and `toolchain` set.
+MIN_TORCH = "2.11"
+
 
 @torch.no_grad()
 def compile(
@@ -55,6 +58,7 @@ def compile(
         `target`.
 
     Raises:
+        RuntimeError: with a PyTorch before 2.11, where torchwrap runs eagerly only.
         TypeError: for what is no env or collector.
         ValueError: if code reads values on the host, changes Python state or replaces tensors (the message names it), for what
             is compiled already, and for a simulator on the host without transforms or in a collector.
@@ -64,6 +68,11 @@ def compile(
     >>> env.is_compiled, env.step(env.reset().set("action", env.sample_action()))[0]["next", "reward"].flatten()
     (True, tensor([1., 1.]))
     """
+    if torch.__version__ < MIN_TORCH:
+        raise RuntimeError(
+            f"compile needs torch>={MIN_TORCH}, but got torch {torch.__version__}: leave this call out to stay in eager mode, "
+            "or install a newer torch."
+        )
     env = target.env if isinstance(target, Collector) else target
     if not isinstance(env, Env):
         raise TypeError(f"compile needs an Env or a Collector, but got {type(target).__name__}.")

@@ -169,7 +169,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return self.env.render()
 
     def close_extras(self, **kwargs: Any) -> None:
-        self.env.close()
+        if hasattr(self, "env"):  # Gymnasium before 1.4 also closes what the constructor has refused
+            self.env.close()
 
 
 def _batch_infos(values: dict[str, Any] | TensorDict, mask: Mask) -> dict[str, Any]:

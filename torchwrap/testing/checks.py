@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from torchwrap import spaces
-from torchwrap._compile.api import compile
+from torchwrap._compile.api import MIN_TORCH, compile
 from torchwrap._core import spec as specs
 from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.row_mask import RowMask
@@ -207,7 +207,7 @@ def _check_snapshot(make: MakeEnv) -> None:
 
 def _check_compile(make: MakeEnv) -> None:
     env, compiled_env = make(num_envs=NUM_ENVS, first_index=0), make(num_envs=NUM_ENVS, first_index=0)
-    if not env.host_stepped:
+    if not env.host_stepped and torch.__version__ >= MIN_TORCH:
         actions = sample_actions(env)
         sample_actions(compiled_env)
         try:
