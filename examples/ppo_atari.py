@@ -57,7 +57,9 @@ class Args:
     total_timesteps: int = 1_000_000
     """total number of env steps, of four frames each"""
     learning_rate: float = 5e-4
-    """learning rate of the optimizer, annealed linearly to zero"""
+    """learning rate of the optimizer"""
+    anneal_lr: bool = False
+    """reduce the learning rate linearly to zero"""
     num_envs: int = 8
     """number of parallel games"""
     num_steps: int = 128
@@ -163,7 +165,8 @@ def main(args: Args) -> dict[str, object]:
     curve, returns = [], []
     progress = tqdm(total=num_iterations * batch_size, unit=" steps", unit_scale=True)
     for iteration in range(num_iterations):
-        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
         data, td = collect(td)
         batch = make_batch(agent, data, td, args)
         for _ in range(args.update_epochs):

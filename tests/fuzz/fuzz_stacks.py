@@ -295,7 +295,8 @@ def _transform(rng, signature, base):
 
 
 def _names(part):
-    return [type(part).__name__, *(type(inner).__name__ for inner in part.flat() if inner is not part)]
+    # With those inside of it, as in a Compose or an ObservationGroups.
+    return [type(inner).__name__ for inner in part.modules() if isinstance(inner, T.Transform)]
 
 
 def _is_small(after, before):
