@@ -68,9 +68,9 @@ class Args:
     """discount factor"""
     gae_lambda: float = 0.95
     """lambda of generalized advantage estimation"""
-    num_minibatches: int = 4
+    num_minibatches: int = 8
     """number of minibatches per epoch"""
-    update_epochs: int = 3
+    update_epochs: int = 4
     """number of epochs per iteration"""
     clip_coef: float = 0.1
     """clipping coefficient of the surrogate objective"""
