@@ -4,6 +4,7 @@ python examples/ppo.py                                      solves CartPole-v1
 python examples/ppo.py --env-id HalfCheetah-v5              trains on a Gymnasium env
 python examples/ppo.py --tensorboard                        also writes TensorBoard scalars, under CleanRL's names
 python examples/ppo.py --resume                             continues from the checkpoint of a run that was killed
+torchrun --nproc-per-node 2 examples/ppo.py                 divides the envs among processes, which average their gradients
 
 Writes metrics.json, learning_curve.png and checkpoint.pt into --out.
 
@@ -14,14 +15,17 @@ Policy Optimization" (2022), with one difference: a truncated episode is bootstr
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
 import torch
+import torch.distributed as dist
 import tyro
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
@@ -31,6 +35,7 @@ from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.distributed import average
 
 
 @dataclass
@@ -179,8 +184,8 @@ PRESETS = {
 INDUCTOR = {"cpp.use_decompose_tanh": True}
 
 
-def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make) -> tw.Env:
-    env = make(args.env_id, num_envs, backend=args.backend, device=args.device)
+def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make, first_index: int = 0) -> tw.Env:
+    env = make(args.env_id, num_envs, backend=args.backend, device=args.device, first_index=first_index)
     discrete = isinstance(env.single_action_space, gymnasium.spaces.Discrete)
     transforms = [*([] if discrete else [T.ClipAction()]), T.RecordEpisodeStatistics(), T.FlattenObservation()]
     if args.normalize:
@@ -296,6 +301,7 @@ def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_i
     loss, stats = ppo_loss(agent, {name: value[mb_inds] for name, value in batch.items()}, args)
     grads = torch.autograd.grad(loss, tensors["params"])
     with torch.no_grad():
+        average(grads)
         scale = (args.max_grad_norm / (nn.utils.get_total_norm(grads) + 1e-6)).clamp(max=1.0)
         for grad in grads:
             grad *= scale
@@ -339,7 +345,30 @@ def load(path: Path, run: dict[str, str]) -> dict[str, object] | None:
 
 
 def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]:
-    if args.tensorboard:
+    """Train in this process, or in this one of those that torchrun has started. The one of rank 0 writes and evaluates."""
+    if "LOCAL_RANK" not in os.environ:
+        return train(args, make, rank=0, world_size=1)
+    if args.device == "cuda":
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(args.device)
+    dist.init_process_group(timeout=timedelta(minutes=5))
+    try:
+        return train(args, make, dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def gather(value: object, rank: int, world_size: int) -> list[Any]:
+    """The values of all processes, on rank 0."""
+    if world_size == 1:
+        return [value]
+    values = [None] * world_size if rank == 0 else None
+    dist.gather_object(value, values)
+    return values or []
+
+
+def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -> dict[str, object]:
+    if args.tensorboard and rank == 0:
         from torch.utils.tensorboard import SummaryWriter
     start_time = time.perf_counter()
     torch.manual_seed(args.seed)
@@ -354,8 +383,11 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
             setattr(args, name, value)
     batch_size = args.num_envs * args.num_steps
     num_iterations = -(-args.total_timesteps // batch_size)
+    num_envs = args.num_envs // world_size
+    if num_envs * world_size != args.num_envs:
+        raise ValueError(f"ppo.py needs --num-envs that {world_size} processes can share, but got {args.num_envs}.")
 
-    env = make_env(args, args.num_envs, make)
+    env = make_env(args, num_envs, make, first_index=rank * num_envs)
     native = isinstance(env.unwrapped, tw.FunctionalEnv)
     if args.target_return is None:
         args.target_return = getattr(env.spec, "reward_threshold", None)
@@ -363,6 +395,8 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     out.mkdir(parents=True, exist_ok=True)
 
     agent = Agent(env).to(args.device)
+    if rank > 0:  # the same network everywhere, but other actions
+        torch.manual_seed(args.seed + 1_000_003 * rank)
     # The learning rate is a tensor because a graph would keep the value of a number.
     optimizer = optim.Adam(agent.parameters(), lr=torch.tensor(args.learning_rate, device=args.device), eps=1e-5)
     statistics = next(module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics))
@@ -384,10 +418,11 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
         )
     td = env.reset(seed=args.seed)
 
-    # A checkpoint holds all that a run depends on: its arguments, the state of the envs, and PyTorch's random numbers.
+    # A checkpoint holds all that a run depends on: its arguments, the states of the envs, and PyTorch's random numbers.
     run = {
         name: str(value) for name, value in vars(args).items() if name not in ("out", "resume", "save_every", "tensorboard")
     }
+    run |= {"device": torch.device(args.device).type, "world_size": str(world_size)}
     curve, reached, seconds_before, first_iteration = [], None, 0.0, 0
     if args.resume and not env.can_snapshot:
         raise ValueError(f"ppo.py --resume needs an env of torchwrap's own, but got {env!r}.")
@@ -395,8 +430,9 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     if checkpoint is not None:
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        td = env.restore(checkpoint["snapshot"])
-        torch.set_rng_state(checkpoint["rng"])
+        part = checkpoint["processes"][rank]
+        td = env.restore(part["snapshot"])
+        torch.set_rng_state(part["rng"])
         curve, reached, seconds_before, first_iteration = (
             checkpoint[name] for name in ("curve", "reached", "seconds", "iteration")
         )
@@ -404,11 +440,17 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     start_time -= seconds_before
 
     writer = None
-    if args.tensorboard:
+    if args.tensorboard and rank == 0:
         # What a killed run wrote after its last checkpoint is purged.
         writer = SummaryWriter(out, purge_step=first_iteration * batch_size + 1)
 
-    progress = tqdm(total=num_iterations * batch_size, initial=first_iteration * batch_size, unit=" steps", unit_scale=True)
+    progress = tqdm(
+        total=num_iterations * batch_size,
+        initial=first_iteration * batch_size,
+        unit=" steps",
+        unit_scale=True,
+        disable=rank > 0,
+    )
     progress.set_description("compiling the update" if args.compile else None)
     loop_start = steady_start = time.perf_counter()
     for iteration in range(first_iteration, num_iterations):
@@ -416,14 +458,17 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
             tensors["lr"].fill_((1.0 - iteration / num_iterations) * args.learning_rate)
 
         data, td = collect(td)
+        tw.sync_statistics(env)
         batch = to_batch(agent, data.to_dict(), args)
         clipfracs = []
         for _ in range(args.update_epochs):
-            for mb_inds in torch.randperm(batch_size, device=args.device).chunk(args.num_minibatches):
+            for mb_inds in torch.randperm(num_envs * args.num_steps, device=args.device).chunk(args.num_minibatches):
                 stats = step(agent, tensors, batch, mb_inds, args)
                 clipfracs.append(stats["clipfrac"])
-            if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
-                break
+            if args.target_kl is not None:
+                average([stats["approx_kl"]])
+                if stats["approx_kl"] > args.target_kl:
+                    break
 
         global_step = (iteration + 1) * batch_size
         seconds = time.perf_counter() - start_time
@@ -432,11 +477,13 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
             steady_start = time.perf_counter()
             progress.set_description(None)
         returns = statistics.return_queue
-        if len(returns):
-            mean_return = returns.mean().item()
+        sum_and_number = torch.stack([returns, torch.ones_like(returns)]).double().sum(1)
+        average([sum_and_number])
+        if sum_and_number[1] > 0:
+            mean_return = (sum_and_number[0] / sum_and_number[1]).item()
             curve.append((global_step, mean_return, seconds))
             progress.set_postfix({"return": f"{mean_return:.1f}"}, refresh=False)
-            full = len(returns) == statistics.buffer_length
+            full = sum_and_number[1] == statistics.buffer_length
             if reached is None and args.target_return is not None and full and mean_return >= args.target_return:
                 reached = (global_step, seconds)
         if writer is not None:
@@ -455,14 +502,19 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
         if (iteration + 1) % args.save_every == 0 or iteration + 1 == num_iterations:
             state = {"agent": agent.state_dict(), "env": env.state_dict(), "optimizer": optimizer.state_dict()}
             if env.can_snapshot:
-                state |= {"snapshot": env.snapshot().to_dict(), "rng": torch.get_rng_state(), "iteration": iteration + 1}
+                part = {"snapshot": env.snapshot().to_dict(), "rng": torch.get_rng_state()}
+                state |= {"processes": gather(part, rank, world_size), "iteration": iteration + 1}
             seconds = time.perf_counter() - start_time
-            save(out / "checkpoint.pt", {**state, "run": run, "curve": curve, "reached": reached, "seconds": seconds})
+            if rank == 0:
+                save(out / "checkpoint.pt", {**state, "run": run, "curve": curve, "reached": reached, "seconds": seconds})
             if writer is not None:
                 writer.flush()
     progress.close()
     if writer is not None:
         writer.close()
+    if rank > 0:
+        env.close()
+        return {}
     end = time.perf_counter()
     wall_seconds = end - start_time
     # Steady state is what follows the first iteration, which compiles the update.
@@ -481,6 +533,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
         "env": args.env_id,
         "backend": "torch" if native else "gymnasium",
         "num_envs": args.num_envs,
+        "processes": world_size,
         "device": args.device,
         "seed": args.seed,
         "env_steps": num_iterations * batch_size,

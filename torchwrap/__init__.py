@@ -28,6 +28,7 @@ from torchwrap._compile.api import compile
 from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap._core.row_mask import RowMask
 from torchwrap.collector import Collector, evaluate, rollout
+from torchwrap.distributed import sync_statistics
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
 from torchwrap.interop.gymnasium import from_gymnasium, to_gymnasium
@@ -56,6 +57,7 @@ __all__ = [
     "make",
     "register",
     "rollout",
+    "sync_statistics",
     "to_gymnasium",
     "transforms",
 ]

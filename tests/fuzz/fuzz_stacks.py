@@ -20,7 +20,7 @@ from oracles import RandomEnv  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchwrap as tw
-from torchwrap import transforms as T  # noqa: F401
+from torchwrap import transforms as T
 from torchwrap import wrappers as W  # noqa: F401
 from torchwrap.envs.acrobot import Acrobot  # noqa: F401
 from torchwrap.envs.cartpole import CartPole  # noqa: F401

@@ -177,7 +177,7 @@ class BatchedModule(nn.Module):
             for module in self.modules()
             for tensors in (module._parameters, module._buffers)
             for name, tensor in tensors.items()
-            if tensor is not None and name not in module._non_persistent_buffers_set
+            if tensor is not None and name not in getattr(module, "_env_buffer_names", ())
         ]
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)

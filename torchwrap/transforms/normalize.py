@@ -54,6 +54,7 @@ class RunningMeanStd(BatchedModule):
     squares = BufferAttribute()
     count = BufferAttribute()
     skipped = BufferAttribute()
+    synced = BufferAttribute()
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -70,6 +71,8 @@ class RunningMeanStd(BatchedModule):
         self.register_buffer("squares", torch.full(shape, -math.inf, dtype=torch.float64, device=device))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
         self.register_buffer("skipped", torch.zeros(shape, dtype=torch.int64, device=device))
+        # The sums that all processes of a group had after their last sync, or loaded; see `torchwrap.sync_statistics`.
+        self.register_buffer("synced", torch.zeros_like(self.sums()), persistent=False)
 
     @property
     def mean(self) -> Tensor:
@@ -80,6 +83,21 @@ class RunningMeanStd(BatchedModule):
     def var(self) -> Tensor:
         """The population variance, float64, of `shape`."""
         return self._moments()[1]
+
+    def sums(self) -> Tensor:
+        """All that is added up: totals, squares (0 before the first value), skipped values and rows, float64, `(4, size)`."""
+        parts = (self.total, self.squares.clamp(min=0), self.skipped, self.count.expand(self.total.numel()))
+        return torch.stack([part.flatten().double() for part in parts])
+
+    def set_sums(self, sums: Tensor, reference: Tensor) -> None:
+        """Writes sums of differences from a reference `(size,)`, which all processes share from now on."""
+        total, squares, skipped, count = sums
+        squares = torch.where(count > skipped, squares, -math.inf)
+        parts = ((self.reference, reference), (self.total, total), (self.squares, squares), (self.skipped, skipped))
+        for buffer, value in parts:
+            buffer.copy_(value.view_as(buffer))
+        self.count.copy_(count[:1])
+        self.synced.copy_(sums)
 
     def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
         """Counts the finite values of `rows` `(n, *shape)`, or of those where `mask` (bool, `(n,)`) is set."""
@@ -103,6 +121,10 @@ class RunningMeanStd(BatchedModule):
         seen = rows is not None and self._count(rows)[1]
         scale = self._moments(seen)[1].add_(epsilon).rsqrt_().float()
         return scale if seen else realize(scale)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.synced.copy_(self.sums())  # every process loads the same statistics
 
     def _count(self, rows: Tensor, mask: Tensor | None = None) -> tuple[Tensor, bool]:
         # The differences from the reference; and whether the host knows that every component has a value.

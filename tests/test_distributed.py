@@ -1,0 +1,218 @@
+"""sync_statistics: processes that each see some rows have the statistics of one that has seen all of them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from helpers import assert_same
+from processes import Processes, init
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
+from torchwrap.transforms.normalize import RunningMeanStd
+
+SIZES = [1, 2, 4]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    running = Processes(4)
+    yield running
+    running.close()
+
+
+def state(module):
+    return TensorDict({name: buffer.clone() for name, buffer in module.named_buffers()}, [])
+
+
+def batches(rank, world_size, rounds, kind):
+    """The rows that each process sees, round by round: their numbers differ, and the last process begins late."""
+    found = []
+    for index in range(rounds):
+        rng = np.random.default_rng([rank, index, len(kind)])
+        rows = rng.normal([0, 1e6, -3], [1, 1, 1e-3], (rng.integers(1, 40), 3)).astype(np.float32)
+        if kind == "integers":
+            rows = rng.integers(-50, 50, rows.shape).astype(np.float32)
+        if kind == "holes":
+            rows[rng.random(rows.shape) < 0.3] = rng.choice([np.nan, np.inf, -np.inf])
+            rows[:, 2] = np.nan if index < 2 else rows[:, 2]  # whose first values come late
+        nothing = world_size > 1 and (index, rank) in [(0, world_size - 1), (1, world_size - 1), (3, 0)]
+        found.append(torch.from_numpy(rows[: 0 if nothing else None]))
+    return found
+
+
+def count_and_sync(rank, group, kind, rounds):
+    module, size = RunningMeanStd((3,)), dist.get_world_size(group)
+    for rows in batches(rank, size, rounds, kind):
+        if len(rows):
+            module.update(rows)
+        tw.sync_statistics(module, group)
+    before = state(module)
+    tw.sync_statistics(module, group)
+    assert_same(state(module), before)  # bit for bit
+    return state(module), module.mean, module.var
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["numbers", "integers", "holes"])
+def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
+    results = processes.run(size, count_and_sync, kind, 5)
+    rows = torch.cat([rows for rank in range(size) for rows in batches(rank, size, 5, kind)]).numpy()
+    kept = np.where(np.isfinite(rows), rows, np.nan).astype(np.float64)
+    for found, mean, var in results:
+        assert_same(found, results[0][0])
+        assert found["count"] == len(rows) and found["skipped"].tolist() == np.isnan(kept).sum(0).tolist()
+        tolerance = 0 if kind == "integers" else 1e-7  # differences from the reference are rounded to float32
+        np.testing.assert_allclose(mean, np.nanmean(kept, 0), rtol=1e-12, atol=tolerance)
+        np.testing.assert_allclose(var, np.nanvar(kept, 0), rtol=1e-12 + tolerance)
+
+
+def test_sums_of_integers_are_those_of_one_process(processes):
+    found = processes.run(4, count_and_sync, "integers", 5)[2][0]
+    module = RunningMeanStd((3,))
+    for index in range(5):
+        for rank in range(4):
+            if len(rows := batches(rank, 4, 5, "integers")[index]):
+                module.update(rows)
+    assert_same(found.select(*module.state_dict()), TensorDict(module.state_dict(), []))
+
+
+def sync_an_env(rank, group, backend):
+    env = tw.TransformedEnv(
+        tw.make("Pendulum-v1", 3, first_index=3 * rank), T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-5, 5)
+    )
+    if backend:
+        tw.compile(env, backend=backend)
+    td, addresses = env.reset(seed=0), [buffer.data_ptr() for buffer in env.buffers()]
+    for _ in range(3):
+        _, td = tw.Collector(env, None, 4)(td)
+        tw.sync_statistics(env, group)
+    assert [buffer.data_ptr() for buffer in env.buffers()] == addresses
+    assert not any("synced" in key for key in env.state_dict())
+    return TensorDict(env.state_dict(), [])
+
+
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.compiles)])
+def test_statistics_of_an_env(processes, backend):
+    results = processes.run(2, sync_an_env, backend)
+    assert_same(results[1], results[0])
+    counts = [value.item() for key, value in results[0].items() if key.endswith("count")]
+    assert counts == [2 * 3 * 13, 2 * 3 * 12]  # initial observations and 12 steps; rewards
+
+
+def load_and_sync(rank, group, loaded, restored):
+    module = RunningMeanStd((2,))
+    module.update(torch.arange(6.0).view(3, 2) + rank)
+    tw.sync_statistics(module, group)
+    module.update(torch.full((2 + rank, 2), 7.0))
+    saved, held = [module.state_dict() if rank == 0 else None], state(module)
+    dist.broadcast_object_list(saved, src=0, group=group)
+    other = RunningMeanStd((2,))
+    if loaded:
+        other.load_state_dict(saved[0])
+    if restored:
+        for name, buffer in other.named_buffers():
+            buffer.copy_(held[name])
+    tw.sync_statistics(other, group)
+    return state(other)
+
+
+def test_loaded_statistics_count_once(processes):
+    for found in processes.run(4, load_and_sync, True, False):
+        assert found["count"] == 4 * 3 + 2  # what rank 0 had
+
+
+def test_a_snapshot_remembers_what_was_shared(processes):
+    for found in processes.run(4, load_and_sync, False, True):
+        assert found["count"] == 4 * 3 + 2 + 3 + 4 + 5
+
+
+def load_different(rank, group, kind):
+    env = tw.TransformedEnv(ScriptedEnv(2, observation_shape=(2,)), T.NormalizeObservation())
+    env.reset()
+    if kind == "other numbers":
+        tw.sync_statistics(env, group)
+        saved = env.state_dict()
+        saved["transforms.0.statistics.total"] += rank == 2
+        env.load_state_dict(saved)
+    elif kind == "only one":
+        saved = env.state_dict()
+        if rank == 0:
+            env.load_state_dict(saved)
+    elif kind == "other names" and rank == 1:
+        env = tw.TransformedEnv(ScriptedEnv(2, observation_shape=(2,)), T.ClipReward(-1, 1), T.NormalizeObservation())
+    before = state(env)
+    with pytest.raises(RuntimeError, match="load one state_dict on every process") as error:
+        tw.sync_statistics(env, group)
+    assert_same(state(env), before)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["other numbers", "only one", "other names"])
+def test_every_process_refuses_different_statistics(processes, kind):
+    assert len(set(processes.run(4, load_different, kind))) == 1
+
+
+def test_failed_load_leaves_what_was_shared():
+    module = RunningMeanStd((2,))
+    module.update(torch.ones(3, 2))
+    before = state(module)
+    with pytest.raises(RuntimeError, match="Missing"):
+        module.load_state_dict({"count": torch.ones(1, dtype=torch.int64)})
+    assert_same(state(module), before)
+
+
+def play(rank, group, env_id, backend, num_envs):
+    shard = num_envs // dist.get_world_size(group)
+    env = tw.make(env_id, shard, backend=backend, first_index=rank * shard, max_episode_steps=9)
+    data, td = tw.Collector(env, None, 25)(env.reset(seed=3))
+    return TensorDict({"data": data, "td": td}, [shard])
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend"), [("CartPole-v1", "torch"), ("CartPole-v1", "gymnasium"), ("Pendulum-v1", "torch")]
+)
+def test_processes_see_the_data_of_one(processes, env_id, backend):
+    (whole,) = processes.run(1, play, env_id, backend, 8)
+    for size in (2, 4):
+        parts = processes.run(size, play, env_id, backend, 8)
+        assert_same(torch.cat(parts), whole)
+
+
+def test_without_processes_nothing_happens():
+    module = RunningMeanStd((1,))
+    module.update(torch.ones(2, 1))
+    before = state(module)
+    tw.sync_statistics(module)
+    assert_same(state(module), before)
+    with pytest.raises(TypeError, match="sync_statistics needs an Env or another module, but got str"):
+        tw.sync_statistics("env")
+
+
+def one_dies(rank, folder, queue):
+    init(rank, 2, folder, seconds=10)
+    module = RunningMeanStd((1,))
+    module.update(torch.ones(2, 1))
+    tw.sync_statistics(module)
+    if rank == 0:
+        return
+    start = time.monotonic()
+    try:
+        tw.sync_statistics(module)
+    except RuntimeError as error:
+        queue.put((str(error), module.count.item(), time.monotonic() - start))
+
+
+def test_a_process_that_ends_is_an_error_on_the_others(tmp_path):
+    queue = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(one_dies, (str(tmp_path), queue), 2)
+    message, count, seconds = queue.get()
+    assert "sync_statistics needs all 2 processes of the group" in message and "rank 1" in message
+    assert count == 4 and seconds < 30

@@ -1,0 +1,142 @@
+"""Statistics of several processes, which each step a shard of the envs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torchwrap.transforms.normalize import RunningMeanStd
+
+
+def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Merges the running statistics of all processes: each then has those of one process that has seen all rows.
+
+    Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
+    `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
+    since the last call: four numbers per component. A call that brings the first values of a component takes three more, which
+    agree on its reference. Counts are exact, and sums equal those of one process up to the order of addition. A second call
+    without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs go on. Without an
+    initialized process group, and in a group of one process, the call does nothing.
+
+    What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
+    the last call, so a process that restores one goes on as before.
+
+    `torchwrap.make(id, num_envs, first_index=rank * num_envs)` makes the envs of a process: with one seed for all of them, the
+    envs draw other numbers than those of every other process. A policy under `DistributedDataParallel` that contains the
+    statistics needs `broadcast_buffers=False`, or those of rank 0 replace the others.
+
+    Args:
+        env: an `Env`, or any other module that contains statistics.
+        group: the processes; None takes all of them.
+
+    Raises:
+        TypeError: if `env` is no module.
+        RuntimeError: if processes have loaded different statistics (on each of them, before anything has changed); if the
+            collective fails, because a process has ended or has other transforms.
+
+    >>> import torchwrap as tw
+    >>> env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=4, first_index=0), tw.transforms.NormalizeObservation())
+    >>> td = env.reset(seed=0)
+    >>> tw.sync_statistics(env)  # of one process: nothing to merge
+    """
+    if not isinstance(env, nn.Module):
+        raise TypeError(f"sync_statistics needs an Env or another module, but got {type(env).__name__}.")
+    if _world_size(group) == 1:
+        return
+    found = {name: module for name, module in env.named_modules() if isinstance(module, RunningMeanStd)}
+    if found:
+        _sync(list(found.values()), repr([(name, tuple(module.total.shape)) for name, module in found.items()]), group)
+
+
+@torch.inference_mode()  # in which every buffer can be written to
+def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup | None) -> None:
+    world_size, rank, own = dist.get_world_size(group), dist.get_rank(group), modules[0].total.device
+    backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+    device = own if own.type in backends else torch.device(next(iter(backends)))  # NCCL reduces nothing on the CPU
+    synced, sums, reference = (
+        torch.cat([part.to(device) for part in parts], -1)
+        for parts in zip(*((m.synced, m.sums(), m.reference.flatten().double()) for m in modules), strict=True)
+    )
+    has_value, agreed = (total[3] > total[2] for total in (sums, synced))
+    pieces = _pieces(torch.stack([*synced, torch.where(agreed, reference, 0)]), layout)
+
+    reduced = _reduce("sync_statistics", torch.cat([(sums - synced).flatten(), pieces, pieces * pieces]), group)
+    added, first, second = reduced.split([sums.numel(), len(pieces), len(pieces)])
+    added = added.view_as(sums)
+    pending = ~agreed & (added[3] > added[2])
+    # All pieces are equal only if their number times the sum of their squares is the square of their sum.
+    differ = second.long() * world_size != first.long() ** 2
+    if differ.any():
+        raise RuntimeError(
+            f"sync_statistics needs what the {world_size} processes share to be the same on each, but they have loaded "
+            "different statistics: load one state_dict on every process, or on none."
+        )
+    if pending.any():
+        # The components that have their first values take the reference of the lowest rank that has one.
+        owner = torch.where(has_value, rank, world_size).double()
+        owner = _reduce("sync_statistics", owner, group, dist.ReduceOp.MIN)
+        common = _reduce("sync_statistics", torch.where(owner == rank, reference, 0), group)
+        common = torch.where(pending, common, reference)
+        sums, reference = _recentered(sums, torch.where(has_value, reference - common, 0)), common
+        added = _reduce("sync_statistics", sums - synced, group)
+    sizes = [module.total.numel() for module in modules]
+    merged, reference = (synced + added).to(own), reference.to(own)
+    for module, part, common in zip(modules, merged.split(sizes, -1), reference.split(sizes), strict=True):
+        module.set_sums(part, common)
+
+
+def _recentered(sums: Tensor, shift: Tensor) -> Tensor:
+    """Sums of differences from a reference that is lower by `shift`."""
+    total, squares, skipped, count = sums
+    number = count - skipped
+    return torch.stack([total + number * shift, squares + 2 * shift * total + number * shift * shift, skipped, count])
+
+
+def _pieces(values: Tensor, layout: str) -> Tensor:
+    """A checksum of all bits and of the layout, as small integers, which a float64 adds and squares exactly."""
+    bits = values.flatten().view(torch.int64)
+    odd = torch.arange(len(bits), device=bits.device) * 0x13C6EF372 + 1
+    checksum = ((bits ^ (bits >> 29)) * odd).sum() + zlib.crc32(layout.encode())
+    return torch.stack([checksum >> shift & 0xFFFF for shift in (0, 16, 32, 48)]).double()
+
+
+def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replaces tensors by their means over all processes, in place: gradients, say. Without other processes, nothing happens.
+
+    Args:
+        tensors: of floats of one dtype on one device, with the same shapes on each process.
+        group: the processes; None takes all of them.
+
+    Raises:
+        RuntimeError: if the collective fails, because a process has ended or has other tensors.
+
+    >>> gradients = [torch.ones(2), torch.zeros(3, 2)]
+    >>> average(gradients)
+    """
+    if _world_size(group) == 1:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    flat = _reduce("average", flat, group) / dist.get_world_size(group)
+    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
+
+
+def _world_size(group: dist.ProcessGroup | None) -> int:
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def _reduce(owner: str, values: Tensor, group: dist.ProcessGroup | None, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    try:
+        dist.all_reduce(values, operation, group=group)
+    except RuntimeError as error:
+        number, rank = dist.get_world_size(group), dist.get_rank(group)
+        raise RuntimeError(
+            f"{owner} needs all {number} processes of the group, but the collective failed on rank {rank}: another one has "
+            f"ended, waits elsewhere, or has other tensors. {error}"
+        ) from error
+    return values
