@@ -184,10 +184,11 @@ PRESETS = {
 INDUCTOR = {"cpp.use_decompose_tanh": True}
 
 
-def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make, first_index: int = 0) -> tw.Env:
-    env = make(args.env_id, num_envs, backend=args.backend, device=args.device, first_index=first_index)
+def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make, rank: int = 0, world_size: int = 1) -> tw.Env:
+    env = make(args.env_id, num_envs, backend=args.backend, device=args.device, first_index=rank * num_envs)
     discrete = isinstance(env.single_action_space, gymnasium.spaces.Discrete)
-    transforms = [*([] if discrete else [T.ClipAction()]), T.RecordEpisodeStatistics(), T.FlattenObservation()]
+    statistics = T.RecordEpisodeStatistics(buffer_length=-(-100 // world_size))  # 100 episodes of all processes
+    transforms = [*([] if discrete else [T.ClipAction()]), statistics, T.FlattenObservation()]
     if args.normalize:
         transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
         transforms += [T.NormalizeReward(gamma=args.gamma), T.ClipReward(-10, 10)]
@@ -387,7 +388,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     if num_envs * world_size != args.num_envs:
         raise ValueError(f"ppo.py needs --num-envs that {world_size} processes can share, but got {args.num_envs}.")
 
-    env = make_env(args, num_envs, make, first_index=rank * num_envs)
+    env = make_env(args, num_envs, make, rank, world_size)
     native = isinstance(env.unwrapped, tw.FunctionalEnv)
     if args.target_return is None:
         args.target_return = getattr(env.spec, "reward_threshold", None)
@@ -525,7 +526,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
 
     # Evaluate fresh episodes in fresh envs with the statistics learned by the transforms. Actions are sampled as in training,
     # because early in training the mode of the policy can be far worse than the policy that was optimized.
-    eval_env = make_env(args, 20, make)
+    eval_env = make_env(args, 20, make, world_size=world_size)
     eval_env.load_state_dict(env.state_dict())
     eval_returns = tw.evaluate(eval_env, agent.act, 20, seed=args.seed + 1_000_000)["episode_return"]
 
