@@ -20,11 +20,11 @@ from tensordict import TensorDict
 FLAGS = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
 
 
-def start(out, total_timesteps):
+def start(out, total_timesteps, flags=()):
     command = "-m torch.distributed.run --standalone --nproc-per-node 2 --monitor-interval 0.1 --max-restarts 12"
     command += f" {EXAMPLES}/ppo.py {FLAGS} --total-timesteps {total_timesteps} --out {out}"
     with open(f"{out}.log", "w") as log:
-        return subprocess.Popen([sys.executable, *command.split()], stdout=log, stderr=log)
+        return subprocess.Popen([sys.executable, *command.split(), *flags], stdout=log, stderr=log)
 
 
 def finish(process, out):
@@ -49,11 +49,14 @@ def workers(process):
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def kill_and_compare(tmp_path, total_timesteps, kills, seed):
-    """Kills one process at random moments. torchrun starts all again, and they end as those that ran without a break."""
-    whole = finish(start(tmp_path / "whole", total_timesteps), tmp_path / "whole")
+def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
+    """Kills one process at random moments. torchrun starts all again, and they end as those that ran without a break.
+
+    Returns their last checkpoint.
+    """
+    whole = finish(start(tmp_path / "whole", total_timesteps, flags), tmp_path / "whole")
     out, random, before = tmp_path / "killed", Random(seed), 0
-    process = start(out, total_timesteps)
+    process = start(out, total_timesteps, flags)
     try:
         for _ in range(kills):
             while process.poll() is None and (iteration(out) <= before or len(workers(process)) != 2):
@@ -70,6 +73,7 @@ def kill_and_compare(tmp_path, total_timesteps, kills, seed):
     returns = [[(step, value) for step, value, _ in checkpoint["curve"]] for checkpoint in (killed, whole)]
     assert returns[0] == returns[1]
     assert "Signal 9" in Path(f"{out}.log").read_text()
+    return killed
 
 
 def test_killed_process_is_started_again_and_nothing_is_lost(tmp_path):
