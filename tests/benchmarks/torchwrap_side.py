@@ -19,7 +19,6 @@ from typing import Any
 import gymnasium
 import torch
 from gymnasium.vector import AutoresetMode
-from numpy.lib import introspect
 from tensordict import TensorDict
 from torch import Tensor
 from torch._inductor import config
@@ -284,12 +283,23 @@ def copy(num_bytes: int = 2**28, device: str = "cpu") -> Timed:
 
 def capabilities() -> dict[str, str]:
     """The instruction sets that PyTorch, Inductor, its C++ compiler and NumPy use in this process."""
-    (numpy,) = introspect.opt_func_info(func_name="^exp$", signature="float32")["exp"].values()
     march = getattr(config.cpp, "march", None)  # PyTorch 2.11 has none, and takes the processor's own
     return {
         **{"torch": torch.backends.cpu.get_cpu_capability(), "inductor": str(pick_vec_isa())},
-        **{"compiler": march or "native", "numpy": numpy["current"]},
+        **{"compiler": march or "native", "numpy": _numpy_isa()},
     }
+
+
+def _numpy_isa() -> str:
+    """The instruction set of NumPy's exp of float32."""
+    try:
+        from numpy.lib import introspect
+    except ImportError:  # NumPy 1, where exp has versions for these
+        from numpy.core._multiarray_umath import __cpu_features__ as features
+
+        return next((name for name in ("AVX512_SKX", "AVX512F", "AVX2") if features.get(name)), "baseline")
+    (found,) = introspect.opt_func_info(func_name="^exp$", signature="float32")["exp"].values()
+    return found["current"]
 
 
 def _build(env: tw.Env, transforms: Sequence[str] | None, compiled: bool) -> tw.Env:

@@ -18,6 +18,17 @@ def _real(value: Any) -> Any:
     return value if isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64) else None
 
 
+def shown(value: Any) -> str:
+    """A value as error messages show it: its repr, but a scalar of NumPy as Python's, because its repr differs by version.
+
+    >>> shown(np.float32(0.1)), shown(np.True_), shown(np.str_("a")), shown("a")
+    ('0.1', 'True', "'a'", "'a'")
+    """
+    if isinstance(value, np.generic) and not isinstance(value, np.flexible):
+        return str(value)
+    return repr(value.item() if isinstance(value, np.character) else value)
+
+
 def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
     """Returns an integer of Python, NumPy or PyTorch as an int in [at_least, at_most].
 
@@ -31,11 +42,11 @@ def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**
     """
     real = _real(value)
     if not isinstance(real, int) and not isinstance(value, bool):
-        raise TypeError(f"{owner} needs an integer {name} of at least {at_least}, but got {value!r}.")
+        raise TypeError(f"{owner} needs an integer {name} of at least {at_least}, but got {shown(value)}.")
     if isinstance(value, bool) or real < at_least:
-        raise ValueError(f"{owner} needs {name} of at least {at_least}, but got {value!r}.")
+        raise ValueError(f"{owner} needs {name} of at least {at_least}, but got {shown(value)}.")
     if real > at_most:
-        raise ValueError(f"{owner} needs {name} of at most {at_most}, but got {value!r}.")
+        raise ValueError(f"{owner} needs {name} of at most {at_most}, but got {shown(value)}.")
     return real
 
 
@@ -50,7 +61,7 @@ def sizes(owner: str, name: str, value: Any, at_least: int) -> tuple[int, ...]:
     TypeError: ReshapeObservation needs shape as a tuple, but got 84.
     """
     if not isinstance(value, tuple | list):
-        raise TypeError(f"{owner} needs {name} as a tuple, but got {value!r}.")
+        raise TypeError(f"{owner} needs {name} as a tuple, but got {shown(value)}.")
     return tuple([integer(owner, name, size, at_least) for size in value])
 
 
@@ -65,7 +76,8 @@ def flag(owner: str, name: str, value: Any) -> bool:
     TypeError: GrayscaleObservation needs keep_dim as a bool, but got 1.
     """
     if not isinstance(value, bool):
-        raise TypeError(f"{owner} needs {name} as a bool, but got {value!r}.")
+        of = " of NumPy" * isinstance(value, np.bool_)
+        raise TypeError(f"{owner} needs {name} as a bool, but got {shown(value)}{of}.")
     return value
 
 
@@ -121,13 +133,13 @@ def number(
         needed = f"{name} in [{low:g}, {high:g}]" if bounded else f"a number as {name}"
     real = _real(value)
     if real is None:
-        raise TypeError(f"{owner} needs {needed}, but got {value!r}.")
+        raise TypeError(f"{owner} needs {needed}, but got {shown(value)}.")
     try:
         real = real if isinstance(real, int) and abs(real) < 2**63 else float(real)
     except OverflowError:
         real = math.nan
     if not low <= real <= high:
-        raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
+        raise ValueError(f"{owner} needs {needed}, but got {shown(value)}.")
     return real
 
 
@@ -145,4 +157,4 @@ def device(owner: str, value: Any) -> torch.device:
         return torch.device(value)
     except (TypeError, RuntimeError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{owner} needs a torch.device or its name, but got {value!r}.") from None
+        raise kind(f"{owner} needs a torch.device or its name, but got {shown(value)}.") from None

@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._core import validation
 from torchwrap._env import policy_state
 from torchwrap._env.facade import EnvFacade
 
@@ -29,7 +30,7 @@ def seed(owner: str, value: Any) -> int:
     except TypeError:
         number = -1
     if isinstance(value, bool) or not 0 <= number < 2**64:
-        raise ValueError(f"{owner}.reset needs a seed that is an integer in [0, 2**64), but got {value!r}.")
+        raise ValueError(f"{owner}.reset needs a seed that is an integer in [0, 2**64), but got {validation.shown(value)}.")
     return number
 
 

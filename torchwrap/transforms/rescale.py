@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchwrap import spaces
+from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform
@@ -22,7 +23,8 @@ def _bounds(name: str, what: tuple[str, str], low: Any, high: Any) -> tuple[np.n
     except (TypeError, ValueError, RuntimeError):
         ordered = False
     if not ordered:
-        raise ValueError(f"{name} needs {what[0]} < {what[1]}, but got {low!r} and {high!r}.")
+        got = f"{validation.shown(low)} and {validation.shown(high)}"
+        raise ValueError(f"{name} needs {what[0]} < {what[1]}, but got {got}.")
     lower, upper = np.broadcast_arrays(*given)  # in the given dtypes, because Gymnasium computes in them
     return lower, upper
 
@@ -95,10 +97,8 @@ class RescaleObservation(ObservationTransform):
         _check_fits("RescaleObservation", "an observation", box, low.shape)
         for new, old in ((low, box.low), (high, box.high)):
             if not np.array_equal(np.where(np.isinf(new), new, 0) + np.zeros(box.shape), np.where(np.isinf(old), old, 0)):
-                raise ValueError(
-                    f"RescaleObservation needs bounds that are infinite where those of {box} are, "
-                    f"but got {self.min_obs!r} and {self.max_obs!r}."
-                )
+                got = f"{validation.shown(self.min_obs)} and {validation.shown(self.max_obs)}"
+                raise ValueError(f"RescaleObservation needs bounds that are infinite where those of {box} are, but got {got}.")
         return signature.replace(single_observation_space=_rescale(self, box, low, high, signature.device))
 
     def observation(self, observation: Tensor) -> Tensor:
@@ -133,7 +133,8 @@ class RescaleAction(ActionTransform):
         super().__init__()
         low, high = _bounds("RescaleAction", ("finite min_action", "max_action"), min_action, max_action)
         if not (np.isfinite(low) & np.isfinite(high)).all():
-            raise ValueError(f"RescaleAction needs finite min_action < max_action, but got {min_action!r} and {max_action!r}.")
+            got = f"{validation.shown(min_action)} and {validation.shown(max_action)}"
+            raise ValueError(f"RescaleAction needs finite min_action < max_action, but got {got}.")
         self.min_action = min_action
         self.max_action = max_action
 
