@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import pickle
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -120,6 +122,22 @@ class Held:
 
     def assert_unchanged(self):
         assert self.pairs and all((leaf == before).all() for leaf, before in self.pairs)
+
+
+@contextlib.contextmanager
+def numpy_2_promotion():
+    """Under NumPy 1 too, a float32 with a Python float stays float32 inside (NEP 50): the arithmetic of Gymnasium's envs that
+    torchwrap's follow. torchwrap itself stays outside, because its results must not depend on NumPy's version.
+    """
+    promotion = getattr(np, "_get_promotion_state", lambda: "weak")()  # NumPy from 2.2 on knows no other
+    if promotion == "weak":
+        yield
+        return
+    np._set_promotion_state("weak")
+    try:
+        yield
+    finally:
+        np._set_promotion_state(promotion)
 
 
 # Copying.

@@ -7,6 +7,7 @@ import math
 import gymnasium
 import numpy as np
 import torch
+from helpers import numpy_2_promotion
 
 from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
@@ -51,12 +52,20 @@ def as_state(id, state):
     return np.array(state, np.float32 if id == "MountainCarContinuous-v0" else np.float64)
 
 
+class ComputesAsUnderNumpy2(gymnasium.Wrapper):
+    """Float32 actions make float64 forces under NumPy 1, which differ in the eighth digit."""
+
+    def step(self, action):
+        with numpy_2_promotion():
+            return self.env.step(action)
+
+
 def make_gymnasium(id, max_episode_steps=None, book_or_nips=None, **kwargs):
     single = gymnasium.make(id, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
     if book_or_nips is not None:
         single.unwrapped.book_or_nips = book_or_nips
     single.reset(seed=0)
-    return single
+    return ComputesAsUnderNumpy2(single)
 
 
 def inject(env, states):
