@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from helpers import load_example
+from helpers import load_example, numpy_2_promotion
 
 import torchwrap as tw
 import torchwrap.testing
@@ -63,9 +63,10 @@ class ReacherRewardWrapper(gymnasium.Wrapper):
         self.reward_ctrl_weight = reward_ctrl_weight
 
     def step(self, action):
-        observation, _, terminated, truncated, info = self.env.step(action)
-        distance, control = self.reward_dist_weight * info["reward_dist"], self.reward_ctrl_weight * info["reward_ctrl"]
-        return observation, distance + control, terminated, truncated, info
+        with numpy_2_promotion():  # with a float32, the product is a float32
+            observation, _, terminated, truncated, info = self.env.step(action)
+            distance, control = self.reward_dist_weight * info["reward_dist"], self.reward_ctrl_weight * info["reward_ctrl"]
+            return observation, distance + control, terminated, truncated, info
 
 
 # Both, step by step.
