@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from helpers import numpy_2_promotion
 from tensordict import TensorDict
 
 DISABLED, SAME_STEP, NEXT_STEP = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
@@ -56,7 +57,8 @@ class Scripted(gymnasium.Env[Any, Any]):
             info["late"] = 10.0 * self.elapsed
         if ended:
             info["final"] = np.float64(self.length)
-        reward = float(self.np_random.normal() + sum(np.sum(part) for part in leaves_of(action)))
+        with numpy_2_promotion():  # float32 for float32 actions, else float64
+            reward = float(self.np_random.normal() + sum(np.sum(part) for part in leaves_of(action)))
         return self._observe(), reward, ended and self.ending != "truncated", ended and self.ending != "terminated", info
 
     def render(self):
