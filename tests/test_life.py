@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from helpers import load_example
 from test_torchrun import kill_and_compare
@@ -20,6 +21,7 @@ def same(first, second):
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_statistics_survive_the_whole_life(tmp_path):
     flags = ["--env-id", "Pendulum-v1"]
     checkpoint = kill_and_compare(tmp_path, NUM_ENVS * NUM_STEPS * ITERATIONS, kills=1, seed=2, flags=flags)
