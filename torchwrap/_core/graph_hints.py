@@ -16,9 +16,9 @@ def realize(tensor: Tensor) -> Tensor:
     """Forces Inductor to compute a tensor once, instead of again for each element that it is combined with.
 
     Inductor realizes the input of a view by strides. Bools pass through floats, because on CPUs it loads and stores a vector
-    of bools element by element. Outside a trace the tensor is returned as it is.
+    of bools element by element. Outside a trace the tensor is returned as it is, and in an export, which other compilers read.
     """
-    if not is_tracing(tensor):
+    if not is_tracing(tensor) or torch.compiler.is_exporting():
         return tensor
     if tensor.dtype == torch.bool and not tensor.is_cuda:
         return realize(tensor.float()) != 0

@@ -39,7 +39,7 @@ class RowMask:
     def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
         self._column: Tensor | None = tensor if tensor.dim() == 2 else None
         self._tensor: Tensor | None = tensor if tensor.dim() == 1 else None
-        self.num_rows = len(tensor)
+        self.num_rows = tensor.shape[0]  # `len` would make a constant of the size in an exported graph
         self._indices: Tensor | None = None
         self._found: np.ndarray[Any, Any] | None = None
         if synchronize or is_host_readable(tensor):

@@ -32,6 +32,8 @@ class PassiveEnvChecker(Transform):
     ValueError: PassiveEnvChecker needs actions in Box(-1.0, 1.0, (6,), float32), but got nan in env 0.
     """
 
+    is_passive = True
+
     def setup(self, signature: Signature) -> Signature:
         self.signature = signature
         return signature

@@ -71,6 +71,7 @@ class Compose(Transform):
         return self.transforms[index]
 
     def setup(self, signature: Signature) -> Signature:
+        self._signatures = [signature]  # below the first transform, and above each one
         for position, transform in enumerate(self):
             transform.allocate(signature.num_envs, signature.device)
             try:
@@ -78,12 +79,16 @@ class Compose(Transform):
             except (TypeError, ValueError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"transforms[{position}] ({type(transform).__name__}): {error}") from error
+            self._signatures.append(signature)
+        self._find_hooks()
+        return signature
+
+    def _find_hooks(self) -> None:
         # Only the transforms that override a hook, because a call of the identity costs as much as a small operator.
         self._hooks = {
             hook: tuple(part for part in self if getattr(type(part), hook) is not getattr(Transform, hook))
             for hook in ("action", "step", "reset")
         }
-        return signature
 
     def action(self, action: Value) -> Value:
         for transform in reversed(self._hooks["action"]):

@@ -14,7 +14,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature
-from torchwrap.transforms.transform import ActionTransform, ObservationTransform
+from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
 
 
 class _Bins(nn.Module):
@@ -46,6 +46,7 @@ class _Bins(nn.Module):
         if math.prod(counts) > max_total:
             raise ValueError(f"{owner} needs at most {max_total} bins in all, but got {bins!r} in {low.size} dimensions.")
         self.shape, self.dtype = box.shape, spaces.dtype(box)
+        self.work_dtype = torch.float64
         # Gymnasium's edges, in the dtype of the box. Dimensions with fewer bins are padded, with edges at infinity.
         lines = [np.linspace(*ends) for ends in zip(low, high, np.add(counts, 1), strict=True)]
         width = max(counts) + 1
@@ -62,9 +63,18 @@ class _Bins(nn.Module):
         return gymnasium.spaces.MultiDiscrete(counts) if multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
 
     def flatten(self, value: Tensor) -> Tensor:
-        """Values of the box as float64 `(..., dimensions)`."""
+        """Values of the box as float64 `(..., dimensions)`, or in the dtype that `freeze` has chosen."""
         batch = value.shape[: value.dim() - len(self.shape)]
-        return value.double().reshape(*batch, -1)
+        return value.to(self.work_dtype).reshape(*batch, -1)
+
+    def freeze(self) -> None:
+        """Keeps the centers in the dtype of the box, and the edges in float32 where it holds every value. The bins stay."""
+        self.register_buffer("centers", self.centers.to(self.dtype), persistent=False)
+        if self.dtype not in (torch.float64, torch.int64, torch.int32):
+            self.work_dtype, edges = torch.float32, self.upper_edges
+            narrow = edges.float()  # a value is at or above an edge where it is at or above the next float32
+            above = torch.nextafter(narrow, torch.full_like(narrow, math.inf))
+            self.register_buffer("upper_edges", torch.where(narrow < edges, above, narrow), persistent=False)
 
     def ravel(self, indices: Tensor) -> Tensor:
         """Indices `(..., dimensions)` to flat indices `(...)`."""
@@ -117,6 +127,10 @@ class DiscretizeObservation(ObservationTransform):
         indices = indices.t().reshape(flat.shape).minimum(self.grid.counts - 1)
         return indices if self.multidiscrete else self.grid.ravel(indices)
 
+    def _frozen(self) -> Transform:
+        self.grid.freeze()
+        return self
+
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the lower and upper edges of bins, both `(..., dimensions)` in the dtype of the box."""
         grid = self.grid
@@ -162,6 +176,10 @@ class DiscretizeAction(ActionTransform):
         indices = (action if self.multidiscrete else grid.unravel(action)).unsqueeze(-1)
         centers = grid.centers.expand(*indices.shape[:-1], -1).gather(-1, indices).squeeze(-1)
         return centers.reshape(*indices.shape[:-2], *grid.shape).to(grid.dtype)
+
+    def _frozen(self) -> Transform:
+        self.grid.freeze()
+        return self
 
     def revert_action(self, action: Tensor) -> Tensor:
         """Returns the bins with the nearest centers, in the form that `action` takes."""

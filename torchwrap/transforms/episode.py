@@ -130,6 +130,7 @@ class EvalWrapper(Transform):
     tensor([1., 3.])
     """
 
+    is_passive = True  # which a trial without the env's metrics would not find out
     sums = EnvBuffer(row=lambda self: torch.zeros(1 + len(self.metrics), dtype=torch.float32))
     active_episodes = EnvBuffer((1,), torch.bool)
     episode_steps = EnvBuffer((1,), torch.int64)

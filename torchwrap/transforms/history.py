@@ -34,11 +34,15 @@ class _Frames(BatchedModule):
     def __init__(self, zero: Tensor, padding: Tensor | None, size: int, num_envs: int) -> None:
         super().__init__()
         self.size, self.repeats_initial = size, padding is None
+        self.shifts = False  # whether a step moves the frames instead, so that the rows share no order
         self.register_buffer("padding", zero if padding is None else padding, persistent=False)
         self.allocate(num_envs, zero.device)
         self.register_buffer("order", torch.arange(size, device=zero.device), persistent=False)
 
     def append(self, frame: Tensor) -> None:
+        if self.shifts:
+            self.frames.copy_(torch.cat([self.frames[:, 1:], frame.unsqueeze(1)], 1))
+            return
         # One write, so that an interrupt leaves a valid order.
         self.order.copy_((self.order + 1).remainder_(self.size))
         write_column_(self.frames, self.order[-1:], frame)
@@ -46,20 +50,23 @@ class _Frames(BatchedModule):
     def step(self, frame: Tensor) -> Tensor:
         """Appends a frame. Returns all of them."""
         self.append(frame)
-        return self.frames.index_select(1, self.order)
+        return self.frames.clone() if self.shifts else self.frames.index_select(1, self.order)
 
     def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
         """Begins again with an initial frame, in the rows of the mask. Returns all frames."""
         # Realized because the stack reads the initial frame several times, and Inductor would compute it as often.
         stacked = mask.apply(self._initial_stack, realize_on_cpu(initial))
-        mask.assign_columns_(self.frames, self.order, stacked)
+        if self.shifts:
+            mask.assign_(self.frames, stacked)
+        else:
+            mask.assign_columns_(self.frames, self.order, stacked)
         return stacked
 
     def _initial_stack(self, initial: Tensor) -> Tensor:
         initial, shape = initial.unsqueeze(1), self.padding.shape
         if self.repeats_initial:
             return initial.expand(-1, self.size, *shape).clone()
-        return torch.cat([self.padding.expand(len(initial), self.size - 1, *shape), initial], 1)
+        return torch.cat([self.padding.expand(initial.shape[0], self.size - 1, *shape), initial], 1)
 
 
 class _Oldest(_Frames):
@@ -86,6 +93,11 @@ class _History(Transform):
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         initial = td["observation"]
         return td.set("observation", spaces.apply(lambda path, frame: self.history_of[path].reset(frame, mask), initial))
+
+    def _frozen(self) -> Transform:
+        for history in self.history_of.values():
+            history.shifts = True
+        return self
 
 
 class FrameStackObservation(_History):

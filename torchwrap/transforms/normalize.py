@@ -122,6 +122,12 @@ class RunningMeanStd(BatchedModule):
         scale = self._moments(seen)[1].add_(epsilon).rsqrt_().float()
         return scale if seen else realize(scale)
 
+    def frozen(self, epsilon: float) -> _Frozen:
+        """What `normalize` computes from now on, without the sums."""
+        mean, var = self._moments()
+        scale = var.add_(epsilon).rsqrt_()
+        return _Frozen(self.reference.clone(), mean.to(self.reference.dtype), scale.to(self.reference.dtype))
+
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self.synced.copy_(self.sums())  # every process loads the same statistics
@@ -175,6 +181,21 @@ class RunningMeanStd(BatchedModule):
         return mean, var if seen else var.masked_fill_(squares < 0, 1)
 
 
+class _Frozen(BatchedModule):
+    """Statistics that are constants, in the dtype of the reference: a float32 observation needs no float64."""
+
+    reference, mean, scale = (BufferAttribute() for _ in range(3))
+
+    def __init__(self, reference: Tensor, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        for name, value in (("reference", reference), ("mean", mean), ("scale", scale)):
+            self.register_buffer(name, value)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        # Rounded as `RunningMeanStd.normalize` rounds. The mean is much smaller than the reference, so they are not added up.
+        return (rows - self.reference).sub_(self.mean).mul_(self.scale).float()
+
+
 class NormalizeObservation(ObservationTransform):
     """Shifts and scales each component of the observation to mean 0 and variance 1 over all observations seen.
 
@@ -223,6 +244,19 @@ class NormalizeObservation(ObservationTransform):
             return mask.apply(lambda rows: statistics.normalize(rows, self.epsilon, mask.gathered, learn), leaf)
 
         return spaces.apply(normalize, observation)
+
+    def _frozen(self) -> Transform:
+        return _FrozenNormalization({path: each.frozen(self.epsilon) for path, each in self.statistics_of.items()})
+
+
+class _FrozenNormalization(ObservationTransform):
+    def __init__(self, frozen_of: dict[tuple[str, ...], _Frozen]) -> None:
+        super().__init__()
+        self.frozen_of = frozen_of
+        self.statistics = nn.ModuleList(frozen_of.values())
+
+    def observation(self, observation: Value) -> Value:
+        return spaces.apply(lambda path, leaf: self.frozen_of[path](leaf), observation)
 
 
 def _statistics(box: gymnasium.spaces.Box, device: torch.device) -> RunningMeanStd:

@@ -50,6 +50,9 @@ class Transform(BatchedModule):
     attached = False
     """Whether the transform belongs to an env. It has room for the state of one."""
 
+    is_passive = False
+    """Whether observations and actions pass as they are, so that `deploy` leaves the transform out without a trial."""
+
     def __init__(self) -> None:
         super().__init__()  # and so takes no arguments, although nn.Module takes any
 
@@ -82,6 +85,10 @@ class Transform(BatchedModule):
     def flat(self) -> Iterator[Transform]:
         """The transforms that this one consists of, innermost first."""
         yield self
+
+    def _frozen(self) -> Transform:
+        """What takes the place of a copy of this transform in `deploy`: it learns nothing, and its rows share no state."""
+        return self
 
     def _standalone(self, td: TensorDict, key: str, function: Callable[[Value], Value]) -> TensorDict:
         try:

@@ -110,6 +110,8 @@ class RenderCollection(RenderWrapper):
     [2, 2]
     """
 
+    is_passive = True
+
     def __init__(self, env: Env, pop_frames: bool = True, reset_clean: bool = True) -> None:
         super().__init__(env)
         self.pop_frames = validation.flag("RenderCollection", "pop_frames", pop_frames)
@@ -157,6 +159,8 @@ class HumanRendering(RenderWrapper):
     Raises:
         TypeError, ValueError: for an env without `render_mode="rgb_array"`, and for wrong arguments.
     """
+
+    is_passive = True
 
     def __init__(self, env: Env, screen_size: tuple[int, int] | None = None, *, envs: Sequence[int] = (0,)) -> None:
         super().__init__(env)

@@ -43,6 +43,8 @@ class RecordVideo(RenderWrapper):
     ['rl-video-episode-0.mp4']
     """
 
+    is_passive = True
+
     def __init__(
         self,
         env: Env,

@@ -34,6 +34,9 @@ class Wrapper(Env):
     tensor([[2.]])
     """
 
+    is_passive = False
+    """Whether observations and actions pass as they are, so that `deploy` leaves the wrapper out."""
+
     env = SubmoduleAttribute()
 
     def __init__(self, env: Env) -> None:

@@ -1,0 +1,277 @@
+"""deploy: a policy, and the transforms of the env that it was trained in, as one module from raw observations to actions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchwrap import spaces
+from torchwrap._core import nested
+from torchwrap._core.reachable import Reachable
+from torchwrap._core.row_mask import RowMask
+from torchwrap._deploy import description
+from torchwrap._deploy import policy as policies
+from torchwrap._deploy.chain import Chain, chain_of
+from torchwrap.collector import Policy
+from torchwrap.env import Env
+
+Tree: TypeAlias = Any
+"""A tensor, or a dict of trees for a `Dict` or `Tuple` space; the keys of a `Tuple` are "0", "1" and so on."""
+
+IS_FIRST = "is_first"
+
+
+def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> DeployedPolicy:
+    """One module from the raw observation to the env's action, for where there is no env: on a robot, in a game, in a service.
+
+    It consists of the env's observation transforms, the policy, and the env's action transforms, all as copies in eval mode
+    with frozen statistics. So it computes the actions of `evaluate`, bit for bit, and later training does not change it. It
+    leaves out what affects neither observations nor actions, such as rewards, time limits and statistics of episodes.
+
+    Where something lasts from step to step (frames, delays, clocks, what `PolicyState` declares), the module takes a `state`
+    and returns the next one: a dict of tensors `(batch, ...)`. Its entry `is_first`, bool `(batch, 1)`, is set in
+    `initial_state(batch)`; set rows of it to start episodes in them. Rows of a batch do not affect each other.
+
+    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program:
+
+        program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+        torch.export.save(program, "policy.pt2", extra_files={"metadata.json": json.dumps(module.metadata)})
+        torch.onnx.export(program, dynamo=True).save("policy.onnx")
+        torch._inductor.aoti_compile_and_package(program, package_path="policy_aoti.pt2")
+
+    Args:
+        env: the env that the policy was trained in, or a sibling with its `state_dict`.
+        policy: as for `evaluate`: an `nn.Module` that is called with a TensorDict, a method of one, or a function with modules
+            in its closure. It has to be deterministic: `argmax(-1)` of logits, or the mean, instead of a sample.
+        without: names or classes of transforms and wrappers to leave out, because the caller does what they do, or nobody
+            should: noise, `StickyAction`, `RepeatAction`.
+
+    Returns:
+        The module: `module(observation) -> action`, or `module(observation, state) -> (action, state)`.
+
+    Raises:
+        TypeError, ValueError: for a policy that draws random numbers or cannot be copied, and for a transform or wrapper that
+            cannot be deployed, by its name: it draws random numbers, drives the env, or needs the reward.
+
+    >>> import torchwrap as tw; from torchwrap import transforms as T
+    >>> env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.NormalizeObservation(), T.FrameStackObservation(2))
+    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    >>> module = deploy(env, lambda td: network(td["observation"]).argmax(-1))
+    >>> action, state = module(torch.zeros(3, 4), module.initial_state(3))
+    >>> action.shape, {name: tensor.shape for name, tensor in state.items()}
+    (torch.Size([3]), {'FrameStackObservation.frames': torch.Size([3, 2, 4]), 'is_first': torch.Size([3, 1])})
+    """
+    if not isinstance(env, Env):
+        raise TypeError(f"deploy needs an Env first, but got {type(env).__name__}.")
+    if not callable(policy):
+        raise TypeError(f"deploy needs a policy as {policies.NEEDED}, but got {policy!r}.")
+    if isinstance(without, str | type) or not isinstance(without, Sequence):
+        raise TypeError(f"deploy needs a list of names or classes as without, but got {without!r}.")
+    module = DeployedPolicy(env, policies.copied(policy), chain_of(env, without))
+    _try_out(module, env)
+    return module
+
+
+class DeployedPolicy(nn.Module):
+    """A policy with the transforms of its env, as one module. `torchwrap.deploy` makes it.
+
+    Attributes:
+        metadata: what the module is given and returns, as JSON can represent it: the spaces with their bounds (None is
+            infinity), the state, the transforms, and what was left out.
+    """
+
+    def __init__(self, env: Env, policy: Policy, chain: Chain) -> None:
+        super().__init__()
+        self.transforms = nn.ModuleList(chain.transforms)
+        self.policy = policy
+        if not isinstance(policy, nn.Module):
+            self.policy_modules = nn.ModuleList(policies.modules_of(policy))
+        self.requires_grad_(False)
+        self.eval()
+        self._observation_space, self._action_space = chain.observation_space, chain.action_space
+        self._action_keys = set(spaces.children(env.single_action_space) or ()) or None
+        self._num_common = chain.num_common
+        self._recurrent = list(env.signature.policy_state)
+        self._slots = chain.buffers
+        # Where every episode starts: a row of each entry of the state.
+        rows = {name: module.get_buffer(key)[:1] for name, (module, key) in self._slots.items()}
+        rows |= {name: declared.allocate(None, 1, env.device) for name, declared in env.signature.policy_state.items()}
+        if rows or self._num_common < len(self.transforms):
+            rows[IS_FIRST] = torch.ones(1, 1, dtype=torch.bool, device=env.device)
+        self._initial = {name: f"_initial_{number}" for number, name in enumerate(rows)}
+        for name, row in rows.items():
+            self.register_buffer(self._initial[name], row.clone(), persistent=False)
+        for module, key in self._slots.values():
+            del module._buffers[key]
+        self._device = env.device
+        self.metadata = description.of(env, chain, rows)
+
+    def initial_state(self, batch_size: int) -> dict[str, Tensor]:
+        """The state with which every row starts an episode. Empty if nothing lasts from step to step."""
+        rows = {name: self.get_buffer(key) for name, key in self._initial.items()}
+        return {name: row.expand(batch_size, *row.shape[1:]).clone() for name, row in rows.items()}
+
+    def example_inputs(self, batch_size: int = 2) -> tuple[Tree, ...]:
+        """Arguments of the module, for exports: an observation of zeros, and the initial state if there is one.
+
+        A program that is exported with a batch of 1 takes no other one.
+        """
+        observation = _plain(spaces.zeros(self._observation_space, batch_size, self._device))
+        return (observation, self.initial_state(batch_size)) if self._initial else (observation,)
+
+    def dynamic_shapes(self) -> dict[str, Any]:
+        """The argument of `torch.export.export` that leaves the batch size open."""
+        sizes = {0: torch.export.Dim("batch")}
+        return {
+            name: _mapped(lambda _: sizes, value)
+            for name, value in zip(("observation", "state"), self.example_inputs(1), strict=False)
+        }
+
+    def forward(self, observation: Tree, state: Mapping[str, Tensor] | None = None) -> Any:
+        """The action for each row, and with a state also the next one.
+
+        Args:
+            observation: raw, `(batch, *shape)` in the dtype of its space.
+            state: what the last call returned, or `initial_state`; for a module that has one.
+
+        Raises:
+            TypeError, ValueError: for another structure, shape or dtype.
+        """
+        raw = self._checked_observation(observation)
+        if not self._initial:
+            if state:
+                raise ValueError(f"This deployed policy needs no state, but got one with {list(state)}.")
+            action, _ = self._act({"observation": self._observe(raw, None)})
+            return _plain(action)
+        state = self._checked_state(state)
+        mask = RowMask(state[IS_FIRST])
+        with self._holding(state):
+            root = {"observation": self._observe(raw, mask)}
+            if self._recurrent:
+                root |= {name: mask.where(self._initial_like(name, state), state[name]) for name in self._recurrent}
+                root["is_init"] = state[IS_FIRST].clone()
+            action, following = self._act(root)
+            following |= {name: module._buffers[key] for name, (module, key) in self._slots.items()}
+        following[IS_FIRST] = torch.zeros_like(state[IS_FIRST])
+        return _plain(action), {name: following[name] for name in self._initial}
+
+    def _observe(self, raw: spaces.Value, mask: RowMask | None) -> spaces.Value:
+        # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
+        # neither terminated nor been truncated. Transforms that do the same in both come first, once.
+        some = nested.leaves(raw)[0]
+        number = some.shape[0]
+        flags = {name: some.new_zeros((number, 1), dtype=torch.bool) for name in ("terminated", "truncated")}
+        transforms: list[Any] = list(self.transforms)
+        td = nested.tensordict({"observation": raw.clone(), **flags}, number)
+        for transform in transforms[: self._num_common]:
+            td = transform.step(td)
+        common = td["observation"]
+        if mask is None:
+            return common
+        td.set("observation", common.clone())
+        for transform in transforms[self._num_common :]:
+            td = transform.step(td)
+        observation = td["observation"]
+        if mask.any():
+            td = nested.tensordict({"observation": common.clone()}, number)
+            for transform in transforms[self._num_common :]:
+                td = transform.reset(td, mask)
+            observation = mask.where(td["observation"], observation)
+        return observation
+
+    def _act(self, root: dict[str, Any]) -> tuple[spaces.Value, dict[str, Any]]:
+        td = nested.tensordict(root, nested.leaves(root["observation"])[0].shape[0])
+        action, given = policies.action_of(self.policy(td), self._action_keys)
+        following = {}
+        for name in self._recurrent:
+            if given is None or ("next", name) not in given.keys(True):
+                raise ValueError(f'deploy needs a policy that sets ("next", "{name}"), as PolicyState declares.')
+            following[name] = given["next", name]
+        transforms: list[Any] = list(self.transforms)
+        for transform in reversed(transforms):
+            action = transform.action(action)
+        return action, following
+
+    @contextlib.contextmanager
+    def _holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
+        """The transforms have the state in their buffers, as copies that they can write to."""
+        try:
+            for name, (module, key) in self._slots.items():
+                module._buffers[key] = state[name].clone()
+            yield
+        finally:
+            for module, key in self._slots.values():
+                module._buffers.pop(key, None)
+
+    def _initial_like(self, name: str, state: Mapping[str, Tensor]) -> Tensor:
+        return self.get_buffer(self._initial[name]).expand_as(state[name])
+
+    def _checked_observation(self, given: Tree) -> spaces.Value:
+        def leaf_of(path: tuple[str, ...], leaf: Any) -> Tensor:
+            value = given
+            for key in path:
+                value = value[key] if isinstance(value, Mapping | TensorDictBase) and key in value.keys() else None
+            _check(f"an observation{list(path) if path else ''}", value, leaf.shape or (), spaces.dtype(leaf))
+            return value  # type: ignore[no-any-return]
+
+        found = [leaf_of(path, leaf) for path, leaf in spaces.leaves(self._observation_space)]
+        return spaces.build(self._observation_space, leaf_of, found[0].shape[0])
+
+    def _checked_state(self, given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        if not isinstance(given, Mapping) or given.keys() != self._initial.keys():
+            got = list(given) if isinstance(given, Mapping) else given
+            raise TypeError(f"This deployed policy needs a state with {list(self._initial)}, but got {got}: initial_state().")
+        for name, key in self._initial.items():
+            row = self.get_buffer(key)
+            _check(f"the state {name!r}", given[name], row.shape[1:], row.dtype)
+        return dict(given)
+
+    def extra_repr(self) -> str:
+        return f"state={list(self._initial)}" if self._initial else ""
+
+
+def _try_out(module: DeployedPolicy, env: Env) -> None:
+    """Calls the module, to find now what an export would not tell."""
+    inputs, space = module.example_inputs(), module._action_space
+    module(*inputs)  # which may fill caches of the policy
+    found = Reachable([({"policy": module.policy}, "policy")])
+    try:
+        with policies.NoRandomness():
+            result = module(*inputs)
+    except policies.RandomnessError as error:
+        remedy = "pass one that takes the mode or the mean, such as `.argmax(-1)` of logits"
+        raise ValueError(
+            f"deploy needs a deterministic policy, but got one that draws random numbers by {error}: {remedy}."
+        ) from None
+    if changes := found.changes():
+        remedy = "what lasts from step to step belongs in transforms.PolicyState"
+        raise ValueError(
+            f"deploy needs a policy without state of its own, but got one that changes {changes[0][0]}: {remedy}."
+        )
+    for path, leaf in spaces.leaves(space):
+        action = functools.reduce(lambda part, key: part[key], path, result[0] if isinstance(result, tuple) else result)
+        if tuple(action.shape) != (2, *(leaf.shape or ())) or action.dtype != spaces.dtype(leaf):
+            got = f"{tuple(action.shape[1:])} {action.dtype} for each row"
+            raise ValueError(f"deploy needs a policy whose actions end up in {leaf}, but got {got}.")
+
+
+def _check(what: str, value: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
+    if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape[1:]) != tuple(shape):
+        got = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
+        needed = ", ".join(map(str, ("batch", *shape)))
+        raise ValueError(f"This deployed policy needs {what} of shape ({needed}) {dtype}, but got {got}.")
+
+
+def _mapped(function: Any, tree: Tree) -> Any:
+    return {key: _mapped(function, part) for key, part in tree.items()} if isinstance(tree, dict) else function(tree)
+
+
+def _plain(value: spaces.Value) -> Tree:
+    """TensorDicts as dicts, which need no library."""
+    return value if isinstance(value, Tensor) else {key: _plain(value[key]) for key in value.keys()}
