@@ -69,7 +69,8 @@ class _Bins(nn.Module):
 
     def freeze(self) -> None:
         """Keeps the centers in the dtype of the box, and the edges in float32 where it holds every value. The bins stay."""
-        self.register_buffer("centers", self.centers.to(self.dtype), persistent=False)
+        for name in ("centers", "edges"):
+            self.register_buffer(name, self.get_buffer(name).to(self.dtype), persistent=False)
         if self.dtype not in (torch.float64, torch.int64, torch.int32):
             self.work_dtype, edges = torch.float32, self.upper_edges
             narrow = edges.float()  # a value is at or above an edge where it is at or above the next float32

@@ -34,10 +34,15 @@ class _Frames(BatchedModule):
     def __init__(self, zero: Tensor, padding: Tensor | None, size: int, num_envs: int) -> None:
         super().__init__()
         self.size, self.repeats_initial = size, padding is None
-        self.shifts = False  # whether a step moves the frames instead, so that the rows share no order
+        self.shifts = False
         self.register_buffer("padding", zero if padding is None else padding, persistent=False)
         self.allocate(num_envs, zero.device)
         self.register_buffer("order", torch.arange(size, device=zero.device), persistent=False)
+
+    def shift(self) -> None:
+        """From now on, a step moves the frames, so that rows do not share the order of the slots. The frames are lost."""
+        self.shifts = True
+        torch.arange(self.size, out=self.order)
 
     def append(self, frame: Tensor) -> None:
         if self.shifts:
@@ -96,7 +101,7 @@ class _History(Transform):
 
     def _frozen(self) -> Transform:
         for history in self.history_of.values():
-            history.shifts = True
+            history.shift()
         return self
 
 
