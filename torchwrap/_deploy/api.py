@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from gymnasium import Space
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
 
         program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
         torch.export.save(program, "policy.pt2", extra_files={"metadata.json": json.dumps(module.metadata)})
-        torch.onnx.export(program, dynamo=True).save("policy.onnx")
+        torch.onnx.export(program, dynamo=True, **module.onnx_names()).save("policy.onnx")
         torch._inductor.aoti_compile_and_package(program, package_path="policy_aoti.pt2")
 
     Args:
@@ -122,7 +123,8 @@ class DeployedPolicy(nn.Module):
 
         A program that is exported with a batch of 1 takes no other one.
         """
-        observation = _plain(spaces.zeros(self._observation_space, batch_size, self._device))
+        space = self._observation_space
+        observation = _plain(space, spaces.zeros(space, batch_size, self._device))
         return (observation, self.initial_state(batch_size)) if self._initial else (observation,)
 
     def dynamic_shapes(self) -> dict[str, Any]:
@@ -131,6 +133,17 @@ class DeployedPolicy(nn.Module):
         return {
             name: _mapped(lambda _: sizes, value)
             for name, value in zip(("observation", "state"), self.example_inputs(1), strict=False)
+        }
+
+    def onnx_names(self) -> dict[str, list[str]]:
+        """Arguments of `torch.onnx.export`: the names of inputs and outputs. Those of the next state begin with "next."."""
+        observation, action = (
+            [".".join((name, *path)) for path, _ in spaces.leaves(space)]
+            for name, space in (("observation", self._observation_space), ("action", self._action_space))
+        )
+        return {
+            "input_names": [*observation, *self._initial],
+            "output_names": [*action, *(f"next.{name}" for name in self._initial)],
         }
 
     def forward(self, observation: Tree, state: Mapping[str, Tensor] | None = None) -> Any:
@@ -148,7 +161,7 @@ class DeployedPolicy(nn.Module):
             if state:
                 raise ValueError(f"This deployed policy needs no state, but got one with {list(state)}.")
             action, _ = self._act({"observation": self._observe(raw, None)})
-            return _plain(action)
+            return _plain(self._action_space, action)
         state = self._checked_state(state)
         mask = RowMask(state[IS_FIRST])
         with self._holding(state):
@@ -159,7 +172,7 @@ class DeployedPolicy(nn.Module):
             action, following = self._act(root)
             following |= {name: module._buffers[key] for name, (module, key) in self._slots.items()}
         following[IS_FIRST] = torch.zeros_like(state[IS_FIRST])
-        return _plain(action), {name: following[name] for name in self._initial}
+        return _plain(self._action_space, action), {name: following[name] for name in self._initial}
 
     def _observe(self, raw: spaces.Value, mask: RowMask | None) -> spaces.Value:
         # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
@@ -272,6 +285,7 @@ def _mapped(function: Any, tree: Tree) -> Any:
     return {key: _mapped(function, part) for key, part in tree.items()} if isinstance(tree, dict) else function(tree)
 
 
-def _plain(value: spaces.Value) -> Tree:
-    """TensorDicts as dicts, which need no library."""
-    return value if isinstance(value, Tensor) else {key: _plain(value[key]) for key in value.keys()}
+def _plain(space: Space[Any], value: spaces.Value) -> Tree:
+    """A value with dicts in place of TensorDicts, which need no library, in the order of the space."""
+    children = spaces.children(space)
+    return value if children is None else {key: _plain(child, value[key]) for key, child in children.items()}

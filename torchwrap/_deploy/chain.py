@@ -227,7 +227,8 @@ def _trial(
     except RandomnessError as error:
         raise _refusal(part, f"draws random numbers by {error}") from None
     except Exception as error:
-        fault = f"reads {error.args[0]!r}" if isinstance(error, KeyError) else f"raised {type(error).__name__}: {error}"
+        kind = "reads what only the env has" if isinstance(error, KeyError) else f"raised {type(error).__name__}"
+        fault = f"{kind} ({error.args[0] if error.args else error})"
         raise _refusal(part, fault) from error
     written = [name for name, buffer in shared.items() if buffer._version != versions[name]]
     if (in_observation or in_action) and written:

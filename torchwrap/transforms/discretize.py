@@ -110,6 +110,8 @@ class DiscretizeObservation(ObservationTransform):
     tensor([[0, 1]])
     """
 
+    is_frozen = False
+
     def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
         self.bins = _bins("DiscretizeObservation", bins)
@@ -123,6 +125,9 @@ class DiscretizeObservation(ObservationTransform):
     def observation(self, observation: Tensor) -> Tensor:
         flat = self.grid.flatten(observation)
         # The index is the number of upper edges at or below the value. A value beyond the last edge stays in the last bin.
+        if self.is_frozen:  # ONNX has no searchsorted; NaN is sorted to the end
+            indices = (~(flat.unsqueeze(-1) < self.grid.upper_edges)).sum(-1).minimum(self.grid.counts - 1)
+            return indices if self.multidiscrete else self.grid.ravel(indices)
         columns = flat.flatten(end_dim=-2).t().contiguous() if flat.dim() > 1 else flat.unsqueeze(-1)
         indices = torch.searchsorted(self.grid.upper_edges, columns, right=True)
         indices = indices.t().reshape(flat.shape).minimum(self.grid.counts - 1)
@@ -130,6 +135,7 @@ class DiscretizeObservation(ObservationTransform):
 
     def _frozen(self) -> Transform:
         self.grid.freeze()
+        self.is_frozen = True
         return self
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
