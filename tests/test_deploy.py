@@ -10,6 +10,7 @@ import pytest
 import torch
 from catalogue import COMPILED, DICT, IMAGE, UNCAPTURED, AddNoise
 from gymnasium import spaces
+from helpers import load_example
 from tensordict import TensorDict
 from torch import nn
 
@@ -557,3 +558,13 @@ def test_metadata_describes_spaces_state_and_transforms():
     assert module.metadata["action"] == {"type": "Box", "shape": [6], "dtype": "float32", "low": -1.0, "high": 1.0}
     assert [text.partition("(")[0] for text in module.metadata["transforms"]] == ["TimeAwareObservation", "DiscretizeAction"]
     assert list(module.initial_state(2)["count"]) == [-1, -1]
+
+
+def test_the_example_plays_the_same_episodes_in_a_process_that_imports_only_torch(tmp_path):
+    threads = torch.get_num_threads()
+    load_example("ppo")  # the script imports it from its own folder
+    script = load_example("deploy")
+    assert len(open(script.__file__).read().splitlines()) < 120
+    here, there = script.main(script.Args(total_timesteps=4096, num_episodes=3, out=tmp_path))
+    torch.set_num_threads(threads)
+    assert here == there and len(there) == 3

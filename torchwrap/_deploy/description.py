@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def _bounds(bound: np.ndarray[Any, Any]) -> Any:
 def of_part(part: Any) -> str:
     """A transform or wrapper as the code that makes it, if it has a repr or a spec."""
     if not hasattr(part, "env"):
-        return repr(part)
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(part))  # the addresses of functions
     try:
         arguments = specs.record(part).kwargs or {}
     except ValueError:
