@@ -199,7 +199,7 @@ class MarkInitial(T.Transform):
 
 def control():
     normal = [T.NormalizeObservation(), T.ClipObservation(-1, 1), T.FrameStackObservation(3)]
-    return [T.RescaleAction(-2, 2), T.ClipAction(), T.RecordEpisodeStatistics(), *normal, T.NormalizeReward()]
+    return [T.RescaleAction(-1, 1), T.ClipAction(), T.RecordEpisodeStatistics(), *normal, T.NormalizeReward()]
 
 
 STACKS = {
