@@ -1,14 +1,22 @@
-"""Processes that call collectives, for tests: started once, because each imports torch."""
+"""Processes that call collectives, for tests."""
 
 from __future__ import annotations
 
 import datetime
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 import traceback
+from pathlib import Path
+from random import Random
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from helpers import EXAMPLES
 
 
 def init(rank, world_size, folder, seconds=60):
@@ -59,3 +67,64 @@ def _serve(rank, world_size, folder, pipe):
             result = f"rank {rank}: {traceback.format_exc()}"
         pipe.send(result)
     dist.destroy_process_group()
+
+
+# examples/ppo.py in two processes of torchrun.
+
+FLAGS = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
+
+
+def start(out, total_timesteps, flags=()):
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 --monitor-interval 0.1 --max-restarts 12"
+    command += f" {EXAMPLES}/ppo.py {FLAGS} --total-timesteps {total_timesteps} --out {out}"
+    with open(f"{out}.log", "w") as log:
+        return subprocess.Popen([sys.executable, *command.split(), *flags], stdout=log, stderr=log)
+
+
+def finish(process, out):
+    try:
+        assert process.wait(timeout=300) == 0, Path(f"{out}.log").read_text()[-3000:]
+    finally:
+        end(process)
+    return torch.load(out / "checkpoint.pt", weights_only=True)
+
+
+def end(process):
+    process.terminate()  # upon which torchrun ends the others
+    process.wait(60)
+
+
+def iteration(out):
+    path = out / "checkpoint.pt"
+    return torch.load(path, weights_only=True)["iteration"] if path.exists() else 0
+
+
+def workers(process):
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
+    """Kills one process at random moments. torchrun starts all again, and they end as those that ran without a break.
+
+    Returns their last checkpoint.
+    """
+    whole = finish(start(tmp_path / "whole", total_timesteps, flags), tmp_path / "whole")
+    out, random, before = tmp_path / "killed", Random(seed), 0
+    process = start(out, total_timesteps, flags)
+    try:
+        for _ in range(kills):
+            while process.poll() is None and (iteration(out) <= before or len(workers(process)) != 2):
+                time.sleep(0.01)
+            before = iteration(out)
+            time.sleep(random.uniform(0, 0.3))  # somewhere in a rollout, an update, or in writing
+            os.kill(random.choice(workers(process)), signal.SIGKILL)
+        killed = finish(process, out)
+    finally:
+        end(process)
+    for name in ("agent", "optimizer", "env", "processes"):
+        torch.testing.assert_close(killed[name], whole[name], rtol=0, atol=0)
+    assert killed["iteration"] == whole["iteration"] and len(killed["processes"]) == 2
+    returns = [[(step, value) for step, value, _ in checkpoint["curve"]] for checkpoint in (killed, whole)]
+    assert returns[0] == returns[1]
+    assert "exitcode: -9" in Path(f"{out}.log").read_text()
+    return killed

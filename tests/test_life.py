@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import load_example
-from test_torchrun import kill_and_compare
+from processes import kill_and_compare
 
 import torchwrap as tw
 from torchwrap.transforms.normalize import RunningMeanStd

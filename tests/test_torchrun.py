@@ -2,79 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-from random import Random
-
 import pytest
 import torch
-from helpers import EXAMPLES, load_example
-from processes import Processes
+from helpers import load_example
+from processes import Processes, kill_and_compare
 from tensordict import TensorDict
 
 import torchwrap as tw
-
-FLAGS = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
-
-
-def start(out, total_timesteps, flags=()):
-    command = "-m torch.distributed.run --standalone --nproc-per-node 2 --monitor-interval 0.1 --max-restarts 12"
-    command += f" {EXAMPLES}/ppo.py {FLAGS} --total-timesteps {total_timesteps} --out {out}"
-    with open(f"{out}.log", "w") as log:
-        return subprocess.Popen([sys.executable, *command.split(), *flags], stdout=log, stderr=log)
-
-
-def finish(process, out):
-    try:
-        assert process.wait(timeout=300) == 0, Path(f"{out}.log").read_text()[-3000:]
-    finally:
-        end(process)
-    return torch.load(out / "checkpoint.pt", weights_only=True)
-
-
-def end(process):
-    process.terminate()  # upon which torchrun ends the others
-    process.wait(60)
-
-
-def iteration(out):
-    path = out / "checkpoint.pt"
-    return torch.load(path, weights_only=True)["iteration"] if path.exists() else 0
-
-
-def workers(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
-    """Kills one process at random moments. torchrun starts all again, and they end as those that ran without a break.
-
-    Returns their last checkpoint.
-    """
-    whole = finish(start(tmp_path / "whole", total_timesteps, flags), tmp_path / "whole")
-    out, random, before = tmp_path / "killed", Random(seed), 0
-    process = start(out, total_timesteps, flags)
-    try:
-        for _ in range(kills):
-            while process.poll() is None and (iteration(out) <= before or len(workers(process)) != 2):
-                time.sleep(0.01)
-            before = iteration(out)
-            time.sleep(random.uniform(0, 0.3))  # somewhere in a rollout, an update, or in writing
-            os.kill(random.choice(workers(process)), signal.SIGKILL)
-        killed = finish(process, out)
-    finally:
-        end(process)
-    for name in ("agent", "optimizer", "env", "processes"):
-        torch.testing.assert_close(killed[name], whole[name], rtol=0, atol=0)
-    assert killed["iteration"] == whole["iteration"] and len(killed["processes"]) == 2
-    returns = [[(step, value) for step, value, _ in checkpoint["curve"]] for checkpoint in (killed, whole)]
-    assert returns[0] == returns[1]
-    assert "exitcode: -9" in Path(f"{out}.log").read_text()
-    return killed
 
 
 @pytest.mark.full
@@ -104,7 +38,7 @@ def processes():
 
 
 def test_processes_average_their_gradients(processes):
-    (whole,), halves = processes.run(1, update_of_half, 1), processes.run(2, update_of_half, 2)
+    whole, halves = update_of_half(0, None, 1), processes.run(2, update_of_half, 2)
     for name, value in whole.items():
         torch.testing.assert_close(halves[0][name], halves[1][name], rtol=0, atol=0)
         torch.testing.assert_close(halves[0][name], value, rtol=1e-4, atol=1e-5)
