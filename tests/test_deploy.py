@@ -72,7 +72,7 @@ class Network(nn.Module):
         if isinstance(self.space, spaces.Box):
             scale = 1.0 if self.space.is_bounded() else 1.5  # what ClipAction is for
             return td.set("action", scale * push.view(-1, *self.space.shape))
-        return td.set("action", (push[:, 0].abs() * 1e4).long() % int(self.space.n) + int(self.space.start))
+        return td.set("action", (push[:, 0].abs() * 300).long() % int(self.space.n) + int(self.space.start))
 
 
 def stack(make_env, *transforms, num_envs=NUM_ENVS):

@@ -149,7 +149,8 @@ def test_env_whose_buffers_are_replaced_is_captured_again(on, captures):
     for number in (1, 2):
         assert_plays_the_same(eager, env, 20, AOT)
         assert len(captures) == number
-        env.load_state_dict({name: value.clone() for name, value in eager.state_dict().items()}, assign=True)
+        eager.load_state_dict(learned := {name: value.clone() for name, value in eager.state_dict().items()})
+        env.load_state_dict(learned, assign=True)
 
 
 @pytest.mark.cuda
@@ -174,7 +175,8 @@ def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
     tw.compile(env, backend="eager")
     if again:
         assert_plays_the_same(eager, env, 5, AOT)
-        env.load_state_dict({name: value.clone() for name, value in eager.state_dict().items()}, assign=True)
+        eager.load_state_dict(learned := {name: value.clone() for name, value in eager.state_dict().items()})
+        env.load_state_dict(learned, assign=True)
     td, snapshot, capture = env.reset(seed=1), env.snapshot(), replay._capture
 
     def broken(run, *tensors):
