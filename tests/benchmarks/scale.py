@@ -8,6 +8,7 @@ python -m tests.benchmarks.scale --measure      measures again as well, in 1, 2 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -125,6 +126,16 @@ def times(ranks: int, cv: float, rng: np.random.Generator) -> np.ndarray:
     return np.exp(sigma * rng.standard_normal((DRAWS, ranks)) - sigma**2 / 2)
 
 
+@functools.cache
+def slowest(ranks: int, cv: float, reset: float = 0.0, resets: float = 0.0) -> float:
+    """The expected maximum over the ranks of such a time, and of a Poisson number of resets that take `reset` each."""
+    rng = np.random.default_rng(ranks)
+    found = times(ranks, cv, rng)
+    if reset:
+        found += reset * rng.poisson(resets, found.shape)
+    return float(found.max(1).mean())
+
+
 def iteration(
     work: Workload, ranks: int, num_envs: float, network: Network, cv: float, reset_steps: float = 0, episode: float = 200
 ) -> dict[str, float]:
@@ -132,7 +143,6 @@ def iteration(
 
     With `reset_steps`, each reset takes as long as so many steps of one env, and a rollout has a Poisson number of them.
     """
-    rng = np.random.default_rng(ranks)
     rollout = work.rollout[0] + work.rollout[1] * num_envs
     update = work.update[0] + work.update[1] * num_envs * work.num_steps / work.minibatches
     reset = work.rollout[1] / work.num_steps * reset_steps
@@ -140,12 +150,8 @@ def iteration(
     mean = rollout + reset * resets + work.updates * update
     if ranks == 1:
         return {"mean": mean, "seconds": mean}
-    updates = update * times(ranks, cv, rng)
-    rollouts = rollout * times(ranks, cv, rng)
-    if reset:
-        rollouts += reset * rng.poisson(resets, rollouts.shape)
-    slowest = rollouts.max(1).mean() + work.updates * updates.max(1).mean()
-    return {"mean": mean, "seconds": float(slowest) + communication(work, ranks, network)}
+    waited = rollout * slowest(ranks, cv, reset / rollout, resets) + work.updates * update * slowest(ranks, cv)
+    return {"mean": mean, "seconds": waited + communication(work, ranks, network)}
 
 
 def communication(work: Workload, ranks: int, network: Network) -> float:
@@ -177,6 +183,7 @@ def scaling(work: Workload, network: Network, cv: float, **resets: float) -> dic
 
 CVS = (0.02, 0.1, 0.3)
 RESETS = {"reset_steps": 50, "episode": 200}
+PARTS = ("network", "loopback", "stragglers")
 
 
 def model(measured: dict[str, Any]) -> dict[str, Any]:
@@ -240,15 +247,24 @@ def show(figures: dict[str, Any]) -> str:
     for case, row in network.items():
         cells = [" / ".join(_us(row[name][ranks]) for ranks in ("8", "64", "1024")) for name in NETWORKS]
         lines.append(f"| {_words(case)} | {row['bytes']:,} | {' | '.join(cells)} |")
-    lines += ["", "| efficiency (model) | 2 % | 10 % | 30 % | 10 %, resets | strong, 10 %: fastest, half |", "|---" * 6 + "|"]
+    heads = [
+        "efficiency (model)",
+        *(f"{cv:.0%}".replace("%", " %") for cv in CVS),
+        "half",
+        "strong: fastest, half",
+        "with resets",
+    ]
+    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in SETTINGS:
         for title in NETWORKS:
             start = f"{name}/{title}"
-            weak = [stragglers[key]["weak"] for key in (*(f"{start}/{cv}" for cv in CVS), f"{start}/{CVS[1]}/resets")]
+            weak = [stragglers[f"{start}/{cv}"]["weak"] for cv in CVS]
             cells = [" / ".join(f"{row[ranks]['efficiency']:.2f}" for ranks in ("8", "64", "1024")) for row in weak]
-            strong = stragglers[f"{start}/{CVS[1]}"]["strong"]
-            last = f"{strong['fastest']:,} ({strong[str(strong['fastest'])]['speedup']:.1f} times), {strong['half']:,}"
-            lines.append(f"| {name}, {title} | {' | '.join(cells)} | {last} |")
+            cells.append(f"{weak[1]['half']:,}")
+            for key in (f"{start}/{CVS[1]}", f"{start}/{CVS[1]}/resets"):
+                strong = stragglers[key]["strong"]
+                cells.append(f"{strong['fastest']:,} ({strong[str(strong['fastest'])]['speedup']:.1f}), {strong['half']:,}")
+            lines.append(f"| {name}, {title} | {' | '.join(cells)} |")
     measured, modelled = figures["measured"], figures["loopback"]
     lines += ["", "| us of a call (median, minimum) | 1 process | 2 | 4 | model of 2, 4 |", "|---" * 5 + "|"]
     for kind in ("sync", "average"):

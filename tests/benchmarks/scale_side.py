@@ -144,7 +144,7 @@ def time_phases(env_id: str, num_envs: int, iterations: int) -> dict[str, float]
 def time_loop(processes: int, steps: int) -> float:
     """Iterations per second of examples/ppo.py after the first one: CartPole-v1, 64 envs in all."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--normalize", "--total-timesteps", str(steps), "--save-every", "1000000", "--out", folder]
+        arguments = ["--normalize", "True", "--total-timesteps", str(steps), "--save-every", "1000000", "--out", folder]
         torchrun(processes, "examples/ppo.py", *arguments)
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
     return metrics["steps_per_second_steady"] / (metrics["num_envs"] * SETTINGS["CartPole-v1"][0])
