@@ -68,7 +68,6 @@ def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup |
     reduced = _reduce("sync_statistics", torch.cat([(sums - synced).flatten(), pieces, pieces * pieces]), group)
     added, first, second = reduced.split([sums.numel(), len(pieces), len(pieces)])
     added = added.view_as(sums)
-    pending = ~agreed & (added[3] > added[2])
     # All pieces are equal only if their number times the sum of their squares is the square of their sum.
     differ = second.long() * world_size != first.long() ** 2
     if differ.any():
@@ -76,12 +75,11 @@ def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup |
             f"sync_statistics needs what the {world_size} processes share to be the same on each, but they have loaded "
             "different statistics: load one state_dict on every process, or on none."
         )
-    if pending.any():
+    if (~agreed & (added[3] > added[2])).any():
         # The components that have their first values take the reference of the lowest rank that has one.
         owner = torch.where(has_value, rank, world_size).double()
         owner = _reduce("sync_statistics", owner, group, dist.ReduceOp.MIN)
         common = _reduce("sync_statistics", torch.where(owner == rank, reference, 0), group)
-        common = torch.where(pending, common, reference)
         sums, reference = _recentered(sums, torch.where(has_value, reference - common, 0)), common
         added = _reduce("sync_statistics", sums - synced, group)
     sizes = [module.total.numel() for module in modules]
