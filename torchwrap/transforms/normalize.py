@@ -130,7 +130,9 @@ class RunningMeanStd(BatchedModule):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        self.synced.copy_(self.sums())  # every process loads the same statistics
+        if not args[-1]:  # the list of errors
+            with torch.inference_mode():  # in which every buffer can be written to
+                self.synced.copy_(self.sums())  # every process loads the same statistics
 
     def _count(self, rows: Tensor, mask: Tensor | None = None) -> tuple[Tensor, bool]:
         # The differences from the reference; and whether the host knows that every component has a value.
