@@ -282,6 +282,7 @@ EXPORTED = [
 ]
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", EXPORTED)
 def test_exported_programs_take_any_batch_size(name):
     module, log = deployed(name)
@@ -295,6 +296,7 @@ def test_exported_programs_take_any_batch_size(name):
         assert [value for value in values if isinstance(value, torch.Tensor) and value.dtype == torch.float64] == []
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", EXPORTED)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's exporter uses what it has deprecated
 def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
@@ -323,6 +325,7 @@ def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
         torch.testing.assert_close(action, plain(expected))
 
 
+@pytest.mark.compiles
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["control", "images", "a recurrent policy"])
@@ -354,6 +357,7 @@ print(metadata["observation"]["shape"], metadata["action"]["high"])
 """
 
 
+@pytest.mark.compiles
 def test_a_process_that_imports_only_torch_loads_and_runs_the_program(tmp_path):
     module, log = deployed("control")
     files = {"metadata.json": json.dumps(module.metadata)}
@@ -561,6 +565,7 @@ def test_metadata_describes_spaces_state_and_transforms():
     assert list(module.initial_state(2)["count"]) == [-1, -1]
 
 
+@pytest.mark.compiles
 def test_the_example_plays_the_same_episodes_in_a_process_that_imports_only_torch(tmp_path):
     threads = torch.get_num_threads()
     load_example("ppo")  # the script imports it from its own folder

@@ -39,7 +39,8 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     and returns the next one: a dict of tensors `(batch, ...)`. Its entry `is_first`, bool `(batch, 1)`, is set in
     `initial_state(batch)`; set rows of it to start episodes in them. Rows of a batch do not affect each other.
 
-    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program:
+    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports need torch
+    2.11, as `tw.compile` does:
 
         program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
         torch.export.save(program, "policy.pt2", extra_files={"metadata.json": json.dumps(module.metadata)})
