@@ -352,9 +352,13 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     if args.device == "cuda":
         args.device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(args.device)
-    dist.init_process_group(timeout=timedelta(minutes=5))
+    timeout = timedelta(minutes=5)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    # torchrun's store outlives a restart: without a prefix, a process may look for another one where it was before.
+    store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        return train(args, make, dist.get_rank(), dist.get_world_size())
+        return train(args, make, rank, world_size)
     finally:
         dist.destroy_process_group()
 

@@ -109,15 +109,17 @@ def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
     Returns their last checkpoint.
     """
     whole = finish(start(tmp_path / "whole", total_timesteps, flags), tmp_path / "whole")
-    out, random, before = tmp_path / "killed", Random(seed), 0
+    out, random, before, dead = tmp_path / "killed", Random(seed), 0, set()
     process = start(out, total_timesteps, flags)
     try:
         for _ in range(kills):
-            while process.poll() is None and (iteration(out) <= before or len(workers(process)) != 2):
+            while iteration(out) <= before or len(workers(process)) != 2 or dead & {*workers(process)}:
+                assert process.poll() is None, Path(f"{out}.log").read_text()[-3000:]
                 time.sleep(0.01)
-            before = iteration(out)
             time.sleep(random.uniform(0, 0.3))  # somewhere in a rollout, an update, or in writing
-            os.kill(random.choice(workers(process)), signal.SIGKILL)
+            dead = {*workers(process)}
+            os.kill(random.choice(sorted(dead)), signal.SIGKILL)
+            before = iteration(out)
         killed = finish(process, out)
     finally:
         end(process)

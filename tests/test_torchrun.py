@@ -13,7 +13,7 @@ import torchwrap as tw
 
 @pytest.mark.full
 def test_process_killed_at_ten_random_moments(tmp_path):
-    kill_and_compare(tmp_path, 65536, kills=10, seed=1)
+    kill_and_compare(tmp_path, 131_072, kills=10, seed=1)
 
 
 def update_of_half(rank, group, world_size):

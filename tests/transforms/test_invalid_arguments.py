@@ -12,6 +12,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from torchwrap import transforms as T
+from torchwrap._core import validation
 
 INF, NAN = math.inf, math.nan
 
@@ -250,7 +251,8 @@ def test_transform_with_an_invalid_argument_raises(make, value, error, start):
         make(value)
     message = str(raised.value)
     assert type(raised.value) is error and message.startswith(start), message
-    given = repr(value), " and ".join(map(repr, value)) if isinstance(value, tuple) else "?"
+    given = [" and ".join(map(show, value)) if isinstance(value, tuple) else "?" for show in (repr, validation.shown)]
+    given += [repr(value), validation.shown(value), "True of NumPy" if value is np.True_ else "?"]
     assert "but got" in start or message.endswith(tuple(f", but got {one}." for one in given)), message
 
 
