@@ -355,7 +355,7 @@ def main(args: Args, make: Callable[..., tw.Env] = tw.make) -> dict[str, object]
     timeout = timedelta(minutes=5)
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     # torchrun's store outlives a restart: without a prefix, a process may look for another one where it was before.
-    store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
         return train(args, make, rank, world_size)
