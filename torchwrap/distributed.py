@@ -14,20 +14,20 @@ from torchwrap.transforms.normalize import RunningMeanStd
 
 
 def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Merges the running statistics of all processes: each then has those of one process that has seen all rows.
+    """Merges the running statistics of all processes. Each process then has the statistics of the rows that all have seen.
 
     Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
     `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
-    since the last call: four numbers per component. A call that brings the first values of a component takes three more, which
-    agree on its reference. Counts are exact, and sums equal those of one process up to the order of addition. A second call
-    without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs go on. Without an
-    initialized process group, and in a group of one process, the call does nothing.
+    since the last call: four numbers per component. A call in which a component has its first values takes three all-reduces
+    more, to agree on its reference. Counts are exact, and sums equal those of one process up to the order of addition. A
+    second call without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs stay valid.
+    Without an initialized process group, and in a group of one process, the call does nothing.
 
     What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
     the last call, so a process that restores one goes on as before.
 
-    `torchwrap.make(id, num_envs, first_index=rank * num_envs)` makes the envs of a process: with one seed for all of them, the
-    envs draw other numbers than those of every other process. A policy under `DistributedDataParallel` that contains the
+    `torchwrap.make(id, num_envs, first_index=rank * num_envs)` makes the envs of a process: even with the same seed on all
+    processes, no two envs have the same RNG stream. A policy under `DistributedDataParallel` that contains the
     statistics needs `broadcast_buffers=False`, or those of rank 0 replace the others.
 
     Args:

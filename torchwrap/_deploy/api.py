@@ -51,8 +51,8 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
         env: the env that the policy was trained in, or a sibling with its `state_dict`.
         policy: as for `evaluate`: an `nn.Module` that is called with a TensorDict, a method of one, or a function with modules
             in its closure. It has to be deterministic: `argmax(-1)` of logits, or the mean, instead of a sample.
-        without: names or classes of transforms and wrappers to leave out, because the caller does what they do, or nobody
-            should: noise, `StickyAction`, `RepeatAction`.
+        without: names or classes of transforms and wrappers to leave out, such as noise, `StickyAction` and `RepeatAction`.
+            The deployed module does not need them, or the caller takes over their work.
 
     Returns:
         The module: `module(observation) -> action`, or `module(observation, state) -> (action, state)`.
@@ -76,7 +76,7 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     if isinstance(without, str | type) or not isinstance(without, Sequence):
         raise TypeError(f"deploy needs a list of names or classes as without, but got {without!r}.")
     module = DeployedPolicy(env, policies.copied(policy), chain_of(env, without))
-    _try_out(module, env)
+    _validate(module, env)
     return module
 
 
@@ -250,8 +250,8 @@ class DeployedPolicy(nn.Module):
         return f"state={list(self._initial)}" if self._initial else ""
 
 
-def _try_out(module: DeployedPolicy, env: Env) -> None:
-    """Calls the module, to find now what an export would not tell."""
+def _validate(module: DeployedPolicy, env: Env) -> None:
+    """Calls the module, to raise at construction for what an export would not report."""
     inputs, space = module.example_inputs(), module._action_space
     module(*inputs)  # which may fill caches of the policy
     found = Reachable([({"policy": module.policy}, "policy")])
