@@ -98,6 +98,19 @@ def assert_collects_what_step_returns(make):
         assert_same(data[:, step]["next"], transition["next"])
 
 
+def assert_transition_and_masked_reset_are_a_step(env, other):
+    """A transition resets nothing. With a masked reset of the finished rows after it, the result is that of `step`."""
+    td, _ = env.reset(seed=0), other.reset(seed=0)
+    for _ in range(10):
+        action = env.sample_action()
+        expected, root = other.step(action.clone())
+        transition, td = env.transition(td.set("action", action))
+        assert_same(transition["next"], expected["next"])
+        assert (td["observation"] == transition["next", "observation"]).all()
+        td = env.reset(mask=transition["next", "done"].squeeze(-1))
+        assert_same(td, root.select("observation"))
+
+
 def leaves(*values):
     """The tensors of TensorDicts."""
     return [leaf for value in values for leaf in value.values(True, True)]

@@ -15,7 +15,15 @@ import jax
 import jax.numpy as jnp
 import torch
 from gymnasium import spaces as S
-from helpers import Held, assert_collects_what_step_returns, assert_no_overlap, assert_same, assert_transforms_compile, play
+from helpers import (
+    Held,
+    assert_collects_what_step_returns,
+    assert_no_overlap,
+    assert_same,
+    assert_transforms_compile,
+    assert_transition_and_masked_reset_are_a_step,
+    play,
+)
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -152,16 +160,7 @@ def test_env_keeps_the_contract(make):
 
 
 def test_transition_resets_nothing_and_a_masked_reset_does():
-    env, other = make(), make()
-    td, _ = env.reset(seed=0), other.reset(seed=0)
-    for _ in range(10):
-        action = env.sample_action()
-        expected, root = other.step(action.clone())
-        transition, td = env.transition(td.set("action", action))
-        assert_same(transition["next"], expected["next"])
-        assert (td["observation"] == transition["next", "observation"]).all()
-        td = env.reset(mask=transition["next", "done"].squeeze(-1))
-        assert_same(td, root.select("observation"))
+    assert_transition_and_masked_reset_are_a_step(make(), make())
 
 
 def test_seeded_reset_of_some_rows_leaves_the_others_alone():

@@ -13,6 +13,7 @@ from helpers import (
     assert_no_overlap,
     assert_same,
     assert_transforms_compile,
+    assert_transition_and_masked_reset_are_a_step,
     load_example,
     play,
 )
@@ -167,16 +168,7 @@ def test_env_keeps_the_contract(kwargs):
 
 @each_reset
 def test_transition_resets_nothing_and_a_masked_reset_does(kwargs):
-    env, other = make(**kwargs), make()
-    td, _ = env.reset(seed=0), other.reset(seed=0)
-    for _ in range(10):
-        action = env.sample_action()
-        expected, root = other.step(action.clone())
-        transition, td = env.transition(td.set("action", action))
-        assert_same(transition["next"], expected["next"])
-        assert (td["observation"] == transition["next", "observation"]).all()
-        td = env.reset(mask=transition["next", "done"].squeeze(-1))
-        assert_same(td, root.select("observation"))
+    assert_transition_and_masked_reset_are_a_step(make(**kwargs), make())
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
