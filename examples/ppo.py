@@ -87,6 +87,8 @@ class Args:
     """normalize the advantages of each minibatch"""
     clip_coef: float = 0.2
     """clipping coefficient of the surrogate objective"""
+    clip_vloss: bool | None = None
+    """clip the change of the values too, by the same coefficient"""
     ent_coef: float = 0.0
     """coefficient of the entropy bonus"""
     vf_coef: float = 0.5
@@ -109,6 +111,7 @@ PRESETS = {
         gae_lambda=0.95,
         num_minibatches=4,
         update_epochs=8,
+        clip_vloss=False,
         normalize=False,
     ),
     "Acrobot-v1": dict(
@@ -120,6 +123,7 @@ PRESETS = {
         gae_lambda=0.9,
         num_minibatches=4,
         update_epochs=10,
+        clip_vloss=False,
         normalize=True,
     ),
     "MountainCar-v0": dict(
@@ -131,6 +135,7 @@ PRESETS = {
         gae_lambda=0.98,
         num_minibatches=16,
         update_epochs=10,
+        clip_vloss=False,
         normalize=True,
     ),
     "MountainCarContinuous-v0": dict(
@@ -142,6 +147,7 @@ PRESETS = {
         gae_lambda=0.9,
         num_minibatches=16,
         update_epochs=10,
+        clip_vloss=False,
         normalize=True,
     ),
     "Pendulum-v1": dict(
@@ -153,6 +159,7 @@ PRESETS = {
         gae_lambda=0.95,
         num_minibatches=16,
         update_epochs=10,
+        clip_vloss=False,
         normalize=True,
     ),
     "any other env with discrete actions": dict(  # as CleanRL's ppo.py
@@ -164,17 +171,19 @@ PRESETS = {
         gae_lambda=0.95,
         num_minibatches=4,
         update_epochs=4,
+        clip_vloss=True,
         normalize=False,
     ),
-    "any other env with continuous actions": dict(  # as CleanRL's ppo_continuous_action.py, but 8 envs of 256 steps
+    "any other env with continuous actions": dict(  # as CleanRL's ppo_continuous_action.py
         total_timesteps=1_000_000,
         learning_rate=3e-4,
-        num_envs=8,
-        num_steps=256,
+        num_envs=1,
+        num_steps=2048,
         gamma=0.99,
         gae_lambda=0.95,
         num_minibatches=32,
         update_epochs=10,
+        clip_vloss=True,
         normalize=True,
     ),
 }
@@ -273,7 +282,12 @@ def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> tuple[Tensor, d
     pg_loss1 = -advantages * ratio
     pg_loss2 = -advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
     pg_loss = torch.max(pg_loss1, pg_loss2).mean()
-    v_loss = 0.5 * ((agent.get_value(mb["observation"]) - mb["ret"]) ** 2).mean()
+    values = agent.get_value(mb["observation"])
+    squares = (values - mb["ret"]) ** 2
+    if args.clip_vloss:
+        clipped = mb["value"] + torch.clamp(values - mb["value"], -args.clip_coef, args.clip_coef)
+        squares = torch.max(squares, (clipped - mb["ret"]) ** 2)
+    v_loss = 0.5 * squares.mean()
     entropy_loss = distribution.entropy().mean()
     loss = pg_loss - args.ent_coef * entropy_loss + v_loss * args.vf_coef
 

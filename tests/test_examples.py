@@ -281,6 +281,23 @@ CLEANRL = {
 }
 
 
+def test_ppo_loss_of_values_that_move_further_than_clip_coef_is_the_worse_one_of_both_if_clip_vloss(ppo):
+    class Agent:
+        def get_value(self, observation):
+            return torch.tensor([1.0, 1.0, 0.6])
+
+        def get_distribution(self, observation):
+            return torch.distributions.Categorical(logits=torch.zeros(3, 2))
+
+    batch = dict(observation=torch.zeros(3, 1), action=torch.tensor([0, 1, 0]), logprob=torch.full((3,), 0.5).log())
+    batch |= dict(advantage=torch.tensor([1.0, -1.0, 0.0]), value=torch.full((3,), 0.5), ret=torch.tensor([3.0, 0.5, 3.0]))
+    # Away from 0.5 by 0.2 at most: 0.7, 0.7 and 0.6. In the second row the value itself is further away from the return.
+    for clip, squares in ((True, [2.3**2, 0.5**2, 2.4**2]), (False, [2.0**2, 0.5**2, 2.4**2])):
+        args = ppo.Args(clip_coef=0.2, clip_vloss=clip, norm_adv=False)
+        stats = ppo.ppo_loss(Agent(), TensorDict(batch, [3]), args)[1]
+        torch.testing.assert_close(stats["value_loss"], 0.5 * torch.tensor(squares).mean())
+
+
 def test_ppo_flags_with_cleanrl_names_are_parsed(ppo):
     args = tyro.cli(ppo.Args, args=[word for flag, value in CLEANRL.items() for word in (flag, str(value))])
     assert {flag: getattr(args, flag[2:].replace("-", "_")) for flag in CLEANRL} == CLEANRL
