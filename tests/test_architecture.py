@@ -86,7 +86,7 @@ def arrows(sources, here, there, allowed=()):
 ABOVE_TRANSFORMS = [
     f"torchwrap.{name}" for name in ("env", "wrappers", "envs", "interop", "functional", "collector", "_compile")
 ]
-BASES = ["torchwrap.transforms.transform", "torchwrap.transforms.compose"]
+BASES = [f"torchwrap.transforms.{name}" for name in ("transform", "compose", "statistics")]
 STACKS = ["torchwrap.transforms.presets"]  # of several families
 FAMILIES = sorted(
     name for name in SOURCES if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES, *STACKS}

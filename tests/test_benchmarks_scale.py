@@ -17,7 +17,7 @@ from helpers import load_example
 
 import torchwrap as tw
 from torchwrap import distributed
-from torchwrap.transforms.normalize import RunningMeanStd
+from torchwrap.transforms.statistics import RunningMeanStd
 
 ROOT = Path(__file__).parents[1]
 FIGURES = json.loads((ROOT / "tests" / "benchmarks" / "scale.json").read_text())

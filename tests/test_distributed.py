@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
-from torchwrap.transforms.normalize import RunningMeanStd
+from torchwrap.transforms.statistics import RunningMeanStd
 
 SIZES = [1, 2, 4]
 

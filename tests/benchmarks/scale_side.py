@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 import torchwrap as tw
 from torchwrap.distributed import average
-from torchwrap.transforms.normalize import RunningMeanStd
+from torchwrap.transforms.statistics import RunningMeanStd
 
 from .measure import ROOT
 from .scale import COMPONENTS, PARAMETERS, SETTINGS
