@@ -162,7 +162,7 @@ PRESETS = {
         clip_vloss=False,
         normalize=True,
     ),
-    "any other env with discrete actions": dict(  # as CleanRL's ppo.py
+    "any other env with discrete actions": dict(  # as CleanRL's ppo.py, without a bonus of entropy
         total_timesteps=500_000,
         learning_rate=2.5e-4,
         num_envs=4,

@@ -298,6 +298,15 @@ def test_ppo_loss_of_values_that_move_further_than_clip_coef_is_the_worse_one_of
         torch.testing.assert_close(stats["value_loss"], 0.5 * torch.tensor(squares).mean())
 
 
+def test_ppo_preset_of_mujoco_is_cleanrls(ppo):
+    # The defaults of ppo_continuous_action.py, as its documentation lists them.
+    args = {**vars(ppo.Args()), **ppo.PRESETS["any other env with continuous actions"]}
+    cleanrl = dict(total_timesteps=1_000_000, learning_rate=3e-4, num_envs=1, num_steps=2048, anneal_lr=True, gamma=0.99)
+    cleanrl |= dict(gae_lambda=0.95, num_minibatches=32, update_epochs=10, norm_adv=True, clip_coef=0.2, clip_vloss=True)
+    cleanrl |= dict(ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5, target_kl=None)
+    assert {name: args[name] for name in cleanrl} == cleanrl
+
+
 def test_ppo_flags_with_cleanrl_names_are_parsed(ppo):
     args = tyro.cli(ppo.Args, args=[word for flag, value in CLEANRL.items() for word in (flag, str(value))])
     assert {flag: getattr(args, flag[2:].replace("-", "_")) for flag in CLEANRL} == CLEANRL

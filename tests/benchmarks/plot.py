@@ -104,6 +104,28 @@ def draw_learning(figures: Figures, path: str) -> None:
     canvas.savefig(path, dpi=100)
 
 
+def draw_scores(runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, Any], path: str) -> None:
+    """Plots one panel per env: one line per seed of each trainer, and the published mean and deviation as a band."""
+    canvas = Figure(figsize=(12, 6), layout="constrained")
+    for axes, (env, score) in zip(canvas.subplots(2, 3).flat, published.items(), strict=True):
+        for trainer, label in (("sb3", "Stable-Baselines3, tuned"), ("torchwrap", "torchwrap's examples/ppo.py")):
+            for key, run in runs.items():
+                if key.startswith(f"{trainer}/{env}/"):
+                    steps, returns, _ = zip(*run["curve"], strict=True)
+                    axes.plot(steps, returns, color=_color(label), label=label)
+        if score:
+            axes.axhspan(
+                score.mean - score.deviation, score.mean + score.deviation, color="C7", alpha=0.3, label="CleanRL's score"
+            )
+        axes.set(title=env, xlabel="env steps")
+        axes.locator_params(axis="x", nbins=4)
+        axes.grid(alpha=0.3)
+        named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        if named:
+            axes.legend(named.values(), named, fontsize="small")
+    canvas.savefig(path, dpi=100)
+
+
 def draw_device(found: Mapping[str, Any], path: str) -> None:
     """Plots what `tests.cuda_day` has found: seven transforms, CartPole, PPO, and how many tests passed."""
     figures, steps = {}, found["steps"]

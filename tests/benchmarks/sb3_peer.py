@@ -10,6 +10,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from torch import nn
 
 from . import script
 from .worker import Timed
@@ -91,3 +92,42 @@ def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
         "wall_seconds_to_target": time.time() - started if solved else None,
         "steps_per_second": model.num_timesteps / seconds,
     }
+
+
+# What rl-baselines3-zoo tuned for the v3 of each env (hyperparams/ppo.yml); one env, and both networks of its size.
+MUJOCO = {
+    "Hopper-v5": dict(
+        **dict(n_steps=512, batch_size=32, gamma=0.999, learning_rate=9.80828e-05, ent_coef=0.00229519, clip_range=0.2),
+        **dict(n_epochs=5, gae_lambda=0.99, max_grad_norm=0.7, vf_coef=0.835671),
+    ),
+    "HalfCheetah-v5": dict(
+        **dict(n_steps=512, batch_size=64, gamma=0.98, learning_rate=2.0633e-05, ent_coef=0.000401762, clip_range=0.1),
+        **dict(n_epochs=20, gae_lambda=0.92, max_grad_norm=0.8, vf_coef=0.58096),
+    ),
+}
+
+
+class Curve(BaseCallback):
+    """Env steps, mean return of the latest 100 episodes and seconds, after each rollout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.points = time.perf_counter(), []
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        if latest := self.model.ep_info_buffer:
+            mean = float(np.mean([episode["r"] for episode in latest]))
+            self.points.append((self.num_timesteps, mean, time.perf_counter() - self.start))
+
+
+def train_mujoco(env_id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
+    curve = Curve()
+    env = VecNormalize(make_vec_env(env_id, n_envs=1, seed=seed), gamma=MUJOCO[env_id]["gamma"])
+    network = dict(log_std_init=-2, ortho_init=False, activation_fn=nn.ReLU, net_arch=dict(pi=[256, 256], vf=[256, 256]))
+    model = PPO("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=network, **MUJOCO[env_id])
+    model.learn(num_steps, callback=curve)
+    seconds, final = time.perf_counter() - curve.start, curve.points[-1][1] if curve.points else None
+    return {"env_steps": model.num_timesteps, "wall_seconds": seconds, "final_mean_return": final, "curve": curve.points}

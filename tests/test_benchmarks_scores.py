@@ -1,0 +1,108 @@
+"""tests/benchmarks/scores.py: which runs are trained, and what is kept and shown of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from helpers import load_example
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    return importlib.import_module("tests.benchmarks.scores")
+
+
+def run(score, seconds=100.0):
+    """One whose return has risen linearly, in ten points."""
+    return {
+        "env_steps": 1000,
+        "wall_seconds": seconds,
+        "final_mean_return": score,
+        "curve": [[100 * i, score * i / 10, seconds * i / 10] for i in range(1, 11)],
+    }
+
+
+def test_thin_curve_has_points_at_equal_distances_up_to_the_last_one(scores):
+    curve = [(2048 * i, i / 3, i * 1.25) for i in range(1, 490)]
+    thinned = scores.thin(curve)
+    assert thinned[-1] == [2048 * 489, 163.0, 611.2]
+    assert len(thinned) <= 64
+    assert {b[0] - a[0] for a, b in itertools.pairwise(thinned)} == {8 * 2048}
+
+
+def test_return_at_a_second_is_the_latest_one_that_was_known(scores):
+    assert scores.at(run(50.0), 39.9) == 15.0
+    assert scores.at(run(50.0), 40.0) == 20.0
+    assert scores.at(run(50.0), 1e9) == 50.0
+    assert scores.at(run(50.0), 1.0) == 5.0  # before the first point
+
+
+def test_table_compares_at_equal_steps_and_when_the_fastest_run_has_finished(scores):
+    runs = {f"torchwrap/Hopper-v5/{seed}": run(2000.0 + 100 * seed) for seed in (1, 2, 3)}
+    runs |= {f"sb3/Hopper-v5/{seed}": run(3000.0, seconds=200.0) for seed in (1, 2)}
+    runs["torchwrap/Ant-v5/1"] = run(1.0)
+    assert scores.show(runs).splitlines()[2:] == [
+        "| Hopper-v5 | torchwrap | 2,200 ± 82 | 2,100 / 2,200 / 2,300 | 2,383 ± 272 | 2,200 ± 82 after 100 s | 10 |",
+        "| Hopper-v5 | sb3 | 3,000 ± 0 | 3,000 / 3,000 | 2,383 ± 272 | 1,500 ± 0 after 100 s | 5 |",
+        "| Ant-v5 | torchwrap | 1 ± 0 | 1 |  |  | 10 |",
+    ]
+
+
+def test_runs_that_are_trained_are_the_named_ones_or_those_that_are_missing(scores):
+    def wanted(runs=(), trainer=None, env_id=None, seed=None):
+        return scores.wanted(argparse.Namespace(trainer=trainer, env_id=env_id, seed=seed), dict.fromkeys(runs))
+
+    every = wanted()
+    assert len(every) == len(set(every)) == 3 * (6 + 2)
+    assert wanted(every[:-1]) == every[-1:]
+    assert wanted(every, trainer="sb3", env_id="Hopper-v5") == [f"sb3/Hopper-v5/{seed}" for seed in (1, 2, 3)]
+    assert wanted(env_id="HalfCheetah-v5", seed=2) == ["torchwrap/HalfCheetah-v5/2", "sb3/HalfCheetah-v5/2"]
+    assert wanted(trainer="sb3", env_id="Ant-v5") == []
+
+
+def test_runs_are_written_one_by_one_and_drawn(scores, monkeypatch, tmp_path):
+    monkeypatch.setattr(scores, "FILE", tmp_path / "scores.json")
+    monkeypatch.setattr(scores, "machine", lambda options: {"processor": "one"})
+    monkeypatch.setattr(scores, "train", lambda trainer, env, seed: run(100.0 * seed))
+    scores.main(["--env-id", "Ant-v5", "--seed", "2"])
+    scores.main(["--env-id", "Hopper-v5"])
+    file = json.loads((tmp_path / "scores.json").read_text())
+    assert next(iter(file["runs"])) == "torchwrap/Ant-v5/2"
+    assert len(file["runs"]) == 7
+    assert file["machine"] == {"processor": "one"}
+    assert file["runs"]["sb3/Hopper-v5/3"] == run(300.0)
+    assert (tmp_path / "scores.png").stat().st_size > 10_000
+
+    monkeypatch.setattr(scores, "train", lambda trainer, env, seed: {"skipped": "no MuJoCo"})
+    with pytest.raises(SystemExit, match="torchwrap/Walker2d-v5/1 could not be run: no MuJoCo"):
+        scores.main(["--env-id", "Walker2d-v5"])
+    assert json.loads((tmp_path / "scores.json").read_text()) == file
+
+
+def test_figures_of_a_run_are_read_from_the_folder_of_the_example(scores, tmp_path):
+    ppo = load_example("ppo")
+    metrics = ppo.main(ppo.Args("InvertedPendulum-v5", num_steps=128, num_minibatches=2, total_timesteps=256, out=tmp_path))
+    found = scores.read(tmp_path)
+    assert {name: value for name, value in metrics.items() if name in found} == {
+        name: value for name, value in found.items() if name != "curve"
+    }
+    assert [point[0] for point in found["curve"]] == [128, 256]
+    assert found["curve"][-1][1] == found["final_mean_return"]
+
+
+@pytest.mark.parametrize("env", ["Hopper-v5", "HalfCheetah-v5"])
+def test_stable_baselines3_runs_with_tuned_hyperparameters(scores, env):
+    peer = pytest.importorskip("stable_baselines3") and importlib.import_module("tests.benchmarks.sb3_peer")
+    found = peer.train_mujoco(env, seed=1, num_steps=1024)
+    assert found["env_steps"] == 1024
+    if env == "Hopper-v5":  # no episode of the other one has ended by then
+        assert [point[0] for point in found["curve"]] == [512, 1024]
+        assert found["final_mean_return"] == found["curve"][-1][1] > 0
