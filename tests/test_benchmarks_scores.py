@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import load_example
 
 ROOT = Path(__file__).parents[1]
 
@@ -87,21 +86,22 @@ def test_runs_are_written_one_by_one_and_drawn(scores, monkeypatch, tmp_path):
     assert json.loads((tmp_path / "scores.json").read_text()) == file
 
 
-def test_figures_of_a_run_are_read_from_the_folder_of_the_example(scores, tmp_path):
-    ppo = load_example("ppo")
-    metrics = ppo.main(ppo.Args("InvertedPendulum-v5", num_steps=128, num_minibatches=2, total_timesteps=256, out=tmp_path))
-    found = scores.read(tmp_path)
-    assert {name: value for name, value in metrics.items() if name in found} == {
-        name: value for name, value in found.items() if name != "curve"
-    }
-    assert [point[0] for point in found["curve"]] == [128, 256]
-    assert found["curve"][-1][1] == found["final_mean_return"]
+@pytest.mark.full
+def test_run_of_the_example_gives_its_figures_and_its_curve(scores, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = importlib.import_module("tests.benchmarks.torchwrap_side").learn("CartPole-v1", seed=1)
+    steps, returns, seconds = zip(*found["curve"], strict=True)
+    assert found["env_steps"] == steps[-1] == 151_552  # 74 iterations of 64 envs and 32 steps
+    assert found["final_mean_return"] == returns[-1] > 400
+    assert found["eval_mean_return"] > 400
+    assert list(seconds) == sorted(seconds)
+    assert found["wall_seconds"] > seconds[-1]
 
 
 @pytest.mark.parametrize("env", ["Hopper-v5", "HalfCheetah-v5"])
 def test_stable_baselines3_runs_with_tuned_hyperparameters(scores, env):
     peer = pytest.importorskip("stable_baselines3") and importlib.import_module("tests.benchmarks.sb3_peer")
-    found = peer.train_mujoco(env, seed=1, num_steps=1024)
+    found = peer.learn(env, seed=1, num_steps=1024)
     assert found["env_steps"] == 1024
     if env == "Hopper-v5":  # no episode of the other one has ended by then
         assert [point[0] for point in found["curve"]] == [512, 1024]

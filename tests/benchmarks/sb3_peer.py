@@ -123,11 +123,11 @@ class Curve(BaseCallback):
             self.points.append((self.num_timesteps, mean, time.perf_counter() - self.start))
 
 
-def train_mujoco(env_id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
+def learn(id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
     curve = Curve()
-    env = VecNormalize(make_vec_env(env_id, n_envs=1, seed=seed), gamma=MUJOCO[env_id]["gamma"])
+    env = VecNormalize(make_vec_env(id, n_envs=1, seed=seed), gamma=MUJOCO[id]["gamma"])
     network = dict(log_std_init=-2, ortho_init=False, activation_fn=nn.ReLU, net_arch=dict(pi=[256, 256], vf=[256, 256]))
-    model = PPO("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=network, **MUJOCO[env_id])
+    model = PPO("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=network, **MUJOCO[id])
     model.learn(num_steps, callback=curve)
     seconds, final = time.perf_counter() - curve.start, curve.points[-1][1] if curve.points else None
     return {"env_steps": model.num_timesteps, "wall_seconds": seconds, "final_mean_return": final, "curve": curve.points}

@@ -14,16 +14,11 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from .measure import ROOT, Case, Options, ask, environment, machine
+from .measure import ROOT, Case, Options, ask, machine
 from .plot import draw_scores
 
 FILE = ROOT / "examples" / "results" / "ppo_mujoco.json"
@@ -54,20 +49,8 @@ Runs = dict[str, dict[str, Any]]
 
 def train(trainer: str, env: str, seed: int) -> dict[str, Any]:
     """A run in a process of its own, on one thread."""
-    options = Options()
-    if trainer == "sb3":
-        return ask(Case("sb3", "train_mujoco", {"env_id": env, "seed": seed}), options)
-    with tempfile.TemporaryDirectory() as folder:
-        script = [str(ROOT / "examples" / "ppo.py"), "--env-id", env, "--seed", str(seed), "--compile", "--out", folder]
-        subprocess.run([sys.executable, *script], cwd=ROOT, check=True, env=environment(options))
-        return read(Path(folder))
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """The figures and the curve in the folder of a run of examples/ppo.py."""
-    metrics = json.loads((folder / "metrics.json").read_text())
-    curve = torch.load(folder / "checkpoint.pt", weights_only=True)["curve"]
-    return {**{name: metrics[name] for name in ("env_steps", "wall_seconds", "final_mean_return")}, "curve": curve}
+    ours = {"compiled": True} if trainer == "torchwrap" else {}
+    return ask(Case(trainer, "learn", {"id": env, "seed": seed, **ours}), Options())
 
 
 def thin(curve: Sequence[Sequence[float]], points: int = 64) -> list[list[float]]:
