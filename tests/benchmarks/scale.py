@@ -88,7 +88,7 @@ class Workload:
 
 SETTINGS = {  # num_steps, epochs, minibatches, envs per rank and in all, two numbers of envs to measure
     "CartPole-v1": (32, 8, 4, 64, 1024, (64, 512)),
-    "Humanoid-v5": (256, 10, 32, 8, 1024, (4, 8)),
+    "Humanoid-v5": (256, 10, 32, 8, 1024, (4, 8)),  # as many rows as the preset's one env, which ranks could not divide
 }
 DRAWS = 500
 RANKS = tuple(2**power for power in range(11))

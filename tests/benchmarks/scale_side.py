@@ -130,7 +130,9 @@ def time_phases(env_id: str, num_envs: int, iterations: int) -> dict[str, float]
     ppo.update, ppo.make_batch = timed_update, timed_make_batch
     steps = iterations * num_envs * SETTINGS[env_id][0]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        args = ppo.Args(env_id, num_envs=num_envs, total_timesteps=steps, out=Path(folder), normalize=True)
+        args = ppo.Args(
+            env_id, num_envs=num_envs, num_steps=SETTINGS[env_id][0], total_timesteps=steps, out=Path(folder), normalize=True
+        )
         args.save_every = iterations
         ppo.main(args)
     return {
