@@ -65,7 +65,7 @@ def branches(transform, reward):
 
 def writes_masked_rows(transform, reward):
     reward = reward.clone()
-    reward[reward > 1] = 1
+    reward[reward > 1] = reward[:1, 0]  # since 2.15, PyTorch fills with a number without looking at the mask
     return reward
 
 
