@@ -20,6 +20,7 @@ SUITES = (
     "resets",
     "bridge",
     "collector",
+    "alternating",
     "ppo",
     "startup",
     "memory",

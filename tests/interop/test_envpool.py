@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -325,6 +327,14 @@ def test_interrupt_of_an_alternating_collector_leaves_pools_that_a_reset_brings_
         collect(td)
     data, _ = collect()
     assert (data["next", "reward"] == 1).all() and len(calls) == 6 + 16
+
+
+def test_benchmark_of_groups_runs(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    suite, measure = (importlib.import_module(f"tests.benchmarks.{name}") for name in ("alternating", "measure"))
+    figures = suite.run(measure.Options(seconds=0.01, repeats=1, num_steps=2))
+    assert len(figures) == 4 and not any("skipped" in row for row in figures.values())
+    assert suite.show(figures).count("AlternatingCollector") == 2
 
 
 # Refusals.
