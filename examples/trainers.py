@@ -222,7 +222,9 @@ LIBRARIES = {
 def main(library: str, seed: int = 1) -> float:
     module, train = LIBRARIES[library]
     if importlib.util.find_spec(module) is None:
-        raise SystemExit(f'trainers.py {library} needs {module}, which is not installed: pip install -e ".[{library}]"')
+        raise SystemExit(
+            f'trainers.py {library} needs {module}, which is not installed: pip install -e ".[{library.replace("_", "-")}]"'
+        )
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # some print a page per update

@@ -204,6 +204,22 @@ def test_gymnasium_default_autoreset_takes_a_step_that_ignores_its_action():
     assert [float(reward[0]) for reward in rewards] == [1, 1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("mode", "returns"),
+    [
+        (AutoresetMode.NEXT_STEP, [1, 1, 1, 1.9, 1]),  # the third step resets, and the last reward stays
+        (AutoresetMode.SAME_STEP, [1, 0, 1, 0, 1]),
+    ],
+)
+def test_gymnasium_vector_normalize_reward_leaks_except_in_one_mode(mode, returns):
+    vector_env = gymnasium.vector.SyncVectorEnv([CountingEnv], autoreset_mode=mode)
+    theirs = gymnasium.wrappers.vector.NormalizeReward(vector_env, gamma=0.9)
+    theirs.reset()
+    for expected in returns:
+        theirs.step([0])
+        assert theirs.accumulated_reward.item() == pytest.approx(expected)
+
+
 def test_sb3_statistics_leave_final_observations_out_and_ours_count_them():
     theirs = vec_env.VecNormalize(vec_env.DummyVecEnv([CountingEnv]), norm_reward=False)
     theirs.reset()

@@ -33,6 +33,7 @@ def test_trainer_solves_its_env_and_writes_nothing_to_the_working_directory(libr
 def test_missing_library_is_answered_with_the_command_that_installs_it(library, monkeypatch):
     trainers = load_example("trainers")
     monkeypatch.setitem(sys.modules, MODULES[library], None)
-    needed = f'trainers.py {library} needs {MODULES[library]}, which is not installed: pip install -e ".[{library}]"'
+    extra = library.replace("_", "-")
+    needed = f'trainers.py {library} needs {MODULES[library]}, which is not installed: pip install -e ".[{extra}]"'
     with pytest.raises(SystemExit, match=f"^{re.escape(needed)}$"):
         trainers.main(library)
