@@ -438,6 +438,9 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     td = env.reset(seed=args.seed)
 
     # A checkpoint holds all that a run depends on: its arguments, the states of the envs, and PyTorch's random numbers.
+    generators, device = [torch.default_generator], torch.device(args.device)
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
     run = {
         name: str(value) for name, value in vars(args).items() if name not in ("out", "resume", "save_every", "tensorboard")
     }
@@ -451,7 +454,8 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         optimizer.load_state_dict(checkpoint["optimizer"])
         part = checkpoint["processes"][rank]
         td = env.restore(part["snapshot"])
-        torch.set_rng_state(part["rng"])
+        for generator, state in zip(generators, part["rng"]):
+            generator.set_state(state)
         curve, reached, seconds_before, first_iteration = (
             checkpoint[name] for name in ("curve", "reached", "seconds", "iteration")
         )
@@ -521,7 +525,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         if (iteration + 1) % args.save_every == 0 or iteration + 1 == num_iterations:
             state = {"agent": agent.state_dict(), "env": env.state_dict(), "optimizer": optimizer.state_dict()}
             if env.can_snapshot:
-                part = {"snapshot": env.snapshot().to_dict(), "rng": torch.get_rng_state()}
+                part = {"snapshot": env.snapshot().to_dict(), "rng": [generator.get_state() for generator in generators]}
                 state |= {"processes": gather(part, rank, world_size), "iteration": iteration + 1}
             seconds = time.perf_counter() - start_time
             if rank == 0:

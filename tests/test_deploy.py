@@ -4,6 +4,7 @@ import functools
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from catalogue import COMPILED, DICT, IMAGE, UNCAPTURED, AddNoise
 from gymnasium import spaces
 from helpers import load_example
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 import torchwrap as tw
@@ -401,13 +403,89 @@ def test_later_training_does_not_change_a_deployed_policy_and_its_parameters_are
 GLOBAL = nn.Linear(3, 2)
 
 
-def test_modules_in_globals_are_copied_too():
-    made = tw.deploy(stack(continuous), lambda td: GLOBAL(td["observation"]))
+class CallsGlobal:
+    """Reaches a global module by a function in an attribute."""
+
+    def __init__(self):
+        self.head = lambda observation: GLOBAL(observation)
+
+    def __call__(self, td):
+        return self.head(td["observation"])
+
+
+def keyword_default(td, *, network=GLOBAL):
+    return network(td["observation"])
+
+
+@torch.no_grad()
+def decorated(td):
+    return GLOBAL(td["observation"])
+
+
+IN_FUNCTIONS = {
+    "global": lambda td: GLOBAL(td["observation"]),
+    "function in a function": lambda td: (lambda observation: GLOBAL(observation))(td["observation"]),
+    "generator": lambda td: sum(GLOBAL(observation) for observation in [td["observation"]]),
+    "keyword-only default": keyword_default,
+    "decorated": decorated,
+    "partial": functools.partial(lambda scale, td: scale * GLOBAL(td["observation"]), 2.0),
+    "dict of functions": (lambda heads: lambda td: heads["a"](td["observation"]))({"a": lambda given: GLOBAL(given)}),
+    "function in an object": CallsGlobal(),
+    "function in a module": TensorDictModule(lambda observation: GLOBAL(observation), ["observation"], ["action"]),
+}
+
+
+@pytest.mark.parametrize("name", IN_FUNCTIONS)
+def test_modules_in_functions_are_copied_too(name):
+    made = tw.deploy(stack(continuous), IN_FUNCTIONS[name])
     raw = torch.randn(4, 3)
     before = made(raw)
     with torch.no_grad():
         GLOBAL.weight.add_(1)
     assert torch.equal(made(raw), before) and len(made.state_dict()) == 2
+    assert GLOBAL.training and all(parameter.requires_grad for parameter in GLOBAL.parameters())
+    assert not any(parameter.requires_grad for parameter in made.parameters())
+
+
+def test_modules_in_functions_of_transforms_are_copied_too():
+    encoder = nn.Linear(3, 3)
+    env = stack(continuous, T.TransformObservation(lambda given: encoder(given).detach(), spaces.Box(-9, 9, (3,))))
+    made = tw.deploy(env, lambda td: td["observation"][:, :2])
+    raw = torch.randn(4, 3)
+    before = made(raw)
+    with torch.no_grad():
+        encoder.weight.add_(1)
+    assert torch.equal(made(raw), before) and len(made.state_dict()) == 2
+    assert made.to("meta").example_inputs()[0].device.type == "meta"
+
+
+class MethodOfAGlobal:
+    def __call__(self, td):
+        return GLOBAL(td["observation"])
+
+
+def test_parameters_that_cannot_be_copied_are_refused_and_left_as_they_are():
+    library = types.ModuleType("library")
+    library.network = GLOBAL
+    for policy in (MethodOfAGlobal(), lambda td: library.network(td["observation"])):
+        with pytest.raises(
+            ValueError, match=r"^deploy needs .* parameters that it could not, one of shape \(2, 3\) in aten.t"
+        ):
+            tw.deploy(stack(continuous), policy)
+        assert GLOBAL.training and GLOBAL.weight.requires_grad
+
+
+def test_a_policy_that_sets_its_state_may_return_a_bare_action():
+    def policy(td):
+        td["next", "count"] = td["count"] + 1
+        return td["count"].expand(-1, 2)
+
+    made = tw.deploy(stack(continuous, T.PolicyState({"count": (1,)})), policy)
+    actions, state = [], made.initial_state(1)
+    for _ in range(3):
+        action, state = made(torch.zeros(1, 3), state)
+        actions.append(action[0, 0].item())
+    assert actions == [0, 1, 2]
 
 
 class ReadsReward(T.Transform):
@@ -476,6 +554,11 @@ REFUSALS = {
         lambda td: td["observation"],
         r"actions end up in Box\(-3.0, \[1. 2.\], .*got \(3,\) torch.float32",
     ),
+    "a next state of another dtype": (
+        lambda: stack(continuous, T.PolicyState({"hidden": (1,)})),
+        lambda td: td.set(("next", "hidden"), td["hidden"].double()).set("action", zero(td)),
+        r'sets \("next", "hidden"\) as PolicyState declares, but got \(2, 1\) torch.float64 for \(2, 1\) torch.float32',
+    ),
     "no next state": (lambda: stack(continuous, T.PolicyState({"hidden": (1,)})), zero, r'sets \("next", "hidden"\)'),
 }
 
@@ -533,6 +616,8 @@ def test_a_call_with_another_observation_or_state_raises():
         ((observation.double(), state), r"an observation of shape \(batch, 3\) torch.float32, but got \(2, 3\) torch.float64"),
         ((observation[:, :2], state), r"an observation of shape \(batch, 3\) torch.float32, but got \(2, 2\)"),
         ((None, state), "but got None"),
+        ((observation[0, 0], state), r"an observation of shape \(batch, 3\) torch.float32, but got \(\)"),
+        ((observation, module.initial_state(1)), "the same number of rows, but got {'observation': 2, .*'is_first': 1}"),
         (
             (observation, {**state, "is_first": state["is_first"][:, 0]}),
             r"the state 'is_first' of shape \(batch, 1\) torch.bool",

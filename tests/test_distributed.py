@@ -144,6 +144,19 @@ def test_loaded_statistics_count_once(processes):
         assert found["count"] == 4 * 3 + 2  # what rank 0 had
 
 
+def load_nothing_and_sync(rank, group):
+    module, empty = RunningMeanStd((2,)), RunningMeanStd((0,))
+    module.update(torch.arange(4.0).view(2, 2) + rank)
+    module.load_state_dict({}, strict=False)
+    tw.sync_statistics(torch.nn.ModuleList([module, empty]), group)
+    return state(module)
+
+
+def test_a_load_without_statistics_shares_nothing(processes):
+    for found in processes.run(2, load_nothing_and_sync):
+        assert found["count"] == 2 + 2
+
+
 def test_a_snapshot_remembers_what_was_shared(processes):
     for found in processes.run(4, load_and_sync, False, True):
         assert found["count"] == 4 * 3 + 2 + 3 + 4 + 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -141,14 +141,17 @@ class AlternatingCollector:
         # A copy, because the policy may write its next actions, for another group, into the same tensors.
         td = act(env, self.policy, nested.tensordict(dict(root), env.num_envs)).clone()
         checks.step_input(env, td)
-        return td, policy_state.read(env, td), thread.submit(_step, env, td["action"], torch.is_inference_mode_enabled())
+        # The current device and stream, like the modes, are those of a thread.
+        stream = torch.cuda.current_stream(env.device) if env.device.type == "cuda" else None
+        future = thread.submit(_step, env, td["action"], torch.is_inference_mode_enabled(), stream)
+        return td, policy_state.read(env, td), future
 
     def __repr__(self) -> str:
         return f"AlternatingCollector({list(self.envs)!r}, num_steps={self.num_steps})"
 
 
-def _step(env: Env, action: spaces.Value, inference: bool) -> Result:
-    with torch.inference_mode(inference), torch.no_grad():
+def _step(env: Env, action: spaces.Value, inference: bool, stream: torch.cuda.Stream | None) -> Result:
+    with torch.inference_mode(inference), torch.no_grad(), torch.cuda.stream(stream) if stream else nullcontext():
         return env._executor.step(env, action)
 
 

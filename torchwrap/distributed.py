@@ -48,7 +48,8 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
         raise TypeError(f"sync_statistics needs an Env or another module, but got {type(env).__name__}.")
     if _world_size(group) == 1:
         return
-    found = {name: module for name, module in env.named_modules() if isinstance(module, RunningMeanStd)}
+    every = {name: module for name, module in env.named_modules() if isinstance(module, RunningMeanStd)}
+    found = {name: module for name, module in every.items() if module.total.numel()}
     if found:
         _sync(list(found.values()), repr([(name, tuple(module.total.shape)) for name, module in found.items()]), group)
 

@@ -68,7 +68,7 @@ def show(runs: Runs) -> str:
     """A row per env and trainer: the score, that of each seed, the published one, the one at equal seconds, and the speed."""
     lines = ["| env | trainer | score | of each seed | CleanRL's | at equal seconds | env steps/s |", "|" + "---|" * 7]
     for env, trainer in itertools.product(PUBLISHED, TRAINERS):
-        found = [run for key, run in runs.items() if key.startswith(f"{trainer}/{env}/")]
+        found = [runs[key] for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")]
         if not found:
             continue
         seeds = [run["final_mean_return"] for run in found]

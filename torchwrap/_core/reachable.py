@@ -51,8 +51,11 @@ class Reachable:
         self.modules: list[nn.Module] = []
         self.tensors: dict[int, tuple[Tensor, Edge | None]] = {}
         """Tensors by id, with where they were found, unless that cannot be looked up again."""
+        self.functions: list[types.FunctionType] = []
+        """Those of the user, without the methods of classes."""
         self._objects: list[tuple[Any, str, dict[Any, Any]]] = []  # with name and contents
         self._found: dict[int, tuple[Edge | None, int]] = {}  # by id: where, and the id of what it was found in
+        self._classes: set[int] = set()
         self._queue: collections.deque[tuple[Any, str]] = collections.deque()
         for container, key in roots:
             self._reach(container[key], str(key), Edge(container, key, container[key]), 0)
@@ -72,12 +75,19 @@ class Reachable:
     def _look_into(self, value: Any, name: str) -> None:
         if isinstance(value, nn.Module):
             self.modules.append(value)
+        if isinstance(value, types.FunctionType) and not (_is_library(value.__module__) or self._is_method(value)):
+            self.functions.append(value)
+        if isinstance(value, type):
+            self._classes.add(id(value))
         contents = _contents(value)
         self._objects.append((value, name, contents))
         for key, part in () if isinstance(value, (np.ndarray, *_GENERATORS)) else contents.items():
             self._reach(part, _label(value, name, key), _edge(value, key, part), id(value))
         for part in _fixed_parts(value):
             self._reach(part, name, None, id(value))
+
+    def _is_method(self, value: types.FunctionType) -> bool:
+        return self._found[id(value)][1] in self._classes
 
     def edges_to(self, value: Any) -> Iterator[Edge]:
         """What must hold for the value to be found in the same way again."""
@@ -137,7 +147,7 @@ def _contents(value: Any) -> dict[Any, Any]:
         if _is_library(value.__module__):
             return {}
         found: dict[Any, Any] = {
-            name: value.__globals__[name] for name in _global_names(value.__code__) if name in value.__globals__
+            name: value.__globals__[name] for name in global_names(value.__code__) if name in value.__globals__
         }
         for index, cell in enumerate(value.__closure__ or ()):  # an index stands for a variable of the closure
             with contextlib.suppress(ValueError):  # it has no value yet
@@ -244,8 +254,9 @@ def _state(generator: Any) -> Any:
     return generator.bit_generator.state
 
 
-def _global_names(code: types.CodeType) -> set[str]:
-    return set(code.co_names).union(*[_global_names(part) for part in code.co_consts if isinstance(part, types.CodeType)])
+def global_names(code: types.CodeType) -> set[str]:
+    """Names of global variables, and of attributes, in a function and in those inside of it."""
+    return set(code.co_names).union(*[global_names(part) for part in code.co_consts if isinstance(part, types.CodeType)])
 
 
 def _is_open(value: Any) -> bool:

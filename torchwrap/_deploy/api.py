@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from torchwrap import spaces
 from torchwrap._core import nested
 from torchwrap._core.reachable import Reachable
 from torchwrap._core.row_mask import RowMask
-from torchwrap._deploy import description
+from torchwrap._deploy import checks, description
 from torchwrap._deploy import policy as policies
 from torchwrap._deploy.chain import Chain, chain_of
 from torchwrap.collector import Policy
@@ -75,7 +76,8 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
         raise TypeError(f"deploy needs a policy as {policies.NEEDED}, but got {policy!r}.")
     if isinstance(without, str | type) or not isinstance(without, Sequence):
         raise TypeError(f"deploy needs a list of names or classes as without, but got {without!r}.")
-    module = DeployedPolicy(env, policies.copied(policy), chain_of(env, without))
+    originals = Reachable([({"policy": policy}, "policy"), ({"env": env}, "env")]).modules
+    module = DeployedPolicy(env, policies.copied(policy), chain_of(env, without), set(map(id, originals)))
     _validate(module, env)
     return module
 
@@ -83,17 +85,22 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
 class DeployedPolicy(nn.Module):
     """A policy with the transforms of its env, as one module. `torchwrap.deploy` makes it.
 
+    While a module with a state computes, its transforms hold that state, so only one thread at a time may call it. An exported
+    program has no such limit.
+
     Attributes:
         metadata: what the module is given and returns, as JSON can represent it: the spaces with their bounds (None is
             infinity), the state, the transforms, and what was left out.
     """
 
-    def __init__(self, env: Env, policy: Policy, chain: Chain) -> None:
+    def __init__(self, env: Env, policy: Policy, chain: Chain, originals: set[int]) -> None:
         super().__init__()
         self.transforms = nn.ModuleList(chain.transforms)
         self.policy = policy
-        if not isinstance(policy, nn.Module):
-            self.policy_modules = nn.ModuleList(policies.modules_of(policy))
+        # Modules in functions, of the policy or of a transform. One that could not be copied is left alone.
+        apart = {*originals, *map(id, self.modules())}
+        found = Reachable([({"policy": policy}, "policy"), ({"transforms": self.transforms}, "transforms")]).modules
+        self.in_functions = nn.ModuleList(policies.outermost(module for module in found if id(module) not in apart))
         self.requires_grad_(False)
         self.eval()
         self._observation_space, self._action_space = chain.observation_space, chain.action_space
@@ -124,8 +131,9 @@ class DeployedPolicy(nn.Module):
 
         A program that is exported with a batch of 1 takes no other one.
         """
-        space = self._observation_space
-        observation = _plain(space, spaces.zeros(space, batch_size, self._device))
+        space, tensors = self._observation_space, itertools.chain(self.buffers(), self.parameters())
+        device = next((tensor.device for tensor in tensors), self._device)  # `.to` may have moved them
+        observation = _plain(space, spaces.zeros(space, batch_size, device))
         return (observation, self.initial_state(batch_size)) if self._initial else (observation,)
 
     def dynamic_shapes(self) -> dict[str, Any]:
@@ -163,7 +171,7 @@ class DeployedPolicy(nn.Module):
                 raise ValueError(f"This deployed policy needs no state, but got one with {list(state)}.")
             action, _ = self._act({"observation": self._observe(raw, None)})
             return _plain(self._action_space, action)
-        state = self._checked_state(state)
+        state = self._checked_state(state, raw)
         mask = RowMask(state[IS_FIRST])
         with self._holding(state):
             root = {"observation": self._observe(raw, mask)}
@@ -202,9 +210,10 @@ class DeployedPolicy(nn.Module):
     def _act(self, root: dict[str, Any]) -> tuple[spaces.Value, dict[str, Any]]:
         td = nested.tensordict(root, nested.leaves(root["observation"])[0].shape[0])
         action, given = policies.action_of(self.policy(td), self._action_keys)
+        given = td if given is None else given
         following = {}
         for name in self._recurrent:
-            if given is None or ("next", name) not in given.keys(True):
+            if ("next", name) not in given.keys(True):
                 raise ValueError(f'deploy needs a policy that sets ("next", "{name}"), as PolicyState declares.')
             following[name] = given["next", name]
         transforms: list[Any] = list(self.transforms)
@@ -227,23 +236,26 @@ class DeployedPolicy(nn.Module):
         return self.get_buffer(self._initial[name]).expand_as(state[name])
 
     def _checked_observation(self, given: Tree) -> spaces.Value:
-        def leaf_of(path: tuple[str, ...], leaf: Any) -> Tensor:
+        found: dict[tuple[str, ...], Tensor] = {}
+        for path, leaf in spaces.leaves(self._observation_space):
             value = given
             for key in path:
-                value = value[key] if isinstance(value, Mapping | TensorDictBase) and key in value.keys() else None
-            _check(f"an observation{list(path) if path else ''}", value, leaf.shape or (), spaces.dtype(leaf))
-            return value  # type: ignore[no-any-return]
+                if isinstance(value, Mapping | TensorDictBase):
+                    value = value[key] if key in value.keys() else None
+            checks.tensor(f"an observation{list(path) if path else ''}", value, leaf.shape or (), spaces.dtype(leaf))
+            found[path] = value
+        checks.sizes({f"observation{list(path) if path else ''}": value for path, value in found.items()})
+        size = next(iter(found.values())).shape[0]
+        return spaces.build(self._observation_space, lambda path, leaf: found[path], size)
 
-        found = [leaf_of(path, leaf) for path, leaf in spaces.leaves(self._observation_space)]
-        return spaces.build(self._observation_space, leaf_of, found[0].shape[0])
-
-    def _checked_state(self, given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    def _checked_state(self, given: Mapping[str, Tensor] | None, raw: spaces.Value) -> dict[str, Tensor]:
         if not isinstance(given, Mapping) or given.keys() != self._initial.keys():
             got = list(given) if isinstance(given, Mapping) else given
             raise TypeError(f"This deployed policy needs a state with {list(self._initial)}, but got {got}: initial_state().")
         for name, key in self._initial.items():
             row = self.get_buffer(key)
-            _check(f"the state {name!r}", given[name], row.shape[1:], row.dtype)
+            checks.tensor(f"the state {name!r}", given[name], row.shape[1:], row.dtype)
+        checks.sizes({"observation": nested.leaves(raw)[0], **given})
         return dict(given)
 
     def extra_repr(self) -> str:
@@ -256,30 +268,33 @@ def _validate(module: DeployedPolicy, env: Env) -> None:
     module(*inputs)  # which may fill caches of the policy
     found = Reachable([({"policy": module.policy}, "policy")])
     try:
-        with policies.NoRandomness():
+        with policies.Watch({id(parameter) for parameter in module.parameters()}):
             result = module(*inputs)
     except policies.RandomnessError as error:
         remedy = "pass one that takes the mode or the mean, such as `.argmax(-1)` of logits"
         raise ValueError(
             f"deploy needs a deterministic policy, but got one that draws random numbers by {error}: {remedy}."
         ) from None
+    except policies.ForeignParameterError as error:
+        raise ValueError(
+            f"deploy needs a policy and transforms whose modules it can copy, but got parameters that it could not, {error}: "
+            f"they are those of an imported module, or of a global variable in a method. Use {policies.NEEDED}."
+        ) from None
     if changes := found.changes():
         remedy = "what lasts from step to step belongs in transforms.PolicyState"
         raise ValueError(
             f"deploy needs a policy without state of its own, but got one that changes {changes[0][0]}: {remedy}."
         )
+    for name, example in inputs[1].items() if len(inputs) == 2 else ():
+        following = result[1][name]
+        if following.shape != example.shape or following.dtype != example.dtype:
+            given = f"{tuple(following.shape)} {following.dtype} for {tuple(example.shape)} {example.dtype}"
+            raise ValueError(f'deploy needs a policy that sets ("next", "{name}") as PolicyState declares, but got {given}.')
     for path, leaf in spaces.leaves(space):
         action = functools.reduce(lambda part, key: part[key], path, result[0] if isinstance(result, tuple) else result)
         if tuple(action.shape) != (2, *(leaf.shape or ())) or action.dtype != spaces.dtype(leaf):
             got = f"{tuple(action.shape[1:])} {action.dtype} for each row"
             raise ValueError(f"deploy needs a policy whose actions end up in {leaf}, but got {got}.")
-
-
-def _check(what: str, value: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
-    if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape[1:]) != tuple(shape):
-        got = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
-        needed = ", ".join(map(str, ("batch", *shape)))
-        raise ValueError(f"This deployed policy needs {what} of shape ({needed}) {dtype}, but got {got}.")
 
 
 def _mapped(function: Any, tree: Tree) -> Any:

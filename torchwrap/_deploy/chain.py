@@ -16,8 +16,9 @@ from torchwrap import spaces
 from torchwrap._core import nested
 from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
 from torchwrap._core.row_mask import RowMask
+from torchwrap._deploy.copies import deep_copy
 from torchwrap._deploy.description import of_part
-from torchwrap._deploy.policy import NoRandomness, RandomnessError
+from torchwrap._deploy.policy import RandomnessError, Watch
 from torchwrap.env import Env
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature
@@ -160,7 +161,7 @@ def _copied(part: Transform, without: Sequence[str | type]) -> Transform:
     for module in part.modules():
         for name in getattr(module, "_env_buffer_names", ()):
             memo[id(module._buffers[name])] = _initial(module, name)
-    made = copy.deepcopy(part, memo).eval()
+    made = deep_copy(part, memo).eval()
     originals = {id(memo[id(piece)]): piece for piece in _pieces(part)}
     return _frozen(made, lambda piece: _is_in(originals[id(piece)], without))
 
@@ -219,7 +220,7 @@ def _trial(
     }
     versions = {name: buffer._version for name, buffer in shared.items()}
     try:
-        with NoRandomness(), torch.no_grad():
+        with Watch(), torch.no_grad():
             in_action = _changes(kept.action, spaces.zeros(above.single_action_space, ROWS, device))
             in_observation = changes_observation({**flags, "reward": ended.float()})
             if in_observation:

@@ -1,17 +1,19 @@
-"""A policy that is a copy of another one, and the modules that it consists of."""
+"""A policy that is a copy of another one, and what it must not do."""
 
 from __future__ import annotations
 
-import copy
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from torchwrap._core.reachable import Reachable
+from torchwrap._deploy.copies import deep_copy
 from torchwrap.env import Env
 
 NEEDED = (
@@ -24,51 +26,32 @@ def copied(policy: Any) -> Any:
     """A copy of the policy, whose modules are copies too.
 
     Raises:
-        TypeError: for what cannot be copied.
+        TypeError: for a policy that contains an env, or something else that cannot be copied.
     """
+    if isinstance(policy, types.FunctionType):
+        policy = _opened(policy)
+    found = Reachable([({"policy": policy}, "policy")]).modules
+    if env := next((module for module in found if isinstance(module, Env)), None):
+        raise TypeError(f"deploy needs a policy without an env, but got {policy!r}, which refers to {env!r}: use {NEEDED}.")
     try:
-        return _copied(policy, {})
+        return deep_copy(policy)
     except Exception as error:
         got = f"{policy!r}, which cannot be copied ({type(error).__name__}: {error})"
         raise TypeError(f"deploy needs a policy as {NEEDED}, but got {got}.") from error
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    # A deep copy, which goes into functions as well: `copy.deepcopy` returns them as they are.
-    if not isinstance(value, types.FunctionType):
-        return copy.deepcopy(value, memo)
-    if id(value) in memo:
-        return memo[id(value)]
-    names = {name for name in value.__code__.co_names if _holds_modules(value.__globals__.get(name))}
-    cells = tuple(types.CellType() for _ in value.__closure__ or ())
-    variables = {**value.__globals__} if names else value.__globals__
-    made = memo[id(value)] = types.FunctionType(value.__code__, variables, value.__name__, value.__defaults__, cells or None)
-    made.__kwdefaults__ = value.__kwdefaults__
-    for name in names:
-        variables[name] = _copied(value.__globals__[name], memo)
-    for cell, source in zip(cells, value.__closure__ or (), strict=True):
-        cell.cell_contents = _copied(source.cell_contents, memo)
-    made.__defaults__ = tuple(_copied(part, memo) for part in value.__defaults__ or ()) or None
+def _opened(function: types.FunctionType) -> types.FunctionType:
+    # Reachable does not look into the functions of an installed library, which a policy may be one of.
+    parts = (function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    made = types.FunctionType(*parts)
+    made.__kwdefaults__, made.__module__ = function.__kwdefaults__, ""
+    made.__dict__.update(vars(function))
     return made
 
 
-def _holds_modules(value: Any) -> bool:
-    # Whether a global variable is to be copied: classes and functions of libraries are not.
-    if isinstance(value, type | types.ModuleType) or value is None:
-        return False
-    found = Reachable([({"value": value}, "value")])
-    return bool(found.modules) or isinstance(value, Tensor)
-
-
-def modules_of(policy: Any) -> list[nn.Module]:
-    """The modules that a policy which is no module consists of, without those that another one contains.
-
-    Raises:
-        TypeError: if one of them is an env.
-    """
-    found = Reachable([({"policy": policy}, "policy")]).modules
-    if env := next((module for module in found if isinstance(module, Env)), None):
-        raise TypeError(f"deploy needs a policy without an env, but got {policy!r}, which refers to {env!r}: use {NEEDED}.")
+def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those modules that no other one contains."""
+    found = list(modules)
     inner = {id(child) for module in found for child in module.modules() if child is not module}
     return [module for module in found if id(module) not in inner]
 
@@ -86,14 +69,30 @@ def action_of(given: Any, keys: set[str] | None) -> tuple[Any, TensorDictBase | 
     return given, None
 
 
-class NoRandomness(TorchDispatchMode):
-    """Raises at an operator that draws random numbers."""
+class Watch(TorchDispatchMode):
+    """Raises at an operator that draws random numbers, and at one that computes with a parameter of somebody else.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    Args:
+        parameters: ids of those that are allowed; None allows all.
+    """
+
+    def __init__(self, parameters: set[int] | None = None) -> None:
+        super().__init__()
+        self._parameters = parameters
+
+    def __torch_dispatch__(self, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RandomnessError(str(func))
+        known = self._parameters
+        for value in tree_leaves((args, kwargs)) if known is not None else ():
+            if isinstance(value, nn.Parameter) and id(value) not in known:  # type: ignore[operator]
+                raise ForeignParameterError(f"one of shape {tuple(value.shape)} in {func}")
         return func(*args, **(kwargs or {}))
 
 
 class RandomnessError(Exception):
     """An operator that draws random numbers, by its name."""
+
+
+class ForeignParameterError(Exception):
+    """A parameter that an operator has computed with."""

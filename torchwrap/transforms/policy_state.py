@@ -11,7 +11,19 @@ from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 
-_RESERVED = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info", "is_init", "buffers"}
+_RESERVED = {
+    "observation",
+    "action",
+    "next",
+    "reward",
+    "terminated",
+    "truncated",
+    "done",
+    "info",
+    "is_init",
+    "is_first",
+    "buffers",
+}
 
 
 class PolicyState(Transform):

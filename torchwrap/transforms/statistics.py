@@ -123,7 +123,8 @@ class RunningMeanStd(BatchedModule):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        if not args[-1]:  # the list of errors
+        state_dict, prefix, errors = args[0], args[1], args[-1]
+        if not errors and all(prefix + name in state_dict for name in self.state_dict()):
             with torch.inference_mode():  # in which every buffer can be written to
                 self.synced.copy_(self.sums())  # every process loads the same statistics
 
