@@ -20,6 +20,7 @@ from torch import nn
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
+from torchwrap._deploy import checks
 from torchwrap.testing import ScriptedEnv
 
 NUM_ENVS = 5
@@ -625,6 +626,8 @@ def test_a_call_with_another_observation_or_state_raises():
     ]:
         with pytest.raises(ValueError, match=f"^This deployed policy needs .*{message}"):
             module(*inputs)
+    with pytest.raises(ValueError, match=r"an observation of shape \(batch\) torch.int64, but got \(\) torch.int64"):
+        checks.tensor("an observation", torch.tensor(3), (), torch.int64)
     with pytest.raises(TypeError, match=r"a state with \['FrameStackObservation.frames', 'is_first'\], but got None"):
         module(observation)
     with pytest.raises(ValueError, match="needs no state, but got one with"):
