@@ -6,6 +6,7 @@ import argparse
 import importlib
 import itertools
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,13 @@ def test_stable_baselines3_runs_with_tuned_hyperparameters(scores, env):
     if env == "Hopper-v5":  # no episode of the other one has ended by then
         assert [point[0] for point in found["curve"]] == [512, 1024]
         assert found["final_mean_return"] == found["curve"][-1][1] > 0
+
+
+def test_documentation_has_the_scores(scores):
+    runs, text = json.loads(scores.FILE.read_text())["runs"], (ROOT / "README.md").read_text()
+    benchmarks = (ROOT / "tests" / "benchmarks" / "README.md").read_text().splitlines()
+    assert [row for row in scores.show(runs).splitlines() if row not in benchmarks] == []
+    for name, peer in (("Hopper", "CleanRL "), ("Walker2d", ""), ("HalfCheetah", ""), ("InvertedPendulum", "")):
+        found = [run["final_mean_return"] for key, run in runs.items() if key.startswith(f"torchwrap/{name}-v5/")]
+        expected = f"{statistics.mean(found):,.0f} on {name} ({peer}{scores.PUBLISHED[f'{name}-v5'].mean:,.0f})"
+        assert expected in " ".join(text.split())
