@@ -60,7 +60,7 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     assert checkpoint["env"]["transforms.2.statistics.count"] > 6 * 33  # of all ranks
     first, second = checkpoint["processes"]
     assert len(first["snapshot"]["observation"]) == len(second["snapshot"]["observation"]) == 3
-    assert not torch.equal(first["rng"], second["rng"])
+    assert not torch.equal(first["rng"][0], second["rng"][0])
     buffers = first["snapshot"]["buffers"], second["snapshot"]["buffers"]
     for key, value in checkpoint["env"].items():
         assert all(torch.equal(part[key], value) for part in buffers)
