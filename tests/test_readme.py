@@ -211,7 +211,7 @@ def test_gymnasium_default_autoreset_takes_a_step_that_ignores_its_action():
         (AutoresetMode.SAME_STEP, [1, 0, 1, 0, 1]),
     ],
 )
-def test_gymnasium_vector_normalize_reward_leaks_except_in_one_mode(mode, returns):
+def test_gymnasiums_vector_normalize_reward_leaks_except_in_one_mode(mode, returns):
     vector_env = gymnasium.vector.SyncVectorEnv([CountingEnv], autoreset_mode=mode)
     theirs = gymnasium.wrappers.vector.NormalizeReward(vector_env, gamma=0.9)
     theirs.reset()
