@@ -88,7 +88,7 @@ class Args:
     clip_coef: float = 0.2
     """clipping coefficient of the surrogate objective"""
     clip_vloss: bool | None = None
-    """clip the change of the values too, by the same coefficient"""
+    """clip the change of the value function as well, to the same coefficient"""
     ent_coef: float = 0.0
     """coefficient of the entropy bonus"""
     vf_coef: float = 0.5
@@ -162,7 +162,7 @@ PRESETS = {
         clip_vloss=False,
         normalize=True,
     ),
-    "any other env with discrete actions": dict(  # as CleanRL's ppo.py, without a bonus of entropy
+    "any other env with discrete actions": dict(  # as CleanRL's ppo.py, but without an entropy bonus
         total_timesteps=500_000,
         learning_rate=2.5e-4,
         num_envs=4,

@@ -27,8 +27,8 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     the last call, so a process that restores one goes on as before.
 
     `torchwrap.make(id, num_envs, first_index=rank * num_envs)` makes the envs of a process: even with the same seed on all
-    processes, no two envs have the same RNG stream. A policy under `DistributedDataParallel` that contains the
-    statistics needs `broadcast_buffers=False`, or those of rank 0 replace the others.
+    processes, no two envs have the same RNG stream. A policy under `DistributedDataParallel` that contains the statistics
+    needs `broadcast_buffers=False`, or those of rank 0 replace the others.
 
     Args:
         env: an `Env`, or any other module that contains statistics.

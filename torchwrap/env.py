@@ -246,7 +246,7 @@ class Env(EnvFacade):
     # State.
 
     def snapshot(self) -> TensorDict:
-        """Everything the env remembers (simulator, random streams, frames, returns, statistics) and the last root.
+        """The whole state of the env (simulator, RNG streams, frames, returns, statistics) and the last root.
 
         The root's observation is saved as you left it.
 

@@ -86,15 +86,14 @@ def show(runs: Runs) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    deviation = statistics.pstdev(values)
-    return f"{statistics.mean(values):,.0f} ± {deviation:,.0f}"
+    return f"{statistics.mean(values):,.0f} ± {statistics.pstdev(values):,.0f}"
 
 
 def wanted(arguments: argparse.Namespace, runs: Runs) -> list[str]:
     """The keys of the runs to train: those that are named, or if none is, those that are missing."""
     chosen = (arguments.trainer, arguments.env_id, arguments.seed)
     every = [(trainer, env, seed) for seed in SEEDS for trainer, envs in TRAINERS.items() for env in envs]
-    named = [one for one in every if all(asked in (None, is_) for asked, is_ in zip(chosen, one, strict=True))]
+    named = [run for run in every if all(choice in (None, part) for choice, part in zip(chosen, run, strict=True))]
     keys = [f"{trainer}/{env}/{seed}" for trainer, env, seed in named]
     return [key for key in keys if any(chosen) or key not in runs]
 

@@ -113,6 +113,6 @@ def _restricted_to_rows(env: Env, rows: Tensor) -> tuple[Env, list[tuple[Tensor,
             assert whole is not None
             module._buffers[name] = whole.index_select(0, rows)
             pairs.append((whole, module._buffers[name]))
-    for layer in layers(part):
-        vars(layer)["signature"] = layer.signature.replace(num_envs=len(rows))  # of a copy, which nobody else has
+    for layer in layers(part):  # of a copy, so those of the env keep their signatures
+        vars(layer)["signature"] = layer.signature.replace(num_envs=len(rows))
     return part, pairs  # type: ignore[return-value]

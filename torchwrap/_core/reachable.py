@@ -75,19 +75,17 @@ class Reachable:
     def _look_into(self, value: Any, name: str) -> None:
         if isinstance(value, nn.Module):
             self.modules.append(value)
-        if isinstance(value, types.FunctionType) and not (_is_library(value.__module__) or self._is_method(value)):
-            self.functions.append(value)
         if isinstance(value, type):
             self._classes.add(id(value))
+        is_method = self._found[id(value)][1] in self._classes
+        if isinstance(value, types.FunctionType) and not (is_method or _is_library(value.__module__)):
+            self.functions.append(value)
         contents = _contents(value)
         self._objects.append((value, name, contents))
         for key, part in () if isinstance(value, (np.ndarray, *_GENERATORS)) else contents.items():
             self._reach(part, _label(value, name, key), _edge(value, key, part), id(value))
         for part in _fixed_parts(value):
             self._reach(part, name, None, id(value))
-
-    def _is_method(self, value: types.FunctionType) -> bool:
-        return self._found[id(value)][1] in self._classes
 
     def edges_to(self, value: Any) -> Iterator[Edge]:
         """What must hold for the value to be found in the same way again."""

@@ -37,7 +37,7 @@ Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
 class HostFunction:
     """A function of small tensors on the CPU, as NumPy operators, each of which takes a quarter of the time of PyTorch's.
 
-    Results agree with PyTorch's up to rounding. A copy is traced anew.
+    Results agree with PyTorch's up to rounding. A copy of this object traces its functions again.
 
     >>> double = HostFunction()
     >>> count, step = np.array([1.0, 2.0]), np.ones(2)

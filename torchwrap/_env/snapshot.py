@@ -1,4 +1,4 @@
-"""Snapshots: everything that a running env remembers, as a TensorDict."""
+"""Snapshots: the whole state of a running env, as a TensorDict."""
 
 from __future__ import annotations
 

@@ -147,7 +147,8 @@ class DtypeObservation(ObservationTransform):
         self.numpy_dtype = _numpy_dtype(dtype)
         if spaces.torch_dtype(self.numpy_dtype) is None:
             raise TypeError(
-                f"DtypeObservation needs a dtype of NumPy or PyTorch with which both compute real numbers, but got {dtype!r}."
+                f"DtypeObservation needs a dtype of NumPy or PyTorch with which both compute real numbers, but got "
+                f"{validation.shown(dtype)}."
             )
 
     def setup(self, signature: Signature) -> Signature:

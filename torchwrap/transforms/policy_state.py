@@ -1,4 +1,4 @@
-"""PolicyState: what a recurrent policy remembers."""
+"""PolicyState: the hidden state of a recurrent policy."""
 
 from __future__ import annotations
 
@@ -11,19 +11,8 @@ from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 
-_RESERVED = {
-    "observation",
-    "action",
-    "next",
-    "reward",
-    "terminated",
-    "truncated",
-    "done",
-    "info",
-    "is_init",
-    "is_first",
-    "buffers",
-}
+_STEP = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info"}
+_RESERVED = _STEP | {"is_init", "is_first", "buffers"}  # of roots, of the state of a deployed policy, and of snapshots
 
 
 class PolicyState(Transform):
