@@ -40,7 +40,7 @@ class Graph:
         options: for Inductor.
         num_rows: number of envs.
         static_outputs: on CUDA, return the first part of the result, a tuple, in the graph's own memory.
-        part: the graph is part of a larger run. On CUDA it is no launch of its own, and the next run may write to its results.
+        part: the graph is part of a larger run: on CUDA it is no launch of its own.
     """
 
     def __init__(
@@ -115,9 +115,7 @@ class Graph:
         graph, result, passed_through, example = self.trace(*values)
         device, used, count = example[0].device, _prune(graph), len(self.reads.slots)
         inputs = [example[index] for index in used]
-        hidden = compile_graph(
-            graph, inputs, self.backend, self.options, device=device, num_rows=self.num_rows, part=self.part, later=later
-        )
+        hidden = compile_graph(graph, inputs, self.backend, self.options, device=device, num_rows=self.num_rows, later=later)
         # The wrapper that hides the graph from `torch.compile` costs a tenth of the time of a small graph, and is needed only
         # if somebody compiles the caller.
         direct = getattr(hidden, "_torchdynamo_orig_callable", hidden)

@@ -15,10 +15,12 @@ from torchwrap._compile.builds import compiling
 
 # Sizes and strides are fixed when a graph is traced.
 _INDUCTOR = {"size_asserts": False}
-# The C++ wrapper around the kernels costs half of the Python one; half of that again with small tensors on its stack, but then
-# results lie in memory that the graph reuses.
-_CPU = {"cpp_wrapper": True, "cpp_cache_precompile_headers": False}  # `toolchain` leaves out most headers instead
-_CPU_PART = {"aot_inductor.allow_stack_allocation": True}
+# The C++ wrapper around the kernels costs half of the Python one, and half of that again with small tensors on its stack.
+# `toolchain` leaves out most headers instead of precompiling them. The metadata tell Inductor's cache whose wrapper it is.
+_CPU = {
+    **{"cpp_wrapper": True, "cpp_cache_precompile_headers": False, "aot_inductor.allow_stack_allocation": True},
+    "aot_inductor.metadata": {"wrapper": "torchwrap"},
+}
 # The last components of a row one by one, and not as a masked vector. See `_has_short_tails`.
 _CPU_SHORT_TAILS = {"cpp.enable_loop_tail_vec": False}
 # With few envs most loops are over before another thread has started.
@@ -44,27 +46,26 @@ def compile_graph(
     *,
     device: torch.device,
     num_rows: int,
-    part: bool,
     later: bool = False,
 ) -> Callable[..., Any]:
-    """A callable that computes the graph, for inputs like the example. `part` allows results in memory that is reused.
+    """A callable that computes the graph, for inputs like the example.
 
     In a block of `compiling`, its C++ may still be built when this returns; with `later`, even after the block. A call waits.
     """
     if backend != "inductor":
         return torch._dynamo.lookup_backend(backend)(graph, example)
-    _init_inductor()
     # The on-disk caches of compiled graphs need a ShapeEnv. Tracing has none, because it would admit data-dependent sizes.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes: list[Any] = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
     with compiling() as builds, contextlib.ExitStack() as stack:
         builds.num_graphs += 1
         if device.type == "cpu":
-            from torchwrap._compile import toolchain  # imports Inductor
+            from torchwrap._compile import stack_allocation, toolchain  # they import Inductor
 
+            stack_allocation.install()
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
-            options = _CPU | (_CPU_PART if part else {}) | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
+            options = _CPU | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
         elif device.type == "cuda":
             options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
@@ -89,11 +90,3 @@ def _vector_bits(options: dict[str, Any]) -> int:
 
     with config.patch({"cpp.simdlen": options.get("cpp.simdlen", config.cpp.simdlen)}):
         return cpu_vec_isa.pick_vec_isa().bit_width()
-
-
-def _init_inductor() -> None:
-    # The first graph that is compiled in a process decides what may lie on the stack, whoever compiles it.
-    from torch._inductor.codegen.common import init_backend_registration  # imports SymPy
-
-    with torch._inductor.config.patch(_CPU_PART):
-        init_backend_registration()
