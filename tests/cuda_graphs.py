@@ -63,7 +63,7 @@ class _Capture(TorchDispatchMode):
         new = [leaf for leaf in tree_leaves(result) if leaf.untyped_storage().data_ptr() not in memory]
         if new:  # and no view
             for leaf in new:
-                leaf.fill_(1)  # nothing has been computed yet
+                leaf.fill_(leaf.is_floating_point())  # nothing has been computed yet; integers can be indices
             self.tape.append((function, args, kwargs, tree_leaves(result)))
         return result
 

@@ -149,15 +149,17 @@ class RowMask:
             value: `(num_envs, num_columns, ...)`.
         """
         indices = self.indices
-        if indices is None and buffer.is_cuda:  # as in `write_column_`
-            source = (torch.arange(len(columns), device=columns.device) - columns[:1]) % len(columns)
-            buffer.copy_(torch.where(self._like(value), value.index_select(1, source), buffer))
-        elif indices is None:
-            # Through the same indices as whoever reads the columns in this order, because Inductor computes both in one loop.
-            current = buffer.index_select(1, columns)
-            buffer.index_copy_(1, columns, torch.where(self._like(value), value, current))
-        else:
+        if indices is not None:
             buffer.index_put_((indices.unsqueeze(1), columns), value.index_select(0, indices))
+            return
+        source = realize_on_cpu((torch.arange(len(columns), device=columns.device) - columns[:1]) % len(columns))
+        if buffer.is_cuda:  # as in `write_column_`
+            buffer.copy_(torch.where(self._like(value), value.index_select(1, source), buffer))
+        else:
+            # All of it and from a copy, because Inductor computes this in one loop with whoever reads the columns in this
+            # order: what it wrote in place would be read there, and a write by indices would copy the buffer twice.
+            current = torch.where(self._like(value), value, buffer.index_select(1, columns))
+            buffer.copy_(realize(current).index_select(1, source))
 
     def fill_(self, buffer: Tensor, value: float | bool) -> None:
         """Sets the rows of the buffer to one value, in place."""

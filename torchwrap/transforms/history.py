@@ -48,8 +48,8 @@ class _Frames(BatchedModule):
         if self.shifts:
             self.frames.copy_(torch.cat([self.frames[:, 1:], frame.unsqueeze(1)], 1))
             return
-        # One write, so that an interrupt leaves a valid order.
-        self.order.copy_((self.order + 1).remainder_(self.size))
+        # One write, so that an interrupt leaves a valid order. Realized because every element of a stack reads it.
+        self.order.copy_(realize_on_cpu((self.order + 1).remainder_(self.size)))
         write_column_(self.frames, self.order[-1:], frame)
 
     def step(self, frame: Tensor) -> Tensor:
