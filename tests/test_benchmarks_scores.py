@@ -7,6 +7,8 @@ import importlib
 import itertools
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,40 +22,54 @@ def scores(monkeypatch):
     return importlib.import_module("tests.benchmarks.scores")
 
 
-def run(score, seconds=100.0):
+def run(score, **figures):
     """One whose return has risen linearly, in ten points."""
-    return {
-        "env_steps": 1000,
-        "wall_seconds": seconds,
-        "final_mean_return": score,
-        "curve": [[100 * i, score * i / 10, seconds * i / 10] for i in range(1, 11)],
-    }
+    curve = [[100 * i, score * i / 10] for i in range(1, 11)]
+    return {"env_steps": 1000, "wall_seconds": 100.0, "final_mean_return": score, "curve": curve, **figures}
 
 
-def test_thin_curve_has_points_at_equal_distances_up_to_the_last_one(scores):
-    curve = [(2048 * i, i / 3, i * 1.25) for i in range(1, 490)]
+@pytest.mark.parametrize("seconds", [[], [0.5]], ids=["", "with seconds"])
+def test_thin_curve_has_points_at_equal_distances_up_to_the_last_one(scores, seconds):
+    curve = [(2048 * i, i / 3, *seconds) for i in range(1, 490)]
     thinned = scores.thin(curve)
-    assert thinned[-1] == [2048 * 489, 163.0, 611.2]
+    assert thinned[-1] == [2048 * 489, 163.0]
     assert len(thinned) <= 64
     assert {b[0] - a[0] for a, b in itertools.pairwise(thinned)} == {8 * 2048}
 
 
-def test_return_at_a_second_is_the_latest_one_that_was_known(scores):
-    assert scores.at(run(50.0), 39.9) == 15.0
-    assert scores.at(run(50.0), 40.0) == 20.0
+def test_return_at_a_step_is_the_latest_one_that_was_known(scores):
+    assert scores.at(run(50.0), 399) == 15.0
+    assert scores.at(run(50.0), 400) == 20.0
     assert scores.at(run(50.0), 1e9) == 50.0
-    assert scores.at(run(50.0), 1.0) == 5.0  # before the first point
+    assert scores.at(run(50.0), 1) == 5.0  # before the first point
 
 
-def test_table_compares_at_equal_steps_and_when_the_fastest_run_has_finished(scores):
+def test_table_compares_at_equal_steps_and_when_the_fastest_trainer_has_finished(scores):
     runs = {f"torchwrap/Hopper-v5/{seed}": run(2000.0 + 100 * seed) for seed in (3, 1, 2)}
-    runs |= {f"sb3/Hopper-v5/{seed}": run(3000.0, seconds=200.0) for seed in (1, 2)}
-    runs["torchwrap/Ant-v5/1"] = run(1.0)
+    runs["torchwrap/Hopper-v5/2"]["cpu_seconds"] = 50.0
+    runs |= {f"sb3/Hopper-v5/{seed}": run(3000.0, cpu_seconds=100.0 * seed) for seed in (1, 2, 3)}
+    runs |= {"torchwrap/HalfCheetah-v5/1": run(2.0, cpu_seconds=10.0), "sb3/HalfCheetah-v5/1": run(3.0)}
+    runs["torchwrap/Ant-v5/1"] = run(1.0, cpu_seconds=100.0)
     assert scores.show(runs).splitlines()[2:] == [
-        "| Hopper-v5 | torchwrap | 2,200 ± 82 | 2,100 / 2,200 / 2,300 | 2,383 ± 272 | 2,200 ± 82 after 100 s | 10 |",
-        "| Hopper-v5 | sb3 | 3,000 ± 0 | 3,000 / 3,000 | 2,383 ± 272 | 1,500 ± 0 after 100 s | 5 |",
+        "| Hopper-v5 | torchwrap | 2,200 ± 82 | 2,100 / 2,200 / 2,300 | 2,383 ± 272 | 2,200 ± 82 after 50 s | 20 |",
+        "| Hopper-v5 | sb3 | 3,000 ± 0 | 3,000 / 3,000 / 3,000 | 2,383 ± 272 | 600 ± 0 after 50 s | 5 |",
+        "| HalfCheetah-v5 | torchwrap | 2 ± 0 | 2 | 1,443 ± 46 |  | 100 |",
+        "| HalfCheetah-v5 | sb3 | 3 ± 0 | 3 | 1,443 ± 46 |  |  |",
         "| Ant-v5 | torchwrap | 1 ± 0 | 1 |  |  | 10 |",
     ]
+
+
+@pytest.mark.parametrize(("trainer", "compiled"), [("torchwrap", {"compiled": True}), ("sb3", {})])
+def test_run_has_the_cpu_seconds_of_its_process(scores, monkeypatch, trainer, compiled):
+    def ask(case, options):
+        assert case.arguments == {"id": "Ant-v5", "seed": 2, **compiled}
+        subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+        return {"final_mean_return": 1.0}
+
+    monkeypatch.setattr(scores, "ask", ask)
+    found = scores.train(trainer, "Ant-v5", 2)
+    assert found["final_mean_return"] == 1.0
+    assert 0.3 <= found["cpu_seconds"] < 5
 
 
 def test_runs_that_are_trained_are_the_named_ones_or_those_that_are_missing(scores):
@@ -113,7 +129,7 @@ def test_documentation_has_the_scores(scores):
     runs, text = json.loads(scores.FILE.read_text())["runs"], (ROOT / "README.md").read_text()
     benchmarks = (ROOT / "tests" / "benchmarks" / "README.md").read_text().splitlines()
     assert [row for row in scores.show(runs).splitlines() if row not in benchmarks] == []
-    for name, peer in (("Hopper", "CleanRL "), ("Walker2d", ""), ("HalfCheetah", ""), ("InvertedPendulum", "")):
+    for name in ("Hopper", "Walker2d", "HalfCheetah", "InvertedPendulum", "Humanoid"):
         found = [run["final_mean_return"] for key, run in runs.items() if key.startswith(f"torchwrap/{name}-v5/")]
-        expected = f"{statistics.mean(found):,.0f} on {name} ({peer}{scores.PUBLISHED[f'{name}-v5'].mean:,.0f})"
-        assert expected in " ".join(text.split())
+        peer, published = "CleanRL " * (name == "Hopper"), scores.PUBLISHED[f"{name}-v5"].mean
+        assert f"{statistics.mean(found):,.0f} on {name} ({peer}{published:,.0f})" in " ".join(text.split())

@@ -111,7 +111,7 @@ def draw_scores(runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, A
         for trainer, label in (("sb3", "Stable-Baselines3, tuned"), ("torchwrap", "torchwrap's examples/ppo.py")):
             for key, run in runs.items():
                 if key.startswith(f"{trainer}/{env}/"):
-                    steps, returns, _ = zip(*run["curve"], strict=True)
+                    steps, returns = zip(*run["curve"], strict=True)
                     axes.plot(steps, returns, color=_color(label), label=label)
         if score:
             axes.axhspan(

@@ -108,11 +108,11 @@ MUJOCO = {
 
 
 class Curve(BaseCallback):
-    """Env steps, mean return of the latest 100 episodes and seconds, after each rollout."""
+    """Env steps and mean return of the latest 100 episodes, after each rollout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.start, self.points = time.perf_counter(), []
+        self.points: list[tuple[int, float]] = []
 
     def _on_step(self) -> bool:
         return True
@@ -120,7 +120,7 @@ class Curve(BaseCallback):
     def _on_rollout_end(self) -> None:
         if latest := self.model.ep_info_buffer:
             mean = float(np.mean([episode["r"] for episode in latest]))
-            self.points.append((self.num_timesteps, mean, time.perf_counter() - self.start))
+            self.points.append((self.num_timesteps, mean))
 
 
 def learn(id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
@@ -128,6 +128,7 @@ def learn(id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
     env = VecNormalize(make_vec_env(id, n_envs=1, seed=seed), gamma=MUJOCO[id]["gamma"])
     network = dict(log_std_init=-2, ortho_init=False, activation_fn=nn.ReLU, net_arch=dict(pi=[256, 256], vf=[256, 256]))
     model = PPO("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=network, **MUJOCO[id])
+    start = time.perf_counter()
     model.learn(num_steps, callback=curve)
-    seconds, final = time.perf_counter() - curve.start, curve.points[-1][1] if curve.points else None
+    seconds, final = time.perf_counter() - start, curve.points[-1][1] if curve.points else None
     return {"env_steps": model.num_timesteps, "wall_seconds": seconds, "final_mean_return": final, "curve": curve.points}

@@ -11,8 +11,8 @@ It writes examples/results/ppo_mujoco.json after each run, and ppo_mujoco.png at
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -48,40 +48,50 @@ Runs = dict[str, dict[str, Any]]
 
 
 def train(trainer: str, env: str, seed: int) -> dict[str, Any]:
-    """A run in a process of its own, on one thread."""
+    """A run in a process of its own, on one thread, and the CPU seconds of that process and its children."""
     ours = {"compiled": True} if trainer == "torchwrap" else {}
-    return ask(Case(trainer, "learn", {"id": env, "seed": seed, **ours}), Options())
+    before = sum(os.times()[2:4])
+    run = ask(Case(trainer, "learn", {"id": env, "seed": seed, **ours}), Options())
+    return {**run, "cpu_seconds": sum(os.times()[2:4]) - before}
 
 
 def thin(curve: Sequence[Sequence[float]], points: int = 64) -> list[list[float]]:
-    """At most so many points, at equal distances from the last one backwards."""
+    """At most so many points of env steps and mean return, at equal distances from the last one backwards."""
     every = -(-len(curve) // points)
-    return [[steps, round(mean, 1), round(seconds, 1)] for steps, mean, seconds in curve[::-1][::every][::-1]]
+    return [[steps, round(mean, 1)] for steps, mean, *_ in curve[::-1][::every][::-1]]
 
 
-def at(run: dict[str, Any], seconds: float) -> float:
+def at(run: dict[str, Any], env_steps: float) -> float:
     """The return at the last point of a curve that is not later, or at the first one."""
-    return next((mean for _, mean, second in reversed(run["curve"]) if second <= seconds), run["curve"][0][1])
+    return next((mean for steps, mean in reversed(run["curve"]) if steps <= env_steps), run["curve"][0][1])
+
+
+def speed(runs: Sequence[dict[str, Any]]) -> float:
+    """Env steps per CPU second, in the median of the runs that know theirs; 0 if none does."""
+    found = [run["env_steps"] / run["cpu_seconds"] for run in runs if "cpu_seconds" in run]
+    return statistics.median(found) if found else 0.0
 
 
 def show(runs: Runs) -> str:
-    """A row per env and trainer: the score, that of each seed, the published one, the one at equal seconds, and the speed."""
-    lines = ["| env | trainer | score | of each seed | CleanRL's | at equal seconds | env steps/s |", "|" + "---|" * 7]
-    for env, trainer in itertools.product(PUBLISHED, TRAINERS):
-        found = [runs[key] for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")]
-        if not found:
-            continue
-        seeds = [run["final_mean_return"] for run in found]
-        published = PUBLISHED[env]
-        cells = [env, trainer, spread(seeds), " / ".join(f"{score:,.0f}" for score in seeds)]
-        cells.append(f"{published.mean:,.0f} ± {published.deviation:,.0f}" if published else "")
-        if env in TRAINERS["sb3"]:
-            seconds = min(run["wall_seconds"] for key, run in runs.items() if key.split("/")[1] == env)
-            cells.append(f"{spread([at(run, seconds) for run in found])} after {seconds:,.0f} s")
-        else:
-            cells.append("")
-        cells.append(f"{statistics.median(run['env_steps'] / run['wall_seconds'] for run in found):,.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
+    """A row per env and trainer: the score, that of each seed, the published one, the one at equal CPU seconds, the speed."""
+    lines = ["| env | trainer | score | of each seed | CleanRL's | at equal CPU seconds | env steps per CPU s |"]
+    lines.append("|" + "---|" * 7)
+    for env, published in PUBLISHED.items():
+        of_env = {trainer: [runs[key] for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")] for trainer in TRAINERS}
+        speeds = {trainer: speed(found) for trainer, found in of_env.items()}
+        seconds = (
+            min(found[0]["env_steps"] / speeds[trainer] for trainer, found in of_env.items()) if all(speeds.values()) else 0
+        )
+        for trainer, found in of_env.items():
+            if not found:
+                continue
+            seeds = [run["final_mean_return"] for run in found]
+            cells = [env, trainer, spread(seeds), " / ".join(f"{score:,.0f}" for score in seeds)]
+            cells.append(f"{published.mean:,.0f} ± {published.deviation:,.0f}" if published else "")
+            earlier = [at(run, seconds * speeds[trainer]) for run in found] if seconds else []
+            cells.append(f"{spread(earlier)} after {seconds:,.0f} s" if earlier else "")
+            cells.append(f"{speeds[trainer]:,.0f}" if speeds[trainer] else "")
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -121,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def add(file: dict[str, Any], key: str, run: dict[str, Any]) -> None:
     """Writes a run into the file, and what it ran on."""
     file["runs"][key] = {**run, "curve": thin(run["curve"])}
-    file |= {"machine": machine([Options()]), "curve": "env steps, mean return of the latest 100 episodes, seconds"}
+    file |= {"machine": machine([Options()]), "curve": "env steps, mean return of the latest 100 episodes"}
     FILE.write_text(json.dumps(file) + "\n")
 
 

@@ -207,7 +207,7 @@ def soak(id: str, num_envs: int, steps: int, episodes: int) -> dict[str, Any]:
 
 
 def learn(id: str, seed: int, device: str = "cpu", compiled: bool = False) -> dict[str, Any]:
-    """The metrics of a run of examples/ppo.py, and its learning curve: env steps, mean return, seconds."""
+    """The metrics of a run of examples/ppo.py, and its learning curve: env steps, mean return and seconds."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--env-id", id, "--seed", str(seed), "--device", device, "--out", folder, *["--compile"] * compiled]
         subprocess.run([sys.executable, "examples/ppo.py", *arguments], check=True, capture_output=True)
