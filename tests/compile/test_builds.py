@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
+import shlex
+import shutil
 import subprocess
 import threading
 import time
@@ -27,20 +30,24 @@ def stack(*transforms):
 
 @pytest.fixture
 def cold(tmp_path, monkeypatch):
-    """An empty cache of compiled code, on disk and in this process."""
+    """An empty cache of compiled code, on disk and in this process, and none of precompiled headers."""
+    from torch._inductor import codecache
     from torch._inductor.utils import fresh_cache
 
     monkeypatch.setattr(host_reset, "_MIN_HOST_RESET_ENVS", N)
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path / "headers"))
+    monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(tmp_path / "locks"))
     with fresh_cache(dir=tmp_path):
         yield tmp_path
+    shutil.rmtree(tmp_path / "headers", ignore_errors=True)  # 160 MB
 
 
 class Runs(list):
-    """What the C++ compiler ran. The third run starts when the gate is open."""
+    """What the C++ compiler ran, and for which headers. The third run starts when the gate is open."""
 
     def __init__(self):
         super().__init__()
-        self.gate = threading.Event()
+        self.gate, self.headers = threading.Event(), []
 
 
 @pytest.fixture
@@ -51,6 +58,9 @@ def commands(monkeypatch):
     started, run = [], cpp_builder.run_compile_cmd
 
     def recording(command, cwd):
+        if "c++-header" in command:
+            runs.headers.append(command)
+            return run(command, cwd)
         started.append(command)
         if len(started) == 3:
             runs.gate.wait(60)
@@ -74,7 +84,7 @@ def test_graphs_are_built_side_by_side_that_of_full_resets_later_and_nothing_els
     commands.gate.set()
     (start, end, *_), (other_start, other_end, *_) = commands
     assert start < other_end and other_start < end
-    assert not list(cold.rglob("*.gch"))
+    assert len(commands.headers) == len(list(cold.rglob("*.gch"))) == 1
     assert not any("cpp_wrapper/array_ref.h>" in code or "stable/library.h" in code for *_, code in commands)
     assert_plays_the_same(stack(T.NormalizeObservation()), env, 30, INDUCTOR)  # episodes end together, which waits for it
     assert len(commands) == 3
@@ -85,13 +95,48 @@ def test_code_that_needs_other_headers_is_built_with_all_of_them(cold, commands,
     from torchwrap._compile import toolchain
 
     monkeypatch.setattr(toolchain, "_GIL", "")  # what every wrapper needs
-    toolchain._header.cache_clear()
+    toolchain._text.cache_clear()
     make = lambda: tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1))  # noqa: E731
     with contextlib.ExitStack() as stack:
-        stack.callback(toolchain._header.cache_clear)
+        stack.callback(toolchain._text.cache_clear)
         env = tw.compile(make())
     assert ["cpp_wrapper/array_ref.h>" in code for *_, code in commands] == [False, True]
     assert_plays_the_same(make(), env, 30, INDUCTOR)
+
+
+@pytest.mark.full
+def test_headers_are_precompiled_for_the_options_of_a_graph(cold, commands):
+    for bits in (256, 1):
+        tw.compile(tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1)), options={"cpp.simdlen": bits})
+    assert len(commands) == len(commands.headers) == 2
+    for _, _, command, _ in commands:  # with -H, g++ marks the precompiled header that it uses
+        listed = subprocess.run([*shlex.split(command), "-H", "-o", os.devnull], capture_output=True, text=True).stderr
+        assert re.match(r"! .*\.h\.gch\n", listed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("broken", ["build", "directory"])
+def test_headers_that_cannot_be_precompiled_are_read(cold, commands, monkeypatch, broken):
+    from torch._inductor import codecache
+    from torch._inductor.exc import CppCompileError
+
+    from torchwrap._compile import toolchain
+
+    failures = []
+
+    def failing(header):
+        failures.append(header.path)
+        raise CppCompileError([], "no space left")
+
+    if broken == "build":
+        monkeypatch.setattr(toolchain._Header, "build", failing)
+    else:
+        (cold / "file").touch()
+        monkeypatch.setattr(codecache, "_HEADER_DIR", str(cold / "file" / "headers"))
+    make = lambda: tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1))  # noqa: E731
+    assert_plays_the_same(make(), tw.compile(make()), 30, INDUCTOR)
+    assert len(failures) == (broken == "build")  # not again for the graph
+    assert len(commands) == 1 and not commands.headers and not list(cold.rglob("*.gch"))
 
 
 def test_inductor_in_another_thread_and_after_a_block_is_as_before():

@@ -16,9 +16,11 @@ from torchwrap._compile.builds import compiling
 # Sizes and strides are fixed when a graph is traced.
 _INDUCTOR = {"size_asserts": False}
 # The C++ wrapper around the kernels costs half of the Python one, and half of that again with small tensors on its stack.
-# `toolchain` leaves out most headers instead of precompiling them. The metadata tell Inductor's cache whose wrapper it is.
-_CPU = {
-    **{"cpp_wrapper": True, "cpp_cache_precompile_headers": False, "aot_inductor.allow_stack_allocation": True},
+# `toolchain` precompiles fewer headers. The metadata tell Inductor's cache whose wrapper it is.
+_CPU: dict[str, Any] = {
+    "cpp_wrapper": True,
+    "cpp_cache_precompile_headers": False,
+    "aot_inductor.allow_stack_allocation": True,
     "aot_inductor.metadata": {"wrapper": "torchwrap"},
 }
 # The last components of a row one by one, and not as a masked vector. See `_has_short_tails`.
@@ -66,6 +68,8 @@ def compile_graph(
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
             options = _CPU | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
+            with torch._inductor.config.patch(options):
+                toolchain.precompile(builds)
         elif device.type == "cuda":
             options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))

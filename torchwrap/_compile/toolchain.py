@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import sys
 import threading
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import cpu_vec_isa
+from torch._inductor import codecache, cpu_vec_isa
 from torch._inductor.codecache import CppWrapperCodeCache
+from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions, get_compiler_version_info, is_gcc
 from torch._inductor.exc import CppCompileError
 
 from torchwrap._compile.builds import Builds, compiling
 
+_WRAPPER = "#include <torch/csrc/inductor/cpp_wrapper/array_ref.h>"
 _INCLUDE = re.compile(r"#include <torch/csrc/inductor/cpp_wrapper/(?:array_ref|cpu)\.h>")
 # Headers whose text takes the place of the line that includes them, and those that are left out.
 _INLINED = ("cpp_wrapper/common.h", "array_ref_impl.h")
@@ -57,8 +60,8 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
 
     - Inductor asks g++ for every set of vector instructions that the CPU has, with up to eleven programs, which takes 9 s,
       and runs them at each start, 2 s. Kernels use AVX-512 or AVX2 only, which any g++ that knows C++20 has.
-    - The headers of the wrapper around the kernels take g++ 4 s per graph, or 3 s with a precompiled header of 150 MB that
-      takes 4 s itself. What the wrapper of most graphs needs takes 1 s; others are built with all headers.
+    - The headers of a graph take g++ 5 s. What most graphs need takes 2 s, and is precompiled, once per machine, while Python
+      prepares the first graph; others are built with all headers.
     - g++ runs in another thread.
     - With AVX2, it copies whole vectors.
     """
@@ -78,10 +81,16 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
         futures = []
 
         def submit(work: Callable[[], None]) -> Any:
-            futures.append(builds.pool.submit(work))
+            def build() -> None:
+                header.precompile()
+                work()
+
+            futures.append(builds.pool.submit(build))
             return futures[-1]
 
-        slim = load_async(**{**keywords, "main_code": _slim(keywords["main_code"])}, submit_fn=submit)
+        header = _Header()
+        code = _INCLUDE.sub(lambda _: header.line, keywords["main_code"])
+        slim = load_async(**{**keywords, "main_code": code}, submit_fn=submit)
         entry = _Entry(slim, load_async(**keywords), sys._getframe(1).f_globals)
         if not futures:  # it was built before
             return entry.wait()
@@ -126,6 +135,51 @@ class _Entry:
         return function
 
 
+class _Header:
+    """What most graphs need, as one header for the options of Inductor that are set now.
+
+    It lies beside PyTorch's own precompiled headers, because it depends on the machine only. Precompiled it has 160 MB.
+    """
+
+    failed: set[str] = set()
+
+    def __init__(self) -> None:
+        flags = {"vec_isa": cpu_vec_isa.pick_vec_isa(), "device_type": "cpu", **CppWrapperCodeCache.cpp_compile_command_flags}
+        options = CppTorchDeviceOptions(**flags, precompiling=True)
+        command = CppBuilder("o", "i", options).get_command_line()
+        kind = f"{command} {get_compiler_version_info(options.get_compiler())} {torch.__version__}"
+        text = f"{_text(_WRAPPER)}\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
+        try:
+            _, self.path = codecache.write(text, "h", extra=kind, specified_dir=codecache._HEADER_DIR)
+            self.line = f'#include "{self.path}"'
+        except OSError:  # another user's directory, for example
+            self.path, self.line = "", text
+        self.builder = CppBuilder(f"{self.path}.{os.getpid()}", self.path, options)
+
+    def precompile(self) -> None:
+        """Returns when it is precompiled, by this process or another one. If it cannot be, g++ reads the text."""
+        if not self.path or self.path in self.failed or not is_gcc():
+            return
+        lock = Path(codecache._HEADER_LOCK_DIR, f"{Path(self.path).stem}.lock")
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            codecache._worker_compile_cpp(str(lock), (self,))  # type: ignore[arg-type]
+        except (CppCompileError, OSError):
+            self.failed.add(self.path)
+
+    def get_target_file_path(self) -> str:
+        return f"{self.path}.gch"
+
+    def build(self) -> None:
+        self.builder.build()
+        os.replace(self.builder.get_target_file_path(), self.get_target_file_path())  # there is never half of it
+
+
+def precompile(builds: Builds) -> None:
+    """Precompiles the header of the next graph while Python prepares that."""
+    builds.pool.submit(_Header().precompile)
+
+
 @functools.cache
 def _isas() -> list[Any]:
     # None on other CPUs than x86, where Inductor compiles no programs to find out.
@@ -133,12 +187,8 @@ def _isas() -> list[Any]:
     return [isa for isa in (_AVX512(), _AVX2()) if str(isa) in supported]
 
 
-def _slim(code: str) -> str:
-    return _INCLUDE.sub(lambda match: _header(match[0]), code)
-
-
 @functools.cache
-def _header(line: str) -> str:
+def _text(line: str) -> str:
     # The text of the header that is included, with fewer headers.
     found = re.fullmatch(r"\s*#include <(.*)>\s*", line)
     if found is None:
@@ -150,4 +200,4 @@ def _header(line: str) -> str:
     if not (_INCLUDE.fullmatch(line.strip()) or name.removeprefix("torch/csrc/inductor/") in _INLINED) or not path.exists():
         return line
     text = _PYBIND.sub(lambda match: _GIL, path.read_text()).replace("#pragma once", "")
-    return "\n".join(map(_header, re.sub(r"\bTORCH_CHECK\(", "STD_TORCH_CHECK(", text).splitlines()))
+    return "\n".join(map(_text, re.sub(r"\bTORCH_CHECK\(", "STD_TORCH_CHECK(", text).splitlines()))
