@@ -129,7 +129,7 @@ def test_headers_that_cannot_be_precompiled_are_read(cold, commands, monkeypatch
         raise CppCompileError([], "no space left")
 
     if broken == "build":
-        monkeypatch.setattr(toolchain._Header, "build", failing)
+        monkeypatch.setattr(toolchain.Header, "build", failing)
     else:
         (cold / "file").touch()
         monkeypatch.setattr(codecache, "_HEADER_DIR", str(cold / "file" / "headers"))

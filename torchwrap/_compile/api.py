@@ -8,7 +8,7 @@ import torch
 
 from torchwrap._compile.builds import compiling
 from torchwrap._compile.collector import CompiledCollector
-from torchwrap._compile.inductor import backends
+from torchwrap._compile.inductor import backends, prepare
 from torchwrap._compile.step import CompiledStep, CompiledTransforms
 from torchwrap._core import validation
 from torchwrap._core.buffer_pool import raise_mmap_threshold
@@ -85,7 +85,8 @@ def compile(
     keywords = dict(backend=backend, static_outputs=static_outputs, options=options or {}, num_rows=env.num_envs)
     raise_mmap_threshold()
     executors: list[tuple[Any, Any]]  # what gets which, once all of them are compiled
-    with compiling():
+    with compiling() as builds:
+        prepare(builds, backend, options or {}, env.device)
         if isinstance(target, Collector):
             if env.host_stepped:
                 raise ValueError(

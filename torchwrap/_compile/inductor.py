@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from torchwrap._compile.builds import compiling
+from torchwrap._compile.builds import Builds, compiling
 
 # Sizes and strides are fixed when a graph is traced.
 _INDUCTOR = {"size_asserts": False}
@@ -38,6 +38,15 @@ _LARGE_BATCH, _CUDA_LARGE = 65536, {"combo_kernels_pointwise_only": True}
 def backends() -> list[str]:
     """Names of PyTorch's compilers."""
     return torch._dynamo.list_backends(exclude_tags=())
+
+
+def prepare(builds: Builds, backend: str, options: dict[str, Any], device: torch.device) -> None:
+    """Begins with what takes long and needs no graph."""
+    if backend == "inductor" and device.type == "cpu":
+        from torchwrap._compile import toolchain  # imports Inductor
+
+        with toolchain.installed(builds), torch._inductor.config.patch(_CPU), _vectors(options):
+            builds.pool.submit(toolchain.Header().precompile)
 
 
 def compile_graph(
@@ -68,8 +77,6 @@ def compile_graph(
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
             options = _CPU | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
-            with torch._inductor.config.patch(options):
-                toolchain.precompile(builds)
         elif device.type == "cuda":
             options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
@@ -90,7 +97,13 @@ def _has_short_tails(example: list[Tensor], num_rows: int, vector_bits: int) -> 
 
 def _vector_bits(options: dict[str, Any]) -> int:
     """Width of the vectors that Inductor will use; 0 for none."""
-    from torch._inductor import config, cpu_vec_isa
+    from torch._inductor import cpu_vec_isa
 
-    with config.patch({"cpp.simdlen": options.get("cpp.simdlen", config.cpp.simdlen)}):
+    with _vectors(options):
         return cpu_vec_isa.pick_vec_isa().bit_width()
+
+
+def _vectors(options: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    from torch._inductor import config
+
+    return config.patch({"cpp.simdlen": options.get("cpp.simdlen", config.cpp.simdlen)})

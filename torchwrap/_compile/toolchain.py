@@ -61,7 +61,7 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
     - Inductor asks g++ for every set of vector instructions that the CPU has, with up to eleven programs, which takes 9 s,
       and runs them at each start, 2 s. Kernels use AVX-512 or AVX2 only, which any g++ that knows C++20 has.
     - The headers of a graph take g++ 5 s. What most graphs need takes 2 s, and is precompiled, once per machine, while Python
-      prepares the first graph; others are built with all headers.
+      traces and prepares the first graph; others are built with all headers.
     - g++ runs in another thread.
     - With AVX2, it copies whole vectors.
     """
@@ -88,7 +88,7 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
             futures.append(builds.pool.submit(build))
             return futures[-1]
 
-        header = _Header()
+        header = Header()
         code = _INCLUDE.sub(lambda _: header.line, keywords["main_code"])
         slim = load_async(**{**keywords, "main_code": code}, submit_fn=submit)
         entry = _Entry(slim, load_async(**keywords), sys._getframe(1).f_globals)
@@ -135,7 +135,7 @@ class _Entry:
         return function
 
 
-class _Header:
+class Header:
     """What most graphs need, as one header for the options of Inductor that are set now.
 
     It lies beside PyTorch's own precompiled headers, because it depends on the machine only. Precompiled it has 160 MB.
@@ -173,11 +173,6 @@ class _Header:
     def build(self) -> None:
         self.builder.build()
         os.replace(self.builder.get_target_file_path(), self.get_target_file_path())  # there is never half of it
-
-
-def precompile(builds: Builds) -> None:
-    """Precompiles the header of the next graph while Python prepares that."""
-    builds.pool.submit(_Header().precompile)
 
 
 @functools.cache
