@@ -11,7 +11,6 @@ from torchwrap._compile.collector import CompiledCollector
 from torchwrap._compile.inductor import backends, prepare
 from torchwrap._compile.step import CompiledStep, CompiledTransforms
 from torchwrap._core import validation
-from torchwrap._core.buffer_pool import raise_mmap_threshold
 from torchwrap.collector import Collector
 from torchwrap.env import Env
 from torchwrap.wrappers.transformed import TransformedEnv
@@ -83,7 +82,6 @@ def compile(
     if options and backend != "inductor":
         raise ValueError(f'compile needs backend="inductor" for options, but got {backend!r}.')
     keywords = dict(backend=backend, static_outputs=static_outputs, options=options or {}, num_rows=env.num_envs)
-    raise_mmap_threshold()
     executors: list[tuple[Any, Any]]  # what gets which, once all of them are compiled
     with compiling() as builds:
         prepare(builds, backend, options or {}, env.device)

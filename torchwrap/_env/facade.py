@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._core.buffer_pool import raise_mmap_threshold
 from torchwrap._core.env_buffers import BatchedModule, EpisodeClock, SubmoduleAttribute
 from torchwrap._env.position import Position
 from torchwrap.random import Stream, fresh_seed
@@ -26,6 +27,7 @@ class EnvFacade(BatchedModule):
 
     def __init__(self, signature: Signature, spec: Any, metadata: dict[str, Any] | None, render_mode: str | None) -> None:
         super().__init__()
+        raise_mmap_threshold()
         self.signature = signature
         self._position = Position()
         self._spec = spec
