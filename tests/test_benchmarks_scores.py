@@ -69,7 +69,7 @@ def test_run_has_the_cpu_seconds_of_its_process(scores, monkeypatch, trainer, co
     monkeypatch.setattr(scores, "ask", ask)
     found = scores.train(trainer, "Ant-v5", 2)
     assert found["final_mean_return"] == 1.0
-    assert 0.3 <= found["cpu_seconds"] < 5
+    assert 0.26 <= found["cpu_seconds"] < 5  # of four times in whole hundredths
 
 
 def test_runs_that_are_trained_are_the_named_ones_or_those_that_are_missing(scores):

@@ -71,11 +71,15 @@ def draw_scaling(figures: Figures, path: str) -> None:
     """Plots the speed of CartPole-v1 by number of envs, one panel per setting."""
     found = settings(figures, "scaling/")
     canvas = Figure(figsize=(4 + 5 * len(found), 5.5), layout="constrained")
-    canvas.suptitle(conditions(figures["machine"]), fontsize="medium")
+    canvas.suptitle(conditions(_machine(figures, "scaling")), fontsize="medium")
     (axes,) = canvas.subplots(1, len(found), squeeze=False)
     _settings(axes, figures, found, "scaling", SCALING, "steps_per_second")
     axes[0].set_ylabel("CartPole-v1 without transforms: env steps per second")
     canvas.savefig(path, dpi=100)
+
+
+def _machine(figures: Figures, suite: str) -> Mapping[str, Any]:
+    return figures.get(f"machine of {suite}", figures["machine"])  # some suites were measured on another one
 
 
 def conditions(machine: Mapping[str, Any]) -> str:
@@ -204,7 +208,7 @@ def _bars(axes: Axes, figures: Figures) -> None:
     axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.margins(x=0.12)
     axes.invert_yaxis()
-    where = figures.get("machine of ppo", figures["machine"])["processor"]
+    where = _machine(figures, "ppo")["processor"]
     axes.set(
         title="PPO until CartPole-v1 returns 475 (lower is better)",
         xlabel=f"seconds since process start, median of the seeds; {where}, {words(settings(figures, 'ppo/'))}",
