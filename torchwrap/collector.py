@@ -245,12 +245,19 @@ def evaluate(
 
 def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
     """The storage of a chunk as a TensorDict `(num_envs, num_steps)`."""
-    data = TensorDict({}, batch_size=[num_steps, num_envs])
+    tree: Any = {}
     for key, value in storage.items():
-        data.set(key, value)
-    data = data.transpose(0, 1)
-    data.names = [None, "time"]
-    return data
+        *path, name = key if isinstance(key, tuple) else (key,)
+        part = tree
+        for step in path:
+            part = part.setdefault(step, {})
+        part[name] = value.transpose(0, 1)
+    return _as_tensordict(tree, num_envs, num_steps)
+
+
+def _as_tensordict(tree: dict[str, Any], *batch_size: int) -> TensorDict:
+    entries = {key: _as_tensordict(part, *batch_size) if isinstance(part, dict) else part for key, part in tree.items()}
+    return nested.tensordict(entries, *batch_size, names=[None, "time"])
 
 
 def _check_progress(env: Env, running_length: Tensor, waiting: Tensor, patience: int) -> None:

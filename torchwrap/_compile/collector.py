@@ -36,8 +36,8 @@ class _Chunk:
 
     Args:
         storage: the storage, time-first.
-        rows: for each key, where each step writes to. What a root holds lies in the storage from the start, so no step writes
-            it.
+        rows: for each key, in order, where each step writes to. What a root holds lies in the storage from the start, so no
+            step writes it.
         roots: for each leaf of the root, where it lies at each step and after the last one.
     """
 
@@ -75,6 +75,8 @@ class CompiledCollector(Eager):
         self.auto_reset = HostAutoReset(env, keywords)
         self.chunks: list[_Chunk] = []  # in whose memory CUDA graphs write
         self.layout: Any = None  # what the pools and the chunks were made for
+        self.known: Any = None  # what the programs were looked up for
+        self.programs: dict[int, Program] = {}  # by their number of steps
         root: Root = {
             "observation": spaces.zeros(env.single_observation_space, env.num_envs, env.device),
             **policy_state.initial(env.signature),
@@ -107,7 +109,7 @@ class CompiledCollector(Eager):
     def _new_chunk(self, root: Root) -> _Chunk:
         collector = self.collector
         storage = collector._empty()
-        rows = {key: collector._pools[key].rows(value) for key, value in storage.items()}
+        rows = {key: collector._pools[key].rows(storage[key]) for key in sorted(storage, key=str)}
         roots = []
         for key, leaf in zip(nested.keys(root), nested.leaves(root), strict=True):
             # One more than the steps of a graph, so that no graph gets a tensor twice.
@@ -120,17 +122,17 @@ class CompiledCollector(Eager):
 
     def _programs(self, root: Root, chunk: _Chunk) -> tuple[list[Program], list[list[Tensor]]]:
         # What to run one after the other, and the tensors that each of them writes to, in the order of `nested.leaves`.
-        keys, build = sorted(chunk.rows, key=str), nested.builder(root)
-        columns = [*[chunk.rows[key] for key in keys], *[leaves[1:] for leaves in chunk.roots]]
-        steps = list(zip(*columns, strict=True))
+        keys = list(chunk.rows)
+        steps = list(zip(*chunk.rows.values(), *[leaves[1:] for leaves in chunk.roots], strict=True))
         parts = [steps[start : start + self.unroll] for start in range(0, len(steps), self.unroll)]
-        version, programs = None, {}
-        while version != self.reads.version:  # a trace can meet tensors that were not known before
-            version = self.reads.version
+        # Looked up only if something has changed, because that takes as long as a few steps of few envs.
+        while self.known != (known := (self.layout, keys, self.steps.state()[0])):
+            build, programs = nested.builder(root), {}
             for number, part in {len(part): part for part in (parts[0], parts[-1])}.items():
                 targets = [(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in part]
                 programs[number] = self.steps.program(root, tuple(targets))
-        return [programs[len(part)] for part in parts], [list(itertools.chain(*part)) for part in parts]
+            self.known, self.programs = known, programs  # a trace can have met tensors that were not known before
+        return [self.programs[len(part)] for part in parts], [list(itertools.chain(*part)) for part in parts]
 
     def _run_steps(self, root: Root, steps: tuple[tuple[Storage, Root], ...]) -> tuple[dict[str, Tensor], Root]:
         collector, env = self.collector, self.collector.env

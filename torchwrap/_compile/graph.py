@@ -92,13 +92,17 @@ class Graph:
         return program, tensors
 
     def _key(self, values: Any) -> tuple[Any, list[Tensor]]:
+        state, tensors = self.state()
+        structure = nested.flatten(values, tensors)
+        return (tensors[0].device, structure, *state), tensors
+
+    def state(self) -> tuple[tuple[Any, ...], list[Tensor]]:
+        """What decides which program runs, besides the device and the arguments' structure; and the tensors that it reads."""
         if self.version != self.reads.version:
             self.version = self.reads.version
             self.programs.clear()
         tensors = self.reads.tensors()
-        layout = self._layout(tensors)
-        structure = nested.flatten(values, tensors)
-        return (tensors[0].device, structure, layout, *self.reads.modes()), tensors
+        return (self.version, self._layout(tensors), *self.reads.modes()), tensors
 
     def _layout(self, tensors: list[Tensor]) -> int:
         # A tensor of an env gets another layout only when it is replaced. Those of a policy may also get other `.data`.

@@ -24,8 +24,8 @@ def raise_mmap_threshold() -> None:
 class _Piece:
     """Memory, and a weak reference to the view of it that was lent last."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self.memory: np.ndarray[Any, Any] = np.empty(num_bytes, np.uint8)
+    def __init__(self, memory: np.ndarray[Any, Any]) -> None:
+        self.memory = memory
         self.lent: Any = lambda: None
 
     def lend(self) -> np.ndarray[Any, Any]:
@@ -93,7 +93,10 @@ class BufferPool:
         return tensor
 
     def _new(self) -> _Piece:
-        piece = _Piece(self.num_bytes)
+        try:
+            piece = _Piece(np.empty(self.shape, torch.empty(0, dtype=self.dtype, device="cpu").numpy().dtype))
+        except TypeError:  # NumPy has no such dtype
+            piece = _Piece(np.empty(self.num_bytes, np.uint8))
         with torch.inference_mode(False):  # views made in inference mode could be written to in inference mode only
             own = self._tensor(piece.memory)
             self.rows_at[own.data_ptr()] = _rows(own)
@@ -107,7 +110,8 @@ class BufferPool:
         return {**self.__dict__, "pieces": [], "rows_at": {}}
 
     def _tensor(self, piece: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(piece).view(self.dtype).view(self.shape)
+        tensor = torch.from_numpy(piece)
+        return tensor if tensor.dtype == self.dtype else tensor.view(self.dtype).view(self.shape)
 
 
 def _rows(tensor: Tensor) -> list[Tensor]:

@@ -13,9 +13,9 @@ from torch import Tensor
 _unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
-def tensordict(values: dict[str, Any], num_rows: int) -> TensorDict:
-    """A TensorDict of tensors, and of TensorDicts, that are known to have `num_rows` rows."""
-    return _unchecked(values, batch_size=torch.Size((num_rows,)))  # type: ignore[no-any-return]
+def tensordict(values: dict[str, Any], *batch_size: int, names: list[str | None] | None = None) -> TensorDict:
+    """A TensorDict of tensors, and of TensorDicts, that are known to have this batch size, with names of its dimensions."""
+    return _unchecked(values, batch_size=torch.Size(batch_size), names=names)  # type: ignore
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:
