@@ -22,6 +22,8 @@ from torchwrap.testing import ScriptedEnv
         ((64, 4, 17), 512, True),
         ((64, 17), 512, False),
         ((11,), 256, True),
+        ((4,), 256, False),  # 4 of 8
+        ((17,), 256, True),
         ((16,), 0, True),
     ],
     ids=str,

@@ -39,6 +39,11 @@ struct gil_scoped_acquire_simple {
 }  // namespace pybind11
 """
 
+# For AVX2: functions that replace PyTorch's, and the calls of those in what Inductor generates.
+_AVX2_HEADER = Path(__file__).with_name("avx2.h")
+_LOAD = re.compile(r"\bat::vec::VectorizedN?<(\w+(?:,\w+)?)>::loadu\(")
+_STORE = re.compile(r"\b(tmp\w+)\.store\(")
+
 
 class _AVX512(cpu_vec_isa.VecAVX512):
     def __bool__(self) -> bool:  # type: ignore[override]
@@ -46,9 +51,12 @@ class _AVX512(cpu_vec_isa.VecAVX512):
 
 
 class _AVX2(cpu_vec_isa.VecAVX2):
-    # Unless it optimizes for a processor like this one, g++ copies 32 bytes in two halves. `Vectorized<int32_t>::loadu` then
-    # waits until both are in memory, and a loop takes up to six times as long.
-    _arch_flags = f"{cpu_vec_isa.VecAVX2._arch_flags} -mtune=skylake-avx512"
+    def build_arch_flags(self) -> str:
+        # Unless it optimizes for a processor like this one, g++ copies 32 bytes in two halves, and a load of the whole waits
+        # until both are in memory. The kernels of a graph can be one large function, in which g++ would stop inlining, so that
+        # each operator on a vector would be a call.
+        flags = f"{super().build_arch_flags()} -mtune=skylake-avx512"
+        return f"{flags} --param=large-function-insns=100000" if is_gcc() else flags
 
     def __bool__(self) -> bool:
         return True
@@ -63,7 +71,7 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
     - The headers of a graph take g++ 5 s. What most graphs need takes 2 s, and is precompiled, once per machine, while Python
       traces and prepares the first graph; others are built with all headers.
     - g++ runs in another thread.
-    - With AVX2, it copies whole vectors.
+    - With AVX2, it copies whole vectors, and kernels use `avx2.h`.
     """
     thread = threading.get_ident()
     list_isas, load, load_async = (
@@ -90,6 +98,8 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
 
         header = Header()
         code = _INCLUDE.sub(lambda _: header.line, keywords["main_code"])
+        if isinstance(cpu_vec_isa.pick_vec_isa(), _AVX2):
+            code = _STORE.sub(r"torchwrap::store(\1, ", _LOAD.sub(r"torchwrap::load<\1>(", code))
         slim = load_async(**{**keywords, "main_code": code}, submit_fn=submit)
         entry = _Entry(slim, load_async(**keywords), sys._getframe(1).f_globals)
         if not futures:  # it was built before
@@ -148,7 +158,7 @@ class Header:
         options = CppTorchDeviceOptions(**flags, precompiling=True)
         command = CppBuilder("o", "i", options).get_command_line()
         kind = f"{command} {get_compiler_version_info(options.get_compiler())} {torch.__version__}"
-        text = f"{_text(_WRAPPER)}\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
+        text = f"{_text(_WRAPPER)}\n#include <torch/csrc/inductor/cpp_prefix.h>\n{_AVX2_HEADER.read_text()}"
         try:
             _, self.path = codecache.write(text, "h", extra=kind, specified_dir=codecache._HEADER_DIR)
             self.line = f'#include "{self.path}"'

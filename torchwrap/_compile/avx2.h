@@ -1,0 +1,164 @@
+// Operations on vectors of 256 bits that PyTorch computes by way of the stack, by masked stores or one element after the other.
+// `toolchain` lets the code of Inductor call these. They return what PyTorch's return, in every element.
+
+#ifdef CPU_CAPABILITY_AVX2
+#define TORCHWRAP_INLINE __attribute__((always_inline)) inline  // so that counts are constants
+
+namespace torchwrap {
+
+using at::vec::Vectorized;
+using at::vec::VectorizedN;
+
+// bool and the narrow floats are in other registers, or in none.
+template <typename T>
+constexpr bool is_plain =
+    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_convertible_v<Vectorized<T>, __m256i>;
+
+template <typename T>
+TORCHWRAP_INLINE __m256i bits(const Vectorized<T>& vector) {
+  if constexpr (std::is_same_v<T, float>) return _mm256_castps_si256(vector);
+  else if constexpr (std::is_same_v<T, double>) return _mm256_castpd_si256(vector);
+  else return vector;
+}
+
+template <typename T>
+TORCHWRAP_INLINE Vectorized<T> vector(__m256i bits) {
+  if constexpr (std::is_same_v<T, float>) return _mm256_castsi256_ps(bits);
+  else if constexpr (std::is_same_v<T, double>) return _mm256_castsi256_pd(bits);
+  else return bits;
+}
+
+// Up to 16 bytes, a multiple of 4; the others are 0.
+TORCHWRAP_INLINE __m128i load_bytes(const char* from, int64_t number) {
+  if (number >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  __m128i found = number >= 8 ? _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)) : _mm_setzero_si128();
+  if (number % 8 == 0) return found;
+  int32_t last;
+  std::memcpy(&last, from + number - 4, 4);
+  return number < 8 ? _mm_cvtsi32_si128(last) : _mm_insert_epi32(found, last, 2);
+}
+
+TORCHWRAP_INLINE void store_bytes(char* to, __m128i value, int64_t number) {
+  if (number >= 16) return _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
+  if (number >= 8) _mm_storel_epi64(reinterpret_cast<__m128i*>(to), value);
+  if (number % 8 == 0) return;
+  int32_t last = number < 8 ? _mm_cvtsi128_si32(value) : _mm_extract_epi32(value, 2);
+  std::memcpy(to + number - 4, &last, 4);
+}
+
+// Elements after the last one are 1 in vectors of integers, by which something may be divided, and 0 in others.
+template <typename T>
+constexpr auto after_last = [] {
+  std::array<T, 2 * Vectorized<T>::size()> zeros_and_ones{};
+  for (int i = Vectorized<T>::size(); i < 2 * Vectorized<T>::size(); i++) zeros_and_ones[i] = std::is_integral_v<T>;
+  return zeros_and_ones;
+}();
+
+template <typename T>
+TORCHWRAP_INLINE Vectorized<T> load(const void* from, int64_t count = Vectorized<T>::size()) {
+  if constexpr (is_plain<T>) {
+    int64_t number = count * sizeof(T), upper = number > 16 ? number - 16 : 0;
+    if (__builtin_constant_p(number) && number > 0 && number % 4 == 0) {
+      auto first = static_cast<const char*>(from);
+      if (number >= 32) return vector<T>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+      __m256i found = _mm256_zextsi128_si256(load_bytes(first, number));
+      if (upper) found = _mm256_inserti128_si256(found, load_bytes(first + 16, upper), 1);
+      if constexpr (!std::is_integral_v<T>) return vector<T>(found);
+      auto rest = reinterpret_cast<const __m256i*>(after_last<T>.data() + Vectorized<T>::size() - count);
+      return vector<T>(_mm256_or_si256(found, _mm256_loadu_si256(rest)));
+    }
+  }
+  return Vectorized<T>::loadu(from, count);
+}
+
+template <typename T, int N>
+TORCHWRAP_INLINE void store(at::vec::VecMask<T, N> mask, bool* to, int count = at::vec::VecMask<T, N>::size()) {
+  mask.store(to, count);
+}
+
+template <typename T>
+TORCHWRAP_INLINE void store(const Vectorized<T>& value, void* to, int64_t count = Vectorized<T>::size()) {
+  if constexpr (is_plain<T>) {
+    int64_t number = count * sizeof(T), upper = number > 16 ? number - 16 : 0;
+    if (__builtin_constant_p(number) && number > 0 && number % 4 == 0 && number < 32) {
+      auto first = static_cast<char*>(to);
+      store_bytes(first, _mm256_castsi256_si128(bits<T>(value)), number);
+      if (upper) store_bytes(first + 16, _mm256_extracti128_si256(bits<T>(value), 1), upper);
+      return;
+    }
+  }
+  value.store(to, count);
+}
+
+template <typename T, int N>
+TORCHWRAP_INLINE VectorizedN<T, N> load(const void* from, int64_t count = VectorizedN<T, N>::size()) {
+  constexpr int size = Vectorized<T>::size();
+  VectorizedN<T, N> found;
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    int64_t left = count - i * size;
+    found[i] = left > 0 ? load<T>(static_cast<const T*>(from) + i * size, left) : Vectorized<T>(T(1));
+  }
+  return found;
+}
+
+template <typename T, int N>
+TORCHWRAP_INLINE void store(const VectorizedN<T, N>& value, void* to, int64_t count = VectorizedN<T, N>::size()) {
+  constexpr int size = Vectorized<T>::size();
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    if (count > i * size) store<T>(value[i], static_cast<T*>(to) + i * size, count - i * size);
+  }
+}
+
+// Whether g++ can tell that all elements are this.
+TORCHWRAP_INLINE bool are_known(__m256i bits, int64_t value) {
+  auto element = reinterpret_cast<__v4di>(bits);
+  bool equal = element[0] == value && element[1] == value && element[2] == value && element[3] == value;
+  return __builtin_constant_p(equal) && equal;
+}
+
+}  // namespace torchwrap
+
+// Functions that are no templates, or templates of fewer parameters, are preferred to PyTorch's.
+namespace at::vec {
+inline namespace CPU_CAPABILITY {
+
+TORCHWRAP_INLINE Vectorized<int64_t> operator*(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
+  const __m256i upper = _mm256_set1_epi64x(0xFFFFFFFF00000000), zero = _mm256_setzero_si256();
+  bool narrow_a = torchwrap::are_known(_mm256_and_si256(a, upper), 0);  // such as after `& 0xFFFFFFFF`
+  bool narrow_b = torchwrap::are_known(_mm256_and_si256(b, upper), 0);
+  __m256i low = _mm256_mul_epu32(a, b);
+  if (narrow_a && narrow_b) return low;
+  __m256i first = narrow_a ? zero : _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+  __m256i second = narrow_b ? zero : _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32));
+  return _mm256_add_epi64(low, _mm256_slli_epi64(_mm256_add_epi64(first, second), 32));
+}
+
+TORCHWRAP_INLINE Vectorized<int64_t> operator>>(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
+  if (torchwrap::are_known(b, 32)) {
+    return _mm256_blend_epi32(_mm256_srli_epi64(a, 32), _mm256_srai_epi32(a, 31), 0xAA);
+  }
+  __m256i sign = _mm256_cmpgt_epi64(_mm256_setzero_si256(), a);
+  return _mm256_xor_si256(_mm256_srlv_epi64(_mm256_xor_si256(a, sign), b), sign);
+}
+
+template <int N>
+TORCHWRAP_INLINE VectorizedN<int64_t, N> operator*(const VectorizedN<int64_t, N>& a, const VectorizedN<int64_t, N>& b) {
+  VectorizedN<int64_t, N> results;
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) results[i] = a[i] * b[i];
+  return results;
+}
+
+template <int N>
+TORCHWRAP_INLINE VectorizedN<int64_t, N> operator>>(const VectorizedN<int64_t, N>& a, const VectorizedN<int64_t, N>& b) {
+  VectorizedN<int64_t, N> results;
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) results[i] = a[i] >> b[i];
+  return results;
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace at::vec
+#endif
