@@ -9,7 +9,7 @@ namespace torchwrap {
 using at::vec::Vectorized;
 using at::vec::VectorizedN;
 
-// bool and the narrow floats are in other registers, or in none.
+// Whether a vector is one register. A vector of bool is none.
 template <typename T>
 constexpr bool is_plain =
     std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_convertible_v<Vectorized<T>, __m256i>;

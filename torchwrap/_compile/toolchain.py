@@ -39,7 +39,7 @@ struct gil_scoped_acquire_simple {
 }  // namespace pybind11
 """
 
-# For AVX2: functions that replace PyTorch's, and the calls of those in what Inductor generates.
+# For AVX2: what replaces PyTorch's functions of vectors, and how the code of Inductor calls PyTorch's.
 _AVX2_HEADER = Path(__file__).with_name("avx2.h")
 _LOAD = re.compile(r"\bat::vec::VectorizedN?<(\w+(?:,\w+)?)>::loadu\(")
 _STORE = re.compile(r"\b(tmp\w+)\.store\(")

@@ -15,7 +15,7 @@ _unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 def tensordict(values: dict[str, Any], *batch_size: int, names: list[str | None] | None = None) -> TensorDict:
     """A TensorDict of tensors, and of TensorDicts, that are known to have this batch size, with names of its dimensions."""
-    return _unchecked(values, batch_size=torch.Size(batch_size), names=names)  # type: ignore
+    return _unchecked(values, batch_size=torch.Size(batch_size), names=names)  # type: ignore[arg-type,no-any-return]
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:
