@@ -104,7 +104,8 @@ def test_append_to_full_ring_wraps_around_in_order(path):
     for turn, chosen in enumerate([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]]):
         value = torch.arange(4.0) + 10 * turn + 1
         mask = torch.tensor(chosen, dtype=torch.bool)
-        RowMask(mask).append_(ring, 5, count, value)
+        rows = RowMask(mask)
+        rows.append_(ring, 5, count, rows.gather(value))
         expected += value[mask].tolist()
     latest = torch.arange(len(expected) - 5, len(expected)) % 5
     assert ring[latest].tolist() == expected[-5:] and int(count) == len(expected)

@@ -117,18 +117,20 @@ class RowMask:
         else:
             buffer.index_copy_(0, indices, rows)
 
+    def gather(self, value: Tensor) -> Tensor:
+        """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""
+        indices = self.indices
+        return value if indices is None else value.index_select(0, indices)
+
     @property
     def gathered(self) -> Tensor | None:
-        """The mask of the rows that `apply` hands to its function: None if every one of them is set."""
+        """The mask of the rows that `gather` returns: None if every one of them is set."""
         return self.tensor if self.indices is None else None
 
     def apply(self, function: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
         """`function` of the rows that are set, each computed by itself. What the other rows hold is unspecified."""
-        indices = self.indices
-        if indices is None:
-            return function(value)
-        rows = function(value.index_select(0, indices))
-        return rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, indices, rows)
+        rows, indices = function(self.gather(value)), self.indices
+        return rows if indices is None else rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, indices, rows)
 
     def assign_(self, buffer: Any, value: Any) -> None:
         """Writes the set rows of `value` into the buffer, in place."""
@@ -169,15 +171,15 @@ class RowMask:
         else:
             buffer.index_fill_(0, indices, value)
 
-    def append_(self, ring: Tensor, size: int, count: Tensor, value: Tensor) -> None:
-        """Appends the set rows of `value`, in order, to a ring buffer.
+    def append_(self, ring: Tensor, size: int, count: Tensor, rows: Tensor) -> None:
+        """Appends computed rows, as in `scatter_`, in order, to a ring buffer.
 
         Args:
             ring: `(size + num_envs, ...)`. Entry number *k*, counted from 0, is at index `k % size`. The last `num_envs` rows
                 are scratch space, so that a graph has a distinct index to write each row to, set or not.
             size: of the ring, at least `num_envs`.
             count: int64, `(1,)`: how many entries were appended so far.
-            value: `(num_envs, ...)`.
+            rows: `(n, ...)`.
         """
         indices = self.indices
         if indices is None:
@@ -185,11 +187,11 @@ class RowMask:
             rank = self.tensor.cumsum(0, dtype=torch.int32 if ring.is_cuda else None)
             scratch = torch.arange(size, size + self.num_rows, device=ring.device)
             slots = torch.where(self.tensor, (rank - 1 + count) % size, scratch)
-            ring.index_copy_(0, slots, torch.where(self._like(value), value, 0))
+            ring.index_copy_(0, slots, torch.where(self._like(rows), rows, 0))
             count.add_(rank[-1:])
         elif number := len(indices):
-            slots = torch.arange(number, device=ring.device).add_(count).remainder_(size)
-            ring.index_copy_(0, slots, value.index_select(0, indices))
+            slots = torch.from_numpy((int(count) + np.arange(number)) % size)
+            ring.index_copy_(0, slots, rows)
             count.add_(number)
 
     def _like(self, value: Tensor) -> Tensor:
@@ -218,6 +220,9 @@ def write_column_(buffer: Tensor, column: Tensor, value: Tensor) -> None:
         column: its index, int64, `(1,)`.
         value: `(num_envs, ...)`.
     """
+    if is_host_readable(column):
+        buffer.select(1, int(column)).copy_(value)
+        return
     value = value.unsqueeze(1)
     if not (buffer.is_cuda and is_tracing(buffer)):
         buffer.index_copy_(1, column, value)

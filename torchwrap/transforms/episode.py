@@ -78,7 +78,7 @@ class RecordEpisodeStatistics(Transform):
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         finished = mask & (self.running_length > 0)  # an episode without a step does not count
         # `where` and not `cat`, whose result Inductor would write to memory.
-        record = torch.where(self.is_return, self.running_return, self.running_length)
+        record = torch.where(self.is_return, finished.gather(self.running_return), finished.gather(self.running_length))
         finished.append_(self.records, self.ring_size, self.count, record)
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
