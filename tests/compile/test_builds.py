@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import re
@@ -91,9 +92,10 @@ def test_graphs_are_built_side_by_side_that_of_full_resets_later_and_nothing_els
 
 
 @pytest.mark.full
-def test_code_that_needs_other_headers_is_built_with_all_of_them(cold, commands, monkeypatch):
+def test_code_that_needs_other_headers_is_built_with_all_of_them(cold, commands, monkeypatch, caplog):
     from torchwrap._compile import toolchain
 
+    caplog.set_level("INFO", "torchwrap")
     monkeypatch.setattr(toolchain, "_GIL", "")  # what every wrapper needs
     toolchain._text.cache_clear()
     make = lambda: tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1))  # noqa: E731
@@ -101,6 +103,7 @@ def test_code_that_needs_other_headers_is_built_with_all_of_them(cold, commands,
         stack.callback(toolchain._text.cache_clear)
         env = tw.compile(make())
     assert ["cpp_wrapper/array_ref.h>" in code for *_, code in commands] == [False, True]
+    assert "CppCompileError" in caplog.text
     assert_plays_the_same(make(), env, 30, INDUCTOR)
 
 
@@ -198,6 +201,19 @@ def test_progress_ends_with_an_error(monkeypatch, capfd):
         raise ValueError("wrong")
     time.sleep(0.2)
     assert capfd.readouterr() == ("", "") and not any(t.name == "torchwrap-progress" for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_not_collected_while_graphs_are_compiled(enabled):
+    if not enabled:
+        gc.disable()
+    try:
+        with pytest.raises(ValueError, match="wrong"), builds.compiling():
+            assert not gc.isenabled()
+            raise ValueError("wrong")
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 processor")

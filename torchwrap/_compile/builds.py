@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -41,12 +42,24 @@ def compiling() -> Iterator[Builds]:
             return
         _current = builds = Builds()
         try:
-            with _progress(builds):
+            with _progress(builds), _without_collection():
                 yield builds
                 builds.wait()
         finally:
             _current = None
             builds.pool.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    # Compilation makes millions of objects, few of them in cycles, and Python would go through all of them again and again.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

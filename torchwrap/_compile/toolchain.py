@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from torch._inductor.exc import CppCompileError
 
 from torchwrap._compile.builds import Builds, compiling
 
+_log = logging.getLogger(__name__)
 _WRAPPER = "#include <torch/csrc/inductor/cpp_wrapper/array_ref.h>"
 _INCLUDE = re.compile(r"#include <torch/csrc/inductor/cpp_wrapper/(?:array_ref|cpu)\.h>")
 # Headers whose text takes the place of the line that includes them, and those that are left out.
@@ -137,7 +139,8 @@ class _Entry:
     def wait(self) -> Any:
         try:
             function = self.slim()
-        except (CppCompileError, OSError, ImportError):  # it needs another header
+        except (CppCompileError, OSError, ImportError) as error:  # it needs another header
+            _log.info("a graph is built again, with all of PyTorch's headers, because of %s: %s", type(error).__name__, error)
             function = self.whole()
         for cell in getattr(self.namespace.get("call"), "__closure__", None) or ():
             if cell.cell_contents is self:
