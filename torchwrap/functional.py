@@ -262,8 +262,7 @@ class FunctionalEnv(Env):
         rows = mask.indices
         if rows is not None and len(rows) and not options and self._is_host_computed():
             first = torch.from_numpy(self._host_steps.reset(rows.numpy(), self._memory(), self._draw_initial))
-            observation = first.new_zeros(self.num_envs, *first.shape[1:]).index_copy_(0, rows, first)
-            return nested.tensordict({"observation": observation}, self.num_envs)
+            return nested.tensordict({"observation": mask.spread(first)}, self.num_envs)
         self.stream.next_episode(mask)
         if mask.any():
             initial = self._initial(rows, options)

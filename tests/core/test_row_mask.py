@@ -92,6 +92,17 @@ def test_apply_computes_set_rows_only_if_the_host_knows_them(path, mask):
     assert torch.equal(given[mask], value.sum(1, keepdim=True)[mask])
 
 
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+def test_spread_returns_gathered_rows_to_their_places(path, mask, shape):
+    value = torch.arange(1.0, 5).view(4, *(1,) * len(shape)).expand(4, *shape)
+    rows = RowMask(mask)
+    gathered = rows.gather(value)
+    assert torch.equal(gathered, value if path == "graph" else value[mask])
+    spread = rows.spread(gathered)
+    assert torch.equal(spread[mask], value[mask]) and spread.shape == value.shape
+    assert path == "graph" or not spread[~mask].any()
+
+
 def test_and_keeps_rows_that_meet_a_condition(path, mask):
     condition = torch.tensor([True, True, False, False])
     for given in (RowMask(mask) & condition, RowMask(mask) & condition.unsqueeze(1)):

@@ -71,7 +71,7 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
     - Inductor asks g++ for every set of vector instructions that the CPU has, with up to eleven programs, which takes 9 s,
       and runs them at each start, 2 s. Kernels use AVX-512 or AVX2 only, which any g++ that knows C++20 has.
     - The headers of a graph take g++ 5 s. What most graphs need takes 2 s, and is precompiled, once per machine, while Python
-      traces and prepares the first graph; others are built with all headers.
+      traces and prepares the first graph; others are built with all headers, and the log says why, at level INFO.
     - g++ runs in another thread.
     - With AVX2, it copies whole vectors, and kernels use `avx2.h`.
     """
