@@ -216,6 +216,24 @@ def test_garbage_is_not_collected_while_graphs_are_compiled(enabled):
         gc.enable()
 
 
+def test_what_compilation_leaves_is_not_collected_at_once():
+    collections, kept = [], []
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
+    try:
+        with builds.compiling():
+            kept += [[] for _ in range(10_000)]
+        kept += [[] for _ in range(100)]
+        assert not collections and gc.isenabled() and gc.get_freeze_count() == 0
+        gc.freeze()
+        frozen = gc.get_freeze_count()
+        with builds.compiling():
+            kept += [[] for _ in range(10_000)]
+        assert gc.get_freeze_count() == frozen > 0  # what the caller has frozen stays so
+    finally:
+        gc.callbacks.pop()
+        gc.unfreeze()
+
+
 on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 processor")
 
 

@@ -53,3 +53,14 @@ def test_width_of_vectors_follows_the_options():
     widths = {isa.bit_width() for isa in torch._inductor.cpu_vec_isa.valid_vec_isa_list()}
     assert inductor._vector_bits({}) == max(widths, default=0)
     assert {inductor._vector_bits({"cpp.simdlen": width}) for width in widths} == widths
+
+
+def test_rules_for_dtypes_are_made_once_per_graph(monkeypatch):
+    from torch._inductor.codegen import common
+    from torch._inductor.utils import fresh_cache
+
+    rules, made = common.DtypePropagationOpsHandler, []
+    monkeypatch.setattr(rules, "__init__", lambda self, original=rules.__init__: (made.append(self), original(self))[1])
+    with fresh_cache():
+        tw.compile(ScriptedEnv(2))
+    assert len(made) == 1 and common.DtypePropagationOpsHandler is rules

@@ -264,3 +264,17 @@ def test_calls_between_steps_and_resets_of_env_match_eager(name):
         assert_same(td, other_td, AOT)
         (_, td), (_, other_td) = play(env, 3, td), play(other, 3, other_td)
         assert_same(env.snapshot(), other.snapshot(), AOT)
+
+
+def test_keys_are_looked_up_once_per_policy(monkeypatch):
+    from torchwrap._compile import collector
+
+    looked_up, outline = [], collector.outline
+    monkeypatch.setattr(collector, "outline", lambda *arguments: (looked_up.append(arguments), outline(*arguments))[1])
+    actions = [torch.ones(NUM_ENVS, 6), torch.zeros(NUM_ENVS, 6)]  # of no module, so that a trace adds them to what is read
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), lambda td: actions[0] + 0, 3), backend="eager")
+    for number, policy in enumerate([collect.policy, lambda td: actions[1] + 0]):
+        collect.policy = policy
+        for _ in range(2):
+            assert torch.equal(collect()[0]["action"][:, 0], actions[number])
+            assert len(looked_up) == number + 1

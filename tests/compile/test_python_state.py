@@ -192,7 +192,7 @@ REFUSED = {
     draws_from_own_generator: "a change of the state of Agent.generator",
     reads_clock: "computes another thing each time: first `add = .*, then `add = ",
     reads_system: "computes another thing each time",
-    iterates: r"computes another thing each time: first `.*mul, 0\)`, then `.*mul, 1\)`",
+    iterates: r"computes another thing each time: first `.*mul, 1\)`, then `.*mul, 2\)`",
     makes_another_tensor_from_the_clock: "another constant each time: first tensor",
     reads_array_of_tensor: "Tensor.numpy reads values",
     reads_list_of_tensor: "Tensor.tolist reads values",

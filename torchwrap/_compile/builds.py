@@ -53,11 +53,15 @@ def compiling() -> Iterator[Builds]:
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
     # Compilation makes millions of objects, few of them in cycles, and Python would go through all of them again and again.
-    enabled = gc.isenabled()
+    # Then they count as old, because the first collection of the young ones would take half a second.
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     try:
         yield
     finally:
+        if not frozen:
+            gc.freeze()
+            gc.unfreeze()
         if enabled:
             gc.enable()
 

@@ -19,6 +19,7 @@ from torchwrap._compile.graph import Graph, Program
 from torchwrap._compile.host_reset import HostAutoReset
 from torchwrap._compile.reads import Reads
 from torchwrap._compile.replay import Replay, Run
+from torchwrap._compile.trace import outline
 from torchwrap._core import nested
 from torchwrap._core.graph_hints import as_bytes
 from torchwrap._env import policy_state
@@ -70,7 +71,6 @@ class CompiledCollector(Eager):
         self.reads = Reads((vars(collector), "env"), (vars(collector), "policy"))
         self.collector, self.static_outputs, self.unroll = collector, keywords["static_outputs"], unroll
         keywords = {**keywords, "part": True}
-        self.transition = Graph(functools.partial(collector._transition, step=env._step_and_reset), self.reads, **keywords)
         self.steps = Graph(self._run_steps, self.reads, **keywords)
         self.auto_reset = HostAutoReset(env, keywords)
         self.chunks: list[_Chunk] = []  # in whose memory CUDA graphs write
@@ -91,7 +91,8 @@ class CompiledCollector(Eager):
         self.reads.refresh()
         device = self.collector.env.device
         if self.layout != (self.reads.version, device):
-            self.collector._allocate(self.transition.trace(root).result[0])
+            transition = functools.partial(self.collector._transition, step=self.collector.env._step_and_reset)
+            self.collector._allocate(outline(transition, (root,), self.reads)[0])
             self.layout, self.chunks = (self.reads.version, device), []
 
     def _chunk(self, root: Root) -> _Chunk:
@@ -131,7 +132,9 @@ class CompiledCollector(Eager):
             for number, part in {len(part): part for part in (parts[0], parts[-1])}.items():
                 targets = [(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in part]
                 programs[number] = self.steps.program(root, tuple(targets))
-            self.known, self.programs = known, programs  # a trace can have met tensors that were not known before
+            self.known, self.programs = known, programs
+            # A trace can have met tensors that were not known before, but what a step returns is the same.
+            self.layout = self.reads.version, self.collector.env.device
         return [self.programs[len(part)] for part in parts], [list(itertools.chain(*part)) for part in parts]
 
     def _run_steps(self, root: Root, steps: tuple[tuple[Storage, Root], ...]) -> tuple[dict[str, Tensor], Root]:

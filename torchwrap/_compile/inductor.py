@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def prepare(builds: Builds, backend: str, options: dict[str, Any], device: torch
 
         with toolchain.installed(builds), torch._inductor.config.patch(_CPU), _vectors(options):
             builds.pool.submit(toolchain.Header().precompile)
+            builds.pool.submit(torch._inductor.codecache.torch_key)  # of all files of Inductor, and then cached
 
 
 def compile_graph(
@@ -80,7 +82,22 @@ def compile_graph(
         elif device.type == "cuda":
             options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
+        stack.enter_context(_dtype_rules_once())
         return torch._inductor.compile(graph, fakes, options=_INDUCTOR | options)  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _dtype_rules_once() -> Iterator[None]:
+    # Inductor makes the rules for dtypes of all operators again for each operator of each kernel: a tenth of its time.
+    from torch._inductor.codegen import common
+
+    namespace, name = vars(common), "DtypePropagationOpsHandler"
+    rules = namespace[name]
+    namespace[name] = functools.cache(rules)
+    try:
+        yield
+    finally:
+        namespace[name] = rules
 
 
 def _has_short_tails(example: list[Tensor], num_rows: int, vector_bits: int) -> bool:

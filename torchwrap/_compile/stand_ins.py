@@ -46,19 +46,14 @@ class StandIns(TorchDispatchMode):
         return value
 
     def _meet(self, tensor: Tensor) -> Tensor:
-        # Another input, after those that there are.
-        proxy_mode = get_proxy_mode()
-        assert proxy_mode is not None
-        graph, name = proxy_mode.tracer.graph, f"met_{len(self.met)}"
+        name = f"met_{len(self.met)}"
         self.met[name] = tensor
-        first = next((node for node in graph.nodes if node.op != "placeholder"), None)
-        with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
-            node = graph.placeholder(name)
         with _disable_current_modes():
             own = plain(tensor)
         stand_in = self.by_memory[memory(tensor)] = self.mode.from_tensor(own)
-        node.meta["val"] = stand_in  # as make_fx does for its own inputs
-        track_tensor_tree(stand_in, Proxy(node, proxy_mode.tracer), constant=None, tracer=proxy_mode.tracer)
+        proxy_mode = get_proxy_mode()
+        if proxy_mode is not None:
+            _add_input(proxy_mode.tracer, name, stand_in)
         return stand_in
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,6 +80,15 @@ class HostRead(RuntimeError):
 
 class HostCopy(RuntimeError):
     """A tensor that was copied from the host to a device."""
+
+
+def _add_input(tracer: Any, name: str, tensor: Tensor) -> None:
+    # After those that there are.
+    first = next((node for node in tracer.graph.nodes if node.op != "placeholder"), None)
+    with tracer.graph.inserting_before(first) if first is not None else contextlib.nullcontext():
+        node = tracer.graph.placeholder(name)
+    node.meta["val"] = tensor  # as make_fx does for its own inputs
+    track_tensor_tree(tensor, Proxy(node, tracer), constant=None, tracer=tracer)
 
 
 def _check_copy(tensor: Tensor, source: Tensor | None = None, *, to: torch.device | None) -> None:

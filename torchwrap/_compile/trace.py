@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -57,17 +59,33 @@ def trace(function: Callable[..., Any], values: Any, reads: Reads) -> Trace:
     Raises:
         ValueError: if the function reads values on the host, or keeps state outside of buffers. The message names the culprit.
     """
+    with _unchanged(reads) as reachable:
+        first = _Pass(function, values, reads, make_fx)
+        changes = reachable.changes()
+        _require_state([change for change in changes if isinstance(change[1], Tensor)])
+        before = Reachable(reads.roots) if changes else reachable
+        second = _Pass(function, values, reads, make_fx)
+        _require_state(before.changes())
+        second.require_equal(first)
+    return second.finish(first, reads, reachable)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def outline(function: Callable[..., Any], values: Any, reads: Reads) -> Any:
+    """What a function returns, as tensors without values, in a third of the time of `trace`. It finds fewer of the errors."""
+    with _unchanged(reads):
+        return _Pass(function, values, reads, lambda flat: flat).result
+
+
+@contextlib.contextmanager
+def _unchanged(reads: Reads) -> Iterator[Reachable]:
+    # Undoes what the block changes, and says what an error of it means.
     reachable = Reachable(reads.roots)
     validate_args = Distribution._validate_args
     Distribution.set_default_validate_args(False)  # validation reads values
     try:
-        first = _Pass(function, values, reads)
-        changes = reachable.changes()
-        _require_state([change for change in changes if isinstance(change[1], Tensor)])
-        before = Reachable(reads.roots) if changes else reachable
-        second = _Pass(function, values, reads)
-        _require_state(before.changes())
-        second.require_equal(first)
+        yield reachable
     except _StateError as error:
         raise ValueError(f"compile needs state in buffers that are written in place, but got {error}.") from None
     except Exception as error:
@@ -80,13 +98,16 @@ def trace(function: Callable[..., Any], values: Any, reads: Reads) -> Trace:
     finally:
         Distribution.set_default_validate_args(validate_args)
         reachable.restore()
-    return second.finish(first, reads, reachable)
 
 
 class _Pass:
-    """One run of the function."""
+    """One run of the function.
 
-    def __init__(self, function: Callable[..., Any], values: Any, reads: Reads) -> None:
+    Args:
+        record: makes a graph of a function when it is called with tensors without values, or calls the function only.
+    """
+
+    def __init__(self, function: Callable[..., Any], values: Any, reads: Reads, record: Callable[..., Any]) -> None:
         slots = reads.tensors()
         self.example = list(map(plain, [*slots, *nested.leaves(values)]))
         self.result: Any = None
@@ -113,11 +134,15 @@ class _Pass:
         hook = register_module_forward_pre_hook(note)
         try:  # tensors that were made in inference mode can be written to in inference mode only
             with torch.inference_mode(any(tensor.is_inference() for tensor in slots)), mode:
-                self.graph: GraphModule = make_fx(flat)(*[mode.from_tensor(tensor) for tensor in self.example])
+                self.graph = record(flat)(*[mode.from_tensor(tensor) for tensor in self.example])
         finally:
             hook.remove()
         self.num_slots = count
-        self.literals = {node.target: getattr(self.graph, node.target) for node in self.graph.graph.find_nodes(op="get_attr")}
+
+    @functools.cached_property
+    def literals(self) -> dict[Any, Any]:
+        """The constants of the graph, by their names in it."""
+        return {node.target: getattr(self.graph, node.target) for node in self.graph.graph.find_nodes(op="get_attr")}
 
     def require_equal(self, first: _Pass) -> None:
         """Raises unless an earlier pass gave the same graph."""
