@@ -109,17 +109,17 @@ def test_and_keeps_rows_that_meet_a_condition(path, mask):
         assert given.tensor.tolist() == (mask & condition).tolist()
 
 
-def test_append_to_full_ring_wraps_around_in_order(path):
+def test_append_to_full_ring_wraps_around_in_order_and_leaves_out_what_is_not_kept(path):
     ring, count = torch.zeros(5 + 4), torch.zeros(1, dtype=torch.int64)
     expected: list[float] = []
-    for turn, chosen in enumerate([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]]):
-        value = torch.arange(4.0) + 10 * turn + 1
+    for turn, chosen in enumerate([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0], [0, 1, 0, 1]]):
+        value, kept = torch.arange(4.0) + 10 * turn + 1, torch.arange(4) != turn % 4
         mask = torch.tensor(chosen, dtype=torch.bool)
         rows = RowMask(mask)
-        rows.append_(ring, 5, count, rows.gather(value))
-        expected += value[mask].tolist()
+        rows.append_(ring, 5, count, rows.gather(value), rows.gather(kept.unsqueeze(1)))
+        expected += value[mask & kept].tolist()
     latest = torch.arange(len(expected) - 5, len(expected)) % 5
-    assert ring[latest].tolist() == expected[-5:] and int(count) == len(expected)
+    assert ring[latest].tolist() == expected[-5:] and int(count) == len(expected) == 7
 
 
 def test_traced_mask_is_not_read():

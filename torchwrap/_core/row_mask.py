@@ -147,25 +147,25 @@ class RowMask:
         else:
             buffer.index_copy_(0, indices, value.index_select(0, indices))
 
-    def assign_columns_(self, buffer: Tensor, columns: Tensor, value: Tensor) -> None:
-        """Writes column `i` of the set rows of `value` into column `columns[i]` of the buffer, in place.
+    def scatter_columns_(self, buffer: Tensor, columns: Tensor, rows: Tensor) -> None:
+        """Writes column `i` of rows, such as `gather` returns, into column `columns[i]` of the buffer, in place.
 
         Args:
             buffer: `(num_envs, num_columns, ...)`.
             columns: all columns in a cyclic order, int64, `(num_columns,)`.
-            value: `(num_envs, num_columns, ...)`.
+            rows: `(num_set, num_columns, ...)`; `(num_envs, num_columns, ...)` if the host cannot tell which are set.
         """
         indices = self.indices
         if indices is not None:
-            buffer.index_put_((indices.unsqueeze(1), columns), value.index_select(0, indices))
+            buffer.index_put_((indices.unsqueeze(1), columns), rows)
             return
         source = realize_on_cpu((torch.arange(len(columns), device=columns.device) - columns[:1]) % len(columns))
         if buffer.is_cuda:  # as in `write_column_`
-            buffer.copy_(torch.where(self._like(value), value.index_select(1, source), buffer))
+            buffer.copy_(torch.where(self._like(rows), rows.index_select(1, source), buffer))
         else:
             # All of it and from a copy, because Inductor computes this in one loop with whoever reads the columns in this
             # order: what it wrote in place would be read there, and a write by indices would copy the buffer twice.
-            current = torch.where(self._like(value), value, buffer.index_select(1, columns))
+            current = torch.where(self._like(rows), rows, buffer.index_select(1, columns))
             buffer.copy_(realize(current).index_select(1, source))
 
     def fill_(self, buffer: Tensor, value: float | bool) -> None:
@@ -176,27 +176,30 @@ class RowMask:
         else:
             buffer.index_fill_(0, indices, value)
 
-    def append_(self, ring: Tensor, size: int, count: Tensor, rows: Tensor) -> None:
-        """Appends rows, such as `gather` returns, in order, to a ring buffer.
+    def append_(self, ring: Tensor, size: int, count: Tensor, rows: Tensor, keep: Tensor) -> None:
+        """Appends those rows to a ring buffer that are to be kept, in order.
 
         Args:
             ring: `(size + num_envs, ...)`. Entry number *k*, counted from 0, is at index `k % size`. The last `num_envs` rows
                 are scratch space, so that a graph has a distinct index to write each row to, set or not.
             size: of the ring, at least `num_envs`.
             count: int64, `(1,)`: how many entries were appended so far.
-            rows: `(num_set, ...)`; `(num_envs, ...)` if the host cannot tell which are set.
+            rows: `(num_set, ...)`, such as `gather` returns; `(num_envs, ...)` if the host cannot tell which are set.
+            keep: bool, `(num_set, 1)` or `(num_envs, 1)` likewise.
         """
-        indices = self.indices
-        if indices is None:
+        if self.indices is None:
+            kept = (self.column & keep).squeeze(-1)
             # 1 for the first. On CUDA in int32, which takes half of the bytes.
-            rank = self.tensor.cumsum(0, dtype=torch.int32 if ring.is_cuda else None)
+            rank = kept.cumsum(0, dtype=torch.int32 if ring.is_cuda else None)
             scratch = torch.arange(size, size + self.num_rows, device=ring.device)
-            slots = torch.where(self.tensor, (rank - 1 + count) % size, scratch)
-            ring.index_copy_(0, slots, torch.where(self._like(rows), rows, 0))
+            slots = torch.where(kept, (rank - 1 + count) % size, scratch)
+            ring.index_copy_(0, slots, torch.where(kept.view(-1, *(1,) * (rows.dim() - 1)), rows, 0))
             count.add_(rank[-1:])
-        elif number := len(indices):
+            return
+        chosen = keep.numpy().ravel().nonzero()[0]
+        if number := len(chosen):
             slots = torch.from_numpy((int(count) + np.arange(number)) % size)
-            ring.index_copy_(0, slots, rows)
+            ring.index_copy_(0, slots, rows if number == len(rows) else rows.index_select(0, torch.from_numpy(chosen)))
             count.add_(number)
 
     def _like(self, value: Tensor) -> Tensor:

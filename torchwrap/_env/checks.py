@@ -68,8 +68,7 @@ def step_input(env: EnvFacade, td: Any) -> None:
         got = f"a TensorDict with keys {sorted(td.keys())}{_row(env, td.batch_size, ())}"
         raise ValueError(f'{name}.step needs td["action"], but got {got}.')
     _action(env, action)
-    found = td.get("next", None)
-    if found is not None and not set(found.keys()) <= env.signature.policy_state.keys():
+    if "next" in td and not set((found := td["next"]).keys()) <= env.signature.policy_state.keys():
         if "reward" in found:
             got = f'a TensorDict with "next", which has been stepped: {_SECOND_OF_STEP}'
             raise ValueError(f"{name}.step needs a root, but got {got}.")

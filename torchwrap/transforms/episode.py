@@ -76,10 +76,10 @@ class RecordEpisodeStatistics(Transform):
         return td.set(self.length_key, self.running_length.add_(1).clone())
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        finished = mask & (self.running_length > 0)  # an episode without a step does not count
+        length = mask.gather(self.running_length)
         # `where` and not `cat`, whose result Inductor would write to memory.
-        record = torch.where(self.is_return, finished.gather(self.running_return), finished.gather(self.running_length))
-        finished.append_(self.records, self.ring_size, self.count, record)
+        record = torch.where(self.is_return, mask.gather(self.running_return), length)
+        mask.append_(self.records, self.ring_size, self.count, record, length > 0)  # an episode without a step does not count
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
         return td

@@ -60,12 +60,12 @@ class _Frames(BatchedModule):
     def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
         """Begins again with an initial frame, in the rows of the mask. Returns all frames."""
         # Realized because the stack reads the initial frame several times, and Inductor would compute it as often.
-        stacked = mask.apply(self._initial_stack, realize_on_cpu(initial))
+        rows = self._initial_stack(mask.gather(realize_on_cpu(initial)))
         if self.shifts:
-            mask.assign_(self.frames, stacked)
+            mask.scatter_(self.frames, rows)
         else:
-            mask.assign_columns_(self.frames, self.order, stacked)
-        return stacked
+            mask.scatter_columns_(self.frames, self.order, rows)
+        return mask.spread(rows)
 
     def _initial_stack(self, initial: Tensor) -> Tensor:
         initial, shape = initial.unsqueeze(1), self.padding.shape

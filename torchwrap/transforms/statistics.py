@@ -169,7 +169,7 @@ class RunningMeanStd(BatchedModule):
 
     def _moments(self, seen: bool = False) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance. `seen`: every component is known to have a value.
-        number, squares = (self.count - self.skipped).double(), self.squares
+        number, squares = self.count - self.skipped, self.squares
         if not seen:
             number.clamp_(min=1)
         mean = self.total / number
