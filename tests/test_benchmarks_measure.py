@@ -24,7 +24,10 @@ HOMES = {
     "jax": ["jax_peer", "jax_ppo_peer"],
     "optax": ["jax_ppo_peer"],
     "matplotlib": ["plot"],
-    "torch": ["offline_cuda", "offline_cuda_driver", "sb3_peer", "scale_side", "script", "torchrl_peer", "torchwrap_side"],
+    "torch": [
+        *("lower_bound", "offline_cuda", "offline_cuda_driver", "sb3_peer"),
+        *("scale_side", "script", "torchrl_peer", "torchwrap_side"),
+    ],
 }
 
 

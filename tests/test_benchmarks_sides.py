@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from torchwrap import RowMask
 
@@ -51,6 +52,18 @@ def test_state_that_changes_counts_as_read_and_written(load):
     actions = load("script").actions(5)
     buffers = sum(buffer.nbytes for buffer in env.buffers())
     assert side._state(env, lambda: env.step(actions)) == buffers + env.elapsed.nbytes
+
+
+def test_lower_bound_computes_what_the_env_does(load):
+    step, bound = load("lower_bound").pair(16)
+    next_root = None
+    for _ in range(420):  # each env ends twice
+        transition, (*successor, following) = step(), bound()
+        if next_root is not None:
+            assert torch.equal(transition["observation"], next_root)
+        next_root, keys = following, ("observation", "reward", "done", "episode_return", "episode_length")
+        for key, value in zip(keys, successor, strict=True):
+            assert torch.equal(transition["next", key], value) and transition["next", key].dtype == value.dtype
 
 
 def test_torch_and_numpy_scripts_are_equal(load):
