@@ -96,10 +96,10 @@ def _normalize(sums: Any, rows: Tensor) -> Tensor:
 def pair(num_envs: int) -> tuple[Callable[[], TensorDict], Callable[[], tuple[Tensor, ...]]]:
     """Two functions that take the same steps: one returns the transition of an env, the other what `Flat` computes."""
     envs = [tw.TransformedEnv(script.scripted(num_envs), *(TRANSFORMS[name]() for name in SEVEN)) for _ in range(2)]
-    roots = [env.reset(seed=0) for env in envs]
+    td, _ = (env.reset(seed=0) for env in envs)
     for env in envs:
         env.unwrapped.elapsed.copy_(script.elapsed(num_envs))
-    actions, flat, td = script.actions(num_envs), Flat(envs[1]), roots[0]
+    actions, flat = script.actions(num_envs), Flat(envs[1])
 
     def step() -> TensorDict:
         nonlocal td

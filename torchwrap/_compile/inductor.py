@@ -48,7 +48,7 @@ def prepare(builds: Builds, backend: str, options: dict[str, Any], device: torch
 
         with toolchain.installed(builds), torch._inductor.config.patch(_CPU), _vectors(options):
             builds.pool.submit(toolchain.Header().precompile)
-            builds.pool.submit(torch._inductor.codecache.torch_key)  # of all files of Inductor, and then cached
+            builds.pool.submit(torch._inductor.codecache.torch_key)  # hashes Inductor's sources, once per process
 
 
 def compile_graph(

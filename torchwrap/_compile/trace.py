@@ -73,7 +73,10 @@ def trace(function: Callable[..., Any], values: Any, reads: Reads) -> Trace:
 @torch.inference_mode(False)
 @torch.no_grad()
 def outline(function: Callable[..., Any], values: Any, reads: Reads) -> Any:
-    """What a function returns, as tensors without values, in a third of the time of `trace`. It finds fewer of the errors."""
+    """What a function returns, as tensors without values, in a third of the time of `trace`.
+
+    The function runs once, so state that a graph would not keep is left to `trace` to find.
+    """
     with _unchanged(reads):
         return _Pass(function, values, reads, lambda flat: flat).result
 
@@ -104,7 +107,7 @@ class _Pass:
     """One run of the function.
 
     Args:
-        record: makes a graph of a function when it is called with tensors without values, or calls the function only.
+        record: `make_fx`, or the identity to run the function without a graph.
     """
 
     def __init__(self, function: Callable[..., Any], values: Any, reads: Reads, record: Callable[..., Any]) -> None:

@@ -188,12 +188,12 @@ class RowMask:
             keep: bool, `(num_set, 1)` or `(num_envs, 1)` likewise.
         """
         if self.indices is None:
-            kept = (self.column & keep).squeeze(-1)
+            kept = self & keep
             # 1 for the first. On CUDA in int32, which takes half of the bytes.
-            rank = kept.cumsum(0, dtype=torch.int32 if ring.is_cuda else None)
+            rank = kept.tensor.cumsum(0, dtype=torch.int32 if ring.is_cuda else None)
             scratch = torch.arange(size, size + self.num_rows, device=ring.device)
-            slots = torch.where(kept, (rank - 1 + count) % size, scratch)
-            ring.index_copy_(0, slots, torch.where(kept.view(-1, *(1,) * (rows.dim() - 1)), rows, 0))
+            slots = torch.where(kept.tensor, (rank - 1 + count) % size, scratch)
+            ring.index_copy_(0, slots, torch.where(kept._like(rows), rows, 0))
             count.add_(rank[-1:])
             return
         chosen = keep.numpy().ravel().nonzero()[0]
