@@ -18,17 +18,19 @@ from torchwrap.testing import ScriptedEnv
         ((11,), 512, False),  # 11 of 16
         ((16,), 512, False),
         ((1,), 512, False),
+        ((4,), 512, False),  # one vector, of which 4 lanes are used
         ((64,), 512, False),  # one number per env, not what envs share
         ((64, 4, 17), 512, True),
         ((64, 17), 512, False),
         ((11,), 256, True),
-        ((4,), 256, False),  # 4 of 8
+        ((4,), 256, False),
+        ((3,), 256, False),
         ((17,), 256, True),
         ((16,), 0, True),
     ],
     ids=str,
 )
-def test_tails_are_short_if_they_fill_less_than_half_of_a_masked_vector(shape, bits, short):
+def test_tails_are_short_if_they_fill_less_than_half_of_a_vector_behind_others(shape, bits, short):
     assert inductor._has_short_tails([torch.zeros(shape)], 64, bits) == short
 
 

@@ -101,14 +101,14 @@ def _dtype_rules_once() -> Iterator[None]:
 
 
 def _has_short_tails(example: list[Tensor], num_rows: int, vector_bits: int) -> bool:
-    """Whether the last components of a row are faster one by one: if they fill less than half of a vector.
+    """Whether the last components of a row are faster one by one: behind whole vectors, less than half of another one.
 
     What a kernel loops over row by row has the width of what all rows share, such as statistics, or of the frames of a stack.
     Vectors that are neither of AVX2 nor of AVX-512 have no masked loads and stores.
     """
     lanes, floats = vector_bits // 32, [tensor for tensor in example if tensor.is_floating_point()]
     widths = [tensor.shape[-1] for tensor in floats if tensor.dim() > 2 or (tensor.dim() == 1 and len(tensor) != num_rows)]
-    return lanes < 8 or any(width > 1 and 0 < width % lanes < lanes // 2 for width in widths)
+    return lanes < 8 or any(width > lanes and 0 < width % lanes < lanes // 2 for width in widths)
 
 
 def _vector_bits(options: dict[str, Any]) -> int:

@@ -41,8 +41,8 @@ struct gil_scoped_acquire_simple {
 }  // namespace pybind11
 """
 
-# For AVX2: what replaces PyTorch's functions of vectors, and how the code of Inductor calls PyTorch's.
-_AVX2_HEADER = Path(__file__).with_name("avx2.h")
+# What replaces PyTorch's functions of vectors, and how the code of Inductor calls PyTorch's.
+_VECTORS = Path(__file__).with_name("vectors.h")
 _LOAD = re.compile(r"\bat::vec::VectorizedN?<(\w+(?:,\w+)?)>::loadu\(")
 _STORE = re.compile(r"\b(tmp\w+)\.store\(")
 
@@ -73,7 +73,7 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
     - The headers of a graph take g++ 5 s. What most graphs need takes 2 s, and is precompiled, once per machine, while Python
       traces and prepares the first graph; others are built with all headers, and the log says why, at level INFO.
     - g++ runs in another thread.
-    - With AVX2, it copies whole vectors, and kernels use `avx2.h`.
+    - Kernels use `vectors.h`, and with AVX2, g++ copies whole vectors.
     """
     thread = threading.get_ident()
     list_isas, load, load_async = (
@@ -100,7 +100,7 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
 
         header = Header()
         code = _INCLUDE.sub(lambda _: header.line, keywords["main_code"])
-        if isinstance(cpu_vec_isa.pick_vec_isa(), _AVX2):
+        if isinstance(cpu_vec_isa.pick_vec_isa(), _AVX2 | _AVX512):
             code = _STORE.sub(r"torchwrap::store(\1, ", _LOAD.sub(r"torchwrap::load<\1>(", code))
         slim = load_async(**{**keywords, "main_code": code}, submit_fn=submit)
         entry = _Entry(slim, load_async(**keywords), sys._getframe(1).f_globals)
@@ -161,7 +161,7 @@ class Header:
         options = CppTorchDeviceOptions(**flags, precompiling=True)
         command = CppBuilder("o", "i", options).get_command_line()
         kind = f"{command} {get_compiler_version_info(options.get_compiler())} {torch.__version__}"
-        text = f"{_text(_WRAPPER)}\n#include <torch/csrc/inductor/cpp_prefix.h>\n{_AVX2_HEADER.read_text()}"
+        text = f"{_text(_WRAPPER)}\n#include <torch/csrc/inductor/cpp_prefix.h>\n{_VECTORS.read_text()}"
         try:
             _, self.path = codecache.write(text, "h", extra=kind, specified_dir=codecache._HEADER_DIR)
             self.line = f'#include "{self.path}"'

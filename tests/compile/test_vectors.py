@@ -1,4 +1,4 @@
-"""Kernels for AVX2, which use `avx2.h`, compute what PyTorch's operators compute."""
+"""Kernels for AVX2 and AVX-512, which use `vectors.h`, compute what PyTorch's operators compute."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch.testing import assert_close
 
 from torchwrap._compile.inductor import compile_graph
 
-pytestmark = [
-    pytest.mark.compiles,
-    pytest.mark.skipif(not torch.backends.cpu.get_cpu_capability().startswith("AVX"), reason="needs a processor with AVX2"),
-]
+pytestmark = pytest.mark.compiles
 
-OPTIONS = {"cpp.simdlen": 256, "cpp.enable_loop_tail_vec": True}
+CAPABILITIES = {256: ("AVX2", "AVX512"), 512: ("AVX512",)}  # of processors whose vectors have so many bits
 BATCH, WIDTHS = 6, (1, 2, 3, 4, 5, 7, 8, 9, 12, 17)
 INT64 = torch.tensor([0, 1, -1, 2**31, 2**32 - 1, 2**32, -(2**32) - 1, 2**62 + 12345, -(2**63), 2**63 - 1, 0x123456789ABCDEF])
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-    """Compiles a function for AVX2, where a header that is missing or code that does not fit is an error."""
+@pytest.fixture(params=CAPABILITIES)
+def compiled(request, monkeypatch):
+    """Compiles a function, where a header that is missing or code that does not fit is an error."""
+    if torch.backends.cpu.get_cpu_capability() not in CAPABILITIES[request.param]:
+        pytest.skip(f"needs a processor with vectors of {request.param} bits")
     from torchwrap._compile import toolchain
 
+    options = {"cpp.simdlen": request.param, "cpp.enable_loop_tail_vec": True}
     monkeypatch.setattr(toolchain._Entry, "wait", lambda entry: entry.slim())
 
     def compile(function, *example):
         graph = make_fx(function)(*example)
-        return compile_graph(graph, list(example), "inductor", OPTIONS, device=torch.device("cpu"), num_rows=BATCH)
+        return compile_graph(graph, list(example), "inductor", options, device=torch.device("cpu"), num_rows=BATCH)
 
     with fresh_cache():
         yield compile

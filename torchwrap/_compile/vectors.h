@@ -1,7 +1,7 @@
-// Operations on vectors of 256 bits that PyTorch computes by way of the stack, by masked stores or one element after the other.
-// `toolchain` lets the code of Inductor call these. They return what PyTorch's return, in every element.
+// Operations on vectors that PyTorch computes by way of the stack, by masked stores or one element after the other. `toolchain`
+// lets the code of Inductor call these. They return what PyTorch's return, in every element.
 
-#ifdef CPU_CAPABILITY_AVX2
+#if defined(CPU_CAPABILITY_AVX2) || defined(CPU_CAPABILITY_AVX512)
 #define TORCHWRAP_INLINE __attribute__((always_inline)) inline  // so that counts are constants
 
 namespace torchwrap {
@@ -9,23 +9,46 @@ namespace torchwrap {
 using at::vec::Vectorized;
 using at::vec::VectorizedN;
 
+#ifdef CPU_CAPABILITY_AVX2
+using Register = __m256i;
+using Unaligned = __m256i_u;
+using Floats = __m256;
+using Doubles = __m256d;
+TORCHWRAP_INLINE Register widened(__m256i bits) { return bits; }
+TORCHWRAP_INLINE __m256i lower_half(Register bits) { return bits; }
+#else
+using Register = __m512i;
+using Unaligned = __m512i_u;
+using Floats = __m512;
+using Doubles = __m512d;
+TORCHWRAP_INLINE Register widened(__m256i bits) { return _mm512_zextsi256_si512(bits); }
+TORCHWRAP_INLINE __m256i lower_half(Register bits) { return _mm512_castsi512_si256(bits); }
+#endif
+
 // Whether a vector is one register. A vector of bool is none.
 template <typename T>
 constexpr bool is_plain =
-    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_convertible_v<Vectorized<T>, __m256i>;
+    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_convertible_v<Vectorized<T>, Register>;
 
 template <typename T>
-TORCHWRAP_INLINE __m256i bits(const Vectorized<T>& vector) {
-  if constexpr (std::is_same_v<T, float>) return _mm256_castps_si256(vector);
-  else if constexpr (std::is_same_v<T, double>) return _mm256_castpd_si256(vector);
+TORCHWRAP_INLINE Register bits(const Vectorized<T>& vector) {
+  if constexpr (std::is_same_v<T, float>) return reinterpret_cast<Register>(static_cast<Floats>(vector));
+  else if constexpr (std::is_same_v<T, double>) return reinterpret_cast<Register>(static_cast<Doubles>(vector));
   else return vector;
 }
 
 template <typename T>
-TORCHWRAP_INLINE Vectorized<T> vector(__m256i bits) {
-  if constexpr (std::is_same_v<T, float>) return _mm256_castsi256_ps(bits);
-  else if constexpr (std::is_same_v<T, double>) return _mm256_castsi256_pd(bits);
+TORCHWRAP_INLINE Vectorized<T> vector(Register bits) {
+  if constexpr (std::is_same_v<T, float>) return reinterpret_cast<Floats>(bits);
+  else if constexpr (std::is_same_v<T, double>) return reinterpret_cast<Doubles>(bits);
   else return bits;
+}
+
+// Whether a part of a vector is read and written without a mask: a known number of bytes, up to 32.
+template <typename T>
+TORCHWRAP_INLINE bool is_short(int64_t count) {
+  int64_t number = count * sizeof(T);
+  return __builtin_constant_p(number) && number > 0 && number <= 32 && number % 4 == 0;
 }
 
 // Up to 16 bytes, a multiple of 4; the others are 0.
@@ -57,15 +80,15 @@ constexpr auto after_last = [] {
 template <typename T>
 TORCHWRAP_INLINE Vectorized<T> load(const void* from, int64_t count = Vectorized<T>::size()) {
   if constexpr (is_plain<T>) {
-    int64_t number = count * sizeof(T), upper = number > 16 ? number - 16 : 0;
-    if (__builtin_constant_p(number) && number > 0 && number % 4 == 0) {
-      auto first = static_cast<const char*>(from);
-      if (number >= 32) return vector<T>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+    int64_t size = Vectorized<T>::size(), number = count * sizeof(T);
+    auto first = static_cast<const char*>(from);
+    if (__builtin_constant_p(count) && count == size) return vector<T>(*reinterpret_cast<const Unaligned*>(first));
+    if (is_short<T>(count)) {
       __m256i found = _mm256_zextsi128_si256(load_bytes(first, number));
-      if (upper) found = _mm256_inserti128_si256(found, load_bytes(first + 16, upper), 1);
-      if constexpr (!std::is_integral_v<T>) return vector<T>(found);
-      auto rest = reinterpret_cast<const __m256i*>(after_last<T>.data() + Vectorized<T>::size() - count);
-      return vector<T>(_mm256_or_si256(found, _mm256_loadu_si256(rest)));
+      if (number > 16) found = _mm256_inserti128_si256(found, load_bytes(first + 16, number - 16), 1);
+      if constexpr (!std::is_integral_v<T>) return vector<T>(widened(found));
+      auto rest = reinterpret_cast<const Unaligned*>(after_last<T>.data() + size - count);
+      return vector<T>(widened(found) | *rest);
     }
   }
   return Vectorized<T>::loadu(from, count);
@@ -79,11 +102,12 @@ TORCHWRAP_INLINE void store(at::vec::VecMask<T, N> mask, bool* to, int count = a
 template <typename T>
 TORCHWRAP_INLINE void store(const Vectorized<T>& value, void* to, int64_t count = Vectorized<T>::size()) {
   if constexpr (is_plain<T>) {
-    int64_t number = count * sizeof(T), upper = number > 16 ? number - 16 : 0;
-    if (__builtin_constant_p(number) && number > 0 && number % 4 == 0 && number < 32) {
+    if (is_short<T>(count) && count < Vectorized<T>::size()) {
+      int64_t number = count * sizeof(T);
       auto first = static_cast<char*>(to);
-      store_bytes(first, _mm256_castsi256_si128(bits<T>(value)), number);
-      if (upper) store_bytes(first + 16, _mm256_extracti128_si256(bits<T>(value), 1), upper);
+      __m256i half = lower_half(bits<T>(value));
+      store_bytes(first, _mm256_castsi256_si128(half), number);
+      if (number > 16) store_bytes(first + 16, _mm256_extracti128_si256(half, 1), number - 16);
       return;
     }
   }
@@ -92,11 +116,11 @@ TORCHWRAP_INLINE void store(const Vectorized<T>& value, void* to, int64_t count 
 
 template <typename T, int N>
 TORCHWRAP_INLINE VectorizedN<T, N> load(const void* from, int64_t count = VectorizedN<T, N>::size()) {
-  constexpr int size = Vectorized<T>::size();
+  constexpr int64_t size = Vectorized<T>::size();
   VectorizedN<T, N> found;
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
-    int64_t left = count - i * size;
+    int64_t left = std::min(count - i * size, size);
     found[i] = left > 0 ? load<T>(static_cast<const T*>(from) + i * size, left) : Vectorized<T>(T(1));
   }
   return found;
@@ -104,12 +128,19 @@ TORCHWRAP_INLINE VectorizedN<T, N> load(const void* from, int64_t count = Vector
 
 template <typename T, int N>
 TORCHWRAP_INLINE void store(const VectorizedN<T, N>& value, void* to, int64_t count = VectorizedN<T, N>::size()) {
-  constexpr int size = Vectorized<T>::size();
+  constexpr int64_t size = Vectorized<T>::size();
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
-    if (count > i * size) store<T>(value[i], static_cast<T*>(to) + i * size, count - i * size);
+    int64_t left = std::min(count - i * size, size);
+    if (left > 0) store<T>(value[i], static_cast<T*>(to) + i * size, left);
   }
 }
+
+}  // namespace torchwrap
+#endif
+
+#ifdef CPU_CAPABILITY_AVX2
+namespace torchwrap {
 
 // Whether g++ can tell that all elements are this.
 TORCHWRAP_INLINE bool are_known(__m256i bits, int64_t value) {
