@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 
+import numpy as np
 import pytest
 import torch
 from catalogue import COMPILED, ENDINGS, NUM_ENVS, REPRESENTATIVE, Push, cartpole, gymnasium_cartpole, seven, stack
@@ -44,6 +46,28 @@ def test_small_env_through_inductor_matches_eager():
     make = lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (3,)), T.ClipAction(), T.FrameStackObservation(2))  # noqa: E731
     done = assert_plays_the_same(make(), tw.compile(make()), 60, INDUCTOR)["done"]
     assert done.any(0).all() and not done.all(1).all()
+
+
+@pytest.mark.compiles
+def test_statistics_of_many_rows_through_inductor_are_those_of_numpy():
+    def hide(observation):  # infinities are left out, per component
+        return torch.where(observation.long() % 7 == 3, math.inf, observation)
+
+    def make():
+        return tw.TransformedEnv(ScriptedEnv(1024, (17,), episode_lengths=(2, 3, 5)), T.TransformObservation(hide))
+
+    bare, compiled = make(), tw.compile(tw.TransformedEnv(make(), normalize := T.NormalizeObservation()))
+    raw, td = bare.reset(seed=0), compiled.reset(seed=0)
+    seen = [raw["observation"]]
+    for _ in range(6):
+        action = bare.sample_action()
+        (following, raw), (_, td) = bare.step(raw.set("action", action)), compiled.step(td.set("action", action))
+        seen += [following["next", "observation"], raw["observation"][following["next", "done"].squeeze(-1)]]
+    values = np.concatenate([rows.numpy() for rows in seen]).astype(np.float64)
+    finite = np.where(np.isfinite(values), values, np.nan)
+    assert np.isnan(finite).any() and np.isfinite(finite).any()
+    np.testing.assert_allclose(normalize.statistics.mean, np.nanmean(finite, 0), rtol=1e-12)
+    np.testing.assert_allclose(normalize.statistics.var, np.nanvar(finite, 0), rtol=1e-9)
 
 
 @pytest.mark.full

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from torchwrap._core.tracing import is_tracing
 # PyTorch 2.11's Inductor cannot view bytes as bools.
 _STORES_BYTES = torch.__version__ >= "2.13"
 _GROUP, _MIN_ROWS, _NARROW = 64, 65536, range(2, 16)
+_LANES, _WIDE, _MANY = 16, 64, 16384
 
 
 def realize(tensor: Tensor) -> Tensor:
@@ -35,8 +38,18 @@ def realize_on_cuda(rows: Tensor) -> Tensor:
     return realize(rows) if rows.is_cuda else rows
 
 
-def sum_rows(rows: Tensor) -> Tensor:
-    """`rows.sum(0)`, of at least one row, in the dtype of the rows.
+def side_by_side(rows: Tensor) -> Tensor:
+    """Rows to be summed: in a graph on the CPU, many narrow ones lie next to each other, so that they fill whole vectors."""
+    width = rows[0].numel()
+    group = _LANES // math.gcd(width, _LANES)
+    many = width < _WIDE and rows.numel() >= _MANY  # fewer are in the cache, where to write them costs more than it saves
+    if rows.is_cuda or not (many and is_tracing(rows) and len(rows) % group == 0):
+        return rows
+    return realize(rows).reshape(-1, group * width)
+
+
+def sum_rows(rows: Tensor, shape: torch.Size) -> Tensor:
+    """The sum of at least one row of this shape, in the dtype of the rows, which can lie `side_by_side`.
 
     In a graph on CUDA, many narrow rows are first summed side by side. Of a few columns, Inductor makes thousands of partial
     sums, which a single block adds in a hundred rounds.
@@ -44,7 +57,8 @@ def sum_rows(rows: Tensor) -> Tensor:
     number, width = len(rows), rows[0].numel()
     if rows.is_cuda and is_tracing(rows) and number % _GROUP == 0 and number >= _MIN_ROWS and width in _NARROW:
         rows = rows.view(-1, _GROUP, *rows.shape[1:]).sum(0, dtype=rows.dtype)
-    return rows.sum(0, dtype=rows.dtype)
+    total = rows.sum(0, dtype=rows.dtype)
+    return total if total.shape == shape else total.view(-1, *shape).sum(0, dtype=rows.dtype)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, BufferAttribute
-from torchwrap._core.graph_hints import realize, sum_rows
+from torchwrap._core.graph_hints import realize, side_by_side, sum_rows
 from torchwrap._core.row_mask import can_look, set_first_
 
 
@@ -154,15 +154,17 @@ class RunningMeanStd(BatchedModule):
         if mask is not None:
             kept = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), kept, math.inf)
             number = mask.sum()
+        else:
+            kept = side_by_side(kept)
         # What is too large to be squared is left out as well.
         narrow = kept.dtype == torch.float32
         within = kept.abs() < (math.inf if narrow else 1e150)
         # Numbers as wide as what they are selected by, because then one vector of each is compared, selected and added.
         one = torch.ones_like(kept, dtype=torch.int32 if narrow else None)
         finite = torch.where(within, kept, 0).double()
-        counted = sum_rows(torch.where(within, one, 0))
-        self.total.add_(sum_rows(finite))
-        self.squares.masked_fill_(unseen & (counted > 0), 0).add_(sum_rows(finite * finite))
+        counted = sum_rows(torch.where(within, one, 0), unseen.shape)
+        self.total.add_(sum_rows(finite, unseen.shape))
+        self.squares.masked_fill_(unseen & (counted > 0), 0).add_(sum_rows(finite * finite, unseen.shape))
         self.count.add_(number)
         self.skipped.add_(number - counted.long())
         return differences
