@@ -9,20 +9,21 @@ namespace torchwrap {
 using at::vec::Vectorized;
 using at::vec::VectorizedN;
 
+// A register, and its first 32 bytes.
 #ifdef CPU_CAPABILITY_AVX2
 using Register = __m256i;
 using Unaligned = __m256i_u;
 using Floats = __m256;
 using Doubles = __m256d;
 TORCHWRAP_INLINE Register widened(__m256i bits) { return bits; }
-TORCHWRAP_INLINE __m256i lower_half(Register bits) { return bits; }
+TORCHWRAP_INLINE __m256i first_bytes(Register bits) { return bits; }
 #else
 using Register = __m512i;
 using Unaligned = __m512i_u;
 using Floats = __m512;
 using Doubles = __m512d;
 TORCHWRAP_INLINE Register widened(__m256i bits) { return _mm512_zextsi256_si512(bits); }
-TORCHWRAP_INLINE __m256i lower_half(Register bits) { return _mm512_castsi512_si256(bits); }
+TORCHWRAP_INLINE __m256i first_bytes(Register bits) { return _mm512_castsi512_si256(bits); }
 #endif
 
 // Whether a vector is one register. A vector of bool is none.
@@ -105,9 +106,9 @@ TORCHWRAP_INLINE void store(const Vectorized<T>& value, void* to, int64_t count 
     if (is_short<T>(count) && count < Vectorized<T>::size()) {
       int64_t number = count * sizeof(T);
       auto first = static_cast<char*>(to);
-      __m256i half = lower_half(bits<T>(value));
-      store_bytes(first, _mm256_castsi256_si128(half), number);
-      if (number > 16) store_bytes(first + 16, _mm256_extracti128_si256(half, 1), number - 16);
+      __m256i found = first_bytes(bits<T>(value));
+      store_bytes(first, _mm256_castsi256_si128(found), number);
+      if (number > 16) store_bytes(first + 16, _mm256_extracti128_si256(found, 1), number - 16);
       return;
     }
   }

@@ -39,11 +39,11 @@ def realize_on_cuda(rows: Tensor) -> Tensor:
 
 
 def side_by_side(rows: Tensor) -> Tensor:
-    """Rows to be summed: in a graph on the CPU, many narrow ones lie next to each other, so that they fill whole vectors."""
-    width = rows[0].numel()
+    """Rows to be summed. In a graph on the CPU, many narrow ones lie next to each other, so that they fill whole vectors."""
+    width = rows.shape[1:].numel()
     group = _LANES // math.gcd(width, _LANES)
-    many = width < _WIDE and rows.numel() >= _MANY  # fewer are in the cache, where to write them costs more than it saves
-    if rows.is_cuda or not (many and is_tracing(rows) and len(rows) % group == 0):
+    many = width < _WIDE and rows.numel() >= _MANY  # to write fewer costs more than it saves
+    if rows.is_cuda or group == 1 or not (many and is_tracing(rows) and len(rows) % group == 0):
         return rows
     return realize(rows).reshape(-1, group * width)
 

@@ -163,8 +163,9 @@ class RowMask:
         if buffer.is_cuda:  # as in `write_column_`
             buffer.copy_(torch.where(self._like(rows), rows.index_select(1, source), buffer))
         else:
-            # All of it and from a copy, because Inductor computes this in one loop with whoever reads the columns in this
-            # order: what it wrote in place would be read there, and a write by indices would copy the buffer twice.
+            # All of it and from a copy in the order of `columns`, because Inductor computes this in one loop with whoever
+            # reads the columns in this order: what it wrote in place would be read there, even if no column moved (PyTorch
+            # 2.13), and a write by indices would copy the buffer twice.
             current = torch.where(self._like(rows), rows, buffer.index_select(1, columns))
             buffer.copy_(realize(current).index_select(1, source))
 
