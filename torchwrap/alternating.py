@@ -25,7 +25,7 @@ Result = tuple[TensorDict, spaces.Value]
 class AlternatingCollector:
     """Collects as `Collector`, from groups of envs of which one steps while the policy acts for another.
 
-    Each group steps in a thread of its own, and with two groups this is double-buffered sampling. It is for simulators that
+    Each group steps in its own thread, and with two groups this is double-buffered sampling. It is for simulators that
     compute outside of Python: EnvPool, ALE's vector env, Gymnasium's envs in processes, JAX. It saves time only where cores
     are free for the policy and for the simulators at once; otherwise smaller batches cost some. Compare it with `Collector`.
 

@@ -40,7 +40,7 @@ class Graph:
         options: for Inductor.
         num_rows: number of envs.
         static_outputs: on CUDA, return the first part of the result, a tuple, in the graph's own memory.
-        part: the graph is part of a larger run: on CUDA it is no launch of its own.
+        part: the graph is part of a larger run: on CUDA it is not launched by itself.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 # What reads values on the host without an operator.
 _HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__}
-# `torch.tensor(0.5)` makes a tensor of its own.
+# `torch.tensor(0.5)` makes a new tensor.
 _LITERALS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default}
 # What can copy between the host and a device. A CUDA graph would copy from memory of the host that is freed by then.
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}

@@ -151,7 +151,7 @@ class _Entry:
 class Header:
     """What most graphs need, as one header for the options of Inductor that are set now.
 
-    It lies beside PyTorch's own precompiled headers, because it depends on the machine only. Precompiled it has 160 MB.
+    It lies next to PyTorch's own precompiled headers, because it depends on the machine only. Precompiled it has 160 MB.
     """
 
     failed: set[str] = set()

@@ -22,7 +22,7 @@ _ROWS_AHEAD, _MOST_EPISODES = 1024, 128  # so many keys take four times as long 
 class InitialStatePool(nn.Module):
     """A pool of initial states. A few of them are drawn again at every step.
 
-    It has random numbers of its own, so its content does not depend on which envs take from it, or on how many there are.
+    It has its own random numbers, so its content does not depend on which envs take from it, or on how many there are.
 
     Args:
         size: number of states.

@@ -131,7 +131,7 @@ class PPO(algorithms.PPO):
     """rsl_rl's PPO, with the value of the true final observation at a time-out instead of that of the observation before.
 
     In the runner's config: `"algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", ...}`. The env has to put
-    `extras["final_obs"]` beside `extras["time_outs"]`, as `to_rsl_rl` does. The critic's observation normalization and its
+    `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does. The critic's observation normalization and its
     recurrent state are those of rsl_rl's PPO.
     """
 

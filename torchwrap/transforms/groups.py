@@ -1,4 +1,4 @@
-"""ObservationGroups: several views of one observation, each with transforms of its own."""
+"""ObservationGroups: several views of one observation, each with its own transforms."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torchwrap.transforms.transform import Transform
 
 
 class ObservationGroups(Transform):
-    """Makes a `Dict` of named groups from one observation, each through transforms of its own.
+    """Makes a `Dict` of named groups from one observation, each through its own transforms.
 
-    The raw observation beside the normalized one, a noisy one for the actor beside a clean one for the critic: each group
+    The raw observation next to the normalized one, a noisy one for the actor and a clean one for the critic: each group
     transforms a copy of what comes from below.
 
     Args:
