@@ -12,7 +12,7 @@ from torchwrap._core.tracing import is_tracing
 # PyTorch 2.11's Inductor cannot view bytes as bools.
 _STORES_BYTES = torch.__version__ >= "2.13"
 _GROUP, _MIN_ROWS, _NARROW = 64, 65536, range(2, 16)
-_LANES, _WIDE, _MANY = 16, 64, 16384
+_LANES, _WIDE, _MANY = 16, 64, 16384  # floats in the widest vector; components; numbers
 
 
 def realize(tensor: Tensor) -> Tensor:
