@@ -28,9 +28,9 @@ def compiled(request, monkeypatch):
     options = {"cpp.simdlen": request.param, "cpp.enable_loop_tail_vec": True}
     monkeypatch.setattr(toolchain._Entry, "wait", lambda entry: entry.slim())
 
-    def compile(function, *example):
-        graph = make_fx(function)(*example)
-        return compile_graph(graph, list(example), "inductor", options, device=torch.device("cpu"), num_rows=BATCH)
+    def compile(function, *example, **keywords):
+        graph, keywords = make_fx(function)(*example), {"device": torch.device("cpu"), "num_rows": BATCH, **keywords}
+        return compile_graph(graph, list(example), "inductor", options, **keywords)
 
     with fresh_cache():
         yield compile
@@ -66,6 +66,31 @@ def test_neighbours_of_a_row_are_not_written(compiled):
     table, rows = torch.full((BATCH, 11), -1.0), torch.arange(5.0 * BATCH).view(BATCH, 5)
     compiled(function, table, rows)(table, rows)
     assert (table[:, 3:8] == rows * 2).all() and (table[:, :3] == -1).all() and (table[:, 8:] == -1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8], ids=str)
+def test_streaming_stores_write_rows_of_any_width_at_any_address(dtype, compiled):
+    from torchwrap._compile import streaming, toolchain
+
+    def function(*tables: Tensor) -> list[Tensor]:
+        for target, rows in zip(tables[::2], tables[1::2], strict=True):
+            target.copy_(rows + 1)
+        return []
+
+    shapes = [(BATCH, width) for width in (*WIDTHS, 16, 64)] + [(BATCH * 16,)]
+    memories, tables = [], []
+    for offset in (0, 1, 4, 7):
+        for shape in shapes:
+            memories.append(torch.zeros(offset + 2048, dtype=dtype))
+            rows = numbers(shape, dtype)
+            tables += [memories[-1][offset : offset + rows.numel()].view(shape), rows]
+    kernels, code = run_and_get_cpp_code(lambda: compiled(function, *tables, streamed=range(0, len(tables), 2)))
+    kernels(*tables)
+    for memory, target, rows in zip(memories, tables[::2], tables[1::2], strict=True):
+        assert_close(target, rows + 1, rtol=0, atol=0)
+        assert memory.count_nonzero() == rows.numel()
+    calls = toolchain._STORE.findall(code)
+    assert calls and all(mark == streaming.MARK for _, mark in calls)
 
 
 def test_products_and_shifts_of_int64_have_all_64_bits(compiled):

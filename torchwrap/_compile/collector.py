@@ -12,6 +12,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from tensordict import NestedKey
 from torch import Tensor
+from torch.fx import Node
 
 from torchwrap import spaces
 from torchwrap._compile import replay
@@ -29,6 +30,7 @@ from torchwrap.collector import Collector, Root, Storage
 Rows = dict[NestedKey, list[Tensor]]
 """For each key, where each step writes to."""
 
+_LARGE_STORAGE = 2**23  # bytes; two such chunks are in no cache when somebody reads them
 _MAX_LENT = 2  # chunks in the memory of a CUDA graph: what the caller holds, and the next one
 
 
@@ -71,12 +73,13 @@ class CompiledCollector(Eager):
         self.reads = Reads((vars(collector), "env"), (vars(collector), "policy"))
         self.collector, self.static_outputs, self.unroll = collector, keywords["static_outputs"], unroll
         keywords = {**keywords, "part": True}
-        self.steps = Graph(self._run_steps, self.reads, **keywords)
+        self.steps = Graph(self._run_steps, self.reads, streamed=self._streamed, **keywords)
         self.auto_reset = HostAutoReset(env, keywords)
         self.chunks: list[_Chunk] = []  # in whose memory CUDA graphs write
         self.layout: Any = None  # what the pools and the chunks were made for
         self.known: Any = None  # what the programs were looked up for
         self.programs: dict[int, Program] = {}  # by their number of steps
+        self.num_roots = self.num_targets = 0  # leaves of a root, and tensors that a step writes to
         root: Root = {
             "observation": spaces.zeros(env.single_observation_space, env.num_envs, env.device),
             **policy_state.initial(env.signature),
@@ -129,6 +132,7 @@ class CompiledCollector(Eager):
         # Looked up only if something has changed, because that takes as long as a few steps of few envs.
         while self.known != (known := (self.layout, keys, self.steps.state()[0])):
             build, programs = nested.builder(root), {}
+            self.num_roots, self.num_targets = len(chunk.roots), len(steps[0])
             for number, part in {len(part): part for part in (parts[0], parts[-1])}.items():
                 targets = [(dict(zip(keys, step, strict=False)), build(iter(step[len(keys) :]))) for step in part]
                 programs[number] = self.steps.program(root, tuple(targets))
@@ -157,6 +161,15 @@ class CompiledCollector(Eager):
             done, root = transition["next", "done"], following
         flags = {"done": done, "outside": torch.stack(outside).any()} if outside else {"done": done}
         return flags, root
+
+    def _streamed(self, inputs: list[Node]) -> list[Node]:
+        # What the graph writes to, if no cache holds the storage and nobody reads it soon: not the graph itself, and not the
+        # next one, which reads of a root what this one does.
+        if sum(pool.num_bytes for pool in self.collector._pools.values()) < _LARGE_STORAGE:
+            return []
+        root, targets = inputs[: self.num_roots], inputs[self.num_roots :]
+        is_read = [False] * (self.num_targets - self.num_roots) + [bool(leaf.users) for leaf in root]
+        return [node for node, read in zip(targets, itertools.cycle(is_read), strict=False) if not read and _is_result(node)]
 
     @property
     def checks_actions(self) -> bool:
@@ -216,6 +229,11 @@ def _outside(space: Space[Any], action: spaces.Value) -> Tensor:
         if not isinstance(leaf, Box)
     ]
     return torch.stack(parts).any()
+
+
+def _is_result(node: Node) -> bool:
+    # Whether all that a graph does with an input is to write to it.
+    return all(user.target is torch.ops.aten.copy_.default and user.args[0] is node and not user.users for user in node.users)
 
 
 def _leaf(root: Root, key: NestedKey) -> Tensor:

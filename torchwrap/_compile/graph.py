@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from torchwrap._compile import replay
 from torchwrap._compile.builds import compiling
@@ -41,6 +42,8 @@ class Graph:
         num_rows: number of envs.
         static_outputs: on CUDA, return the first part of the result, a tuple, in the graph's own memory.
         part: the graph is part of a larger run: on CUDA it is not launched by itself.
+        streamed: given the inputs of a graph for the leaves of the arguments, returns those that nobody reads soon after they
+            are written.
     """
 
     def __init__(
@@ -53,10 +56,11 @@ class Graph:
         num_rows: int,
         static_outputs: bool = False,
         part: bool = False,
+        streamed: Callable[[list[Node]], list[Node]] = lambda inputs: [],
     ) -> None:
         self.function, self.reads = function, reads
         self.backend, self.options, self.num_rows = backend, options, num_rows
-        self.static_outputs, self.part = static_outputs, part
+        self.static_outputs, self.part, self.streamed = static_outputs, part, streamed
         self.version = reads.version
         self.programs: dict[Any, Program] = {}
         self.seen: list[Tensor] = []
@@ -117,9 +121,19 @@ class Graph:
     @torch.no_grad()
     def _compile(self, values: Any, later: bool) -> Program:
         graph, result, passed_through, example = self.trace(*values)
-        device, used, count = example[0].device, _prune(graph), len(self.reads.slots)
-        inputs = [example[index] for index in used]
-        hidden = compile_graph(graph, inputs, self.backend, self.options, device=device, num_rows=self.num_rows, later=later)
+        nodes, count = graph.graph.find_nodes(op="placeholder"), len(self.reads.slots)
+        streamed, used = self.streamed(nodes[count:]), _prune(graph)
+        inputs, device = [example[index] for index in used], example[0].device
+        hidden = compile_graph(
+            graph,
+            inputs,
+            self.backend,
+            self.options,
+            device=device,
+            num_rows=self.num_rows,
+            streamed=[position for position, index in enumerate(used) if nodes[index] in streamed],
+            later=later,
+        )
         # The wrapper that hides the graph from `torch.compile` costs a tenth of the time of a small graph, and is needed only
         # if somebody compiles the caller.
         direct = getattr(hidden, "_torchdynamo_orig_callable", hidden)

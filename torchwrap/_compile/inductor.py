@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from torchwrap._compile.builds import Builds, compiling
 # Sizes and strides are fixed when a graph is traced.
 _INDUCTOR = {"size_asserts": False}
 # The C++ wrapper around the kernels costs half of the Python one, and half of that again with small tensors on its stack.
-# `toolchain` precompiles fewer headers. The metadata tell Inductor's cache whose wrapper it is.
+# `toolchain` precompiles fewer headers.
+_METADATA = {"wrapper": "torchwrap"}  # tells Inductor's cache whose it is
 _CPU: dict[str, Any] = {
     "cpp_wrapper": True,
     "cpp_cache_precompile_headers": False,
     "aot_inductor.allow_stack_allocation": True,
-    "aot_inductor.metadata": {"wrapper": "torchwrap"},
+    "aot_inductor.metadata": _METADATA,
 }
 # The last components of a row one by one, and not as a masked vector. See `_has_short_tails`.
 _CPU_SHORT_TAILS = {"cpp.enable_loop_tail_vec": False}
@@ -59,11 +60,13 @@ def compile_graph(
     *,
     device: torch.device,
     num_rows: int,
+    streamed: Sequence[int] = (),
     later: bool = False,
 ) -> Callable[..., Any]:
     """A callable that computes the graph, for inputs like the example.
 
     In a block of `compiling`, its C++ may still be built when this returns; with `later`, even after the block. A call waits.
+    What it writes to the inputs with the indices `streamed` is kept in no cache.
     """
     if backend != "inductor":
         return torch._dynamo.lookup_backend(backend)(graph, example)
@@ -73,12 +76,14 @@ def compile_graph(
     with compiling() as builds, contextlib.ExitStack() as stack:
         builds.num_graphs += 1
         if device.type == "cpu":
-            from torchwrap._compile import stack_allocation, toolchain  # they import Inductor
+            from torchwrap._compile import stack_allocation, streaming, toolchain  # they import Inductor
 
             stack_allocation.install()
+            streaming.install()
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
-            options = _CPU | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
+            metadata = {"aot_inductor.metadata": _METADATA | streaming.metadata(streamed)}
+            options = _CPU | metadata | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
         elif device.type == "cuda":
             options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))

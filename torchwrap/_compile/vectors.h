@@ -115,6 +115,25 @@ TORCHWRAP_INLINE void store(const Vectorized<T>& value, void* to, int64_t count 
   value.store(to, count);
 }
 
+// Writes past the caches where the address is a multiple of the number of bytes. Another thread sees it after a locked
+// instruction of this one, such as those of OpenMP's barrier, and of Python's lock, which a graph takes at its end.
+template <typename T, typename To>
+TORCHWRAP_INLINE void stream(const Vectorized<T>& value, To* to, int64_t count = Vectorized<T>::size()) {
+  if constexpr (is_plain<T>) {
+    int64_t number = count * sizeof(T);
+    if (__builtin_constant_p(number) && reinterpret_cast<uintptr_t>(to) % number == 0) {
+      Register found = bits<T>(value);
+      void* address = to;
+      if (number == 16) return _mm_stream_si128(static_cast<__m128i*>(address), _mm256_castsi256_si128(first_bytes(found)));
+      if (number == 32) return _mm256_stream_si256(static_cast<__m256i*>(address), first_bytes(found));
+#ifdef CPU_CAPABILITY_AVX512
+      if (number == 64) return _mm512_stream_si512(static_cast<__m512i*>(address), found);
+#endif
+    }
+  }
+  store<T>(value, to, count);
+}
+
 template <typename T, int N>
 TORCHWRAP_INLINE VectorizedN<T, N> load(const void* from, int64_t count = VectorizedN<T, N>::size()) {
   constexpr int64_t size = Vectorized<T>::size();
@@ -135,6 +154,11 @@ TORCHWRAP_INLINE void store(const VectorizedN<T, N>& value, void* to, int64_t co
     int64_t left = std::min(count - i * size, size);
     if (left > 0) store<T>(value[i], static_cast<T*>(to) + i * size, left);
   }
+}
+
+template <typename Value, typename To, typename... Count>
+TORCHWRAP_INLINE void stream(const Value& value, To* to, Count... count) {
+  store(value, to, count...);
 }
 
 }  // namespace torchwrap

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _MAX_PIECES = 4
+_LINE = 64  # bytes
 
 
 def raise_mmap_threshold() -> None:
@@ -94,9 +95,10 @@ class BufferPool:
 
     def _new(self) -> _Piece:
         try:
-            piece = _Piece(np.empty(self.shape, torch.empty(0, dtype=self.dtype, device="cpu").numpy().dtype))
+            dtype = torch.empty(0, dtype=self.dtype, device="cpu").numpy().dtype
+            piece = _Piece(_aligned(self.num_bytes).view(dtype).reshape(self.shape))
         except TypeError:  # NumPy has no such dtype
-            piece = _Piece(np.empty(self.num_bytes, np.uint8))
+            piece = _Piece(_aligned(self.num_bytes))
         with torch.inference_mode(False):  # views made in inference mode could be written to in inference mode only
             own = self._tensor(piece.memory)
             self.rows_at[own.data_ptr()] = _rows(own)
@@ -112,6 +114,13 @@ class BufferPool:
     def _tensor(self, piece: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(piece)
         return tensor if tensor.dtype == self.dtype else tensor.view(self.dtype).view(self.shape)
+
+
+def _aligned(num_bytes: int) -> np.ndarray[Any, Any]:
+    # From the beginning of a line of the cache on, so that no vector lies in two.
+    memory = np.empty(num_bytes + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + num_bytes]
 
 
 def _rows(tensor: Tensor) -> list[Tensor]:

@@ -1,0 +1,80 @@
+"""Streaming stores: of what nobody reads soon, and with the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from catalogue import Push, cartpole, stack
+from helpers import AOT, INDUCTOR, assert_same
+
+import torchwrap as tw
+from torchwrap._compile import collector, graph
+from torchwrap.testing import ScriptedEnv
+
+STEPS = 5
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    """The number of streamed inputs of each graph, where every storage counts as large."""
+    numbers = []
+
+    def compile_graph(*arguments, **keywords):
+        numbers.append(len(keywords["streamed"]))
+        return compile_graph_of_torchwrap(*arguments, **keywords)
+
+    compile_graph_of_torchwrap = graph.compile_graph
+    monkeypatch.setattr(graph, "compile_graph", compile_graph)
+    monkeypatch.setattr(collector, "_LARGE_STORAGE", 0)
+    return numbers
+
+
+def assert_collects_the_same(eager, compiled, tolerance):
+    expected, roots = [], []
+    for collect in (eager, compiled):
+        td, seen = collect.env.reset(seed=0), []
+        for _ in range(3):
+            data, td = collect(td)
+            seen.append(data)
+        expected.append(torch.cat(seen, 1))
+        roots.append(td)
+    assert_same(*expected, tolerance)
+    assert_same(*roots, tolerance)
+    return expected[0]["next"]
+
+
+# Observation, action, and `next`: observation, reward, info, terminated, truncated, done.
+@pytest.mark.parametrize(
+    ("policy", "per_step"),
+    [(None, 8), (lambda td: td["observation"][:, :6].clamp(-1, 1), 7)],
+    ids=["random", "reads the observation"],
+)
+def test_what_no_step_reads_is_streamed(policy, per_step, streamed):
+    make = lambda: tw.Collector(ScriptedEnv(4, (17,)), policy, STEPS)  # noqa: E731
+    following = assert_collects_the_same(make(), tw.compile(make(), backend="aot_eager", unroll=2), AOT)
+    assert following["done"].any() and streamed == [2 * per_step, per_step]  # two steps, and the last one
+
+
+def test_only_collectors_with_a_large_storage_stream(streamed, monkeypatch):
+    monkeypatch.setattr(collector, "_LARGE_STORAGE", 2**20)
+    for num_steps in (10, 10_000):
+        tw.compile(tw.Collector(ScriptedEnv(4), None, num_steps), backend="aot_eager")
+    tw.compile(ScriptedEnv(4), backend="aot_eager")
+    assert streamed == [0, 8, 0]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_random_rollout_of_cartpole_matches_eager(unroll, streamed):
+    eager, compiled = (tw.Collector(cartpole(), None, 60) for _ in range(2))
+    following = assert_collects_the_same(eager, tw.compile(compiled, unroll=unroll), INDUCTOR)
+    assert following["terminated"].any() and max(streamed) == 9 * unroll  # and return and length of the episode
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("unroll", [1, 2])
+@pytest.mark.parametrize("name", ["Compose of seven", "Compose of two"])
+def test_rollout_of_a_policy_matches_eager(name, unroll, streamed):
+    eager, compiled = (tw.Collector(stack(name), Push(), STEPS) for _ in range(2))
+    assert assert_collects_the_same(eager, tw.compile(compiled, unroll=unroll), INDUCTOR)["done"].any()
+    assert max(streamed) > 0
