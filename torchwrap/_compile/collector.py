@@ -116,11 +116,11 @@ class CompiledCollector(Eager):
         rows = {key: collector._pools[key].rows(storage[key]) for key in sorted(storage, key=str)}
         roots = []
         for key, leaf in zip(nested.keys(root), nested.leaves(root), strict=True):
-            # One more than the steps of a graph, so that no graph gets a tensor twice.
-            spare, row = [torch.empty_like(leaf) for _ in range(self.unroll + 1)], rows.get(key)
+            row = rows.get(key)
             if row and (row[0].shape, row[0].dtype) == (leaf.shape, leaf.dtype):  # a policy may keep another tensor there
-                roots.append([*rows.pop(key), spare[0]])
-            else:
+                roots.append([*rows.pop(key), torch.empty_like(leaf)])
+            else:  # one more than the steps of a graph, so that no graph gets a tensor twice
+                spare = [torch.empty_like(leaf) for _ in range(self.unroll + 1)]
                 roots.append([spare[step % len(spare)] for step in range(collector.num_steps + 1)])
         return _Chunk(storage, rows, roots)
 

@@ -137,12 +137,13 @@ class Graph:
         # The wrapper that hides the graph from `torch.compile` costs a tenth of the time of a small graph, and is needed only
         # if somebody compiles the caller.
         direct = getattr(hidden, "_torchdynamo_orig_callable", hidden)
+        pick = operator.itemgetter(*used) if len(used) > 1 else lambda tensors: [tensors[index] for index in used]
         shared: list[int] | None = None
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
             nonlocal shared
             is_compiling = torch.compiler.is_compiling()
-            leaves = list((hidden if is_compiling else direct)(*[tensors[index] for index in used]))
+            leaves = list((hidden if is_compiling else direct)(*pick(tensors)))
             if shared is None and not is_compiling:
                 shared = _shared(leaves)
             for index in shared or ():

@@ -18,7 +18,7 @@ from torchwrap._compile.builds import Builds, compiling
 _INDUCTOR = {"size_asserts": False}
 # The C++ wrapper around the kernels costs half of the Python one, and half of that again with small tensors on its stack.
 # `toolchain` precompiles fewer headers.
-_METADATA = {"wrapper": "torchwrap"}  # tells Inductor's cache whose it is
+_METADATA = {"wrapper": "torchwrap", "fusion": "any distance"}  # tells Inductor's cache whose graph it is
 _CPU: dict[str, Any] = {
     "cpp_wrapper": True,
     "cpp_cache_precompile_headers": False,
@@ -76,10 +76,11 @@ def compile_graph(
     with compiling() as builds, contextlib.ExitStack() as stack:
         builds.num_graphs += 1
         if device.type == "cpu":
-            from torchwrap._compile import stack_allocation, streaming, toolchain  # they import Inductor
+            from torchwrap._compile import fusion, stack_allocation, streaming, toolchain  # they import Inductor
 
             stack_allocation.install()
             streaming.install()
+            stack.enter_context(fusion.at_any_distance())
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
             metadata = {"aot_inductor.metadata": _METADATA | streaming.metadata(streamed)}
