@@ -97,6 +97,11 @@ def test_products_and_shifts_of_int64_have_all_64_bits(compiled):
     def function(x: Tensor, y: Tensor, by: Tensor, number: Tensor) -> list[Tensor]:
         low, z = x & 0xFFFFFFFF, number.float()  # next to floats, a vector of int64 is two of them
         products = [x * y, x * 0xD2511F53, low * 0xD2511F53, low * (y & 0xFFFFFFFF), y * -3, (low * 0xCD9E8D57) >> 32]
+        # A round of Philox, of whose numbers the lower halves alone are multiplied; here the others are results as well.
+        mixed = ((low * 0xD2511F53) >> 32) ^ x ^ y
+        kept = mixed & 0xFFFFFFFF
+        products += [mixed, kept, kept * 0xCD9E8D57, kept * y, mixed * kept, mixed & y, (mixed & y) * low, kept ^ y]
+        products += [mixed >> 32, kept >> 3, (kept ^ x) & 0xFFFFFFFF, (x & 0xFF00000000) * 3, x & y & 0xFFFFFFFF]
         return [*products, x >> 32, x >> by, x >> 0, x >> 63, y >> 5, (x * y) >> 31, (x * y).float() + z]
 
     x, y = (table.flatten() for table in torch.meshgrid(INT64, INT64, indexing="ij"))

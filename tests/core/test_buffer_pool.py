@@ -50,6 +50,13 @@ def test_storage_referenced_in_any_way_is_reused_only_after_it_is_dropped(name):
     assert pool.empty().data_ptr() == address
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16])
+def test_tensors_begin_at_a_line_of_the_cache(dtype):
+    pool = make_pool((1000,), dtype)
+    tensors = [pool.empty() for _ in range(3)]
+    assert [tensor.data_ptr() % 64 for tensor in tensors] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.uint8, torch.float16, torch.int32, torch.float32, torch.int64, torch.float64]
 )

@@ -174,46 +174,128 @@ TORCHWRAP_INLINE bool are_known(__m256i bits, int64_t value) {
   return __builtin_constant_p(equal) && equal;
 }
 
-}  // namespace torchwrap
+// Whether g++ can tell that all upper halves are 0, such as after `& 0xFFFFFFFF`.
+TORCHWRAP_INLINE bool are_narrow(__m256i bits) {
+  return are_known(_mm256_and_si256(bits, _mm256_set1_epi64x(0xFFFFFFFF00000000)), 0);
+}
 
-// Functions that are no templates, or templates of fewer parameters, are preferred to PyTorch's.
-namespace at::vec {
-inline namespace CPU_CAPABILITY {
-
-TORCHWRAP_INLINE Vectorized<int64_t> operator*(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
-  const __m256i upper = _mm256_set1_epi64x(0xFFFFFFFF00000000), zero = _mm256_setzero_si256();
-  bool narrow_a = torchwrap::are_known(_mm256_and_si256(a, upper), 0);  // such as after `& 0xFFFFFFFF`
-  bool narrow_b = torchwrap::are_known(_mm256_and_si256(b, upper), 0);
-  __m256i low = _mm256_mul_epu32(a, b);
-  if (narrow_a && narrow_b) return low;
-  __m256i first = narrow_a ? zero : _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
-  __m256i second = narrow_b ? zero : _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32));
+TORCHWRAP_INLINE __m256i product(__m256i a, __m256i b) {
+  __m256i zero = _mm256_setzero_si256(), low = _mm256_mul_epu32(a, b);
+  __m256i first = are_narrow(a) ? zero : _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+  __m256i second = are_narrow(b) ? zero : _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32));
   return _mm256_add_epi64(low, _mm256_slli_epi64(_mm256_add_epi64(first, second), 32));
 }
 
-TORCHWRAP_INLINE Vectorized<int64_t> operator>>(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
-  if (torchwrap::are_known(b, 32)) {
-    return _mm256_blend_epi32(_mm256_srli_epi64(a, 32), _mm256_srai_epi32(a, 31), 0xAA);
-  }
+TORCHWRAP_INLINE __m256i shifted(__m256i a, __m256i b) {
+  if (are_known(b, 32)) return _mm256_blend_epi32(_mm256_srli_epi64(a, 32), _mm256_srai_epi32(a, 31), 0xAA);
   __m256i sign = _mm256_cmpgt_epi64(_mm256_setzero_si256(), a);
   return _mm256_xor_si256(_mm256_srlv_epi64(_mm256_xor_si256(a, sign), b), sign);
 }
 
 template <int N>
-TORCHWRAP_INLINE VectorizedN<int64_t, N> operator*(const VectorizedN<int64_t, N>& a, const VectorizedN<int64_t, N>& b) {
-  VectorizedN<int64_t, N> results;
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) results[i] = a[i] * b[i];
-  return results;
+using Integers = VectorizedN<int64_t, N>;
+
+// Integers, and others that are equal in the lower half of each element and take fewer instructions. A product of lower halves
+// reads nothing else, so g++ leaves out what only the upper halves need.
+template <int N>
+struct Halves : Integers<N> {
+  Integers<N> low;
+};
+
+template <int N>
+TORCHWRAP_INLINE const Integers<N>& low(const Integers<N>& value) {
+  return value;
 }
 
 template <int N>
-TORCHWRAP_INLINE VectorizedN<int64_t, N> operator>>(const VectorizedN<int64_t, N>& a, const VectorizedN<int64_t, N>& b) {
-  VectorizedN<int64_t, N> results;
+TORCHWRAP_INLINE const Integers<N>& low(const Halves<N>& value) {
+  return value.low;
+}
+
+template <typename T>
+constexpr int registers = 0;
+template <int N>
+constexpr int registers<Integers<N>> = N;
+template <int N>
+constexpr int registers<Halves<N>> = N;
+
+template <typename A, typename B>
+concept Same = registers<A> > 0 && registers<A> == registers<B>;
+
+template <typename A, typename B>
+TORCHWRAP_INLINE auto multiply(const A& a, const B& b) {
+  Integers<registers<A>> results;
 #pragma GCC unroll 8
-  for (int i = 0; i < N; i++) results[i] = a[i] >> b[i];
+  for (int i = 0; i < registers<A>; i++) {
+    bool narrow = are_narrow(a[i]) && are_narrow(b[i]);
+    results[i] = narrow ? _mm256_mul_epu32(low(a)[i], low(b)[i]) : product(a[i], b[i]);
+  }
   return results;
 }
+
+template <typename A, typename B>
+TORCHWRAP_INLINE auto shift_right(const A& a, const B& b) {
+  Halves<registers<A>> results;
+#pragma GCC unroll 8
+  for (int i = 0; i < registers<A>; i++) {
+    results[i] = shifted(a[i], b[i]);
+    results.low[i] = are_known(b[i], 32) ? _mm256_srli_epi64(a[i], 32) : static_cast<__m256i>(results[i]);
+  }
+  return results;
+}
+
+template <typename A, typename B>
+TORCHWRAP_INLINE auto bitwise_and(const A& a, const B& b) {
+  Halves<registers<A>> results;
+#pragma GCC unroll 8
+  for (int i = 0; i < registers<A>; i++) {
+    bool keeps_low = are_known(b[i], 0xFFFFFFFF);
+    results[i] = _mm256_and_si256(keeps_low ? low(a)[i] : a[i], b[i]);
+    results.low[i] = keeps_low ? low(a)[i] : results[i];
+  }
+  return results;
+}
+
+template <typename A, typename B>
+TORCHWRAP_INLINE auto bitwise_xor(const A& a, const B& b) {
+  Halves<registers<A>> results;
+#pragma GCC unroll 8
+  for (int i = 0; i < registers<A>; i++) {
+    results[i] = _mm256_xor_si256(a[i], b[i]);
+    results.low[i] = _mm256_xor_si256(low(a)[i], low(b)[i]);
+  }
+  return results;
+}
+
+}  // namespace torchwrap
+
+// Functions that are no templates, or templates of fewer parameters, are preferred to PyTorch's, and so are exact matches.
+namespace at::vec {
+inline namespace CPU_CAPABILITY {
+
+TORCHWRAP_INLINE Vectorized<int64_t> operator*(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
+  return torchwrap::product(a, b);
+}
+
+TORCHWRAP_INLINE Vectorized<int64_t> operator>>(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
+  return torchwrap::shifted(a, b);
+}
+
+#define TORCHWRAP_OPERATOR(symbol, name)                                                                              \
+  template <typename A, typename B>                                                                                   \
+    requires torchwrap::Same<A, B>                                                                                    \
+  TORCHWRAP_INLINE auto operator symbol(const A& a, const B& b) {                                                     \
+    return torchwrap::name(a, b);                                                                                     \
+  }                                                                                                                   \
+  template <int N>                                                                                                    \
+  TORCHWRAP_INLINE auto operator symbol(const VectorizedN<int64_t, N>& a, const VectorizedN<int64_t, N>& b) {         \
+    return torchwrap::name(a, b);                                                                                     \
+  }
+
+TORCHWRAP_OPERATOR(*, multiply)
+TORCHWRAP_OPERATOR(>>, shift_right)
+TORCHWRAP_OPERATOR(&, bitwise_and)
+TORCHWRAP_OPERATOR(^, bitwise_xor)
 
 }  // namespace CPU_CAPABILITY
 }  // namespace at::vec
