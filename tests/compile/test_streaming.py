@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from catalogue import Push, cartpole, stack
+from gymnasium.spaces import Box
 from helpers import AOT, INDUCTOR, assert_same
 
 import torchwrap as tw
+from torchwrap import transforms as T
 from torchwrap._compile import collector, graph
 from torchwrap.testing import ScriptedEnv
 
@@ -69,6 +71,15 @@ def test_random_rollout_of_cartpole_matches_eager(unroll, streamed):
     eager, compiled = (tw.Collector(cartpole(), None, 60) for _ in range(2))
     following = assert_collects_the_same(eager, tw.compile(compiled, unroll=unroll), INDUCTOR)
     assert following["terminated"].any() and max(streamed) == 9 * unroll  # and return and length of the episode
+
+
+@pytest.mark.compiles
+def test_statistics_of_every_second_component_match_eager(streamed):
+    def make():  # two columns of a row of four are summed as a tile, by a kernel of its own class
+        positions = T.TransformObservation(lambda observation: observation[:, ::2], Box(-10, 10, (2,)))
+        return tw.Collector(tw.TransformedEnv(tw.make("CartPole-v1", 64), positions, T.NormalizeObservation()), None, 30)
+
+    assert assert_collects_the_same(make(), tw.compile(make(), unroll=1), INDUCTOR)["done"].any()
 
 
 @pytest.mark.full

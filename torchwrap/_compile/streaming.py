@@ -7,7 +7,7 @@ from typing import Any
 
 from torch._inductor import config
 from torch._inductor.codegen.common import DeferredLine, device_codegens, init_backend_registration
-from torch._inductor.codegen.cpp import CppKernelProxy, CppScheduling, CppVecKernel
+from torch._inductor.codegen.cpp import CppKernelProxy, CppScheduling, CppTile2DKernel, CppVecKernel
 from torch._inductor.virtualized import V
 
 MARK = "/* streaming */"
@@ -33,8 +33,13 @@ class _VectorKernel(CppVecKernel):
                     line.line = line.line.replace(f".{store}", f".{MARK}{store}")
 
 
+class _TileKernel(CppTile2DKernel, _VectorKernel):  # Inductor needs it to be a kernel of the other class
+    pass
+
+
 class _KernelProxy(CppKernelProxy):
     vec_kernel_cls = _VectorKernel
+    tile2d_kernel_cls = _TileKernel
 
 
 class _Scheduling(CppScheduling):
