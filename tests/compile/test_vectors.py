@@ -70,7 +70,7 @@ def test_neighbours_of_a_row_are_not_written(compiled):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8], ids=str)
 def test_streaming_stores_write_rows_of_any_width_at_any_address(dtype, compiled):
-    from torchwrap._compile import streaming, toolchain
+    from torchwrap._compile import kernels, toolchain
 
     def function(*tables: Tensor) -> list[Tensor]:
         for target, rows in zip(tables[::2], tables[1::2], strict=True):
@@ -84,13 +84,13 @@ def test_streaming_stores_write_rows_of_any_width_at_any_address(dtype, compiled
             memories.append(torch.zeros(offset + 2048, dtype=dtype))
             rows = numbers(shape, dtype)
             tables += [memories[-1][offset : offset + rows.numel()].view(shape), rows]
-    kernels, code = run_and_get_cpp_code(lambda: compiled(function, *tables, streamed=range(0, len(tables), 2)))
-    kernels(*tables)
+    compute, code = run_and_get_cpp_code(lambda: compiled(function, *tables, streamed=range(0, len(tables), 2)))
+    compute(*tables)
     for memory, target, rows in zip(memories, tables[::2], tables[1::2], strict=True):
         assert_close(target, rows + 1, rtol=0, atol=0)
         assert memory.count_nonzero() == rows.numel()
     calls = toolchain._STORE.findall(code)
-    assert calls and all(mark == streaming.MARK for _, mark in calls)
+    assert calls and all(mark == kernels.MARK for _, mark in calls)
 
 
 def test_products_and_shifts_of_int64_have_all_64_bits(compiled):
@@ -115,6 +115,7 @@ def test_products_and_shifts_of_int64_have_all_64_bits(compiled):
 def test_kernels_call_the_header(compiled):
     from torchwrap._compile import toolchain
 
-    x = torch.rand(BATCH, 4)
-    _, code = run_and_get_cpp_code(lambda: compiled(lambda x: [x * 2], x)(x))
-    assert toolchain._LOAD.search(code) and toolchain._STORE.search(code), "Inductor calls them by other names"
+    x, y = torch.rand(BATCH), torch.arange(BATCH)
+    _, code = run_and_get_cpp_code(lambda: compiled(lambda x, y: [x * 2, (y * 3) >> 32], x, y)(x, y))
+    for pattern in (toolchain._LOAD, toolchain._STORE, toolchain._CONSTANT):
+        assert pattern.search(code), "Inductor calls them by other names"

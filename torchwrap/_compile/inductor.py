@@ -76,14 +76,14 @@ def compile_graph(
     with compiling() as builds, contextlib.ExitStack() as stack:
         builds.num_graphs += 1
         if device.type == "cpu":
-            from torchwrap._compile import fusion, stack_allocation, streaming, toolchain  # they import Inductor
+            from torchwrap._compile import fusion, kernels, stack_allocation, toolchain  # they import Inductor
 
             stack_allocation.install()
-            streaming.install()
+            kernels.install()
             stack.enter_context(fusion.at_any_distance())
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
-            metadata = {"aot_inductor.metadata": _METADATA | streaming.metadata(streamed)}
+            metadata = {"aot_inductor.metadata": _METADATA | kernels.metadata(streamed)}
             options = _CPU | metadata | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
         elif device.type == "cuda":
             options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options

@@ -19,7 +19,7 @@ from torch._inductor.codecache import CppWrapperCodeCache
 from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions, get_compiler_version_info, is_gcc
 from torch._inductor.exc import CppCompileError
 
-from torchwrap._compile import streaming
+from torchwrap._compile import kernels
 from torchwrap._compile.builds import Builds, compiling
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,10 @@ struct gil_scoped_acquire_simple {
 # What replaces PyTorch's functions of vectors, and how the code of Inductor calls PyTorch's.
 _VECTORS = Path(__file__).with_name("vectors.h")
 _LOAD = re.compile(r"\bat::vec::VectorizedN?<(\w+(?:,\w+)?)>::loadu\(")
-_STORE = re.compile(rf"\b(tmp\w+)\.({re.escape(streaming.MARK)})?store\(")
+_STORE = re.compile(rf"\b(tmp\w+)\.({re.escape(kernels.MARK)})?store\(")
+_CONSTANT = re.compile(
+    r"(\b(tmp\d+) = static_cast<int64_t>\((\d+)\);\s+auto tmp\d+ = )at::vec::VectorizedN<int64_t,(\d)>\(\2\);"
+)
 
 
 class _AVX512(cpu_vec_isa.VecAVX512):
@@ -103,6 +106,7 @@ def installed(builds: Builds, later: bool = False) -> Iterator[None]:
         code = _INCLUDE.sub(lambda _: header.line, keywords["main_code"])
         if isinstance(cpu_vec_isa.pick_vec_isa(), _AVX2 | _AVX512):
             code = _STORE.sub(_call_store, _LOAD.sub(r"torchwrap::load<\1>(", code))
+            code = _CONSTANT.sub(r"\1torchwrap::Constant<\3,\4>();", code)
         slim = load_async(**{**keywords, "main_code": code}, submit_fn=submit)
         entry = _Entry(slim, load_async(**keywords), sys._getframe(1).f_globals)
         if not futures:  # it was built before

@@ -161,39 +161,35 @@ TORCHWRAP_INLINE void stream(const Value& value, To* to, Count... count) {
   store(value, to, count...);
 }
 
-}  // namespace torchwrap
+// Products, shifts and logical operators of int64. Most are those of Philox, on the lower halves of each element.
+#ifdef CPU_CAPABILITY_AVX2
+TORCHWRAP_INLINE Register product_of_lower_halves(Register a, Register b) { return _mm256_mul_epu32(a, b); }
+
+TORCHWRAP_INLINE Register shifted(Register a, Register by) {
+  Register sign = _mm256_cmpgt_epi64(_mm256_setzero_si256(), a);
+  return _mm256_xor_si256(_mm256_srlv_epi64(_mm256_xor_si256(a, sign), by), sign);
+}
+
+TORCHWRAP_INLINE Register upper_halves(Register a) {
+  return _mm256_blend_epi32(_mm256_srli_epi64(a, 32), _mm256_srai_epi32(a, 31), 0xAA);
+}
+#else
+TORCHWRAP_INLINE Register product_of_lower_halves(Register a, Register b) { return _mm512_mul_epu32(a, b); }
+TORCHWRAP_INLINE Register shifted(Register a, Register by) { return _mm512_srav_epi64(a, by); }
+TORCHWRAP_INLINE Register upper_halves(Register a) { return _mm512_srai_epi64(a, 32); }
 #endif
 
-#ifdef CPU_CAPABILITY_AVX2
-namespace torchwrap {
+using Unsigned = unsigned long long __attribute__((vector_size(sizeof(Register))));
 
-// Whether g++ can tell that all elements are this.
-TORCHWRAP_INLINE bool are_known(__m256i bits, int64_t value) {
-  auto element = reinterpret_cast<__v4di>(bits);
-  bool equal = element[0] == value && element[1] == value && element[2] == value && element[3] == value;
-  return __builtin_constant_p(equal) && equal;
-}
-
-// Whether g++ can tell that all upper halves are 0, such as after `& 0xFFFFFFFF`.
-TORCHWRAP_INLINE bool are_narrow(__m256i bits) {
-  return are_known(_mm256_and_si256(bits, _mm256_set1_epi64x(0xFFFFFFFF00000000)), 0);
-}
-
-TORCHWRAP_INLINE __m256i product(__m256i a, __m256i b) {
-  __m256i zero = _mm256_setzero_si256(), low = _mm256_mul_epu32(a, b);
-  __m256i first = are_narrow(a) ? zero : _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
-  __m256i second = are_narrow(b) ? zero : _mm256_mul_epu32(a, _mm256_srli_epi64(b, 32));
-  return _mm256_add_epi64(low, _mm256_slli_epi64(_mm256_add_epi64(first, second), 32));
-}
-
-TORCHWRAP_INLINE __m256i shifted(__m256i a, __m256i b) {
-  if (are_known(b, 32)) return _mm256_blend_epi32(_mm256_srli_epi64(a, 32), _mm256_srai_epi32(a, 31), 0xAA);
-  __m256i sign = _mm256_cmpgt_epi64(_mm256_setzero_si256(), a);
-  return _mm256_xor_si256(_mm256_srlv_epi64(_mm256_xor_si256(a, sign), b), sign);
-}
+TORCHWRAP_INLINE Register unsigned_shifted(Register a, int by) { return Register(Unsigned(a) >> by); }
 
 template <int N>
 using Integers = VectorizedN<int64_t, N>;
+
+template <int64_t value, int N>
+struct Constant : Integers<N> {
+  TORCHWRAP_INLINE Constant() : Integers<N>(value) {}
+};
 
 // Integers, and others that are equal in the lower half of each element and take fewer instructions. A product of lower halves
 // reads nothing else, so g++ leaves out what only the upper halves need.
@@ -201,6 +197,34 @@ template <int N>
 struct Halves : Integers<N> {
   Integers<N> low;
 };
+
+// The upper halves are 0.
+template <int N>
+struct Narrow : Halves<N> {};
+
+template <typename T>
+constexpr int registers = 0;
+template <int N>
+constexpr int registers<Integers<N>> = N;
+template <int N>
+constexpr int registers<Halves<N>> = N;
+template <int N>
+constexpr int registers<Narrow<N>> = N;
+template <int64_t value, int N>
+constexpr int registers<Constant<value, N>> = N;
+
+template <typename T>
+constexpr int64_t value_of = -1;  // of a constant that is not negative
+template <int64_t value, int N>
+constexpr int64_t value_of<Constant<value, N>> = value;
+
+template <typename T>
+constexpr bool is_narrow = value_of<T> >= 0 && value_of<T> >> 32 == 0;
+template <int N>
+constexpr bool is_narrow<Narrow<N>> = true;
+
+template <typename A, typename B>
+concept Same = registers<A> > 0 && registers<A> == registers<B>;
 
 template <int N>
 TORCHWRAP_INLINE const Integers<N>& low(const Integers<N>& value) {
@@ -212,46 +236,55 @@ TORCHWRAP_INLINE const Integers<N>& low(const Halves<N>& value) {
   return value.low;
 }
 
-template <typename T>
-constexpr int registers = 0;
-template <int N>
-constexpr int registers<Integers<N>> = N;
-template <int N>
-constexpr int registers<Halves<N>> = N;
-
-template <typename A, typename B>
-concept Same = registers<A> > 0 && registers<A> == registers<B>;
+template <bool a_is_narrow = false, bool b_is_narrow = false>
+TORCHWRAP_INLINE Register product(Register a, Register b) {
+#ifdef CPU_CAPABILITY_AVX2
+  Register upper{};
+  if constexpr (!a_is_narrow) upper += product_of_lower_halves(unsigned_shifted(a, 32), b);
+  if constexpr (!b_is_narrow) upper += product_of_lower_halves(a, unsigned_shifted(b, 32));
+  return product_of_lower_halves(a, b) + (upper << 32);
+#else
+  return _mm512_mullo_epi64(a, b);
+#endif
+}
 
 template <typename A, typename B>
 TORCHWRAP_INLINE auto multiply(const A& a, const B& b) {
   Integers<registers<A>> results;
 #pragma GCC unroll 8
   for (int i = 0; i < registers<A>; i++) {
-    bool narrow = are_narrow(a[i]) && are_narrow(b[i]);
-    results[i] = narrow ? _mm256_mul_epu32(low(a)[i], low(b)[i]) : product(a[i], b[i]);
+    if constexpr (is_narrow<A> && is_narrow<B>) results[i] = product_of_lower_halves(low(a)[i], low(b)[i]);
+    else results[i] = product<is_narrow<A>, is_narrow<B>>(a[i], b[i]);
   }
   return results;
 }
 
 template <typename A, typename B>
 TORCHWRAP_INLINE auto shift_right(const A& a, const B& b) {
-  Halves<registers<A>> results;
+  constexpr int64_t by = value_of<B>;
+  std::conditional_t<is_narrow<A> && (by >= 0 && by < 64), Narrow<registers<A>>, Halves<registers<A>>> results;
 #pragma GCC unroll 8
   for (int i = 0; i < registers<A>; i++) {
-    results[i] = shifted(a[i], b[i]);
-    results.low[i] = are_known(b[i], 32) ? _mm256_srli_epi64(a[i], 32) : static_cast<__m256i>(results[i]);
+    if constexpr (by >= 0 && by < 64 && is_narrow<A>) {
+      results[i] = results.low[i] = unsigned_shifted(a[i], by);
+    } else if constexpr (by == 32) {
+      results[i] = upper_halves(a[i]);
+      results.low[i] = unsigned_shifted(a[i], 32);
+    } else {
+      results[i] = results.low[i] = shifted(a[i], b[i]);
+    }
   }
   return results;
 }
 
 template <typename A, typename B>
 TORCHWRAP_INLINE auto bitwise_and(const A& a, const B& b) {
-  Halves<registers<A>> results;
+  constexpr bool keeps_lower_halves = value_of<B> == 0xFFFFFFFF;
+  std::conditional_t<is_narrow<A> || is_narrow<B>, Narrow<registers<A>>, Halves<registers<A>>> results;
 #pragma GCC unroll 8
   for (int i = 0; i < registers<A>; i++) {
-    bool keeps_low = are_known(b[i], 0xFFFFFFFF);
-    results[i] = _mm256_and_si256(keeps_low ? low(a)[i] : a[i], b[i]);
-    results.low[i] = keeps_low ? low(a)[i] : results[i];
+    results[i] = (keeps_lower_halves ? low(a)[i] : a[i]) & b[i];
+    results.low[i] = keeps_lower_halves ? low(a)[i] : results[i];
   }
   return results;
 }
@@ -261,8 +294,8 @@ TORCHWRAP_INLINE auto bitwise_xor(const A& a, const B& b) {
   Halves<registers<A>> results;
 #pragma GCC unroll 8
   for (int i = 0; i < registers<A>; i++) {
-    results[i] = _mm256_xor_si256(a[i], b[i]);
-    results.low[i] = _mm256_xor_si256(low(a)[i], low(b)[i]);
+    results[i] = a[i] ^ b[i];
+    results.low[i] = low(a)[i] ^ low(b)[i];
   }
   return results;
 }
@@ -273,6 +306,7 @@ TORCHWRAP_INLINE auto bitwise_xor(const A& a, const B& b) {
 namespace at::vec {
 inline namespace CPU_CAPABILITY {
 
+#ifdef CPU_CAPABILITY_AVX2
 TORCHWRAP_INLINE Vectorized<int64_t> operator*(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
   return torchwrap::product(a, b);
 }
@@ -280,6 +314,7 @@ TORCHWRAP_INLINE Vectorized<int64_t> operator*(const Vectorized<int64_t>& a, con
 TORCHWRAP_INLINE Vectorized<int64_t> operator>>(const Vectorized<int64_t>& a, const Vectorized<int64_t>& b) {
   return torchwrap::shifted(a, b);
 }
+#endif
 
 #define TORCHWRAP_OPERATOR(symbol, name)                                                                              \
   template <typename A, typename B>                                                                                   \

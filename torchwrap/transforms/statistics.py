@@ -151,18 +151,16 @@ class RunningMeanStd(BatchedModule):
         set_first_(self.reference, rows, unseen, mask)
         differences = kept = rows - self.reference
         number: Tensor | int = len(rows)
-        if mask is not None:
-            kept = torch.where(mask.view(-1, *(1,) * (rows.dim() - 1)), kept, math.inf)
-            number = mask.sum()
-        else:
+        if mask is None:
             kept = side_by_side(kept)
         # What is too large to be squared is left out as well.
         narrow = kept.dtype == torch.float32
         within = kept.abs() < (math.inf if narrow else 1e150)
-        # Numbers as wide as what they are selected by, because then one vector of each is compared, selected and added.
-        one = torch.ones_like(kept, dtype=torch.int32 if narrow else None)
+        if mask is not None:
+            within &= mask.view(-1, *(1,) * (rows.dim() - 1))
+            number = mask.sum()
         finite = torch.where(within, kept, 0).double()
-        counted = sum_rows(torch.where(within, one, 0), unseen.shape)
+        counted = sum_rows(within.to(torch.int32 if narrow else kept.dtype), unseen.shape)
         self.total.add_(sum_rows(finite, unseen.shape))
         self.squares.masked_fill_(unseen & (counted > 0), 0).add_(sum_rows(finite * finite, unseen.shape))
         self.count.add_(number)

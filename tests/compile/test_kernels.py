@@ -1,16 +1,22 @@
-"""Streaming stores: of what nobody reads soon, and with the same results."""
+"""Kernels: streaming stores of what nobody reads soon, and functions of a few loops, with the same results."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 from catalogue import Push, cartpole, stack
 from gymnasium.spaces import Box
 from helpers import AOT, INDUCTOR, assert_same
+from torch._inductor.utils import fresh_cache, run_and_get_cpp_code
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap._compile import collector, graph
+from torchwrap._compile.inductor import compile_graph
 from torchwrap.testing import ScriptedEnv
 
 STEPS = 5
@@ -80,6 +86,26 @@ def test_statistics_of_every_second_component_match_eager(streamed):
         return tw.Collector(tw.TransformedEnv(tw.make("CartPole-v1", 64), positions, T.NormalizeObservation()), None, 30)
 
     assert assert_collects_the_same(make(), tw.compile(make(), unroll=1), INDUCTOR)["done"].any()
+
+
+@pytest.mark.full
+def test_a_function_has_a_few_loops_only_in_graphs_of_torchwrap():
+    def sums(*tables):
+        return [table.sum() for table in tables]
+
+    def functions(compute):
+        with fresh_cache():
+            results, code = run_and_get_cpp_code(lambda: compute(*tables))
+        assert_close(results, sums(*tables))
+        return len(set(re.findall(r"\bvoid\s+(cpp_fused_\w+)\(", code)))
+
+    def compiled(*tables):
+        return compile_graph(trace, list(tables), "inductor", {}, device=torch.device("cpu"), num_rows=1)(*tables)
+
+    tables = [torch.rand(size) for size in range(32, 132)]
+    trace = make_fx(sums)(*tables)
+    ours, theirs = functions(compiled), functions(torch.compile(sums, options={"cpp_wrapper": True}))
+    assert 4 < ours < 20 and theirs == 1
 
 
 @pytest.mark.full

@@ -1,4 +1,7 @@
-"""Streaming stores: a graph writes what nobody reads soon into memory, past the caches. It imports Inductor."""
+"""Kernels: how Inductor writes the loops of a graph in C++. It imports Inductor.
+
+What nobody reads soon is written into memory, past the caches, with streaming stores; and a function has a few loops only.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,18 @@ MARK = "/* streaming */"
 
 _KEY = "streamed"
 
+# What a function takes at most before it ends. If one has tens of thousands of variables, g++ allocates registers by simpler
+# rules, and all of its loops take longer.
+_MAX_ARGUMENTS = 30
+
 
 def metadata(streamed: Sequence[int]) -> dict[str, str]:
-    """What tells Inductor, and the key of its cache, to which inputs of a graph it writes like this, by their indices."""
-    return {_KEY: " ".join(map(str, streamed))} if streamed else {}
+    """What tells Inductor, and the key of its cache, how to write a graph.
+
+    Args:
+        streamed: indices of the inputs that are written with streaming stores.
+    """
+    return {_KEY: " ".join(map(str, streamed)), "max arguments": str(_MAX_ARGUMENTS)}
 
 
 class _VectorKernel(CppVecKernel):
@@ -33,7 +44,7 @@ class _VectorKernel(CppVecKernel):
                     line.line = line.line.replace(f".{store}", f".{MARK}{store}")
 
 
-class _TileKernel(CppTile2DKernel, _VectorKernel):  # Inductor needs it to be a kernel of the other class
+class _TileKernel(CppTile2DKernel, _VectorKernel):  # the proxy's tiles have to be vector kernels of the proxy
     pass
 
 
@@ -45,9 +56,14 @@ class _KernelProxy(CppKernelProxy):
 class _Scheduling(CppScheduling):
     kernel_proxy_cls = _KernelProxy
 
+    def codegen_node(self, node: Any) -> None:
+        super().codegen_node(node)
+        if _KEY in config.aot_inductor.metadata and self._get_scheduled_num_args() > _MAX_ARGUMENTS:
+            self._set_flush_status(True)
+
 
 def install() -> None:
-    """Lets all graphs of this process have such stores. Those without `metadata` are generated as before."""
+    """Lets Inductor write graphs like this in this process. Those without `metadata` are generated as before."""
     init_backend_registration()
     if config.cpu_backend == "cpp":
         device_codegens["cpu"].scheduling = _Scheduling
