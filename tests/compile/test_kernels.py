@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap._compile import collector, graph
+from torchwrap._compile import collector, graph, host_reset
 from torchwrap._compile.inductor import compile_graph
 from torchwrap.testing import ScriptedEnv
 
@@ -69,6 +69,13 @@ def test_only_collectors_with_a_large_storage_stream(streamed, monkeypatch):
         tw.compile(tw.Collector(ScriptedEnv(4), None, num_steps), backend="aot_eager")
     tw.compile(ScriptedEnv(4), backend="aot_eager")
     assert streamed == [0, 8, 0]
+
+
+def test_an_observation_that_the_host_resets_is_not_streamed(streamed, monkeypatch):
+    monkeypatch.setattr(host_reset, "_MIN_HOST_RESET_ENVS", 1)
+    make = lambda: tw.Collector(ScriptedEnv(32, (17,)), None, STEPS)  # noqa: E731
+    following = assert_collects_the_same(make(), tw.compile(make(), backend="aot_eager"), AOT)
+    assert following["done"].any() and streamed == [7, 0, 0]  # and the two graphs of a reset
 
 
 @pytest.mark.compiles

@@ -163,12 +163,12 @@ class CompiledCollector(Eager):
         return flags, root
 
     def _streamed(self, inputs: list[Node]) -> list[Node]:
-        # What the graph writes to, if no cache holds the storage and nobody reads it soon: not the graph itself, and not the
-        # next one, which reads of a root what this one does.
+        # What the graph writes to, if no cache holds the storage and nobody reads it soon: not the graph itself, not the next
+        # one, which reads of a root what this one does, and not the host, which resets some rows of it.
         if sum(pool.num_bytes for pool in self.collector._pools.values()) < _LARGE_STORAGE:
             return []
         root, targets = inputs[: self.num_roots], inputs[self.num_roots :]
-        is_read = [False] * (self.num_targets - self.num_roots) + [bool(leaf.users) for leaf in root]
+        is_read = [False] * (self.num_targets - self.num_roots) + [bool(leaf.users) or self.resets_on_host for leaf in root]
         return [node for node, read in zip(targets, itertools.cycle(is_read), strict=False) if not read and _is_result(node)]
 
     @property
