@@ -42,7 +42,7 @@ struct gil_scoped_acquire_simple {
 }  // namespace pybind11
 """
 
-# What replaces PyTorch's functions of vectors, and how the code of Inductor calls PyTorch's.
+# What replaces PyTorch's functions and constants of vectors, and how the code of Inductor writes PyTorch's.
 _VECTORS = Path(__file__).with_name("vectors.h")
 _LOAD = re.compile(r"\bat::vec::VectorizedN?<(\w+(?:,\w+)?)>::loadu\(")
 _STORE = re.compile(rf"\b(tmp\w+)\.({re.escape(kernels.MARK)})?store\(")

@@ -186,6 +186,7 @@ TORCHWRAP_INLINE Register unsigned_shifted(Register a, int by) { return Register
 template <int N>
 using Integers = VectorizedN<int64_t, N>;
 
+// Integers that all have a value which operators know by the type. `toolchain` lets the code of Inductor make these.
 template <int64_t value, int N>
 struct Constant : Integers<N> {
   TORCHWRAP_INLINE Constant() : Integers<N>(value) {}
