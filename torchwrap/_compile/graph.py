@@ -106,7 +106,7 @@ class Graph:
             self.version = self.reads.version
             self.programs.clear()
         tensors = self.reads.tensors()
-        return (self.version, self._layout(tensors), *self.reads.modes()), tensors
+        return (self.version, self._layout(tensors), self.reads.modes()), tensors
 
     def _layout(self, tensors: list[Tensor]) -> int:
         # A tensor of an env gets another layout only when it is replaced. Those of a policy may also get other `.data`.
@@ -124,7 +124,7 @@ class Graph:
         nodes, count = graph.graph.find_nodes(op="placeholder"), len(self.reads.slots)
         streamed, used = self.streamed(nodes[count:]), _prune(graph)
         inputs, device = [example[index] for index in used], example[0].device
-        hidden = compile_graph(
+        compiled = compile_graph(
             graph,
             inputs,
             self.backend,
@@ -134,16 +134,13 @@ class Graph:
             streamed=[position for position, index in enumerate(used) if nodes[index] in streamed],
             later=later,
         )
-        # The wrapper that hides the graph from `torch.compile` costs a tenth of the time of a small graph, and is needed only
-        # if somebody compiles the caller.
-        direct = getattr(hidden, "_torchdynamo_orig_callable", hidden)
         pick = operator.itemgetter(*used) if len(used) > 1 else lambda tensors: [tensors[index] for index in used]
         shared: list[int] | None = None
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
             nonlocal shared
             is_compiling = torch.compiler.is_compiling()
-            leaves = list((hidden if is_compiling else direct)(*pick(tensors)))
+            leaves = list((compiled.hidden if is_compiling else compiled)(*pick(tensors)))
             if shared is None and not is_compiling:
                 shared = _shared(leaves)
             for index in shared or ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchwrap._compile.builds import Builds, compiling
+from torchwrap._compile.direct import Compiled, inner_graphs
+from torchwrap._compile.trace import written_inputs
 
 # Sizes and strides are fixed when a graph is traced.
 _INDUCTOR = {"size_asserts": False}
@@ -62,21 +64,22 @@ def compile_graph(
     num_rows: int,
     streamed: Sequence[int] = (),
     later: bool = False,
-) -> Callable[..., Any]:
+) -> Compiled:
     """A callable that computes the graph, for inputs like the example.
 
     In a block of `compiling`, its C++ may still be built when this returns; with `later`, even after the block. A call waits.
     What it writes to the inputs with the indices `streamed` is kept in no cache.
     """
     if backend != "inductor":
-        return torch._dynamo.lookup_backend(backend)(graph, example)
+        return Compiled(torch._dynamo.lookup_backend(backend)(graph, example))
     # The on-disk caches of compiled graphs need a ShapeEnv. Tracing has none, because it would admit data-dependent sizes.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes: list[Any] = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
     with compiling() as builds, contextlib.ExitStack() as stack:
         builds.num_graphs += 1
+        inner: list[Any] = []
         if device.type == "cpu":
-            from torchwrap._compile import fusion, kernels, stack_allocation, toolchain  # they import Inductor
+            from torchwrap._compile import duplicates, fusion, kernels, stack_allocation, toolchain  # they import Inductor
 
             stack_allocation.install()
             kernels.install()
@@ -84,12 +87,16 @@ def compile_graph(
             stack.enter_context(toolchain.installed(builds, later))
             tails = _CPU_SHORT_TAILS if _has_short_tails(example, num_rows, _vector_bits(options)) else {}
             metadata = {"aot_inductor.metadata": _METADATA | kernels.metadata(streamed)}
-            options = _CPU | metadata | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
+            passes = {"post_grad_custom_pre_pass": duplicates.StoreOnce()}
+            inner = stack.enter_context(inner_graphs())
+            options = _CPU | passes | metadata | (_CPU_SMALL if num_rows < _SMALL_BATCH else {}) | tails | options
         elif device.type == "cuda":
             options = _CUDA | (_CUDA_LARGE if num_rows >= _LARGE_BATCH else {}) | options
         stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
         stack.enter_context(_dtype_rules_once())
-        return torch._inductor.compile(graph, fakes, options=_INDUCTOR | options)  # type: ignore[return-value]
+        written = written_inputs(graph.graph)  # before Inductor changes the graph
+        indices = [index for index, node in enumerate(graph.graph.find_nodes(op="placeholder")) if node in written]
+        return Compiled(torch._inductor.compile(graph, fakes, options=_INDUCTOR | options), inner, indices)  # type: ignore
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.reachable import Edge, Reachable
 
-_training = operator.attrgetter("training")
+_training = operator.itemgetter("training")
 
 
 class Reads:
@@ -37,6 +37,7 @@ class Reads:
         self.slots: list[tuple[Any, Any]] = [slot for module in self.modules for slot in _slots(module)]
         # Envs and transforms are built once. A policy can be taken apart, and its tensors can get other `.data`.
         self.foreign = [module for module in self.modules if not _is_ours(module)]
+        self.ours = [vars(module) for module in self.modules if _is_ours(module)]  # an attribute takes twice as long
         edges = [Edge(container, key, container[key]) for container, key in self.roots]
         edges += [edge for module in self.foreign for edge in reachable.edges_to(module)]
         self.edges = list({(id(edge.container), edge.key): edge for edge in edges}.values())
@@ -71,11 +72,11 @@ class Reads:
 
     def modes(self) -> tuple[Any, ...]:
         """What decides how modules compute, besides tensors: `train()` and `eval()`; and what a policy may depend on."""
-        modes = tuple(map(_training, self.modules))
+        modes = tuple(map(_training, self.ours))
         if not self.is_foreign:
             return modes
         kinds = [
-            (type(module), *module._forward_pre_hooks, *module._forward_hooks, vars(module).get("forward"))
+            (type(module), module.training, *module._forward_pre_hooks, *module._forward_hooks, vars(module).get("forward"))
             for module in self.foreign
         ]
         autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")

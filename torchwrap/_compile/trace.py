@@ -219,7 +219,7 @@ def _check_aliases(graph: torch.fx.Graph, example: list[Tensor]) -> None:
     # A graph that writes to an input does not know that another one shares its memory.
     inputs = dict(zip(graph.find_nodes(op="placeholder"), example, strict=True))
     used = {node: tensor for node, tensor in inputs.items() if node.users and tensor.numel()}
-    for node in _written(graph):
+    for node in written_inputs(graph):
         for other, tensor in used.items():
             if other is not node and node in used and _overlap(used[node], tensor):
                 layouts = f"{tuple(used[node].shape)} {used[node].dtype} and {tuple(tensor.shape)} {tensor.dtype}"
@@ -229,8 +229,8 @@ def _check_aliases(graph: torch.fx.Graph, example: list[Tensor]) -> None:
                 )
 
 
-def _written(graph: torch.fx.Graph) -> set[Node]:
-    # The inputs that operators write to, directly or through views.
+def written_inputs(graph: torch.fx.Graph) -> set[Node]:
+    """The inputs that operators write to, directly or through views."""
     source: dict[Node, Node] = {node: node for node in graph.find_nodes(op="placeholder")}
     written = set()
     for node in graph.nodes:
