@@ -13,6 +13,7 @@ from torchwrap._core import nested
 from torchwrap._core.grad_mode import without_grad
 from torchwrap._core.graph_hints import realize
 from torchwrap._core.row_mask import RowMask
+from torchwrap._core.zero_pool import ZeroPool
 from torchwrap._env import checks, policy_state
 from torchwrap._env import snapshot as snapshots
 from torchwrap._env.executor import EAGER, Eager
@@ -68,7 +69,7 @@ class Env(EnvFacade):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(signature, spec, metadata, render_mode)
-        self._executor = EAGER
+        self._executor, self._zero_pool = EAGER, ZeroPool()
         self.allocate(signature.num_envs, signature.device)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -216,7 +217,8 @@ class Env(EnvFacade):
 
     def _step_and_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         successor, observation = self._step_without_reset(action)
-        self._auto_reset(RowMask(successor["done"], synchronize=self.host_stepped), observation)
+        mask = RowMask(successor["done"], synchronize=self.host_stepped, zeros=self._zero_pool)
+        self._auto_reset(mask, observation)
         return successor, observation
 
     def _step_without_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:

@@ -41,8 +41,9 @@ class Flat:
         td = self.env._step(action.clamp(-1, 1))
         episode_return, episode_length = self.returns.add_(td["reward"]).float(), self.lengths.add_(1).clone()
         frame = _normalize(self.observations, td["observation"]).clamp(-10, 10)
-        self.order.copy_((self.order + 1).remainder_(4))
-        self.frames.select(1, int(self.order[-1])).copy_(frame)
+        slots = self.order.numpy()
+        slots[:] = (slots + 1) % 4
+        self.frames.select(1, int(slots[-1])).copy_(frame)
         observation = self.frames.index_select(1, self.order)
         torch.add(td["reward"], self.discounted, alpha=0.99, out=self.discounted)
         _count(self.rewards, self.discounted)
@@ -72,10 +73,10 @@ class Flat:
 def _count(sums: Any, rows: Tensor) -> Tensor:
     differences = rows - sums.reference
     wide = differences.double()
-    squares = torch.linalg.vecdot(wide, wide, dim=0)
+    total, squares = wide.sum(0), (wide.square() if wide is differences else wide.square_()).sum(0)
     if not math.isfinite(squares.dot(sums.squares)):
         return sums._count_finite(rows, None)  # the first rows of all
-    sums.total.add_(wide.sum(0))
+    sums.total.add_(total)
     sums.squares.add_(squares)
     sums.count.add_(len(rows))
     return differences

@@ -69,11 +69,15 @@ def test_writes_reach_set_rows_only(path, mask, shape, dtype):
 
 @pytest.mark.parametrize("shape", [(), (2,)], ids=str)
 @pytest.mark.parametrize("traced", [False, True])
-def test_write_column_changes_one_column(shape, traced):
-    buffer, value = torch.zeros(4, 3, *shape), torch.arange(1.0, 5).view(4, *(1,) * len(shape)).expand(4, *shape)
-    with tracing() if traced else contextlib.nullcontext():
-        row_mask.write_column_(buffer, torch.tensor([1]), value)
-    assert torch.equal(buffer[:, 1], value) and not buffer[:, [0, 2]].any()
+def test_append_to_ring_replaces_the_oldest(shape, traced):
+    ring, order = torch.zeros(4, 3, *shape), torch.arange(3)
+    expected = [torch.zeros(4, *shape)] * 3
+    for number in range(5):
+        value = number + torch.arange(1.0, 5).view(4, *(1,) * len(shape)).expand(4, *shape)
+        expected = [*expected[1:], value]
+        with tracing() if traced else contextlib.nullcontext():
+            row_mask.append_to_ring_(ring, order, value)
+        assert torch.equal(ring.index_select(1, order), torch.stack(expected, 1))
 
 
 def test_writes_reach_every_leaf_of_a_tensordict(path, mask):

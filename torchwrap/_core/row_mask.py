@@ -13,6 +13,9 @@ from torch import Tensor
 
 from torchwrap._core.graph_hints import realize, realize_on_cpu
 from torchwrap._core.tracing import is_host_readable, is_tracing
+from torchwrap._core.zero_pool import ZeroPool
+
+_LARGE = 2**20  # bytes, from which on a few rows are cleared faster than all of them
 
 
 class RowMask:
@@ -26,6 +29,7 @@ class RowMask:
         tensor: bool, `(num_envs,)` or `(num_envs, 1)`. It must not change afterwards.
         synchronize: read the mask on the host, once, even if that waits for the device, because a simulator on the host needs
             it. What is on the device is then still selected there.
+        zeros: what `spread` takes large tensors from.
 
     >>> mask = RowMask(torch.tensor([False, True, True]))
     >>> elapsed = torch.tensor([[4], [5], [6]])
@@ -34,9 +38,10 @@ class RowMask:
     (tensor([4, 0, 0]), tensor([1, 2]))
     """
 
-    __slots__ = ("_column", "_found", "_indices", "_tensor", "num_rows")
+    __slots__ = ("_column", "_found", "_indices", "_tensor", "num_rows", "zeros")
 
-    def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
+    def __init__(self, tensor: Tensor, *, synchronize: bool = False, zeros: ZeroPool | None = None) -> None:
+        self.zeros = zeros
         self._column: Tensor | None = tensor if tensor.dim() == 2 else None
         self._tensor: Tensor | None = tensor if tensor.dim() == 1 else None
         self.num_rows = tensor.shape[0]  # `len` would make a constant of the size in an exported graph
@@ -126,7 +131,11 @@ class RowMask:
         """Gathered rows as a value for all envs. What the other rows hold is unspecified."""
         # Zeros and not fresh memory, in which a transform further out could find an invalid index.
         indices = self.indices
-        return rows if indices is None else rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, indices, rows)
+        if indices is None:
+            return rows
+        if self.zeros is not None and rows.nbytes * self.num_rows >= _LARGE * rows.shape[0]:
+            return self.zeros.with_rows(self.num_rows, indices, rows)
+        return rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, indices, rows)
 
     @property
     def gathered(self) -> Tensor | None:
@@ -160,7 +169,7 @@ class RowMask:
             buffer.index_put_((indices.unsqueeze(1), columns), rows)
             return
         source = realize_on_cpu((torch.arange(len(columns), device=columns.device) - columns[:1]) % len(columns))
-        if buffer.is_cuda:  # as in `write_column_`
+        if buffer.is_cuda:  # as in `append_to_ring_`
             buffer.copy_(torch.where(self._like(rows), rows.index_select(1, source), buffer))
         else:
             # All of it and from a copy in the order of `columns`, because Inductor computes this in one loop with whoever
@@ -221,23 +230,27 @@ def can_look(rows: Tensor) -> bool:
     return is_host_readable(rows)
 
 
-def write_column_(buffer: Tensor, column: Tensor, value: Tensor) -> None:
-    """Writes a column of the buffer, in place.
+def append_to_ring_(ring: Tensor, order: Tensor, value: Tensor) -> None:
+    """Writes a value into the oldest slot of a ring, and makes it the newest one, in place.
 
     Args:
-        buffer: `(num_envs, num_columns, ...)`.
-        column: its index, int64, `(1,)`.
+        ring: `(num_envs, num_slots, ...)`.
+        order: the slots, oldest first, int64, `(num_slots,)`.
         value: `(num_envs, ...)`.
     """
-    if is_host_readable(column):  # a copy to a slice takes a quarter of the time of one by index
-        buffer.select(1, int(column)).copy_(value)
+    # One write to the order, so that an interrupt leaves a valid one.
+    if is_host_readable(order):
+        slots = order.numpy()  # a few numbers take half of the time there
+        slots[:] = (slots + 1) % len(slots)
+        ring.select(1, int(slots[-1])).copy_(value)  # in a quarter of the time of a copy by index
         return
-    value = value.unsqueeze(1)
-    if not (buffer.is_cuda and is_tracing(buffer)):
-        buffer.index_copy_(1, column, value)
-    else:  # not by indices, because Inductor would then copy the buffer twice; on CUDA that costs more than to write all of it
-        is_column = torch.arange(buffer.shape[1], device=column.device) == column
-        buffer.copy_(torch.where(is_column.view(-1, *(1,) * (buffer.dim() - 2)), value, buffer))
+    order.copy_(realize_on_cpu((order + 1).remainder_(len(order))))  # realized because every element of a stack reads it
+    newest, value = order[-1:], value.unsqueeze(1)
+    if not (ring.is_cuda and is_tracing(ring)):
+        ring.index_copy_(1, newest, value)
+    else:  # not by indices, because Inductor would then copy the ring twice; on CUDA that costs more than to write all of it
+        is_newest = torch.arange(len(order), device=order.device) == newest
+        ring.copy_(torch.where(is_newest.view(-1, *(1,) * (ring.dim() - 2)), value, ring))
 
 
 def set_first_(buffer: Tensor, rows: Tensor, unset: Tensor, mask: Tensor | None = None) -> None:

@@ -16,7 +16,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, BufferAttribute, ConstantBuffer, EnvBuffer
 from torchwrap._core.graph_hints import realize_on_cpu
-from torchwrap._core.row_mask import RowMask, write_column_
+from torchwrap._core.row_mask import RowMask, append_to_ring_
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 
@@ -47,10 +47,8 @@ class _Frames(BatchedModule):
     def append(self, frame: Tensor) -> None:
         if self.shifts:
             self.frames.copy_(torch.cat([self.frames[:, 1:], frame.unsqueeze(1)], 1))
-            return
-        # One write, so that an interrupt leaves a valid order. Realized because every element of a stack reads it.
-        self.order.copy_(realize_on_cpu((self.order + 1).remainder_(self.size)))
-        write_column_(self.frames, self.order[-1:], frame)
+        else:
+            append_to_ring_(self.frames, self.order, frame)
 
     def step(self, frame: Tensor) -> Tensor:
         """Appends a frame. Returns all of them."""

@@ -134,12 +134,13 @@ class RunningMeanStd(BatchedModule):
             return self._count_finite(rows, mask), False
         differences, sums = rows - self.reference, self.squares
         wide = differences.double()
-        squares = torch.linalg.vecdot(wide, wide, dim=0)
+        total = wide.sum(0)
+        squares = (wide.square() if wide is differences else wide.square_()).sum(0)
         # One look at the sums costs less than a mask.
         look = squares.dot(sums) if squares.dim() == 1 else squares.flatten().dot(sums.flatten())
         if not math.isfinite(look):
             return self._count_finite(rows, mask), False
-        self.total.add_(wide.sum(0))
+        self.total.add_(total)
         sums.add_(squares)
         self.count.add_(rows.shape[0])
         return differences, True
