@@ -217,8 +217,7 @@ class Env(EnvFacade):
 
     def _step_and_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
         successor, observation = self._step_without_reset(action)
-        mask = RowMask(successor["done"], synchronize=self.host_stepped, zeros=self._zero_pool)
-        self._auto_reset(mask, observation)
+        self._auto_reset(RowMask(successor["done"], synchronize=self.host_stepped, zeros=self._zero_pool), observation)
         return successor, observation
 
     def _step_without_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
