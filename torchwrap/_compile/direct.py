@@ -46,7 +46,7 @@ class Compiled:
     """
 
     def __init__(self, hidden: Callable[..., Any], inner: Sequence[Any] = (), written: Sequence[int] = ()) -> None:
-        self.hidden, self.written = hidden, written
+        self.hidden, self.written = hidden, picker(written)
         self.wrapped = getattr(hidden, "_torchdynamo_orig_callable", hidden)
         self.inner: Any = inner[0] if len(inner) == 1 else None
         self.kernels: Any = self.inner and self.inner.current_callable
@@ -59,7 +59,7 @@ class Compiled:
         # The wrappers turn gradients and autocast off, and give the graph its name in a profile.
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.autograd.profiler._is_profiler_enabled:
             return self.wrapped(*tensors)
-        torch._C._increment_version([tensors[index] for index in self.written])  # type: ignore[attr-defined]
+        torch._C._increment_version(self.written(tensors))  # type: ignore[attr-defined]
         return self.kernels([*self.constants, *tensors])  # type: ignore[no-any-return]
 
     def _watched(self, tensors: tuple[Tensor, ...]) -> Sequence[Tensor]:
@@ -82,6 +82,13 @@ class Compiled:
             if _same(given[count:], tensors) and _same(results, outputs):
                 self.constants, self.kernels, self.passes_on = given[:count], _entry(kernels), True
         return outputs
+
+
+def picker(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+    """Returns a function that picks the tensors with these indices."""
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda tensors: [tensors[index] for index in indices]
 
 
 def _entry(kernels: Any) -> Any:

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from torchwrap._compile import replay
 from torchwrap._compile.builds import compiling
+from torchwrap._compile.direct import picker
 from torchwrap._compile.inductor import compile_graph
 from torchwrap._compile.reads import Reads
 from torchwrap._compile.replay import Replay, Run
@@ -134,7 +135,7 @@ class Graph:
             streamed=[position for position, index in enumerate(used) if nodes[index] in streamed],
             later=later,
         )
-        pick = operator.itemgetter(*used) if len(used) > 1 else lambda tensors: [tensors[index] for index in used]
+        pick = picker(used)
         shared: list[int] | None = None
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
