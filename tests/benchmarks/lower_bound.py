@@ -83,7 +83,7 @@ def _count(sums: Any, rows: Tensor) -> Tensor:
 
 
 def _moments(sums: Any) -> tuple[Tensor, Tensor]:
-    number = sums.count - sums.skipped
+    number = (sums.count - sums.skipped).double()
     mean = sums.total / number
     return mean, (sums.squares / number).addcmul_(mean, mean, value=-1).relu_().add_(1e-8).rsqrt_()
 

@@ -173,6 +173,7 @@ class RunningMeanStd(BatchedModule):
         number, squares = self.count - self.skipped, self.squares
         if not seen:
             number.clamp_(min=1)
+        number = number.double()  # once, and not in each division
         mean = self.total / number
         var = (squares / number).addcmul_(mean, mean, value=-1).relu_()  # a reference of 0 may leave less than nothing
         return mean, var if seen else var.masked_fill_(squares < 0, 1)
