@@ -51,7 +51,7 @@ def test_kernels_are_called_directly_from_the_second_call_on(is_cached, tmp_path
 
 @pytest.mark.parametrize(
     "context",
-    [torch.enable_grad, lambda: torch.autocast("cpu"), torch.profiler.profile],
+    [torch.enable_grad, lambda: torch.autocast("cpu"), lambda: torch.profiler.profile(acc_events=True)],
     ids=["gradients", "autocast", "profile"],
 )
 def test_wrappers_are_called_where_they_do_something(context, tmp_path):
