@@ -76,7 +76,7 @@ KEPT = [two_results, other_arguments, other_order, other_keyword, other_type_of_
 
 
 def merge(function):
-    """The graph of a function, and the number of values in it that were stored again."""
+    """The graph of a function without its duplicates, and how many nodes fewer it has."""
     graph = make_fx(torch.func.functionalize(function))(X, torch.zeros(2, 3))
     before = len(list(graph.graph.nodes))
     StoreOnce()(graph.graph)

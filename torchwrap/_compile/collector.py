@@ -22,6 +22,7 @@ from torchwrap._compile.reads import Reads
 from torchwrap._compile.replay import Replay, Run
 from torchwrap._compile.trace import outline
 from torchwrap._core import nested
+from torchwrap._core.buffer_pool import references
 from torchwrap._core.graph_hints import as_bytes
 from torchwrap._env import policy_state
 from torchwrap._env.executor import Collects, Eager
@@ -59,7 +60,7 @@ class _Chunk:
         return not self.counts or self.counts == self._references()
 
     def _references(self) -> list[int]:
-        return [torch._C._storage_Use_Count(value.untyped_storage()._cdata) for value in self.storage.values()]
+        return list(map(references, self.storage.values()))
 
 
 class CompiledCollector(Eager):

@@ -116,6 +116,11 @@ class BufferPool:
         return tensor if tensor.dtype == self.dtype else tensor.view(self.dtype).view(self.shape)
 
 
+def references(tensor: Tensor) -> int:
+    """The number of references to a tensor's storage, which each other tensor, view or array of it raises."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined, no-any-return]
+
+
 def _aligned(num_bytes: int) -> np.ndarray[Any, Any]:
     # From the beginning of a line of the cache on, so that no vector lies in two.
     memory = np.empty(num_bytes + _LINE, np.uint8)
