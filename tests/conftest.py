@@ -1,11 +1,13 @@
 """Options and fixtures of all tests, and the path to `catalogue`, `helpers` and `oracles`."""
 
 import functools
+import random
 import re
 import secrets
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -14,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import torchwrap as tw
 from torchwrap._compile.api import MIN_TORCH
+from torchwrap.random import stream
 
 COMPILES = torch.__version__ >= MIN_TORCH
 # Tests with "gymnasiums" in their names, and those of differences, compare with its wrappers as they are since 1.4.
@@ -24,11 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`, which take most of the time")
-    parser.addoption(
-        "--fresh-seeds", action="store_true", help="fuzz with seeds that were never used; the first one is printed"
-    )
+    parser.addoption("--fresh-seeds", action="store_true", help="use seeds that nobody used before; the first one is printed")
     parser.addoption("--share", metavar="I/N", help="run every N-th test from the I-th on, so that N processes run all")
-    parser.addoption("--first-seed", type=int, default=0, help="fuzz with the seeds from this one on, to repeat a run")
+    parser.addoption("--first-seed", type=int, default=0, help="use the seeds from this one on, to repeat a run")
 
 
 def pytest_configure(config):
@@ -45,7 +46,7 @@ def pytest_sessionstart(session):
     config = session.config
     if config.getoption("--fresh-seeds"):  # not in the header, which -q leaves out
         first = f"--first-seed={config.getoption('--first-seed')}"
-        config.get_terminal_writer().line(f"tests/fuzz: fresh seeds, which {first} repeats")
+        config.get_terminal_writer().line(f"fresh seeds, which {first} repeats")
 
 
 def keep(config, items, kept):
@@ -69,6 +70,13 @@ def pytest_collection_modifyitems(config, items):
     if share := config.getoption("--share"):
         first, number = map(int, share.split("/"))
         keep(config, items, items[first - 1 :: number])
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are set up
+def pytest_runtest_setup(item):
+    """Envs that are given no seed draw the same one in every run of a test, so that it passes each time or never."""
+    seed = f"{item.nodeid} {item.config.getoption('--first-seed')}"
+    stream.secrets = SimpleNamespace(randbits=random.Random(seed).getrandbits)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -463,10 +463,10 @@ def functions_of_brax(env):
 
 
 def test_brax_equals_its_functions_by_hand(brax):
-    env = from_brax(brax["pendulum"](), 6, max_episode_steps=12, info_keys=["time_out"])
+    env = from_brax(brax["pendulum"](), 6, max_episode_steps=20, info_keys=["time_out"])
     assert repr(env) == "<InvertedPendulum(num_envs=6, device=cpu)>" and env.single_action_space == S.Box(-1, 1, (1,))
     reset, step = functions_of_brax(brax["pendulum"]())
-    successor = assert_equals_by_hand(env, reset, step, 40, limit=12)
+    successor = assert_equals_by_hand(env, reset, step, 40, limit=20)
     fallen = successor["observation"][..., 1:2].abs() > 0.2
     assert fallen.any() and (successor["terminated"] == fallen).all() and (successor["info", "time_out"] == fallen).all()
     assert (successor["truncated"] & ~fallen).any()
