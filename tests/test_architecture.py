@@ -218,7 +218,7 @@ def used_only_in(sources, pattern, *homes):
 
 def compilers_are_used_in_compile(sources):
     pattern = r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo"
-    return used_only_in(sources, pattern, "torchwrap._compile", "torchwrap._env.host_function")
+    return used_only_in(sources, pattern, "torchwrap._compile", "torchwrap._env.translation")
 
 
 def cuda_graphs_are_used_in_replay(sources):

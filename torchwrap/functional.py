@@ -27,7 +27,7 @@ from torchwrap.env import Env
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature
 
-_SMALL = 1024  # envs, for which an operator of NumPy takes less time than one of PyTorch
+_SMALL = 8192  # envs, for which an operator of NumPy takes less time than one of PyTorch
 # The index of a function is part of its key, so that no two functions of a step draw the same numbers.
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal", "pool", "truncated")
 _CLOCK = Key._fields[:5]
@@ -55,8 +55,10 @@ class FunctionalEnv(Env):
     `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes are fixed.
 
     A class that sets `is_pure = True` promises that results depend on the arguments and on the attributes of the object alone.
-    Up to 1,024 envs on the CPU, uncompiled, then run its functions several times as fast: they are traced once, and computed
-    in NumPy; and initial states and their observations are drawn for many episodes at once.
+    Up to 8,192 envs on the CPU, uncompiled, then run its functions several times as fast: they are traced once, and computed
+    in NumPy; and initial states and their observations are drawn for many episodes at once. They can use arithmetic,
+    comparisons, `where`, sums and other reductions, slices, `stack` and `cat`. With a matrix product, an index that is a
+    tensor, a write in place or a random draw in a step, they are computed in PyTorch.
 
     A class that sets `broadcasts = True` is called without `torch.vmap`. All tensors then have the leading dimension of
     `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.

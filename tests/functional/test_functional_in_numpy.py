@@ -91,11 +91,11 @@ def test_native_env_in_numpy_agrees_with_pytorch_in_each_step(id, num_envs, dtyp
 
 
 def test_env_of_few_and_of_many_rows_plays_the_same():
-    few, many = counters(3), counters(2000)
+    few, many = counters(3), counters(9000)
     assert few._is_small and not many._is_small
     few.reset(seed=0), many.reset(seed=0)
     for _ in range(40):
-        action = torch.randint(0, 3, (2000,))
+        action = torch.randint(0, 3, (9000,))
         one, other = few.step(action[:3])[1], many.step(action)[1]
         assert torch.equal(one["observation"], other["observation"][:3])
 
@@ -104,6 +104,7 @@ def counters(num_envs, func_env=None, **keywords):
     return tw.FunctionalEnv(func_env or Counter(), num_envs, **keywords)
 
 
+WEIGHTS = torch.tensor([0.5, -2.0])
 NUMBERS = [-np.inf, -2.5, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 1.0, 3.0, np.inf, np.nan]
 OPERATORS = {
     "add": lambda x, k, b: x + 0.1 + k,
@@ -113,14 +114,47 @@ OPERATORS = {
     "remainder": lambda x, k, b: (x % 0.7, torch.remainder(x, -0.7)),
     "compare": lambda x, k, b: (x > 0, x >= k, x < 1, x <= 0.5, x == 1, k != 2, k == 1.0, k > 0.5),
     "logic": lambda x, k, b: (b & (x > 0), b | (x > 0), ~b, b ^ (x > 0), b.logical_not(), torch.logical_and(x, k)),
-    "trigonometry": lambda x, k, b: (x.sin(), x.cos(), torch.tan(x), x.tanh(), k.sin()),
-    "exponential": lambda x, k, b: (x.exp(), x.abs().sqrt(), x.square(), x**2, k**2),
-    "round": lambda x, k, b: (x.ceil(), x.floor(), x.abs(), -x, k.abs(), -k),
-    "clamp": lambda x, k, b: (x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=0), k.clamp(0, 2)),
+    "trigonometry": lambda x, k, b: (x.sin(), x.cos(), torch.tan(x), x.tanh(), k.sin(), x.atan(), torch.atan2(x, x + 1)),
+    "inverse trigonometry": lambda x, k, b: (x.asin(), x.acos(), x.sinh(), x.cosh()),
+    "exponential": lambda x, k, b: (x.exp(), x.abs().sqrt(), x.square(), x**2, k**2, x**3, k**3, x**0.5, x.rsqrt(), x.expm1()),
+    "logarithm": lambda x, k, b: (x.log(), x.log1p(), x.log2(), x.sigmoid(), torch.hypot(x, x + 1)),
+    "round": lambda x, k, b: (x.ceil(), x.floor(), x.abs(), -x, k.abs(), -k, x.round(), x.trunc(), torch.fmod(x, 0.7)),
+    "clamp": lambda x, k, b: (
+        *(x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=0), k.clamp(0, 2), x.relu(), k.relu()),
+        *(x.clamp(torch.tensor(-1.0), x + 1), x.clamp(max=-x)),
+    ),
+    "not finite": lambda x, k, b: (x.isnan(), x.isinf(), x.isfinite()),
     "maximum": lambda x, k, b: (torch.maximum(x, -x), torch.minimum(x, -x), torch.copysign(x, -x)),
     "select": lambda x, k, b: (torch.where(b, x, 0.0), torch.where(b, 1.0, -1.0), torch.where(b, x, k), x.masked_fill(b, 7)),
     "convert": lambda x, k, b: (k.to(torch.float32), b.to(torch.int64), b.float(), x.double(), k.to(torch.int32) + 1),
-    "fill": lambda x, k, b: (torch.zeros_like(x), torch.ones_like(k), torch.ones_like(x, dtype=torch.bool)),
+    "fill": lambda x, k, b: (
+        *(torch.zeros_like(x), torch.ones_like(k), torch.ones_like(x, dtype=torch.bool), torch.full_like(x, 2.5)),
+        *(
+            torch.zeros(3),
+            torch.full((2,), 7),
+            torch.tensor([1.0, 2.0]),
+            x.view(3, 4) * torch.arange(4),
+            WEIGHTS,
+            WEIGHTS + x[0],
+        ),
+    ),
+    "reduce": lambda x, k, b: (
+        *(x.view(3, 4).sum(-1), x.view(3, 4).sum(0, keepdim=True), x.view(3, 2, 2).sum((0, 2)), k.view(3, 4).sum(1)),
+        *(b.view(3, 4).sum(1), x.view(3, 4).mean(-1), x.view(3, 4).prod(1), x.view(3, 4).amax(1), x.view(3, 4).amin(0, True)),
+        *(x.view(3, 4).max(-1).values, x.view(3, 4).min(0, keepdim=True).values, k.view(3, 4).max(1)[0]),
+        *(b.view(3, 4).any(1), b.view(3, 4).all(-1, keepdim=True), (x.view(3, 4) > 0).any(0), x.view(3, 4).norm(dim=1)),
+        *(torch.linalg.vector_norm(x.view(3, 4), dim=-1, keepdim=True), k.view(3, 4).sum(1, dtype=torch.float32)),
+    ),
+    "index": lambda x, k, b: (
+        *(x.view(3, 4)[0], x.view(3, 4)[:, -1], x.view(3, 4)[..., 1:3], x[1:], x[:-2], x[::2], x[-3:], k[2:] + 1),
+        *(x.view(3, 4).narrow(1, 1, 2), x.view(2, 3, 2)[:, 1, :], x.view(3, 4)[1, 2:]),
+    ),
+    "concatenate": lambda x, k, b: (torch.cat([x, -x]), torch.cat([x.view(3, 4), x.view(3, 4)[:, :1]], -1), torch.cat([x, k])),
+    "expand": lambda x, k, b: (x.expand(2, 12), x[:1].expand(5), x.view(3, 1, 4).expand(-1, 2, -1) + 1, torch.outer(x, x)),
+    "permute": lambda x, k, b: (
+        *(x.view(3, 4).permute(1, 0), x.view(2, 3, 2).permute(2, 0, 1) * 2, x.view(3, 4).permute(1, 0).reshape(-1)),
+        torch.vmap(lambda row: torch.stack([row, row + 1]).T.flatten())(x.view(3, 4)),
+    ),
     "stack": lambda x, k, b: (torch.stack([x, x], -1), torch.stack([x, k.float()]), *torch.stack([x, -x], 1).unbind(-1)),
     "shape": lambda x, k, b: (x.view(-1, 1), x.unsqueeze(0).squeeze(0), *x.split(5), torch.stack([x, x], 1).unbind(1)[0] + 1),
     "parts": lambda x, k, b: (
@@ -176,13 +210,84 @@ def require_close_with_nan(given, expected):
         lambda x: ([], [x.cumsum(0)]),
         lambda x: ([], [torch.add(x, x, alpha=2)]),
         lambda x: ([], [torch.div(x, 2, rounding_mode="floor")]),
-        lambda x: ([], [x**3]),
+        lambda x: ([], [x**4]),
+        lambda x: ([], [x.sum()]),
+        lambda x: ([], [x.clone().add_(1)]),
+        lambda x: ([], [in_place(x)]),
+        lambda x: ([], [x.view(1, 2) @ x.view(2, 1)]),
+        lambda x: ([], [x.view(1, 2).max(-1).indices]),
+        lambda x: ([], [x.view(1, 2).norm(1, -1)]),
+        lambda x: ([], [x.int().round()]),
         lambda x: ([], [x.bfloat16()]),
         lambda x: ([], [x + 1 if x.sum() > 0 else x]),
     ],
 )
 def test_function_without_counterpart_in_numpy_is_not_translated(function):
     assert HostFunction().translated(function, 1, [np.array([1.0, -4.0], np.float32)]) is None
+
+
+def in_place(x):
+    x = x.clone()
+    x.mul_(2)
+    return x
+
+
+def test_tensor_that_is_written_in_place_is_followed():
+    class Weighted(Counter):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.tensor([1.0, 2.0])
+
+        def reward(self, state, action, next_state, rng, params=None):
+            return (torch.stack([state["x"], state["y"]], -1) * self.weights).sum(-1)
+
+    env, other = counters(2, Weighted()), in_pytorch(counters(2, Weighted()))
+    env.reset(seed=0), other.reset(seed=0)
+    for _ in range(3):
+        rewards = [each.step(torch.tensor([1, 1]))[0]["next", "reward"] for each in (env, other)]
+        torch.testing.assert_close(*rewards)
+        env.func_env.weights += 1
+        other.func_env.weights += 1
+    assert env._host_steps._advance_and_finish._run is not None
+
+
+@pytest.mark.parametrize("num_envs", [1, 5])
+def test_env_with_a_vector_as_its_state_is_computed_in_numpy(num_envs):
+    def walks():
+        return tw.FunctionalEnv(Walk(), num_envs, max_episode_steps=9)
+
+    env, other = walks(), in_pytorch(walks())
+    env.reset(seed=0), other.reset(seed=0)
+    for _ in range(40):
+        action = env.sample_action()
+        (transition, td), (expected, root) = env.step(action), other.step(action)
+        for key in ("observation", "reward", "terminated", "truncated"):
+            torch.testing.assert_close(transition["next", key], expected["next", key], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(td["observation"], root["observation"], rtol=1e-5, atol=1e-5)
+    assert env._host_steps._advance_and_finish._run is not None
+
+
+class Walk(FuncEnv):
+    """Walks to the origin, one env at a time; written as a user would, for `vmap`."""
+
+    observation_space, action_space = Box(-np.inf, np.inf, (5,)), Box(-1, 1, (2,))
+    is_pure = True
+
+    def initial(self, rng, params=None):
+        return {"position": random.uniform(rng, (2,)), "velocity": torch.zeros(2)}
+
+    def transition(self, state, action, rng, params=None):
+        velocity = (0.9 * state["velocity"] + 0.1 * action.clamp(-1, 1)).clamp(-1, 1)
+        return {"position": state["position"] + velocity * torch.tensor([1.0, 0.5]), "velocity": velocity}
+
+    def observation(self, state, rng, params=None):
+        return torch.cat([state["position"], state["velocity"], state["position"].norm().unsqueeze(0)])
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return -next_state["position"].square().sum() - 0.1 * action.abs().max()
+
+    def terminal(self, state, rng, params=None):
+        return (state["position"].abs() > 2).any() | (state["position"][0] > 1.5)
 
 
 def test_results_share_no_memory():

@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from torchwrap._env.host_function import Array, Attributes, Function, HostFunction, Views
+from torchwrap._env.host_function import Attributes, Function, HostFunction, Views
 from torchwrap._env.initial_states import UpcomingStates
+from torchwrap._env.translation import Array
 from torchwrap.random import Key
 
 Draw: TypeAlias = Callable[[Key], list[Tensor]]
