@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torchwrap._compile.inductor import compile_graph
 TABLE = torch.arange(4.0)
 
 
-def function(x: Tensor, state: Tensor) -> list[Tensor]:
+def function(x, state):  # without annotations, whose names no cache can pickle
     state.add_(x.sum())
     return [x @ TABLE + state, x * 2]
 
@@ -47,6 +49,23 @@ def test_kernels_are_called_directly_from_the_second_call_on(is_cached, tmp_path
             assert state._version == number + 1  # as autograd counts it, and as the wrappers do
             assert x._version == 0
             compiled.wrapped = forbid
+
+
+KEEPS_CACHED = pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch before 2.13 keeps graphs that its cache had")
+
+
+@pytest.mark.parametrize("is_cached", [False, pytest.param(True, marks=KEEPS_CACHED)])
+def test_the_graph_that_was_compiled_is_not_kept(is_cached, tmp_path):
+    with fresh_cache(dir=tmp_path):
+        before = large_graphs()
+        kept = [compiled_function() for _ in range(1 + is_cached)]
+        call(kept[-1], torch.zeros(3, 4), torch.zeros(3))
+        assert large_graphs() == before
+
+
+def large_graphs():
+    gc.collect()
+    return sum(type(value) is torch.fx.Graph and len(value.nodes) > 2 for value in gc.get_objects())
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ class Compiled:
     def __init__(self, hidden: Callable[..., Any], inner: Sequence[Any] = (), written: Sequence[int] = ()) -> None:
         self.hidden, self.written = hidden, picker(written)
         self.wrapped = getattr(hidden, "_torchdynamo_orig_callable", hidden)
+        for function in (hidden, self.wrapped):
+            for name in ("zero_grad", "named_parameters", "named_buffers"):  # methods, which keep the graph that was compiled
+                vars(function).pop(name, None)
         self.inner: Any = inner[0] if len(inner) == 1 else None
         self.kernels: Any = self.inner and self.inner.current_callable
         self.constants: Sequence[Tensor] = ()
