@@ -238,12 +238,10 @@ class FunctionalEnv(Env):
 
     def _inputs(self) -> list[Any]:
         # The fields of the state, and the limits of the envs if they differ.
-        buffers = self._buffers  # faster than attributes
-        return [buffers[name] for name in self._step_inputs]
+        return list(map(self._buffers.__getitem__, self._step_inputs))  # faster than attributes
 
     def _memory(self) -> list[Any]:
-        words = self.stream._buffers
-        return [*self._inputs(), *[words[name] for name in _CLOCK]]
+        return [*self._inputs(), *map(self.stream._buffers.__getitem__, _CLOCK)]
 
     def _draw_initial(self, key: Key) -> list[Tensor]:
         # As at the start of an episode.

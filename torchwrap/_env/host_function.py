@@ -59,12 +59,13 @@ class Views:
     """
 
     def __init__(self) -> None:
-        self._tensors, self._pointers, self._arrays = list[Tensor](), list[int](), list[Array]()
+        self._pointers, self._arrays = list[int](), list[Array]()
 
     def __call__(self, tensors: list[Tensor]) -> list[Array]:
-        pointers = [tensor.data_ptr() for tensor in tensors]  # tensors can be replaced, and their memory can move
-        if pointers != self._pointers or not all(map(operator.is_, tensors, self._tensors)):
-            self._tensors, self._pointers, self._arrays = tensors, pointers, [tensor.numpy() for tensor in tensors]
+        # Tensors can be replaced, and their memory can move. No other tensor gets the memory of an array that is kept.
+        pointers = list(map(Tensor.data_ptr, tensors))
+        if pointers != self._pointers:
+            self._pointers, self._arrays = pointers, [tensor.numpy() for tensor in tensors]
         return self._arrays
 
     def __reduce__(self) -> tuple[Any, ...]:

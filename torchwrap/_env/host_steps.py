@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from torchwrap._env.host_function import Attributes, Function, HostFunction, Views
 from torchwrap._env.initial_states import UpcomingStates
 from torchwrap._env.translation import Array
 from torchwrap.random import Key
+
+_ONE = np.array(1)  # an operand that is no array costs as much as an operator
 
 Draw: TypeAlias = Callable[[Key], list[Tensor]]
 
@@ -89,7 +92,7 @@ class HostSteps:
 
     def _begin(self, rows: Array, version: int, arrays: list[Array], draw: Draw) -> Array:
         *state, low, high, env, episode, step = arrays
-        episode[rows] += 1
+        episode[rows] += _ONE
         step[rows] = 0
         *values, observation = self._upcoming.take([low, high, env, episode], rows, version, draw)
         for array, value in zip(state, values, strict=False):  # what the function only reads stays

@@ -16,7 +16,7 @@ from torchwrap.random import Key
 State = dict[str, Tensor]
 _REFRESH_STEPS = 256  # the whole pool is drawn again within so many steps
 _TAG = 255  # an env's streams have at most 31 << 3
-_ROWS_AHEAD, _MOST_EPISODES = 1024, 128  # so many keys take four times as long as one
+_ROWS_AHEAD, _MOST_EPISODES = 8192, 128  # so many keys take two to three times as long as one
 
 
 class InitialStatePool(nn.Module):
@@ -81,7 +81,7 @@ class UpcomingStates:
 
     def __init__(self) -> None:
         self._version: Any = None
-        self._first: Any = None
+        self._start: Any = None  # of each env, whose index in what is drawn is `episode * num_envs - start`
         self._drawn: list[Any] = []
         self._count = 0
 
@@ -99,19 +99,21 @@ class UpcomingStates:
         """
         *words, episode = clock
         version = version, *[word.tobytes() for word in words]
-        ahead = episode[rows] - self._first[rows] if version == self._version else None
-        if ahead is None or not 0 <= min(numbers := ahead.tolist()) <= max(numbers) < self._count:
-            self._version, self._first = None, episode + 1  # no version until all is drawn
-            self._first[rows] -= 1
+        number = np.array(len(episode))
+        index = episode[rows] * number - self._start[rows] if version == self._version else None
+        if index is None or not 0 <= min(indices := index.tolist()) <= max(indices) < self._count * len(episode):
+            self._version, first = None, episode + 1  # no version until all is drawn
+            first[rows] -= 1
             self._count = min(max(_ROWS_AHEAD // len(episode), 1), _MOST_EPISODES)
-            self._drawn = [tensor.numpy() for tensor in draw(self._keys(words))]
-            self._version, ahead = version, episode[rows] - self._first[rows]
-        index = ahead * len(episode) + rows
+            self._drawn = [tensor.numpy() for tensor in draw(self._keys(words, first))]
+            self._start = first * number - np.arange(len(episode))
+            self._version = version
+            index = episode[rows] * number - self._start[rows]
         return [array[index] for array in self._drawn]
 
-    def _keys(self, words: list[Any]) -> Key:
+    def _keys(self, words: list[Any], first: Any) -> Key:
         low, high, env = [torch.from_numpy(np.tile(word, self._count)) for word in words]
-        episodes = torch.from_numpy((self._first + np.arange(self._count)[:, None]).ravel())
+        episodes = torch.from_numpy((first + np.arange(self._count)[:, None]).ravel())
         return Key(low, high, env, episodes, torch.zeros_like(episodes))
 
     def __reduce__(self) -> tuple[Any, ...]:
