@@ -139,3 +139,4 @@ def test_other_backends_and_unknown_graphs_keep_their_wrappers(number):
     compiled = Compiled(lambda *tensors: [tensor + 1 for tensor in tensors], [Inner(double)] * number, ())
     for _ in range(2):
         assert [result.item() for result in call(compiled, torch.ones(()), torch.zeros(()))] == [2.0, 1.0]
+    assert Compiled(torch.add)(torch.ones(()), torch.ones(())) == 2  # a function without attributes

@@ -116,7 +116,7 @@ OPERATORS = {
     "logic": lambda x, k, b: (b & (x > 0), b | (x > 0), ~b, b ^ (x > 0), b.logical_not(), torch.logical_and(x, k)),
     "trigonometry": lambda x, k, b: (x.sin(), x.cos(), torch.tan(x), x.tanh(), k.sin(), x.atan(), torch.atan2(x, x + 1)),
     "inverse trigonometry": lambda x, k, b: (x.asin(), x.acos(), x.sinh(), x.cosh()),
-    "exponential": lambda x, k, b: (x.exp(), x.abs().sqrt(), x.square(), x**2, k**2, x**3, k**3, x**0.5, x.rsqrt(), x.expm1()),
+    "exponential": lambda x, k, b: (x.exp(), x.abs().sqrt(), x.expm1()),
     "logarithm": lambda x, k, b: (x.log(), x.log1p(), x.log2(), x.sigmoid(), torch.hypot(x, x + 1)),
     "round": lambda x, k, b: (x.ceil(), x.floor(), x.abs(), -x, k.abs(), -k, x.round(), x.trunc(), torch.fmod(x, 0.7)),
     "clamp": lambda x, k, b: (
@@ -129,15 +129,10 @@ OPERATORS = {
     "convert": lambda x, k, b: (k.to(torch.float32), b.to(torch.int64), b.float(), x.double(), k.to(torch.int32) + 1),
     "fill": lambda x, k, b: (
         *(torch.zeros_like(x), torch.ones_like(k), torch.ones_like(x, dtype=torch.bool), torch.full_like(x, 2.5)),
-        *(
-            torch.zeros(3),
-            torch.full((2,), 7),
-            torch.tensor([1.0, 2.0]),
-            x.view(3, 4) * torch.arange(4),
-            WEIGHTS,
-            WEIGHTS + x[0],
-        ),
+        *(torch.zeros(3), torch.full((2,), 7)),
     ),
+    "constants": lambda x, k, b: (torch.tensor([1.0, 2.0]), x.view(3, 4) * torch.arange(4), WEIGHTS, WEIGHTS + x[0]),
+    "powers": lambda x, k, b: (x**2, k**2, x**2.0, k**2.0, x**3, k**3, x**3.0, k**3.0, x**0.5, x.rsqrt(), x.square()),
     "reduce": lambda x, k, b: (
         *(x.view(3, 4).sum(-1), x.view(3, 4).sum(0, keepdim=True), x.view(3, 2, 2).sum((0, 2)), k.view(3, 4).sum(1)),
         *(b.view(3, 4).sum(1), x.view(3, 4).mean(-1), x.view(3, 4).prod(1), x.view(3, 4).amax(1), x.view(3, 4).amin(0, True)),
@@ -232,25 +227,6 @@ def in_place(x):
     return x
 
 
-def test_tensor_that_is_written_in_place_is_followed():
-    class Weighted(Counter):
-        def __init__(self):
-            super().__init__()
-            self.weights = torch.tensor([1.0, 2.0])
-
-        def reward(self, state, action, next_state, rng, params=None):
-            return (torch.stack([state["x"], state["y"]], -1) * self.weights).sum(-1)
-
-    env, other = counters(2, Weighted()), in_pytorch(counters(2, Weighted()))
-    env.reset(seed=0), other.reset(seed=0)
-    for _ in range(3):
-        rewards = [each.step(torch.tensor([1, 1]))[0]["next", "reward"] for each in (env, other)]
-        torch.testing.assert_close(*rewards)
-        env.func_env.weights += 1
-        other.func_env.weights += 1
-    assert env._host_steps._advance_and_finish._run is not None
-
-
 @pytest.mark.parametrize("num_envs", [1, 5])
 def test_env_with_a_vector_as_its_state_is_computed_in_numpy(num_envs):
     def walks():
@@ -339,6 +315,25 @@ def test_attribute_that_is_replaced_is_followed():
     second = env.step(torch.tensor([2, 2]))[0]["next", "reward"]
     torch.testing.assert_close(first.flatten(), torch.ones(2))
     torch.testing.assert_close(second.flatten(), torch.full((2,), 0.25))
+
+
+def test_tensor_that_is_written_in_place_is_followed():
+    class Weighted(Counter):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.tensor([1.0, 2.0])
+
+        def reward(self, state, action, next_state, rng, params=None):
+            return (torch.stack([state["x"], state["y"]], -1) * self.weights).sum(-1)
+
+    env, other = counters(2, Weighted()), in_pytorch(counters(2, Weighted()))
+    env.reset(seed=0), other.reset(seed=0)
+    for _ in range(3):
+        rewards = [each.step(torch.tensor([1, 1]))[0]["next", "reward"] for each in (env, other)]
+        torch.testing.assert_close(*rewards)
+        env.func_env.weights += 1
+        other.func_env.weights += 1
+    assert env._host_steps._advance_and_finish._run is not None
 
 
 def test_memory_that_moves_is_followed():

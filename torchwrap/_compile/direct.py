@@ -50,7 +50,7 @@ class Compiled:
         self.wrapped = getattr(hidden, "_torchdynamo_orig_callable", hidden)
         for function in (hidden, self.wrapped):
             for name in ("zero_grad", "named_parameters", "named_buffers"):  # methods, which keep the graph that was compiled
-                vars(function).pop(name, None)
+                getattr(function, "__dict__", {}).pop(name, None)
         self.inner: Any = inner[0] if len(inner) == 1 else None
         self.kernels: Any = self.inner and self.inner.current_callable
         self.constants: Sequence[Tensor] = ()

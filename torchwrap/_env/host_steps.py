@@ -13,7 +13,7 @@ from torchwrap._env.initial_states import UpcomingStates
 from torchwrap._env.translation import Array
 from torchwrap.random import Key
 
-_ONE = np.array(1)  # an operand that is no array costs as much as an operator
+_ONE = np.array(1)  # as an operand, a number takes twice as long as an array
 
 Draw: TypeAlias = Callable[[Key], list[Tensor]]
 

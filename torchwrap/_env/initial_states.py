@@ -99,16 +99,16 @@ class UpcomingStates:
         """
         *words, episode = clock
         version = version, *[word.tobytes() for word in words]
-        number = np.array(len(episode))
-        index = episode[rows] * number - self._start[rows] if version == self._version else None
+        num_envs = np.array(len(episode))  # as an operand, a number takes twice as long as an array
+        index = episode[rows] * num_envs - self._start[rows] if version == self._version else None
         if index is None or not 0 <= min(indices := index.tolist()) <= max(indices) < self._count * len(episode):
             self._version, first = None, episode + 1  # no version until all is drawn
             first[rows] -= 1
             self._count = min(max(_ROWS_AHEAD // len(episode), 1), _MOST_EPISODES)
             self._drawn = [tensor.numpy() for tensor in draw(self._keys(words, first))]
-            self._start = first * number - np.arange(len(episode))
+            self._start = first * num_envs - np.arange(len(episode))
             self._version = version
-            index = episode[rows] * number - self._start[rows]
+            index = episode[rows] * num_envs - self._start[rows]
         return [array[index] for array in self._drawn]
 
     def _keys(self, words: list[Any], first: Any) -> Key:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_any
 _aten = torch.ops.aten
 
 _ROUNDING = ("ceil", "floor", "trunc")
-_POWERS = ("exp", "expm1", "log", "log1p", "log2", "reciprocal", "sqrt", "square")
+_POWERS = ("exp", "expm1", "log", "log1p", "log2", "reciprocal", "sqrt")
 _TRIGONOMETRY = ("cos", "cosh", "sin", "sinh", "tan", "tanh")
 _LOGIC = (*[f"bitwise_{name}" for name in ("and", "not", "or", "xor")], *[f"logical_{name}" for name in ("and", "not", "or")])
 _BINARY = ("copysign", "fmod", "hypot", "maximum", "minimum", "remainder")
@@ -230,7 +230,7 @@ def _rsub(tensor: Tensor, number: Any) -> Tensor:
 def _pow(tensor: Tensor, exponent: Any) -> Any:
     # Other powers take longer in NumPy.
     if exponent in (2, 3):
-        return math.prod([tensor] * exponent)
+        return math.prod([tensor.to(torch.result_type(tensor, exponent))] * int(exponent))
     return tensor.sqrt() if exponent == 0.5 else NotImplemented
 
 
