@@ -303,7 +303,7 @@ VIOLATIONS = [
     (library_knows_no_testing, "torchwrap.env", "from torchwrap.testing import ScriptedEnv"),
     (library_knows_no_testing, "torchwrap", "def f():\n    import examples.ppo"),
     (compile_is_imported_at_the_top_and_by_testing, "torchwrap.env", "from torchwrap._compile.api import compile"),
-    (ladder_has_no_upward_arrow, "torchwrap._core.row_mask", "from torchwrap.random import Key"),
+    (ladder_has_no_upward_arrow, "torchwrap._core.rows", "from torchwrap.random import Key"),
     (ladder_has_no_upward_arrow, "torchwrap._env.executor", "if TYPE_CHECKING:\n    from torchwrap.env import Env"),
     (ladder_has_no_upward_arrow, "torchwrap.random.key", "from torchwrap import spaces"),
     (dependencies_are_known, "torchwrap.wrappers.render", "def f():\n    import imageio"),

@@ -26,8 +26,7 @@ torch.Size([4, 1])
 from torchwrap import transforms
 from torchwrap._compile.api import compile
 from torchwrap._core.env_buffers import EnvBuffer
-from torchwrap._core.row_mask import RowMask
-from torchwrap._deploy.api import deploy
+from torchwrap._core.rows import RowMask
 from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.distributed import sync_statistics
 from torchwrap.env import Env

@@ -1,4 +1,4 @@
-"""Collector, rollout and evaluate: whole chunks of transitions, and the returns of whole episodes."""
+"""Collector, rollout and evaluate: chunks of transitions, and the returns of whole episodes."""
 
 from __future__ import annotations
 
@@ -12,27 +12,24 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import nested, validation
-from torchwrap._core.buffer_pool import BufferPool
-from torchwrap._core.graph_hints import as_bytes
-from torchwrap._core.reachable import Reachable
-from torchwrap._env import checks, policy_state
-from torchwrap._env.executor import EAGER, Eager
-from torchwrap.env import Env
+from torchwrap._core import validation
+from torchwrap._core.policy import modules_of
+from torchwrap._core.rows import tensordict
+from torchwrap.env import Env, Step
+from torchwrap.spaces import Value
+from torchwrap.transforms import policy_state
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
-Policy = Callable[[TensorDict], Any]
+Policy = Callable[[TensorDict], Tensor | TensorDictBase]
 """Takes a root, a TensorDict `(num_envs,)` with `observation`; returns it with `action` set, or the action itself."""
 
-Step = Callable[[spaces.Value], tuple[TensorDict, spaces.Value]]
-"""Takes an action; returns the successor, and the observation to act on next."""
-
-Root = dict[str, spaces.Value]
+Root = dict[str, Value]
 """The entries of a root by key: `observation`, and the state of a recurrent policy."""
 
 Storage = dict[NestedKey, Tensor]
-"""A tensor per key: `(num_steps, num_envs, ...)`, or `(num_envs, ...)` for one step."""
+"""A tensor `(num_steps, num_envs, ...)` per key."""
 
+_NEXT_ROOT = "the second result of a step and of a collection is the next root, `data, td = collect(td)`"
 _PATIENCE = 100_000  # steps that evaluate waits for an episode to end
 
 
@@ -42,8 +39,8 @@ class Collector:
     Args:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
-            log probability), or returns the action alone. What it is given belongs to it. None acts at random. A recurrent one
-            declares its state with `transforms.PolicyState`.
+            log probability), or returns the action alone. It may modify its input. None acts at random. A recurrent one declares
+            its state with `transforms.PolicyState`.
         num_steps: transitions per env and call.
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
             images without `("next", "observation")` take half the memory.
@@ -71,8 +68,7 @@ class Collector:
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
         self.keys = keys
-        self._executor = EAGER
-        self._pools: dict[NestedKey, BufferPool] = {}
+        self._compiled: Callable[[Root], tuple[Storage, Root]] | None = None  # takes the place of `_collect`
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("env", "num_steps", "keys") and name in vars(self):
@@ -98,66 +94,74 @@ class Collector:
         """
         env = self.env
         td = env.reset() if td is None else td
-        checks.root(env, td, env._check_has_reset("a rollout"))
-        env._position.unfinished = "collection"
+        self._check_root(td, env._check_ready("a rollout"))
+        env._unfinished = "collection"
         root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
-        storage, root = self._executor.collect(self, root)
-        return as_data(storage, self.num_steps, env.num_envs), env._root(root)
+        storage, root = (self._compiled or self._collect)(root)
+        return as_data(storage, self.num_steps, env.num_envs), env._finish(root)
 
     @property
     def is_compiled(self) -> bool:
         """Whether `torchwrap.compile` has compiled this collector. A copy of a compiled collector runs eagerly."""
-        return type(self._executor) is not Eager
+        return self._compiled is not None
 
-    # What a call computes, without checks. A compiled executor runs a graph of `_transition` instead.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_compiled": None}
+
+    # What a call computes, without checks.
 
     def _collect(self, root: Root) -> tuple[Storage, Root]:
         storage: Storage = {}
-        rows: dict[NestedKey, list[Tensor]] = {}
         for step in range(self.num_steps):
-            transition, root = self._transition(root, self.env._step_and_reset)
-            if not storage:
-                self._allocate(transition)
-                storage = self._empty()
-                rows = {key: self._pools[key].rows(value) for key, value in storage.items()}
-            for key, row in rows.items():
-                row[step].copy_(as_bytes(transition.get(key)))
+            transition, root = self._transition(root, self.env._compiled or self.env._step_and_reset)
+            if not storage:  # only a transition tells which keys there are
+                storage = {key: leaf.new_empty(self.num_steps, *leaf.shape) for key, leaf in self._kept(transition).items()}
+            for key, value in storage.items():
+                value[step].copy_(transition.get(key))
         return storage, root
 
     def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
         env = self.env
-        td = act(env, self.policy, nested.tensordict(dict(root), env.num_envs))
-        checks.step_input(env, td)
-        state = policy_state.read(env, td)
-        successor, observation = step(td["action"])
+        td = act(env, self.policy, tensordict(dict(root), env.num_envs))
+        env._check_step_input(td)
+        state = policy_state.read(env._name(), env.signature, td)
+        successor, observation = step(td["action"], True)
         following = env._following(state, successor, observation)
         return td.set("next", successor), following
 
-    def _allocate(self, transition: TensorDict) -> None:
-        # Only a transition tells which keys there are, and another policy may have others.
-        if self._fits(transition):
-            return
-        known, keys = set(transition.keys(True)), self.keys
-        unknown = [key for key in keys or () if key not in known]
+    def _kept(self, transition: TensorDict) -> dict[NestedKey, Tensor]:
+        known = set(transition.keys(True))
+        unknown = [key for key in self.keys or () if key not in known]
         if unknown:
             raise ValueError(f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}.")
-        kept = transition if keys is None else transition.select(*keys)
-        self._pools.clear()
-        for key, leaf in kept.items(True, True):
-            self._pools[key] = BufferPool((self.num_steps, *leaf.shape), leaf.dtype, self.env.device)
+        kept = transition if self.keys is None else transition.select(*self.keys)
+        return dict(kept.items(True, True))
 
-    def _fits(self, transition: TensorDict) -> bool:
-        """Whether the transition has the keys, shapes and dtypes of what is kept."""
-        leaves = [transition.get(key, None) for key in self._pools]
-        layout = [(pool.shape[1:], pool.dtype) for pool in self._pools.values()]
-        if [(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)] != layout or not layout:
-            return False
-        return self.keys is not None or len(layout) == sum(1 for _ in transition.keys(True, True))
-
-    def _empty(self) -> Storage:
-        for pool in self._pools.values():
-            pool.device = self.env.device
-        return {key: pool.empty() for key, pool in self._pools.items()}
+    def _check_root(self, td: object, last: TensorDict) -> None:
+        """Raises unless `td` is the last root, or another one with its observation."""
+        env = self.env
+        if not isinstance(td, TensorDictBase):
+            remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
+            needed = 'Collector needs a TensorDict with "observation" to start from'
+            raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
+        known = {"observation", "action", "next", *policy_state.keys(env.signature)}
+        if not set(td.keys()) <= known:
+            got = sorted(set(td.keys()) - known)
+            raise ValueError(
+                f"Collector needs a root of {env._name()}, but got {got} as well, which no step would carry on: "
+                "transforms.PolicyState declares what a policy carries from step to step."
+            )
+        if "observation" not in td.keys():
+            got = sorted(td.keys())
+            raise ValueError(f'Collector needs a TensorDict with "observation" to start from, but got keys {got}.')
+        if td is last:
+            return
+        if "next" in td.keys():
+            raise ValueError(f'Collector needs a root, but got a TensorDict with "next", which has been stepped: {_NEXT_ROOT}.')
+        env._check_value("a rollout from an observation", env.single_observation_space, td["observation"])
+        if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
+            needed = f"the root that the last reset, step or collection of {env._name()} returned"
+            raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}.")
 
     def __repr__(self) -> str:
         return f"Collector({self.env!r}, num_steps={self.num_steps})"
@@ -212,7 +216,7 @@ def evaluate(
     returns = torch.zeros(env.num_envs, per_env, dtype=torch.float32, device=env.device)
     lengths = torch.zeros(env.num_envs, per_env, dtype=torch.int64, device=env.device)
     ended = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-    modules = [*env.modules(), *Reachable([({"policy": policy}, "policy")]).modules]
+    modules = [module for part in (env, *modules_of(policy)) for module in part.modules()]
     modes = {module: module.training for module in modules}
     steps = 0
     try:
@@ -257,7 +261,9 @@ def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
 
 def _as_tensordict(tree: dict[str, Any], *batch_size: int) -> TensorDict:
     entries = {key: _as_tensordict(part, *batch_size) if isinstance(part, dict) else part for key, part in tree.items()}
-    return nested.tensordict(entries, *batch_size, names=[None, "time"])
+    data = tensordict(entries, *batch_size)
+    data.names = [None, "time"]
+    return data
 
 
 def _check_progress(env: Env, running_length: Tensor, waiting: Tensor, patience: int) -> None:
@@ -274,6 +280,14 @@ def _check(owner: str, env: Any, policy: Any) -> None:
         raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}.")
     if policy is not None and not callable(policy):
         raise TypeError(f"{owner} needs a policy that can be called, or None, but got {policy!r}.")
+
+
+def _equal(first: Value, second: Value) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
+    if isinstance(first, Tensor) or isinstance(second, Tensor) or set(first.keys()) != set(second.keys()):
+        return False
+    return all(_equal(value, second[key]) for key, value in first.items())
 
 
 def _is_key(key: Any) -> bool:

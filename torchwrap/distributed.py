@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchwrap.transforms.statistics import RunningMeanStd
+from torchwrap.transforms.normalize import RunningMeanStd
 
 
 def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> None:

@@ -1,28 +1,39 @@
-"""Env: the contract between a batch of environments and everything above it. A step and its auto-reset live here, once."""
+"""Env: a batch of environments that step together on tensors, followed by an automatic reset of the finished ones."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
-from tensordict import TensorDict
-from torch import Tensor
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Discrete
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
 
 from torchwrap import spaces
-from torchwrap._core import nested
-from torchwrap._core.grad_mode import without_grad
-from torchwrap._core.graph_hints import realize
-from torchwrap._core.row_mask import RowMask
-from torchwrap._core.zero_pool import ZeroPool
-from torchwrap._env import checks, policy_state
-from torchwrap._env import snapshot as snapshots
-from torchwrap._env.executor import EAGER, Eager
-from torchwrap._env.facade import EnvFacade
-from torchwrap.random import Stream
-from torchwrap.spaces import Signature
+from torchwrap._core import validation
+from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EpisodeClock
+from torchwrap._core.rows import RowMask, tensordict
+from torchwrap.random import Stream, fresh_seed
+from torchwrap.spaces import Signature, Value
+from torchwrap.transforms import policy_state
+
+AnyEnv = TypeVar("AnyEnv", bound="Env")
+Options = Mapping[str, Any]
+"""Reset options by name."""
+
+Step = Callable[[Value, bool], tuple[TensorDict, Value]]
+"""Takes an action, and whether to reset finished rows; returns the successor, and the observation to act on next."""
+
+_NEXT_ROOT = "the second result is the next root, `transition, td = env.step(td)`"
 
 
-class Env(EnvFacade):
+class Env(BatchedModule):
     """`num_envs` environments that step together on tensors and reset themselves.
 
     `td = env.reset(seed)` returns the initial observations. `transition, td = env.step(td)` takes `td["action"]`: `transition`
@@ -58,43 +69,52 @@ class Env(EnvFacade):
     """Whether all state is in buffers, so that `snapshot` and `restore` work."""
 
     host_stepped = False
-    """Whether a simulator on the host steps this env, outside of PyTorch. `torchwrap.compile` then compiles its transforms."""
+    """True if an external simulator (not PyTorch) steps this env. `torchwrap.compile` then compiles its transforms."""
 
     def __init__(
         self,
         signature: Signature,
         *,
-        spec: Any = None,
+        spec: EnvSpec | None = None,
         metadata: dict[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        super().__init__(signature, spec, metadata, render_mode)
-        self._executor, self._zero_pool = EAGER, ZeroPool()
+        super().__init__()
+        self.signature = signature
+        self.metadata = metadata or {}
+        self.render_mode = render_mode
+        self.action_stream = Stream(signature.num_envs, signature.first_index, tag=1, device=signature.device)
+        self._spec = spec
+        self._compiled: Step | None = None  # takes the place of `_step_and_reset`
+        self._root: TensorDict | None = None  # the last one; None before the first reset
+        self._unfinished: str | None = None  # the call that has begun to change the env and has not returned
         self.allocate(signature.num_envs, signature.device)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for verb, hook in (
-            ("step", "_step(action)"),
-            ("transition", "_step(action)"),
-            ("reset", "_reset(mask, options=None)"),
-        ):
+        hooks = {"step": "_step(action)", "transition": "_step(action)", "reset": "_reset(mask, options=None)"}
+        for verb, hook in hooks.items():
             if getattr(cls, verb) is not getattr(Env, verb):
                 raise TypeError(
-                    f"{cls.__name__} needs to override {hook}, but got an override of {verb}(): other layers, the auto-reset "
-                    "and compiled graphs do not call it."
+                    f"{cls.__name__} overrides {verb}(), which other layers, the auto-reset and compiled graphs do not call: "
+                    f"override {hook} instead."
                 )
+
+    def _fix(self) -> None:
+        # Only now is the action space of this layer final.
+        self.action_sampler = spaces.Sampler(self.single_action_space, self.device)
+        super()._fix()
 
     # Hooks for subclasses.
 
-    def _step(self, action: spaces.Value) -> TensorDict:
+    def _step(self, action: Value) -> TensorDict:
         """Takes an action in every env.
 
         Returns a new TensorDict with `observation`, `reward`, `terminated`, `truncated`, and `info` if the env declares any.
         """
         raise NotImplementedError
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         """Starts new episodes in the rows of `mask`. Returns a new TensorDict with `observation`.
 
         Other rows keep their state; what they hold in the result is ignored.
@@ -107,7 +127,15 @@ class Env(EnvFacade):
             if isinstance(module, Stream):
                 module.seed(seed, mask)
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
+        """The seed that a reset uses if it is given `seed`. None continues the random streams.
+
+        A first reset has one, readable as `np_random_seed`, so that an unseeded run can be repeated. Raises for a seed that
+        the simulator does not take.
+        """
+        return fresh_seed() if seed is None and is_first else seed
+
+    def _check_options(self, options: Options) -> None:
         """Raises for reset options that `_reset` does not take; by default it takes none."""
         raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
 
@@ -117,7 +145,7 @@ class Env(EnvFacade):
     # The public verbs.
 
     @torch.no_grad()
-    def reset(self, seed: int | None = None, mask: Tensor | None = None, options: dict[str, Any] | None = None) -> TensorDict:
+    def reset(self, seed: int | None = None, mask: Tensor | None = None, options: Options | None = None) -> TensorDict:
         """Starts new episodes in every env, or where `mask` is set.
 
         Args:
@@ -132,31 +160,35 @@ class Env(EnvFacade):
         Raises:
             ValueError, TypeError, RuntimeError: for bad input, before anything has changed.
         """
-        if mask is None:
-            rows = RowMask.full(self.num_envs, self.device, synchronize=self.host_stepped)
-        else:
-            checks.mask(self, mask, has_reset=self._position.root is not None)
-            if self._position.unfinished is not None and not mask.all():
+        root = self._root
+        if mask is not None:
+            self._check_mask(mask)
+            if self._unfinished is not None and not mask.all():
                 self._check_finished()
-            rows = RowMask(mask, synchronize=self.host_stepped)
         if seed is not None:
-            seed = checks.seed(self._name(), seed)
-        seed = self.unwrapped._choose_seed(seed, self._position.root is None)
+            seed = self._valid_seed(seed)
+        seed = self.unwrapped._choose_seed(seed, root is None)
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
             self._check_options(options)
-        root, self._position.unfinished = self._position.root, "reset()"
+        rows = RowMask.full(self.num_envs, self.device) if mask is None else RowMask(mask, synchronize=self.host_stepped)
+        self._unfinished = "reset()"
         if seed is not None:
             self._seed(seed, rows)
-        initial = self._reset(rows, options or None)
-        checks.only_observation(self, initial)
+        initial = self._reset(rows, options or None) if root is None or rows.any() else root.select("observation")
+        if len(initial.keys()) > 1:
+            got = sorted(key for key in initial.keys() if key != "observation")
+            raise ValueError(
+                f"{self._name()}.reset needs layers that set no other key than observation, but got {got}, which no root "
+                "would hold: make it a part of a Dict observation, or set it in step."
+            )
         observation = initial["observation"]
         if root is not None:
             observation = rows.where(observation, spaces.to_device(root["observation"], self.device))
-        return self._root({"observation": observation, **policy_state.reset(self.signature, rows, root)})
+        return self._finish({"observation": observation, **policy_state.reset(self.signature, rows, root)})
 
-    @without_grad
+    @torch.no_grad()
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets the finished rows.
 
@@ -182,9 +214,9 @@ class Env(EnvFacade):
         >>> transition["next", "reward"].flatten()
         tensor([1., 1.])
         """
-        return self._take(self._executor.step, "step()", td)
+        return self._take(td, "step()", resets=True)
 
-    @without_grad
+    @torch.no_grad()
     def transition(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets none: for libraries that reset by themselves.
 
@@ -199,50 +231,46 @@ class Env(EnvFacade):
         >>> td["observation"], env.reset(mask=transition["next", "done"].squeeze(-1))["observation"]
         (tensor([[1.]]), tensor([[0.]]))
         """
-        return self._take(self._executor.step_without_reset, "transition()", td, resets=False)
+        return self._take(td, "transition()", resets=False)
 
-    def _take(self, run: Any, call: str, td: TensorDict | Tensor, resets: bool = True) -> tuple[TensorDict, TensorDict]:
-        given = checks.transition(self, td, self._check_has_reset(call))
-        action, state = given["action"], policy_state.read(self, given) if self.signature.policy_state else {}
-        self._position.unfinished = call
-        successor, observation = run(self, action.detach() if action.requires_grad else action)
-        root = self._following(state, successor, observation, resets)
-        if isinstance(given, dict):
-            transition = nested.tensordict({**given, "next": successor}, self.num_envs)
+    def _take(self, td: TensorDict | Tensor, call: str, resets: bool) -> tuple[TensorDict, TensorDict]:
+        if self._root is None or self._unfinished is not None:
+            self._check_ready(call)
+        if self._is_action(td):
+            td, state = self._with_action(td)
         else:
-            transition = given.set("next", successor)
-        return transition, self._root(root)
+            self._check_step_input(td)
+            state = policy_state.read(self._name(), self.signature, td) if self.signature.policy_state else {}
+        action = td["action"]
+        self._unfinished = call
+        step = self._compiled or self._step_and_reset
+        successor, observation = step(action.detach() if action.requires_grad else action, resets)
+        return td.set("next", successor), self._finish(self._following(state, successor, observation, resets))
 
-    # What a step computes, without checks. This is what gets compiled: as a whole, or up to the auto-reset.
+    # What a step computes, without checks. `torchwrap.compile` compiles it as a whole.
 
-    def _step_and_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
-        successor, observation = self._step_without_reset(action)
-        self._auto_reset(RowMask(successor["done"], synchronize=self.host_stepped, zeros=self._zero_pool), observation)
+    def _step_and_reset(self, action: Value, resets: bool = True) -> tuple[TensorDict, Value]:
+        successor = self._step(action)
+        done = successor["terminated"] | successor["truncated"]
+        successor.set("done", done)
+        observation = successor["observation"].clone()
+        if resets and (mask := RowMask(done, synchronize=self.host_stepped)).any():
+            mask.assign_(observation, self._reset(mask)["observation"])
         return successor, observation
 
-    def _step_without_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
-        successor = self._step(action)
-        successor.set("done", realize(successor["terminated"] | successor["truncated"]))
-        return successor, successor["observation"].clone()
-
-    def _auto_reset(self, mask: RowMask, observation: spaces.Value) -> None:
-        if mask.any():
-            mask.assign_(observation, self._reset(mask)["observation"])
-
     def _following(
-        self, state: policy_state.State, successor: TensorDict, observation: spaces.Value, resets: bool = True
-    ) -> dict[str, spaces.Value]:
-        # The entries of the next root. The successor holds the state of a recurrent policy too, as it was not reset.
+        self, state: policy_state.State, successor: TensorDict, observation: Value, resets: bool = True
+    ) -> dict[str, Value]:
+        """The entries of the next root. The successor gets the state of a recurrent policy too, before its reset."""
         if not state:
             return {"observation": observation}
-        done = successor["done"] if resets else None
         successor.update(state)
+        done = successor["done"] if resets else torch.zeros_like(successor["done"])
         return {"observation": observation, **policy_state.following(self.signature, state, done)}
 
-    def _root(self, entries: dict[str, spaces.Value]) -> TensorDict:
-        position, root = self._position, nested.tensordict(entries, self.num_envs)
-        position.root, position.unfinished = root, None
-        return root
+    def _finish(self, entries: dict[str, Value]) -> TensorDict:
+        self._root, self._unfinished = tensordict(entries, self.signature.num_envs), None
+        return self._root
 
     # State.
 
@@ -254,10 +282,13 @@ class Env(EnvFacade):
         Raises:
             RuntimeError: before the first reset, and if a simulator outside of PyTorch holds state.
         """
-        root = self._check_has_reset("snapshot()")
+        root = self._check_ready("snapshot()")
         self._check_can_snapshot()
-        return snapshots.take(self, {key: root[key] for key in ("observation", *policy_state.keys(self.signature))})
+        buffers = TensorDict({name: buffer.clone() for name, buffer in self._state_buffers().items()}, batch_size=[])
+        entries = {key: root[key].clone() for key in ("observation", *policy_state.keys(self.signature))}
+        return TensorDict({"buffers": buffers, **entries}, batch_size=[])
 
+    @torch.no_grad()
     def restore(self, snapshot: TensorDict | dict[str, Any]) -> TensorDict:
         """Returns to a snapshot of this env, bit for bit.
 
@@ -273,48 +304,290 @@ class Env(EnvFacade):
         """
         self._check_can_snapshot()
         state = policy_state.initial(self.signature)
-        snapshots.check(self._name(), self, snapshot, state)
-        observation = snapshot["observation"]
-        if isinstance(observation, dict):
-            observation = TensorDict(observation)
-        observation = spaces.to_device(observation, self.device)
-        what = "a snapshot with observations"
-        spaces.check(f"{self._name()}.restore", what, self.single_observation_space, observation, self.num_envs, self.device)
-        observation = observation.clone()
-        if isinstance(observation, TensorDict):
-            observation = TensorDict(observation.to_dict(), batch_size=[self.num_envs])
-        self._position.unfinished = "restore()"
-        snapshots.load(self, snapshot)
-        return self._root({"observation": observation, **{key: snapshot[key].to(self.device, copy=True) for key in state}})
+        observation = self._check_snapshot(snapshot, state)
+        self._unfinished = "restore()"
+        for name, buffer in self._state_buffers().items():
+            buffer.copy_(snapshot["buffers"][name])
+        return self._finish({"observation": observation, **{key: snapshot[key].to(self.device, copy=True) for key in state}})
+
+    def _state_buffers(self) -> dict[str, Tensor]:
+        found = {}
+        for prefix, module in self.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if not isinstance(getattr(type(module), name, None), ConstantBuffer):
+                    found[f"{prefix}.{name}" if prefix else name] = buffer
+        return found
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether `torchwrap.compile` has compiled this env. A copy of a compiled env runs eagerly."""
-        return type(self._executor) is not Eager
+    def elapsed_steps(self) -> Tensor:
+        """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
+
+        Assigning it moves the clocks of every layer, those of native limits and `TimeLimit` included, so that episodes can be
+        truncated at different times from the start. Statistics and frames are not touched.
+
+        Raises:
+            RuntimeError: if no layer has a clock, as over a simulator that counts the steps itself.
+            ValueError: for another shape or dtype, or a negative number.
+
+        >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
+        >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
+        >>> _ = env.reset()
+        >>> env.elapsed_steps = torch.tensor([0, 499])
+        >>> env.step(env.sample_action())[0]["next", "truncated"].flatten()
+        tensor([False,  True])
+        """
+        steps = self._read_clock()
+        if steps is None:
+            raise RuntimeError(
+                f"{self._name()} has no layer that counts steps in a tensor, which elapsed_steps needs: put "
+                "transforms.TimeLimit on it."
+            )
+        return steps.reshape(-1).to(torch.int64, copy=True)
+
+    @elapsed_steps.setter
+    def elapsed_steps(self, steps: Tensor) -> None:
+        shape = self.elapsed_steps.shape
+        if not isinstance(steps, Tensor) or steps.shape != shape or steps.dtype not in (torch.int32, torch.int64):
+            got = validation.described(steps)
+            raise ValueError(f"{self._name()} needs elapsed_steps of shape {tuple(shape)} torch.int64, but got {got}.")
+        if bool((steps < 0).any()):
+            raise ValueError(f"{self._name()} needs elapsed_steps of at least 0, but got {int(steps.min())}.")
+        self._write_clock(steps.to(self.device))
+
+    def _read_clock(self) -> Tensor | None:
+        """The elapsed steps; None if this env has no clock."""
+        return next(iter(EpisodeClock.of(self)), None)
+
+    def _write_clock(self, steps: Tensor) -> None:
+        for clock in EpisodeClock.of(self):
+            clock.copy_(steps.view_as(clock))
+
+    # Properties, under the names of Gymnasium's VectorEnv.
+
+    @property
+    def num_envs(self) -> int:
+        return self.signature.num_envs
+
+    @property
+    def single_observation_space(self) -> Space[Any]:
+        return self.signature.single_observation_space
+
+    @property
+    def single_action_space(self) -> Space[Any]:
+        return self.signature.single_action_space
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def action_space(self) -> Space[Any]:
+        return batch_space(self.single_action_space, self.num_envs)
+
+    @property
+    def device(self) -> torch.device:
+        return self.signature.device
 
     @property
     def unwrapped(self) -> Env:
         return self
 
-    def _check_has_reset(self, call: str) -> TensorDict:
-        if self._position.root is None:
+    @property
+    def spec(self) -> EnvSpec | None:
+        """Gymnasium's `EnvSpec`, with every wrapper and transform: `torchwrap.make(env.spec)` builds another env like this."""
+        return self._spec
+
+    @property
+    def np_random_seed(self) -> int | tuple[int, ...] | None:
+        """The seed in use, drawn by the first reset if it was given none; a tuple with one per env if they differ."""
+        if self._root is None:
+            return None
+        words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
+        seeds = tuple(low + (high << 32) for low, high in words)
+        return seeds[0] if len(set(seeds)) == 1 else seeds
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `torchwrap.compile` has compiled this env. A copy of a compiled env runs eagerly."""
+        return self._compiled is not None
+
+    def sample_action(self) -> Value:
+        """Random actions, drawn on the env's device from a stream of their own, so that the env's streams do not move."""
+        return self.action_sampler(self.action_stream)
+
+    def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
+        """Renders all envs, or those with the given indices, as NumPy arrays `(height, width, 3)` uint8.
+
+        The env needs `render_mode="rgb_array"` at construction.
+        """
+        raise NotImplementedError(f"{self._name()} does not implement render().")
+
+    def close(self) -> None:
+        """Releases what the env holds outside of PyTorch. `with env:` calls it at the end."""
+
+    def __enter__(self: AnyEnv) -> AnyEnv:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        # `.to(device)` comes here: the signature follows the buffers.
+        super()._apply(fn, recurse)
+        vars(self)["signature"] = self.signature.replace(device=fn(torch.empty(0, device=self.device)).device)
+        return self
+
+    def _dtypes(self) -> set[torch.dtype]:
+        values = (spaces.REWARD, self.single_observation_space, self.single_action_space)
+        return super()._dtypes() | {spaces.dtype(leaf) for space in values for _, leaf in spaces.leaves(space)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_compiled": None}  # a compiled step belongs to this object: copies run eagerly
+
+    # Attributes that other libraries' envs have: the error says how it is done here.
+
+    def seed(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raises: `reset` takes the seed."""
+        raise AttributeError(f"{self._name()} has no seed(): `td = env.reset(seed=0)`.")
+
+    def __getitem__(self, index: object) -> NoReturn:  # iteration comes here too; with __iter__, an env would be an Iterable
+        raise TypeError(
+            f"{self._name()} cannot be indexed or looped over; it has reset() and step(): `td = env.reset()`, then "
+            '`for _ in range(100): _, td = env.step(td.set("action", env.sample_action()))`.'
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(f"{self._name()} has no len(): `env.num_envs` is the number of envs.")
+
+    def __bool__(self) -> bool:
+        return True  # without it, Python would call __len__
+
+    def _name(self) -> str:
+        return self._spec.id if self._spec is not None else type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"
+
+    # Checks of what a caller gives. All of them run before anything has changed.
+
+    def _check_ready(self, call: str) -> TensorDict:
+        if self._root is None:
             self.unwrapped._check_usable()
             raise RuntimeError(f"Call reset() before {call} of {self._name()}.")
         self._check_finished()
-        return self._position.root
+        return self._root
 
     def _check_finished(self) -> None:
-        if self._position.unfinished is not None:
+        if self._unfinished is not None:
             self.unwrapped._check_usable()
             remedy = "reset(), or restore() of a snapshot" if self.can_snapshot else "reset()"
             raise RuntimeError(
-                f"{self._name()} needs {remedy}, because an earlier {self._position.unfinished} did not finish: "
+                f"{self._name()} needs {remedy}, because an earlier {self._unfinished} did not finish: "
                 "its state may belong to two different steps."
             )
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
             raise RuntimeError(
-                f"{self._name()} needs its state in tensors for snapshot and restore, but a simulator outside of PyTorch "
-                "holds some of it. What its transforms have learned is in state_dict()."
+                f"{self._name()} cannot snapshot or restore, because a simulator outside of PyTorch holds some of its state. "
+                "What its transforms have learned is in state_dict()."
             )
+
+    def _valid_seed(self, value: object) -> int:
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = -1
+        if isinstance(value, bool) or not 0 <= number < 2**64:
+            got = validation.shown(value)
+            raise ValueError(f"{self._name()}.reset needs a seed that is an integer in [0, 2**64), but got {got}.")
+        return number
+
+    def _check_mask(self, value: object) -> None:
+        shape = (self.num_envs,)
+        if not isinstance(value, Tensor) or (value.dtype, value.shape, value.device) != (torch.bool, shape, self.device):
+            got = f"{validation.described(value)} on {value.device}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{self._name()}.reset needs a mask of shape {shape} torch.bool on {self.device}, but got {got}.")
+        if self._root is None and not value.all():
+            raise RuntimeError(f"{self._name()} needs a first reset of every env, but got a mask that leaves some out.")
+
+    def _is_action(self, given: object) -> bool:
+        if not isinstance(given, TensorDictBase):
+            return isinstance(given, Tensor)
+        parts = spaces.children(self.signature.single_action_space)  # actions of a Dict space are TensorDicts with its keys
+        return parts is not None and set(given.keys()) == set(parts) and not isinstance(given.get("action"), TensorDictBase)
+
+    def _with_action(self, action: Value) -> tuple[TensorDict, policy_state.State]:
+        self._check_value("an action", self.single_action_space, action)
+        root = self._root
+        assert root is not None
+        state = {name: root[name] for name in self.signature.policy_state}  # a bare action does not change it
+        return tensordict({**dict(root.items()), "action": action}, self.signature.num_envs), state
+
+    def _check_step_input(self, td: object) -> None:
+        """Raises unless `td` is a TensorDict with an action of the env, to which `next` can be written."""
+        if not isinstance(td, TensorDictBase):
+            remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
+            if isinstance(td, np.ndarray | list):
+                remedy = ": `env.step(torch.as_tensor(action))` takes it"
+            needed = f'{self._name()}.step needs a TensorDict with "action", or an action as a tensor'
+            raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
+        action = td.get("action", None)
+        if action is None:
+            got = f"a TensorDict with keys {sorted(td.keys())}{self._two_rows(td.batch_size, ())}"
+            raise ValueError(f'{self._name()}.step needs td["action"], but got {got}.')
+        self._check_value("an action", self.signature.single_action_space, action)
+        if "next" in td.keys() and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys():
+            if "reward" in found:
+                got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
+                raise ValueError(f"{self._name()}.step needs a root, but got {got}.")
+            raise ValueError(
+                f'{self._name()} needs nothing under "next" but state of the policy that is declared, but got '
+                f"{sorted(found.keys())}: transforms.PolicyState declares it."
+            )
+        if td.batch_size != (self.signature.num_envs,) or td.is_locked:
+            got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{self._two_rows(td.batch_size, ())}"
+            raise ValueError(
+                f"{self._name()}.step needs an unlocked TensorDict of batch size ({self.num_envs},), but got {got}."
+            )
+
+    def _check_value(self, what: str, space: Space[Any], value: object) -> None:
+        try:
+            spaces.check(self._name(), what, space, value, self.signature.num_envs, self.signature.device)
+        except ValueError as error:
+            shape, remedy = getattr(value, "shape", None), ""
+            if isinstance(space, Discrete) and space is self.single_action_space and shape == (self.num_envs, space.n):
+                remedy = ": `scores.argmax(-1)` makes actions of scores"
+            raise ValueError(f"{str(error)[:-1]}{remedy or self._two_rows(shape, space.shape)}.") from None
+
+    def _two_rows(self, shape: object, single_shape: object) -> str:
+        if self.num_envs != 2 or shape != single_shape:
+            return ""
+        return ": reset returns one TensorDict, `td = env.reset()`, and `obs, info = env.reset()` splits it into two rows"
+
+    def _check_snapshot(self, snapshot: object, state: policy_state.State) -> Value:
+        """Raises unless this is a snapshot of an env like this one. Returns its observation, in memory of its own.
+
+        Configuration may differ: it stays that of the env.
+        """
+        owner = f"{self._name()}.restore"
+        parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
+        buffers, observation = parts.pop("buffers", None), parts.pop("observation", None)
+        if not isinstance(buffers, TensorDict | dict) or not isinstance(observation, Tensor | TensorDict | dict):
+            raise TypeError(f"{owner} needs what snapshot() returned, but got {type(snapshot).__name__}.")
+        own, found = {**self._state_buffers(), **state}, {**dict(buffers.items()), **parts}
+        if found.keys() != own.keys():
+            different = sorted(found.keys() ^ own.keys())
+            raise ValueError(f"{owner} needs a snapshot of the same env, but got one that differs in {different}.")
+        for name, buffer in own.items():
+            value = found[name]
+            if not isinstance(value, Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
+                needed = f"{owner} needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}"
+                raise ValueError(f"{needed}, but got {validation.described(value)}.")
+        if not isinstance(observation, Tensor):
+            observation = TensorDict(observation.to_dict() if isinstance(observation, TensorDict) else observation)
+        observation = spaces.to_device(observation, self.device).clone()
+        spaces.check(owner, "a snapshot with observations", self.single_observation_space, observation, self.num_envs, self.device)
+        if isinstance(observation, TensorDict):
+            observation = TensorDict(observation.to_dict(), batch_size=[self.num_envs])
+        return observation

@@ -6,31 +6,31 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchwrap import spaces
+from torchwrap import random, spaces
 from torchwrap._core import nested, validation
-from torchwrap._core.env_buffers import ConstantBuffer, SubmoduleAttribute
-from torchwrap._core.row_mask import RowMask
-from torchwrap._core.tracing import is_host_readable
-from torchwrap._env import function_checks
-from torchwrap._env.batched_functions import OPTIONAL, BatchedFunctions
-from torchwrap._env.dynamics import Dynamics, State
-from torchwrap._env.frames import Frames
-from torchwrap._env.host_steps import HostSteps
-from torchwrap._env.initial_states import InitialStatePool
-from torchwrap._env.repeat import repeat
-from torchwrap.env import Env
+from torchwrap._core.env_buffers import ConstantBuffer
+from torchwrap._core.repeat import repeat
+from torchwrap._core.rows import RowMask, tensordict
+from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
-from torchwrap.spaces import Signature
+from torchwrap.spaces import Signature, Value
 
-_SMALL = 8192  # envs, for which an operator of NumPy takes less time than one of PyTorch
+State = dict[str, Tensor]
+"""The simulator's state by field, each `(num_envs, ...)`."""
+
+Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
+
 # The index of a function is part of its key, so that no two functions of a step draw the same numbers.
-_FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal", "pool", "truncated")
-_CLOCK = Key._fields[:5]
+_TAGS = {name: index for index, name in enumerate(("initial", "transition", "observation", "reward", "terminal"))}
+_TAGS |= {"pool": 5, "truncated": 6}
+_INFO = ("transition_info", "state_info")  # they get no random numbers
 
 
 class FunctionalEnv(Env):
@@ -54,14 +54,8 @@ class FunctionalEnv(Env):
     of `if`. State fields that are scalars vectorize best. Keyword arguments of `initial` are the env's reset options.
     `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes are fixed.
 
-    A class that sets `is_pure = True` promises that results depend on the arguments and on the attributes of the object alone.
-    Up to 8,192 envs on the CPU, uncompiled, then run its functions several times as fast: they are traced once, and computed
-    in NumPy; and initial states and their observations are drawn for many episodes at once. They can use arithmetic,
-    comparisons, `where`, sums and other reductions, slices, `stack` and `cat`. With a matrix product, an index that is a
-    tensor, a write in place or a random draw in a step, they are computed in PyTorch.
-
-    A class that sets `broadcasts = True` is called without `torch.vmap`. All tensors then have the leading dimension of
-    `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.
+    A class that sets `broadcasts = True` is called without `torch.vmap`, which takes less time. All tensors then have the
+    leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.
@@ -89,13 +83,12 @@ class FunctionalEnv(Env):
     torch.Size([3, 4])
     """
 
-    stream = SubmoduleAttribute()
     step_limits = ConstantBuffer()
     """The limit of each env, int64 `(num_envs,)`, if they differ."""
 
     def __init__(
         self,
-        func_env: FuncEnv[Any, Any, Any, Any, Any, Any, Any],
+        func_env: Functions,
         num_envs: int,
         *,
         device: torch.device | str = "cpu",
@@ -105,48 +98,138 @@ class FunctionalEnv(Env):
         params: Mapping[str, Tensor] | None = None,
         reset_pool: int = 0,
         render_mode: str | None = None,
-        spec: Any = None,
+        spec: EnvSpec | None = None,
     ) -> None:
         if isinstance(func_env, type) or not all(hasattr(func_env, name) for name in ("observation_space", "action_space")):
             raise TypeError(f"FunctionalEnv needs functions with observation_space and action_space, but got {func_env!r}.")
         device = validation.device("FunctionalEnv", device)
         metadata = getattr(func_env, "metadata", {})
-        if render_mode not in (None, *metadata.get("render_modes", ())):
-            modes = metadata.get("render_modes", [])
+        if render_mode not in (None, *(modes := metadata.get("render_modes", []))):
             raise ValueError(f"FunctionalEnv needs a render_mode in {modes} or None, but got {render_mode!r}.")
-        limit, limits = function_checks.step_limits(max_episode_steps, num_envs)
+        limit, limits = _step_limits(max_episode_steps, num_envs)
         signature = Signature(num_envs, func_env.observation_space, func_env.action_space, device, limit, first_index)
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
-        self.func_env, self._functions = func_env, BatchedFunctions(func_env)
+        self.func_env = func_env
         self.action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
-        for name, value in function_checks.params(params, num_envs).items():
+        for name, value in _checked_params(params, num_envs).items():
             self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
         self.parameter_names = list(params or {})
         validation.integer("FunctionalEnv", "reset_pool", reset_pool, at_least=0)
         if reset_pool and params:
             raise ValueError("FunctionalEnv needs a reset_pool of 0 if params differ between envs, but got both.")
-        self.stream = Stream(num_envs, first_index, tag=0, device=device)
-        self._is_small = getattr(func_env, "is_pure", False) and num_envs <= _SMALL and not params and not reset_pool
-        self._is_small &= spaces.children(signature.single_observation_space) is None
-        self._host_steps, self._frames = HostSteps(func_env), Frames(func_env)
-        owner, call = type(func_env).__name__, self._call_and_inspect
-        state = function_checks.initial_state(owner, call, num_envs)
-        self.fields = list(state)
-        for field, value in state.items():
-            self.register_env_buffer(f"state_{field}", value.clone())
-        info_names = function_checks.step(self._functions, call, self.state, signature)
-        optional = frozenset(filter(self._functions.defines, OPTIONAL))
-        self._dynamics = Dynamics(self.fields, info_names, optional, limit)
-        self._step_inputs = [f"state_{field}" for field in self.fields]  # names of buffers
         if limits is not None:
             self.register_env_buffer("step_limits", limits.to(device, copy=True))
-            self._step_inputs.append("step_limits")
-        self.pool = InitialStatePool(reset_pool, self.state) if reset_pool else None
+        self.has_step_limits = limits is not None
+        self.stream = Stream(num_envs, first_index, tag=0, device=device)
+        self.optional = [name for name in ("truncated", *_INFO) if self._defines(name)]
+        self._results_to_clone: set[str] = set()
+        self._renderer: Any = None  # as FuncEnv.render_init returns it
+        self._call_all_functions()
+        self.pool = _StatePool(reset_pool, self.state) if reset_pool else None
 
-    def _call_and_inspect(self, name: str, *arguments: Any) -> Any:
-        return self._functions.inspect(name, self._key(name), self.params, *arguments)
+    @property
+    def state(self) -> State:
+        """The simulator's state by field, each `(num_envs, ...)`. These are the buffers: write to them in place."""
+        return {name: self._buffers[f"state_{name}"] for name in self.fields}  # type: ignore[misc]
 
-    def simulate(self, state: Mapping[str, Tensor], action: spaces.Value, *, offset: int = 0) -> tuple[TensorDict, State]:
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The parameters that differ between envs, each `(num_envs, ...)`. These are the buffers: write to them in place."""
+        return {name: self.get_buffer(f"params_{name}") for name in self.parameter_names}
+
+    # Steps and resets.
+
+    def _step(self, action: Value) -> TensorDict:
+        if self.pool is not None:
+            slots, key = self.pool.next()
+            self.pool.fill(slots, self._call("initial", key))
+        return repeat(self._one_step, action, self.action_repeat)
+
+    def _one_step(self, action: Value) -> TensorDict:
+        self.stream.draw.add_(1)
+        state = self.state
+        next_state, successor = self._advance(state, action, self.stream.key())
+        for name, buffer in state.items():
+            buffer.copy_(next_state[name])
+        return successor
+
+    def _advance(self, state: State, action: Value, key: Key) -> tuple[State, TensorDict]:
+        """A step of all envs, which neither reads nor writes a buffer of the state.
+
+        Returns:
+            The next state, and the successor.
+        """
+        next_state = self._call("transition", key, state, action)
+        reward = self._call("reward", key, state, action, next_state)
+        terminated = self._call("terminal", key, next_state)
+        observation = self._call("observation", key, next_state)
+        limit = self.step_limits if self.has_step_limits else self.signature.max_episode_steps
+        truncated = torch.zeros_like(terminated) if limit is None else key.draw >= limit
+        if "truncated" in self.optional:
+            truncated = truncated | self._call("truncated", key, next_state)
+        info = {}
+        if "transition_info" in self.optional:
+            info.update(self._call("transition_info", key, state, action, next_state))
+        if "state_info" in self.optional:
+            info.update(self._call("state_info", key, next_state))
+        successor = {
+            "observation": observation,
+            "reward": reward.to(torch.float32).unsqueeze(-1),
+            "terminated": terminated.unsqueeze(-1),
+            "truncated": truncated.unsqueeze(-1),
+        }
+        if info:
+            columns = {name: value.unsqueeze(-1) if value.dim() == 1 else value for name, value in info.items()}
+            successor["info"] = tensordict(columns, self.signature.num_envs)
+        return next_state, tensordict(successor, self.signature.num_envs)
+
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
+        self.stream.next_episode(mask)
+        key, params = self.stream.key(), self.params if self.parameter_names else None
+        if mask.indices is not None:
+            key = key.select(mask.indices)
+            params = params and {name: mask.gather(value) for name, value in params.items()}
+        if options or self.pool is None:
+            initial = self._call("initial", key, params=params, options=options)
+        else:
+            initial = self.pool.take(key._replace(tag=key.tag + _TAGS["pool"]))
+        for name, buffer in self.state.items():
+            mask.scatter_(buffer, initial[name])
+        observation = self._call("observation", key, initial, params=params)
+        return tensordict({"observation": spaces.apply(lambda _, rows: mask.spread(rows), observation)}, self.num_envs)
+
+    def _seed(self, seed: int, mask: RowMask) -> None:
+        super()._seed(seed, mask)
+        if self.pool is not None:
+            self.pool.fill(self.pool.slots, self._call("initial", self.pool.seed(seed)))
+
+    def _call(
+        self,
+        name: str,
+        key: Key,
+        *arguments: Any,
+        params: dict[str, Tensor] | None = None,
+        options: Options | None = None,
+    ) -> Any:
+        """The result of a function for each row of the key, whose tag is that of the stream. `params` are those of all envs."""
+        function, options = getattr(self.func_env, name), options or {}
+        if params is None:
+            params = self.params if self.parameter_names else {}
+        tag = key.tag + _TAGS.get(name, 0)
+
+        def run(words: tuple[Tensor, ...], params: dict[str, Tensor], *arguments: Any) -> Any:
+            rng = {} if name in _INFO else {"rng": Key(*words, tag)}  # type: ignore[arg-type]
+            return function(*arguments, **rng, **({"params": params} if params else {}), **options)
+
+        batched = run if getattr(self.func_env, "broadcasts", False) else torch.vmap(run)
+        result = batched(key[:-1], params, *arguments)
+        if name == "observation" and isinstance(result, dict):
+            result = _nested(result, len(key.env))
+        if name in self._results_to_clone:
+            return {field: value.clone() for field, value in result.items()} if isinstance(result, dict) else result.clone()
+        return result
+
+    def simulate(self, state: Mapping[str, Tensor], action: Value, *, offset: int = 0) -> tuple[TensorDict, State]:
         """Takes a step from any state, differentiably. The env itself does not change, and nothing is reset.
 
         From `env.state`, it returns what `env.step(action)` would, with the same random numbers and the same truncation: those
@@ -175,27 +258,23 @@ class FunctionalEnv(Env):
                 [-0.0020]]),)
         """
         owner = f"{self._name()}.simulate"
-        function_checks.given_state(owner, state, self.state)
+        _check_given_state(owner, state, self.state)
         spaces.check(owner, "an action", self.single_action_space, action, self.num_envs, self.device)
         offset = validation.integer(owner, "offset", offset, at_least=0)
-        # Copies, because a step on the host writes to the buffers behind the back of autograd, which needs their values.
-        inputs = [*[state[field].clone() for field in self.fields], *self._inputs()[len(self.fields) :]]
-        draw = self.stream.draw + offset * self.action_repeat
-        return self._dynamics.simulate(self._call_at, inputs, draw, action.clone(), self.action_repeat, self.num_envs)
+        key = self.stream.key()
+        key = key._replace(draw=key.draw + offset * self.action_repeat)
+        current = {name: state[name].clone() for name in self.fields}
 
-    def _call_at(self, draw: Tensor, name: str, *arguments: Any) -> Any:
-        return self._call(name, *arguments, key=self._key(name)._replace(draw=draw))
+        def step(action: Value) -> TensorDict:
+            nonlocal current, key
+            key = key._replace(draw=key.draw + 1)
+            current, successor = self._advance(current, action, key)
+            return successor.set("state", tensordict(current, self.num_envs))
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The simulator's state by field, each `(num_envs, ...)`. These are the buffers: write to them in place."""
-        buffers = self._buffers  # faster than nn.Module's lookup
-        return {name: buffers[f"state_{name}"] for name in self.fields}  # type: ignore[misc]
-
-    @property
-    def params(self) -> dict[str, Tensor]:
-        """The parameters that differ between envs, each `(num_envs, ...)`. These are the buffers: write to them in place."""
-        return {name: self.get_buffer(f"params_{name}") for name in self.parameter_names}
+        successor = repeat(step, action.clone(), self.action_repeat)
+        last: TensorDict = successor.pop("state")
+        successor.set("done", successor["terminated"] | successor["truncated"])
+        return successor, {name: last[name] for name in self.fields}
 
     def _read_clock(self) -> Tensor:
         return -(-self.stream.draw // self.action_repeat)
@@ -203,113 +282,225 @@ class FunctionalEnv(Env):
     def _write_clock(self, steps: Tensor) -> None:
         self.stream.draw.copy_(steps * self.action_repeat)
 
-    def _seed(self, seed: int, mask: RowMask) -> None:
-        super()._seed(seed, mask)
-        if self.pool is not None:
-            self.pool.fill(self.pool.slots, self._call("initial", key=self.pool.seed(seed)))
+    # Rendering.
 
-    def _step(self, action: spaces.Value) -> TensorDict:
-        if self.pool is not None:
-            slots, key = self.pool.next()
-            self.pool.fill(slots, self._call("initial", key=key))
-        return repeat(self._one_step, action, self.action_repeat)
-
-    def _one_step(self, action: spaces.Value) -> TensorDict:
-        arrays = self._host_steps.step(self._advance, self._memory(), action) if self._is_host_computed() else None
-        if arrays is not None:
-            return self._dynamics.successor([torch.from_numpy(array) for array in arrays], self.num_envs)
-        self.stream.next_draw()
-        inputs = self._inputs()
-        updates, results = self._advance(*inputs, self.stream.draw, action)
-        for buffer, update in zip(inputs, updates, strict=False):
-            buffer.copy_(update)
-        return self._dynamics.successor(results, self.num_envs)
-
-    def _step_and_reset(self, action: spaces.Value) -> tuple[TensorDict, spaces.Value]:
-        # In NumPy if possible: the same as for any env, but without tensors in between.
-        arrays = None
-        if self.action_repeat == 1 and self._is_host_computed():
-            function, draw = self._advance_and_finish, self._draw_initial
-            arrays = self._host_steps.step_and_reset(function, self._memory(), action, draw)
-        if arrays is None:
-            return super()._step_and_reset(action)
-        *results, observation = [torch.from_numpy(array) for array in arrays]
-        return self._dynamics.successor(results, self.num_envs), observation
-
-    def _inputs(self) -> list[Any]:
-        # The fields of the state, and the limits of the envs if they differ.
-        return list(map(self._buffers.__getitem__, self._step_inputs))  # faster than attributes
-
-    def _memory(self) -> list[Any]:
-        return [*self._inputs(), *map(self.stream._buffers.__getitem__, _CLOCK)]
-
-    def _draw_initial(self, key: Key) -> list[Tensor]:
-        # As at the start of an episode.
-        initial_key, observation_key = (key._replace(tag=self._key(name).tag) for name in ("initial", "observation"))
-        state = self._call("initial", key=initial_key)
-        return [*[state[field] for field in self.fields], self._call("observation", state, key=observation_key)]
-
-    def _is_host_computed(self) -> bool:
-        return self._is_small and is_host_readable(self.stream.draw)
-
-    def _advance(self, *arguments: Any) -> tuple[list[Tensor], list[Any]]:
-        return self._dynamics.advance(self._call, *arguments)
-
-    def _advance_and_finish(self, *arguments: Any) -> tuple[list[Tensor], list[Any]]:
-        return self._dynamics.advance_and_finish(self._call, *arguments)
-
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
-        rows = mask.indices
-        if rows is not None and len(rows) and not options and self._is_host_computed():
-            first = torch.from_numpy(self._host_steps.reset(rows.numpy(), self._memory(), self._draw_initial))
-            return nested.tensordict({"observation": mask.spread(first)}, self.num_envs)
-        self.stream.next_episode(mask)
-        if mask.any():
-            initial = self._initial(rows, options)
-            for name, value in self.state.items():
-                mask.scatter_(value, initial[name])
-        return nested.tensordict({"observation": self._call("observation", self.state)}, self.num_envs)
-
-    def _initial(self, rows: Tensor | None, options: dict[str, Any] | None) -> dict[str, Tensor]:
-        if options or self.pool is None:
-            return self._call("initial", rows=rows, options=options)
-        key = self._key("pool")
-        return self.pool.take(key if rows is None else key.select(rows))
-
-    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
+    def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
-        return self._frames.draw(self.state, range(self.num_envs) if envs is None else envs)
+        if self._renderer is None:
+            self._renderer = self.func_env.render_init()
+        states, frames = {name: value.cpu() for name, value in self.state.items()}, []
+        for row in range(self.num_envs) if envs is None else envs:
+            single = {name: value[row] for name, value in states.items()}
+            self._renderer, frame = self.func_env.render_image(single, self._renderer)
+            frames.append(frame)
+        return tuple(frames)
 
     def close(self) -> None:
-        self._frames.close()
+        if self._renderer is not None:
+            self.func_env.render_close(self._renderer)
+            self._renderer = None
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    # Checks. Each function is called at construction, so that the error names it.
+
+    def _defines(self, name: str) -> bool:
+        function = getattr(self.func_env, name, None)
+        return callable(function) and getattr(function, "__func__", function) is not getattr(FuncEnv, name, None)
+
+    def _call_all_functions(self) -> None:
+        owner, n, device = type(self.func_env).__name__, self.num_envs, self.device
+        if getattr(type(self.func_env), "step_info", None) is not getattr(FuncEnv, "step_info", None):
+            raise TypeError(f"{owner} has step_info, the name in FuncEnv's docstring: rename it to transition_info.")
+        state = self._inspect("initial")
+        _check_tensors(f"{owner}.initial", state, n, device)
+        self.fields = list(state)
+        for field, value in state.items():
+            self.register_env_buffer(f"state_{field}", value.clone())
+        state, action = self.state, spaces.zeros(self.single_action_space, n, device)
+        observation = self._inspect("observation", state)
+        spaces.check(f"{owner}.observation", "to return observations", self.single_observation_space, observation, n, device)
+        next_state = self._inspect("transition", state, action)
+        if set(next_state) != set(state):
+            raise ValueError(f"{owner}.transition needs to return fields {list(state)}, but got {list(next_state)}.")
+        for field, value in state.items():
+            got = next_state[field]
+            if got.shape != value.shape or got.dtype != value.dtype:
+                needed = f"{owner}.transition needs to return {field!r} of shape {tuple(value.shape)} {value.dtype}"
+                raise ValueError(f"{needed}, but got {validation.described(got)}.")
+        scalars = {"reward": (state, action, next_state), "terminal": (next_state,), "truncated": (next_state,)}
+        for function, arguments in scalars.items():
+            if function == "truncated" and function not in self.optional:
+                continue
+            value = self._inspect(function, *arguments)
+            if value.shape != (n,):
+                needed = f"{owner}.{function} needs to return one scalar per env"
+                raise ValueError(f"{needed}, but got shape {tuple(value.shape)} for {n} envs.")
+            if function != "reward" and value.dtype != torch.bool:
+                raise TypeError(f"{owner}.{function} needs to return torch.bool, but got {value.dtype}.")
+        names: set[str] = set()
+        for function, arguments in (("transition_info", (state, action, next_state)), ("state_info", (next_state,))):
+            info = self._inspect(function, *arguments) if function in self.optional else {}
+            _check_tensors(f"{owner}.{function}", info, n, device)
+            if both := sorted(names & set(info)):
+                raise ValueError(f"{owner} needs different names in transition_info and state_info, but got {both} in both.")
+            names |= set(info)
+
+    def _inspect(self, name: str, *arguments: Any) -> Any:
+        """The result of the first call of a function, which must not touch PyTorch's global generators.
+
+        The function is called twice. If the two results share memory with each other or with the arguments, or if rows of a
+        result or entries of an info share memory, later calls clone the result.
+        """
+        owner, key = f"{type(self.func_env).__name__}.{name}", self.stream.key()
+        before = _generator_states(self.device)
+        try:
+            result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
+            leaves = nested.leaves(result)
+            storages, others = _storages(leaves), _storages([*nested.leaves(second), *nested.leaves(arguments)])
+        except Exception as error:
+            raise TypeError(f"{owner} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
+        if not all(map(torch.equal, before, _generator_states(self.device))):
+            torch.set_rng_state(before[0])
+            raise TypeError(f"{owner} needs to draw from its rng, but drew from PyTorch's global generator.")
+        shared = bool(storages & others) or any(0 in leaf.stride() for leaf in leaves)
+        if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
+            self._results_to_clone.add(name)
+        return result
+
+    def _check_options(self, options: Options) -> None:
         known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ValueError(f"{self._name()}.reset needs options among {known}, but got {unknown}.")
         try:
-            self._call("initial", options=options)
+            self._call("initial", self.stream.key(), options=options)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 
-    def _call(
-        self,
-        name: str,
-        *arguments: Any,
-        key: Key | None = None,
-        rows: Tensor | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> Any:
-        # Calls a function for all envs, for those in `rows`, or, given a key, for states that belong to no env yet.
-        params = self.params if self.parameter_names else {}
-        if key is None:
-            key = self._key(name)
-        if rows is not None:
-            key = key.select(rows)
-            params = {field: value.index_select(0, rows) for field, value in params.items()}
-        return self._functions(name, key, params, arguments, options)
 
-    def _key(self, name: str) -> Key:
-        return self.stream.key(_FUNCTIONS.index(name) if name in _FUNCTIONS else 0)
+class _StatePool(nn.Module):
+    """A pool of initial states, a few of which are drawn again at every step.
+
+    It has its own random numbers, so its content does not depend on which envs take from it, or on how many there are.
+
+    Args:
+        size: number of states.
+        example: initial states by field, for their shapes and dtypes.
+    """
+
+    REFRESH_STEPS = 256  # the whole pool is drawn again within this number of steps
+    TAG = 255  # an env's streams have at most 31 << 3
+
+    slots = ConstantBuffer()
+
+    def __init__(self, size: int, example: State) -> None:
+        super().__init__()
+        device = next(iter(example.values())).device
+        self.size, self.refresh_per_step = size, -(-size // self.REFRESH_STEPS)
+        self.fields = list(example)
+        for name in ("seed_low", "seed_high", "generation"):
+            self.register_buffer(name, torch.zeros(size, dtype=torch.int64, device=device), persistent=False)
+        self.register_buffer("slots", torch.arange(size, device=device), persistent=False)
+        self.register_buffer("cursor", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
+        for name, value in example.items():
+            self.register_buffer(f"initial_{name}", value.new_zeros(size, *value.shape[1:]), persistent=False)
+
+    def seed(self, seed: int) -> Key:
+        """Starts again from a seed. Returns the keys of all states, which `fill` then needs."""
+        self.seed_low.fill_(seed & 0xFFFFFFFF)
+        self.seed_high.fill_(seed >> 32)
+        self.generation.zero_()
+        self.cursor.zero_()
+        return self._key()
+
+    def _key(self) -> Key:
+        return Key(self.seed_low, self.seed_high, self.slots, self.generation, torch.zeros_like(self.generation), self.TAG)
+
+    def next(self) -> tuple[Tensor, Key]:
+        """The slots to draw again at this step, and their keys."""
+        slots = (self.cursor + self.slots[: self.refresh_per_step]) % self.size
+        self.cursor.add_(self.refresh_per_step).remainder_(self.size)
+        self.generation.index_add_(0, slots, torch.ones_like(slots))
+        return slots, self._key().select(slots)
+
+    def fill(self, slots: Tensor, states: State) -> None:
+        """Writes states into slots."""
+        for name in self.fields:
+            self.get_buffer(f"initial_{name}").index_copy_(0, slots, states[name])
+
+    def take(self, key: Key) -> State:
+        """A random state for each env of the key."""
+        slots = random.integers(key, self.size)
+        return {name: self.get_buffer(f"initial_{name}").index_select(0, slots) for name in self.fields}
+
+
+def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
+    parts = {key: _nested(part, num_rows) if isinstance(part, dict) else part for key, part in observation.items()}
+    return tensordict(parts, num_rows)
+
+
+def _requirement(error: Exception) -> str:
+    # PyTorch's own message assumes that the reader knows torch.vmap.
+    if "data-dependent control flow" in str(error):
+        return "tensor operators, torch.where instead of `if`"
+    return "to draw from its rng" if "random operation" in str(error) else "to return tensors"
+
+
+def _storages(tensors: list[Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    """The states of PyTorch's global generators: that of the CPU, and that of a CUDA device."""
+    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_device]
+
+
+def _check_tensors(owner: str, values: object, num_envs: int, device: torch.device) -> None:
+    if not isinstance(values, dict):
+        raise TypeError(f"{owner} needs to return a dict of tensors, but got {type(values).__name__}.")
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{owner} needs names that are strings, but got {name!r}.")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{owner} needs to return {name!r} as a tensor, but got {type(value).__name__}.")
+        if value.shape[:1] != (num_envs,):
+            raise ValueError(f"{owner} needs to return {name!r} of shape ({num_envs}, ...), but got {tuple(value.shape)}.")
+        if value.device != device:
+            raise ValueError(f"{owner} needs to return {name!r} on device {device}, but got {value.device}.")
+
+
+def _step_limits(value: object, num_envs: int) -> tuple[int | None, Tensor | None]:
+    """The largest limit of all envs, and those of each env if they differ, from the argument `max_episode_steps`."""
+    if value is None:
+        return None, None
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return validation.integer("FunctionalEnv", "max_episode_steps", value, at_least=1), None
+    if value.shape != (num_envs,) or value.dtype != torch.int64:
+        needed = f"FunctionalEnv needs max_episode_steps as an integer, or as a tensor ({num_envs},) torch.int64"
+        raise ValueError(f"{needed}, but got {validation.described(value)}.")
+    if (least := int(value.min())) < 1:
+        raise ValueError(f"FunctionalEnv needs max_episode_steps of at least 1, but got {least}.")
+    return int(value.max()), value
+
+
+def _checked_params(values: Mapping[str, object] | None, num_envs: int) -> dict[str, Tensor]:
+    for name, value in (values or {}).items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
+    return dict(values or {})  # type: ignore[arg-type]
+
+
+def _check_given_state(owner: str, state: object, own: State) -> None:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{owner} needs a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}.")
+    if set(state) != set(own):
+        raise ValueError(f"{owner} needs a state with fields {list(own)}, but got {list(state)}.")
+    for field, value in own.items():
+        given = state[field]
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{owner} needs state[{field!r}] as a torch.Tensor, but got {type(given).__name__}.")
+        if (given.shape, given.dtype, given.device) != (value.shape, value.dtype, value.device):
+            needed = f"{owner} needs state[{field!r}] of shape {tuple(value.shape)} {value.dtype} on {value.device}"
+            raise ValueError(f"{needed}, but got {validation.described(given)} on {given.device}.")

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 import torchwrap as tw
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 
 from . import script
 from .glue import SEVEN

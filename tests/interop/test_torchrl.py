@@ -191,7 +191,7 @@ class HostReads(TorchDispatchMode):
 
 def test_step_and_maybe_reset_reads_nothing_on_the_host(monkeypatch):
     # As on another device, where torchwrap selects rows by `where`.
-    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     env = to_torchrl(tw.TransformedEnv(ScriptedEnv(4), T.RecordEpisodeStatistics(), T.NormalizeObservation()))
     td = env.reset()
     with HostReads() as reads:

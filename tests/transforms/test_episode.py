@@ -146,7 +146,7 @@ def test_record_episode_statistics_without_host_readable_masks_has_the_same_buff
         return torch.stack(history)
 
     expected = recorded()
-    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(recorded(), expected)
     assert expected["done"].sum() > 20 and expected["count"][-1] > 30
 

@@ -192,7 +192,7 @@ def test_running_mean_std_without_host_readable_masks_has_the_same_buffers(lengt
         return torch.stack(history)
 
     expected = recorded()  # sums of integers and halves, so that their order makes no difference
-    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(recorded(), expected)
     assert expected["0.statistics.count"][-1] > 4 + 20 * 4
 
@@ -210,7 +210,7 @@ def test_running_mean_std_without_host_readable_masks_counts_masked_rows_alike(o
         return buffers(statistics)
 
     expected = updated()
-    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(updated(), expected)
     assert expected["count"].item() == 6 and (expected["squares"] > 0).all()
     assert expected["reference"].tolist() == {0: [1, 2], 2: [3, 4], 1: [4, 5]}[order[0]]  # the first row that was counted
@@ -224,7 +224,7 @@ def test_normalize_observation_first_counting_in_a_partial_reset_has_the_same_bu
         return buffers(env.transforms)
 
     expected = recorded()
-    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(recorded(), expected)
 
 

@@ -232,7 +232,7 @@ def test_statistics_without_host_readable_masks_skip_alike(monkeypatch):
         return buffers(env.transforms)
 
     before = recorded()
-    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
+    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(recorded(), before, 1e-12)
     assert all(before[f"{index}.statistics.skipped"].sum() > 0 for index in (0, 1))
 

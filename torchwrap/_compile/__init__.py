@@ -1,1 +1,1 @@
-"""Compilation: graphs of a step, of a transform and of a rollout. Private; `torchwrap.compile` is the entry point."""
+"""From an env or a collector to compiled graphs."""

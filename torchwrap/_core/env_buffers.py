@@ -5,68 +5,40 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 
-class _Attribute:
-    store: str
+class _Declaration:
+    """A class attribute that reads the module's buffer of its name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
+    @overload
+    def __get__(self, module: None, owner: type) -> _Declaration: ...
+    @overload
+    def __get__(self, module: nn.Module, owner: type) -> Tensor: ...
+    def __get__(self, module: nn.Module | None, owner: type) -> _Declaration | Tensor:
         if module is None:
             return self
         try:
-            return module.__dict__[self.store][self.name]
+            return module._buffers[self.name]  # type: ignore[return-value]
         except KeyError:
             raise AttributeError(f"{type(module).__name__} has no {self.name!r} before it is registered.") from None
 
 
-class BufferAttribute(_Attribute):
-    """Reads the module's buffer of this name, which is registered with `register_buffer`.
-
-    `nn.Module` finds a buffer only after the ordinary attribute lookup has failed, which costs half as much as a small
-    operator. A class attribute is found first. It reads the same `_buffers`, so nothing else changes.
-
-    >>> class Counter(nn.Module):
-    ...     count = BufferAttribute()
-    >>> module = Counter()
-    >>> module.register_buffer("count", torch.zeros(1))
-    >>> module.count is module.get_buffer("count")
-    True
-    """
-
-    store = "_buffers"
+class ConstantBuffer(_Declaration):
+    """Declares a buffer of configuration, such as bounds. `.to` moves it, but it is not state, so no snapshot holds it."""
 
 
-class ConstantBuffer(BufferAttribute):
-    """A `BufferAttribute` for configuration, such as bounds: `.to` moves it, but it is not state, so no snapshot holds it."""
-
-
-class SubmoduleAttribute(_Attribute):
-    """Reads the module's submodule of this name, which is assigned as usual; see `BufferAttribute`.
-
-    >>> class Pair(nn.Module):
-    ...     first = SubmoduleAttribute()
-    >>> module = Pair()
-    >>> module.first = nn.Identity()
-    >>> module.first is module.get_submodule("first")
-    True
-    """
-
-    store = "_modules"
-
-
-class EnvBuffer(BufferAttribute):
+class EnvBuffer(_Declaration):
     """Declares a buffer with one row per env, which belongs to running episodes.
 
     The declaration is the initial value of one row. `BatchedModule.allocate` makes the buffer from it, attribute access reads
-    it, `.to` moves it, `Env.snapshot` saves it, a partial reset restricts it to the finished rows, and `state_dict` leaves it
-    out.
+    it, `.to` moves it, `Env.snapshot` saves it, and `state_dict` leaves it out.
 
     Args:
         shape: of one row.

@@ -2,73 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias, Union
 
-import torch
-from tensordict import NestedKey, TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-# The constructor's checks take two thirds of its time, and a step makes three TensorDicts.
-_unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
+from torchwrap._core.rows import tensordict
+
+Nested: TypeAlias = Union[Tensor, TensorDictBase, Mapping[str, "Nested"], tuple["Nested", ...]]
+Structure: TypeAlias = tuple[object, ...]
 
 
-def tensordict(values: dict[str, Any], *batch_size: int, names: list[str | None] | None = None) -> TensorDict:
-    """A TensorDict of tensors, and of TensorDicts, that are known to have this batch size, with names of its dimensions."""
-    return _unchecked(values, batch_size=torch.Size(batch_size), names=names)  # type: ignore[arg-type,no-any-return]
-
-
-def _parts(value: Any) -> list[tuple[Any, Any]]:
+def _parts(value: Nested) -> list[tuple[object, Nested]]:
     if isinstance(value, tuple):
         return list(enumerate(value))
-    return sorted(value.items(), key=lambda item: str(item[0]))
+    return sorted(value.items(), key=lambda item: str(item[0]))  # type: ignore[union-attr]
 
 
-def flatten(value: Any, leaves: list[Tensor]) -> Any:
-    """Appends the tensors, contiguous, in the order of their keys, and returns the structure, which can be a dict key.
+def structure(value: Nested) -> Structure:
+    """The keys at every level, which values of the same kind share. It can be the key of a dict."""
+    if isinstance(value, Tensor):
+        return ()
+    return tuple([(key, structure(part)) for key, part in _parts(value)])
 
-    Values of equal structure can stand for each other.
+
+def leaves(value: Nested) -> list[Tensor]:
+    """The tensors, in the order of their keys.
+
+    >>> import torch
+    >>> leaves({"b": torch.zeros(1), "a": {"c": torch.ones(1)}})
+    [tensor([1.]), tensor([0.])]
     """
     if isinstance(value, Tensor):
-        leaves.append(value.contiguous())
-        return None
-    return tuple([(key, flatten(part, leaves)) for key, part in _parts(value)])
+        return [value]
+    return [leaf for _, part in _parts(value) for leaf in leaves(part)]
 
 
-def keys(value: Any) -> list[NestedKey]:
-    """The key of each leaf, in the order of `flatten`.
-
-    >>> keys({"b": torch.zeros(1), "a": {"c": torch.zeros(1)}})
-    [('a', 'c'), 'b']
-    """
-    found: list[NestedKey] = []
-    for key, part in _parts(value):
-        inner = [] if isinstance(part, Tensor) else keys(part)
-        found += [(key, *(rest if isinstance(rest, tuple) else (rest,))) for rest in inner] or [key]
-    return found
-
-
-def leaves(value: Any) -> list[Tensor]:
-    """The tensors, in the order of `flatten`."""
-    found: list[Tensor] = []
-    flatten(value, found)
-    return found
-
-
-def copy_(target: Any, source: Any) -> None:
-    """Writes each tensor of the source into that of the target, in place."""
-    for to, tensor in zip(leaves(target), leaves(source), strict=True):
-        to.copy_(tensor)
-
-
-def builder(value: Any) -> Callable[[Iterator[Tensor]], Any]:
+def builder(value: Nested) -> Callable[[Iterator[Tensor]], Nested]:
     """Returns a function that builds a value like this one from tensors in the order of `leaves`."""
     if isinstance(value, Tensor):
         return next
     parts = {key: builder(part) for key, part in _parts(value)}
     if isinstance(value, tuple):
         return lambda tensors: tuple([part(tensors) for part in parts.values()])
-    if isinstance(value, dict):
-        return lambda tensors: {key: part(tensors) for key, part in parts.items()}
-    batch_size = value.batch_size
-    return lambda tensors: _unchecked({key: part(tensors) for key, part in parts.items()}, batch_size=batch_size)
+    if isinstance(value, TensorDict):
+        size = tuple(value.batch_size)
+        return lambda tensors: tensordict({str(key): part(tensors) for key, part in parts.items()}, *size)  # type: ignore[misc]
+    return lambda tensors: {key: part(tensors) for key, part in parts.items()}  # type: ignore[return-value,misc]

@@ -29,6 +29,15 @@ def shown(value: Any) -> str:
     return repr(value.item() if isinstance(value, np.character) else value)
 
 
+def described(value: object) -> str:
+    """A tensor's shape and dtype, or the type of anything else, as error messages show it.
+
+    >>> described(torch.zeros(2)), described(None)
+    ('(2,) torch.float32', 'NoneType')
+    """
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
 def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
     """Returns an integer of Python, NumPy or PyTorch as an int in [at_least, at_most].
 

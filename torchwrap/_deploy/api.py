@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import nested
 from torchwrap._core.reachable import Reachable
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap._deploy import checks, description
 from torchwrap._deploy import policy as policies
 from torchwrap._deploy.chain import Chain, chain_of

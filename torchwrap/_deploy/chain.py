@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import nested
 from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap._deploy.copies import deep_copy
 from torchwrap._deploy.description import of_part
 from torchwrap._deploy.policy import RandomnessError, Watch

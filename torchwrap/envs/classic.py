@@ -19,8 +19,8 @@ State = dict[str, Tensor]
 class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
     """Base of the functions of Gymnasium's classic-control envs.
 
-    Each field of the state is a scalar per env. The observation stacks the fields, as float32. A subclass sets `renderer`,
-    Gymnasium's class of the same env, and `fields`, in the order of that env's `state`.
+    Each field of the state is a scalar per env. A subclass sets `renderer`, Gymnasium's class of the same env, and `fields`,
+    in the order of that env's `state`.
 
     Args:
         dtype: of the state: torch.float32 or torch.float64.
@@ -29,7 +29,7 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
         ValueError: for any other dtype.
     """
 
-    broadcasts, is_pure = True, True
+    broadcasts = True
     renderer: ClassVar[Any]
     fields: ClassVar[tuple[str, ...]]
 
@@ -50,9 +50,6 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
             needed = f"{type(self).__name__} needs finite reset options with low <= high"
             raise ValueError(f"{needed}, but got low={low} and high={high}.")
         return low + (high - low) * random.uniform(rng, shape, self.dtype)
-
-    def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
-        return torch.stack([state[field] for field in self.fields], -1).to(torch.float32)
 
     def render_init(self, params: Any = None, **kwargs: Any) -> Any:
         renderer = self.renderer(render_mode="rgb_array")

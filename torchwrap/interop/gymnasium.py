@@ -21,7 +21,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import nested, validation
 from torchwrap._core import spec as specs
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.interop import _engines, _workers
 from torchwrap.interop._vector_env import to_gymnasium as to_gymnasium

@@ -17,8 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 from torchwrap import spaces
 from torchwrap._core import nested
-from torchwrap._core.env_buffers import BufferAttribute, SubmoduleAttribute
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.interop._jax_functions import JaxFunctions
 from torchwrap.interop._jax_functions import signature as describe
@@ -236,8 +235,6 @@ class JaxEnv(Env):
 
     host_stepped = True
 
-    stream = SubmoduleAttribute()
-    packed_state = BufferAttribute()
 
     def __init__(self, functions: JaxFunctions, signature: Signature, name: str = "JaxEnv") -> None:
         super().__init__(signature)

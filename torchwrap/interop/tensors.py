@@ -15,7 +15,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import nested, validation
 from torchwrap._core.env_buffers import EnvBuffer, EpisodeClock
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature

@@ -17,7 +17,7 @@ from torchrl.envs.transforms import AutoResetEnv
 
 from torchwrap import spaces
 from torchwrap._core import nested
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.interop._torchrl_specs import copied, decode, encode, spec_like, to_space, to_spec

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchwrap._core.graph_hints import realize_on_cuda
 from torchwrap.random.generator import as_arrays, philox, philox_of_arrays
 from torchwrap.random.key import Key
 
@@ -42,7 +41,7 @@ def _bits(key: Key, count: int, shift: int = 0) -> Tensor | np.ndarray[Any, Any]
         words = philox((low, high), (draw, tag + torch.arange(blocks, device=env.device), env, episode))
         needed = words[: count or 1]  # sliced first, so that a compiler drops unused words
         if shift:  # int32, because a compiler writes the stack to memory
-            needed = tuple([realize_on_cuda((word >> shift).int()) for word in needed])
+            needed = tuple([(word >> shift).int() for word in needed])
         return torch.stack(needed).movedim(0, -1).flatten(-2)[..., :count]
     k0, k1, c2, c3, c0 = (array[..., None] for array in arrays)
     found = np.array(philox_of_arrays(k0, k1, c0, tag + np.arange(blocks), c2, c3))

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchwrap._core.rows import is_host_readable
+
 WORD = 0xFFFFFFFF  # mask of a 32-bit word
 
 _SCALAR_LIMIT = 8  # up to so many counters, Python's integers are faster than NumPy's arrays
@@ -44,7 +46,7 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
 
 def as_arrays(*tensors: Tensor) -> list[np.ndarray[Any, Any]] | None:
     """The tensors as NumPy arrays, or None if the host cannot read them: traced, under `torch.vmap`, or not on the CPU."""
-    if torch.compiler.is_compiling() or not all([tensor.is_cpu for tensor in tensors]):
+    if not all(map(is_host_readable, tensors)):
         return None
     try:
         return [tensor.numpy() for tensor in tensors]

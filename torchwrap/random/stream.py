@@ -7,7 +7,7 @@ import secrets
 import torch
 
 from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.random.generator import WORD
 from torchwrap.random.key import ENV_BITS, Key
 

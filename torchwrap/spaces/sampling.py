@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from torchwrap import random
-from torchwrap._core.env_buffers import ConstantBuffer, SubmoduleAttribute
+from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces.constants import Constants
 from torchwrap.spaces.conversion import dtype
 from torchwrap.spaces.traversal import Value, build, leaves
@@ -30,7 +30,6 @@ class Sampler(nn.Module):
     torch.Size([5])
     """
 
-    parts = SubmoduleAttribute()
 
     def __init__(self, space: Space[Any], device: torch.device | str = "cpu") -> None:
         super().__init__()

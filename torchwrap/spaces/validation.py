@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchwrap._core.tracing import is_host_readable
+from torchwrap._core.rows import is_host_readable
 from torchwrap.spaces.conversion import dtype, zeros
 from torchwrap.spaces.traversal import Value, children, leaves
 

@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDict
 
 from torchwrap import spaces
-from torchwrap._compile.api import MIN_TORCH, compile
+from torchwrap._compile.api import compile
 from torchwrap._core import spec as specs
 from torchwrap._core.env_buffers import BatchedModule
-from torchwrap._core.row_mask import RowMask
-from torchwrap._env import policy_state
+from torchwrap._core.rows import RowMask
+from torchwrap.transforms import policy_state
 from torchwrap.testing.comparison import NUM_ENVS, MakeEnv, buffers, require, require_equal, run, sample_actions
 from torchwrap.testing.scripted import ScriptedEnv
 from torchwrap.transforms.transform import Transform
@@ -207,7 +207,7 @@ def _check_snapshot(make: MakeEnv) -> None:
 
 def _check_compile(make: MakeEnv) -> None:
     env, compiled_env = make(num_envs=NUM_ENVS, first_index=0), make(num_envs=NUM_ENVS, first_index=0)
-    if not env.host_stepped and torch.__version__ >= MIN_TORCH:
+    if not env.host_stepped:
         actions = sample_actions(env)
         sample_actions(compiled_env)
         try:

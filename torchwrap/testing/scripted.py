@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer, EpisodeClock
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
 

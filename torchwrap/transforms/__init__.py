@@ -8,7 +8,7 @@ from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, T
 from torchwrap.transforms.groups import ObservationGroups
 from torchwrap.transforms.history import DelayObservation, FrameStackObservation
 from torchwrap.transforms.image import AddWhiteNoise, GrayscaleObservation, ObstructView, ResizeObservation
-from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward
+from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward, RunningMeanStd
 from torchwrap.transforms.observation import (
     ClipObservation,
     DtypeObservation,
@@ -21,7 +21,6 @@ from torchwrap.transforms.policy_state import PolicyState
 from torchwrap.transforms.presets import atari
 from torchwrap.transforms.rescale import RescaleAction, RescaleObservation
 from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
-from torchwrap.transforms.statistics import RunningMeanStd
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform, RewardTransform, Transform
 
 __all__ = [

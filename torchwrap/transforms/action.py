@@ -15,7 +15,7 @@ from torch import Tensor
 from torchwrap import random, spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ActionTransform, Transform
 

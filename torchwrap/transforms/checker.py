@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import Transform
 

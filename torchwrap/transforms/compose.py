@@ -9,7 +9,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ActionTransform, Transform, construction
 

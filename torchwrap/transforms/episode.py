@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BufferAttribute, ConstantBuffer, EnvBuffer, EpisodeClock
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer, EpisodeClock
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 
@@ -44,15 +44,12 @@ class RecordEpisodeStatistics(Transform):
 
     running_return = EnvBuffer((1,), torch.float64)
     running_length = EnvBuffer((1,), torch.int64)
-    records = BufferAttribute()
-    count = BufferAttribute()
-    is_return = ConstantBuffer()  # of the two columns of a record
 
     def __init__(self, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__()
         self.buffer_length = validation.integer("RecordEpisodeStatistics", "buffer_length", buffer_length, at_least=1)
         if not isinstance(stats_key, str) or not stats_key:
-            raise TypeError(f"RecordEpisodeStatistics needs a word as stats_key, but got {stats_key!r}.")
+            raise TypeError(f"RecordEpisodeStatistics needs a non-empty string as stats_key, but got {stats_key!r}.")
         self.stats_key = stats_key
 
     @staticmethod
@@ -63,12 +60,12 @@ class RecordEpisodeStatistics(Transform):
     def setup(self, signature: Signature) -> Signature:
         num_envs, device = signature.num_envs, signature.device
         self.return_key, self.length_key = f"{self.stats_key}_return", f"{self.stats_key}_length"
-        # A ring of (return, length), with room for all envs to finish at once, and with the scratch rows of RowMask.append_.
+        # A ring of (return, length) with room for all envs to finish at once. The last `num_envs` rows are scratch space, so
+        # that `reset` has an index to write each row to, finished or not.
         self.ring_size = max(self.buffer_length, num_envs)
         records = torch.zeros(self.ring_size + num_envs, 2, dtype=torch.float64, device=device)
         self.register_buffer("records", records, persistent=False)
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
-        self.register_buffer("is_return", torch.arange(2, device=device) == 0, persistent=False)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -77,9 +74,15 @@ class RecordEpisodeStatistics(Transform):
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         length = mask.gather(self.running_length)
-        # `where` and not `cat`, whose result Inductor would write to memory.
-        record = torch.where(self.is_return, mask.gather(self.running_return), length)
-        mask.append_(self.records, self.ring_size, self.count, record, length > 0)  # an episode without a step does not count
+        finished = (length > 0).squeeze(-1)  # an episode without a step does not count
+        if mask.gathered is not None:
+            finished = finished & mask.gathered
+        number = finished.cumsum(0)  # 1 for the first
+        scratch = torch.arange(len(length), device=length.device) + self.ring_size
+        slot = torch.where(finished, (self.count + number - 1) % self.ring_size, scratch)
+        record = torch.cat([mask.gather(self.running_return), length.double()], 1)
+        self.records.index_copy_(0, slot, record)
+        self.count.add_(number[-1])
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
         return td

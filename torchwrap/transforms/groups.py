@@ -11,8 +11,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchwrap import spaces
-from torchwrap._core import nested
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.spaces import Signature
 from torchwrap.transforms.compose import Compose
 from torchwrap.transforms.transform import Transform
@@ -83,7 +82,7 @@ class ObservationGroups(Transform):
         below, seen = td["observation"], {}
         for name, result in sorted(results.items()):
             seen[name] = result["observation"].clone() if result["observation"] is below else result["observation"]
-        return td.set("observation", nested.tensordict(seen, td.batch_size[0]))
+        return td.set("observation", tensordict(seen, td.batch_size[0]))
 
 
 def _changes_only_observations(part: Compose, signature: Signature) -> bool:
@@ -94,5 +93,5 @@ def _changes_only_observations(part: Compose, signature: Signature) -> bool:
     flags = torch.zeros(3, n, 1, dtype=torch.bool, device=device).unbind(0)
     others = {"reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
     observation = spaces.zeros(signature.single_observation_space, n, device)
-    result = copy.deepcopy(part).step(nested.tensordict({"observation": observation, **others}, n))
+    result = copy.deepcopy(part).step(tensordict({"observation": observation, **others}, n))
     return set(result.keys()) == {"observation", *others} and all(result[name] is value for name, value in others.items())

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BatchedModule, BufferAttribute, ConstantBuffer, EnvBuffer
-from torchwrap._core.graph_hints import realize_on_cpu
-from torchwrap._core.row_mask import RowMask, append_to_ring_
+from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 
@@ -24,63 +23,34 @@ Path = tuple[str, ...]
 
 
 class _Frames(BatchedModule):
-    """The latest frames of a leaf `(num_envs, *shape)`; before the initial one, `padding`, or copies of that one if None."""
+    """The latest frames of a leaf `(num_envs, *shape)`, oldest first.
 
-    # A ring, so that a step writes one frame and moves no others. All envs share the order of its slots, oldest first.
+    Before the initial frame of an episode come copies of `padding`, or, if that is None, of the initial frame.
+    """
+
     frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
-    order = BufferAttribute()
     padding = ConstantBuffer()
 
     def __init__(self, zero: Tensor, padding: Tensor | None, size: int, num_envs: int) -> None:
         super().__init__()
         self.size, self.repeats_initial = size, padding is None
-        self.shifts = False
         self.register_buffer("padding", zero if padding is None else padding, persistent=False)
         self.allocate(num_envs, zero.device)
-        self.register_buffer("order", torch.arange(size, device=zero.device), persistent=False)
-
-    def shift(self) -> None:
-        """From now on, a step moves the frames, so that rows do not share the order of the slots. The frames are lost."""
-        self.shifts = True
-        torch.arange(self.size, out=self.order)
-
-    def append(self, frame: Tensor) -> None:
-        if self.shifts:
-            self.frames.copy_(torch.cat([self.frames[:, 1:], frame.unsqueeze(1)], 1))
-        else:
-            append_to_ring_(self.frames, self.order, frame)
 
     def step(self, frame: Tensor) -> Tensor:
         """Appends a frame. Returns all of them."""
-        self.append(frame)
-        return self.frames.clone() if self.shifts else self.frames.index_select(1, self.order)
+        latest = torch.cat([self.frames[:, 1:], frame.unsqueeze(1)], 1)
+        self.frames.copy_(latest)
+        return latest
 
     def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
-        """Begins again with an initial frame, in the rows of the mask. Returns all frames."""
-        # Realized because the stack reads the initial frame several times, and Inductor would compute it as often.
-        rows = self._initial_stack(mask.gather(realize_on_cpu(initial)))
-        if self.shifts:
-            mask.scatter_(self.frames, rows)
-        else:
-            mask.scatter_columns_(self.frames, self.order, rows)
-        return mask.spread(rows)
-
-    def _initial_stack(self, initial: Tensor) -> Tensor:
-        initial, shape = initial.unsqueeze(1), self.padding.shape
-        if self.repeats_initial:
-            return initial.expand(-1, self.size, *shape).clone()
-        return torch.cat([self.padding.expand(initial.shape[0], self.size - 1, *shape), initial], 1)
-
-
-class _Oldest(_Frames):
-    """The oldest of the latest frames."""
-
-    def step(self, frame: Tensor) -> Tensor:
-        self.append(frame)
-        return self.frames.index_select(1, self.order[:1]).squeeze(1)
-
-    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
-        return super().reset(initial, mask)[:, 0]
+        """Starts over with an initial frame, in the rows of the mask. Returns all frames."""
+        initial = mask.gather(initial).unsqueeze(1)
+        before = initial if self.repeats_initial else self.padding
+        before = before.expand(len(initial), self.size - 1, *self.padding.shape)
+        latest = torch.cat([before, initial], 1)
+        mask.scatter_(self.frames, latest)
+        return mask.spread(latest)
 
 
 class _History(Transform):
@@ -96,11 +66,6 @@ class _History(Transform):
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         initial = td["observation"]
         return td.set("observation", spaces.apply(lambda path, frame: self.history_of[path].reset(frame, mask), initial))
-
-    def _frozen(self) -> Transform:
-        for history in self.history_of.values():
-            history.shift()
-        return self
 
 
 class FrameStackObservation(_History):
@@ -175,9 +140,18 @@ class DelayObservation(_History):
         self.delay = validation.integer("DelayObservation", "delay", delay, at_least=0)
 
     def setup(self, signature: Signature) -> Signature:
-        def make(_: Path, leaf: Space[Any]) -> _Oldest:
+        def make(_: Path, leaf: Space[Any]) -> _Frames:
             zero = spaces.zeros(leaf, 1, signature.device)[0]
-            return _Oldest(zero, zero, self.delay + 1, signature.num_envs)
+            return _Frames(zero, zero, self.delay + 1, signature.num_envs)
 
         self._make_histories(signature, make)
         return signature
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return self._oldest(super().step(td))
+
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        return self._oldest(super().reset(td, mask))
+
+    def _oldest(self, td: TensorDict) -> TensorDict:
+        return td.set("observation", spaces.apply(lambda _, frames: frames[:, 0].clone(), td["observation"]))

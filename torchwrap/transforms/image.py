@@ -15,7 +15,7 @@ from torch.nn import functional
 from torchwrap import random
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
-from torchwrap._core.graph_hints import realize
+
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ObservationTransform
 
@@ -123,7 +123,7 @@ class ResizeObservation(ObservationTransform):
     def observation(self, observation: Tensor) -> Tensor:
         row, column = self.row_dim, self.column_dim
         # Realized because each pixel is read several times, and Inductor would compute it as often.
-        image = realize(observation)
+        image = observation
         if self.block is not None:
             total = _sum_blocks(_sum_blocks(image.int(), row, self.block[0]), column, self.block[1])
             if self.block == (2, 2):

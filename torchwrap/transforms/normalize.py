@@ -1,7 +1,8 @@
-"""Normalization by running statistics, which are learned in train() and frozen in eval()."""
+"""Running mean and variance, and normalization by them: learned in train(), frozen in eval()."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -13,11 +14,153 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import EnvBuffer, SubmoduleAttribute
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.statistics import FrozenMeanStd, RunningMeanStd
 from torchwrap.transforms.transform import ObservationTransform, Transform
+
+Path = tuple[str, ...]
+
+
+class RunningMeanStd(BatchedModule):
+    """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
+
+    NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of rows,
+    and `skipped` how many values of them were left out, per component.
+
+    The module keeps sums of differences from a reference row, in float64, and int64 counts. There is no pseudo-count prior:
+    before its first value, the mean of a component is 0 and the variance 1.
+
+    The reference is the first row that was counted, so a mean that is large compared to the deviation does not cancel the sums
+    of squares: with R = (mean - reference)^2 / variance, the subtraction amplifies rounding errors R times, and a row that is
+    one of n has R <= n. Even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0. A
+    component that has had no value so far takes its reference from the first row of the batch that brings one; if the value
+    of that row is not finite, the reference stays 0.
+
+    Args:
+        shape: of one row; at least one dimension.
+        device: of the buffers.
+        dtype: of the reference: float32, or float64 for rows that float32 cannot represent.
+
+    >>> statistics = RunningMeanStd((1,))
+    >>> statistics.update(torch.tensor([[1.0], [3.0], [torch.nan]]))
+    >>> statistics.mean, statistics.var
+    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    >>> statistics.count, statistics.skipped
+    (tensor([3]), tensor([1]))
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        shape = validation.sizes("RunningMeanStd", "shape", shape, at_least=0)
+        device = validation.device("RunningMeanStd", device)
+        if not shape:
+            raise ValueError(f"RunningMeanStd needs a shape of at least one dimension, but got {shape}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"RunningMeanStd needs dtype torch.float32 or torch.float64, but got {dtype!r}.")
+        # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
+        self.register_buffer("reference", torch.zeros(shape, dtype=dtype, device=device))
+        self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64, device=device))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
+        self.register_buffer("skipped", torch.zeros(shape, dtype=torch.int64, device=device))
+        # The sums that all processes of a group had after their last sync, or loaded; see `torchwrap.sync_statistics`.
+        self.register_buffer("synced", torch.zeros_like(self.sums()), persistent=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean, float64, of `shape`."""
+        return self.reference + self._moments()[0]
+
+    @property
+    def var(self) -> Tensor:
+        """The population variance, float64, of `shape`."""
+        return self._moments()[1]
+
+    def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
+        """Counts the finite values of `rows` `(n, *shape)`, or of those where `mask` (bool, `(n,)`) is set."""
+        if len(rows) == 0:
+            return
+        self._choose_reference(rows, mask)
+        differences = rows - self.reference
+        # Of float64, what is too large to be squared is left out as well.
+        counts = differences.abs() < (1e150 if differences.dtype == torch.float64 else math.inf)
+        number: Tensor | int = len(rows)
+        if mask is not None:
+            counts &= mask.view(-1, *(1,) * (rows.dim() - 1))
+            number = mask.sum()
+        kept = torch.where(counts, differences, 0).double()
+        self.total.add_(kept.sum(0))
+        self.squares.add_(kept.square().sum(0))
+        self.count.add_(number)
+        self.skipped.add_(number - counts.sum(0))
+
+    def normalize(self, rows: Tensor, epsilon: float) -> Tensor:
+        """Returns (rows - mean) / sqrt(var + epsilon), float32."""
+        mean, var = self._moments()
+        differences = rows - self.reference
+        scale = (var + epsilon).rsqrt()
+        return ((differences - mean.to(differences.dtype)) * scale.to(differences.dtype)).float()
+
+    def scale(self, epsilon: float) -> Tensor:
+        """Returns 1 / sqrt(var + epsilon), float32, of `shape`."""
+        return (self.var + epsilon).rsqrt().float()
+
+    def frozen(self, epsilon: float) -> FrozenMeanStd:
+        """What `normalize` computes from now on, without the sums."""
+        mean, var = self._moments()
+        scale = (var + epsilon).rsqrt()
+        return FrozenMeanStd(self.reference.clone(), mean.to(self.reference.dtype), scale.to(self.reference.dtype))
+
+    def sums(self) -> Tensor:
+        """All that is added up: totals, squares, skipped values and rows, float64, `(4, size)`."""
+        parts = (self.total, self.squares, self.skipped, self.count.expand(self.total.numel()))
+        return torch.stack([part.flatten().double() for part in parts])
+
+    def set_sums(self, sums: Tensor, reference: Tensor) -> None:
+        """Writes sums of differences from a reference `(size,)`, which all processes share from now on."""
+        buffers = (self.reference, self.total, self.squares, self.skipped)
+        for buffer, value in zip(buffers, (reference, *sums[:3]), strict=True):
+            buffer.copy_(value.view_as(buffer))
+        self.count.copy_(sums[3, :1])
+        self.synced.copy_(sums)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        state_dict, prefix, errors = args[0], args[1], args[-1]
+        if not errors and all(prefix + name in state_dict for name in self.state_dict()):
+            with torch.inference_mode():  # in which every buffer can be written to
+                self.synced.copy_(self.sums())  # every process loads the same statistics
+
+    def _choose_reference(self, rows: Tensor, mask: Tensor | None) -> None:
+        # The first row that is counted, in the components that have had no value so far.
+        first, unseen = rows[0], self.count == self.skipped
+        if mask is not None:
+            rows_of_mask = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1)
+            index = rows_of_mask.amin(0, keepdim=True)  # the first
+            first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
+        self.reference.copy_(torch.where(unseen & first.isfinite(), first, self.reference))
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        # The mean as a difference from the reference, and the variance.
+        number = self.count - self.skipped
+        values = number.clamp(min=1).double()
+        mean = self.total / values
+        var = (self.squares / values - mean.square()).relu()  # a reference of 0 may leave less than nothing
+        return mean, torch.where(number > 0, var, 1.0)
+
+
+class FrozenMeanStd(BatchedModule):
+    """Statistics that are constants, in the dtype of the reference: a float32 observation needs no float64."""
+
+    def __init__(self, reference: Tensor, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        for name, value in (("reference", reference), ("mean", mean), ("scale", scale)):
+            self.register_buffer(name, value)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        # Rounded as `RunningMeanStd.normalize` rounds. The mean is much smaller than the reference, so they are not added up.
+        return (rows - self.reference).sub_(self.mean).mul_(self.scale).float()
 
 
 class NormalizeObservation(ObservationTransform):
@@ -52,22 +195,24 @@ class NormalizeObservation(ObservationTransform):
         return signature.replace(single_observation_space=_unbounded(below))
 
     def observation(self, observation: Value) -> Value:
-        return self._normalize(observation, learn=False)
+        return spaces.apply(self._normalize, observation)
 
     def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", self._normalize(td["observation"], self.training))
+        return td.set("observation", spaces.apply(self._learn_and_normalize, td["observation"]))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        return td.set("observation", self._normalize(td["observation"], self.training, mask))
+        def normalize(path: Path, leaf: Tensor) -> Tensor:
+            return mask.apply(lambda rows: self._learn_and_normalize(path, rows, mask.gathered), leaf)
 
-    def _normalize(self, observation: Value, learn: bool, mask: RowMask | None = None) -> Value:
-        def normalize(path: tuple[str, ...], leaf: Tensor) -> Tensor:
-            statistics = self.statistics_of[path]
-            if mask is None:
-                return statistics.normalize(leaf, self.epsilon, learn=learn)
-            return mask.apply(lambda rows: statistics.normalize(rows, self.epsilon, mask.gathered, learn), leaf)
+        return td.set("observation", spaces.apply(normalize, td["observation"]))
 
-        return spaces.apply(normalize, observation)
+    def _normalize(self, path: Path, rows: Tensor) -> Tensor:
+        return self.statistics_of[path].normalize(rows, self.epsilon)
+
+    def _learn_and_normalize(self, path: Path, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.training:
+            self.statistics_of[path].update(rows, mask)
+        return self._normalize(path, rows)
 
     def _frozen(self) -> Transform:
         return _FrozenNormalization({path: each.frozen(self.epsilon) for path, each in self.statistics_of.items()})
@@ -120,7 +265,6 @@ class NormalizeReward(Transform):
     """
 
     discounted_return = EnvBuffer((1,), torch.float64)
-    statistics = SubmoduleAttribute()
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__()
@@ -132,10 +276,11 @@ class NormalizeReward(Transform):
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
-        reward, returns = td["reward"], self.discounted_return
-        torch.add(reward, returns, alpha=self.gamma, out=returns)
-        scale = self.statistics.scale(self.epsilon, returns if self.training else None)
-        return td.set("reward", reward * scale)
+        returns = self.discounted_return
+        returns.mul_(self.gamma).add_(td["reward"])
+        if self.training:
+            self.statistics.update(returns)
+        return td.set("reward", td["reward"] * self.statistics.scale(self.epsilon))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         mask.fill_(self.discounted_return, 0)

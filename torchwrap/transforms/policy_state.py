@@ -1,15 +1,23 @@
-"""PolicyState: the hidden state of a recurrent policy."""
+"""PolicyState: the hidden state of a recurrent policy, which travels in the root from step to step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import torch
+from tensordict import TensorDict
+from torch import Tensor
 
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import EnvBuffer
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
+
+State = dict[str, Tensor]
+"""Tensors `(num_envs, ...)` by name."""
+
+IS_INIT = "is_init"
 
 _STEP = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info"}
 _RESERVED = _STEP | {"is_init", "is_first", "buffers"}  # of roots, of the state of a deployed policy, and of snapshots
@@ -65,3 +73,53 @@ class PolicyState(Transform):
         if twice:
             raise ValueError(f"PolicyState needs names that no other PolicyState of the env has, but got {twice}.")
         return signature.replace(policy_state={**signature.policy_state, **declared})
+
+
+# How the state travels: `Env` and `Collector` call these.
+
+
+def keys(signature: Signature) -> list[str]:
+    """The keys of a root besides `observation`."""
+    return [*signature.policy_state, IS_INIT] if signature.policy_state else []
+
+
+def initial(signature: Signature) -> State:
+    """The entries of a root, besides `observation`, where every episode starts."""
+    n, device = signature.num_envs, signature.device
+    entries = {name: row.allocate(None, n, device) for name, row in signature.policy_state.items()}
+    return {**entries, IS_INIT: torch.ones(n, 1, dtype=torch.bool, device=device)} if entries else {}
+
+
+def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State:
+    """The entries of a root after a reset: initial in the rows of `mask`, and as in the last root elsewhere."""
+    entries = initial(signature)
+    if root is None:
+        return entries
+    return {name: mask.where(value, root[name].to(signature.device)) for name, value in entries.items()}
+
+
+def read(owner: str, signature: Signature, td: TensorDict) -> State:
+    """The state after the step, which the policy has set under `next`.
+
+    Raises:
+        ValueError: if the policy has left out a state, or set one of another shape or dtype, in the name of `owner`.
+    """
+    state = {key: td.get(("next", key), None) for key in signature.policy_state}
+    for key, row in signature.policy_state.items():
+        value, shape = state[key], (signature.num_envs, *row.shape)
+        if not isinstance(value, Tensor):
+            remedy = f'`td["next", "{key}"] = ...` sets it, as PolicyState needs'
+            raise ValueError(f'{owner} needs the state of the policy in ("next", "{key}"), but got {value!r}: {remedy}.')
+        if value.shape != shape or value.dtype != row.dtype:
+            got = validation.described(value)
+            raise ValueError(f'{owner} needs ("next", "{key}") of shape {shape} {row.dtype}, but got {got}.')
+    return {key: value.detach() for key, value in state.items()}
+
+
+def following(signature: Signature, state: State, done: Tensor) -> State:
+    """The entries of the next root, in memory of their own: initial where `done`, bool `(num_envs, 1)`, is set."""
+    mask = RowMask(done.clone())
+    entries = {
+        name: value.masked_fill(mask.like(value), signature.policy_state[name].fill) for name, value in state.items()
+    }
+    return {**entries, IS_INIT: mask.column}

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap._core.env_buffers import BatchedModule
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 
 

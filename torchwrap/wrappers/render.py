@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import Wrapper

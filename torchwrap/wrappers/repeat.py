@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._env.repeat import merge_repeated, repeat, repeated_steps
+from torchwrap._core.repeat import merge_repeated, repeat, repeated_steps
 from torchwrap.env import Env
 from torchwrap.spaces import Value
 from torchwrap.wrappers.transformed import TransformedEnv

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tensordict import TensorDict
 
-from torchwrap._core.env_buffers import BatchedModule, SubmoduleAttribute
-from torchwrap._core.row_mask import RowMask
-from torchwrap.env import Env
+from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.rows import RowMask
+from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Value
 from torchwrap.transforms.compose import Compose
@@ -38,7 +39,6 @@ class TransformedEnv(Wrapper):
     TimeLimit(max_episode_steps=9)
     """
 
-    transforms = SubmoduleAttribute()
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
         composed = transforms[0] if len(transforms) == 1 and isinstance(transforms[0], Compose) else Compose(transforms)
@@ -52,6 +52,8 @@ class TransformedEnv(Wrapper):
         super().__init__(env)
         self.signature = composed.setup(env.signature)
         self.transforms = composed
+        self._compiled_step: Callable[[TensorDict], TensorDict] | None = None  # takes the place of `transforms.step`
+        self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
         self._transforms_actions = any(type(part).action is not Transform.action for part in composed.flat())
         for part in parts:
@@ -63,12 +65,19 @@ class TransformedEnv(Wrapper):
             stream.next_draw()
         if self._transforms_actions:
             action = self.transforms.action(action)
-        return self._executor.transform_step(self.transforms, self.env._step(action))
+        return (self._compiled_step or self.transforms.step)(self.env._step(action))
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         for stream in self._streams:
             stream.next_episode(mask)
-        return self._executor.transform_reset(self.transforms, self.env._reset(mask, options), mask)
+        return (self._compiled_reset or self.transforms.reset)(self.env._reset(mask, options), mask)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled_step is not None or super().is_compiled
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_compiled_step": None, "_compiled_reset": None}
 
     def _parts(self) -> list[BatchedModule]:
         return [self, *reversed(list(self.transforms.flat()))]

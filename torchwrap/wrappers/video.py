@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from torchwrap._core import validation
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Value
 from torchwrap.wrappers.render import RenderWrapper, tiled

@@ -9,9 +9,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap._core import spec as specs
-from torchwrap._core.env_buffers import BatchedModule, EpisodeClock, SubmoduleAttribute
-from torchwrap._core.row_mask import RowMask
-from torchwrap.env import Env
+from torchwrap._core.env_buffers import BatchedModule, EpisodeClock
+from torchwrap._core.rows import RowMask
+from torchwrap.env import Env, Options
 from torchwrap.spaces import Value
 
 
@@ -37,7 +37,6 @@ class Wrapper(Env):
     is_passive = False
     """Whether observations and actions pass as they are, so that `deploy` leaves the wrapper out."""
 
-    env = SubmoduleAttribute()
 
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
@@ -53,10 +52,10 @@ class Wrapper(Env):
     def _step(self, action: Value) -> TensorDict:
         return self.env._step(action)
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         return self.env._reset(mask, options)
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
 
     def _seed(self, seed: int, mask: RowMask) -> None:

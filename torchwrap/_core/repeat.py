@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 
 Step = Callable[[Any], TensorDict]
 Reset = Callable[[RowMask], object]

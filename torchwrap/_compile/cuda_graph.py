@@ -1,4 +1,4 @@
-"""Replay: a function of tensors captured as a CUDA graph."""
+"""CudaGraph: a function of tensors captured as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Run = Callable[[list[Tensor]], Sequence[Tensor]]
-
 _WARM_UPS = 3  # as PyTorch recommends
 
 
@@ -18,19 +16,19 @@ def captures(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class Replay:
+class CudaGraph:
     """A function of tensors as a CUDA graph, which is one launch.
 
-    A graph reads and writes fixed memory. It is captured again when a buffer lies elsewhere, however it got there.
+    A graph reads and writes fixed memory. It is captured again when a buffer lies elsewhere, however it got there. Results
+    are copied out of its memory.
 
     Args:
         run: from buffers and inputs to outputs. Shapes and dtypes are the same at each call.
-        num_buffers: so many of the first tensors are buffers, which are used in place. The others are copied.
-        num_static: so many of the first outputs are returned in the graph's own memory, which the next replay overwrites.
+        num_buffers: number of tensors, at the beginning, that are buffers, which are used in place. The others are copied.
     """
 
-    def __init__(self, run: Run, num_buffers: int, num_static: int = 0) -> None:
-        self.run, self.num_buffers, self.num_static = run, num_buffers, num_static
+    def __init__(self, run: Callable[[list[Tensor]], Sequence[Tensor]], num_buffers: int) -> None:
+        self.run, self.num_buffers = run, num_buffers
         self.captured: _Captured | None = None
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
@@ -43,7 +41,7 @@ class Replay:
         for static, value in zip(captured.inputs, inputs, strict=True):
             static.copy_(value)
         captured.graph.replay()
-        return [*captured.outputs[: self.num_static], *_copies(captured.outputs[self.num_static :])]
+        return [output.clone() for output in captured.outputs]
 
 
 class _Captured(NamedTuple):
@@ -53,7 +51,7 @@ class _Captured(NamedTuple):
     outputs: Sequence[Tensor]
 
 
-def _capture(run: Run, buffers: list[Tensor], inputs: list[Tensor]) -> _Captured:
+def _capture(run: Callable[[list[Tensor]], Sequence[Tensor]], buffers: list[Tensor], inputs: list[Tensor]) -> _Captured:
     # Leaves the buffers, and the generator that a policy draws from, as they were, even if it fails.
     device = [*buffers, *inputs][0].device
     # Tensors made in inference mode can be written to in inference mode only.
@@ -77,12 +75,3 @@ def _capture(run: Run, buffers: list[Tensor], inputs: list[Tensor]) -> _Captured
                 buffer.copy_(value)
             torch.cuda.set_rng_state(generator, device)
     return _Captured(graph, [buffer.data_ptr() for buffer in buffers], own, outputs)
-
-
-def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    # One launch per dtype.
-    copies = [torch.empty_like(tensor) for tensor in tensors]
-    for dtype in {tensor.dtype for tensor in tensors}:
-        indices = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        torch._foreach_copy_([copies[index] for index in indices], [tensors[index] for index in indices])
-    return copies

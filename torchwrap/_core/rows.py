@@ -1,0 +1,150 @@
+"""Rows of a batch: which of them to write to, and TensorDicts that have one row per env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+Rows = TypeVar("Rows", Tensor, TensorDict)
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (Tensor, nn.Parameter)
+
+# The constructor's checks take most of its time, and a step makes three TensorDicts.
+_unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+
+def tensordict(values: dict[str, Tensor | TensorDict], *batch_size: int) -> TensorDict:
+    """A TensorDict of values that are known to have this batch size."""
+    return _unchecked(values, batch_size=torch.Size(batch_size))  # type: ignore[arg-type,no-any-return]
+
+
+def is_host_readable(tensor: Tensor) -> bool:
+    """True if the host can read this tensor without a device sync: it is on the CPU, and has values.
+
+    A tensor that is being traced has none. It is a subclass of `Tensor`, or a compiler says that it compiles.
+    """
+    return not torch.compiler.is_compiling() and tensor.is_cpu and type(tensor) in _PLAIN
+
+
+class RowMask:
+    """A set of rows of a batch, such as the envs whose episode ended.
+
+    If the host can read the mask, it finds the rows once and then touches only those. Otherwise (in a compiled graph, or on
+    another device) each method selects with `torch.where` over the full batch. Both give the same values, so authors of envs
+    and transforms write one path. `value` is a Tensor or a TensorDict whose first dimension is the batch.
+
+    Args:
+        tensor: bool, `(num_envs,)` or `(num_envs, 1)`. It must not change afterwards.
+        synchronize: let `any` read the mask even if the host has to wait for the device, because a simulator on the host
+            needs the answer.
+
+    >>> mask = RowMask(torch.tensor([False, True, True]))
+    >>> elapsed = torch.tensor([[4], [5], [6]])
+    >>> mask.fill_(elapsed, 0)
+    >>> elapsed.flatten(), mask.indices
+    (tensor([4, 0, 0]), tensor([1, 2]))
+    """
+
+    __slots__ = ("_is_empty", "column", "indices", "num_rows", "tensor")
+
+    tensor: Tensor
+    """The mask: bool, `(num_envs,)`."""
+    column: Tensor
+    """The mask: bool, `(num_envs, 1)`."""
+    indices: Tensor | None
+    """Indices of the rows, int64; None if the host cannot read the mask without a device sync."""
+
+    def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
+        is_column = tensor.dim() == 2
+        self.tensor = tensor.squeeze(-1) if is_column else tensor
+        self.column = tensor if is_column else tensor.unsqueeze(-1)
+        self.num_rows = tensor.shape[0]  # `len` would make a constant of the size in an exported graph
+        self.indices = self.tensor.nonzero().squeeze(-1) if is_host_readable(tensor) else None
+        if self.indices is not None:
+            self._is_empty = self.indices.numel() == 0
+        else:
+            self._is_empty = synchronize and not bool(tensor.any())
+
+    @classmethod
+    def full(cls, num_rows: int, device: torch.device | str = "cpu") -> RowMask:
+        """A mask of every row."""
+        return cls(torch.ones(num_rows, dtype=torch.bool, device=device))
+
+    def any(self) -> bool:
+        """Whether a row is set. True as well if the host cannot know without a device sync, so that nothing is skipped."""
+        return not self._is_empty
+
+    def numpy(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """The mask as a NumPy array `(num_envs,)`, for a simulator on the host. Waits for the device."""
+        return self.tensor.cpu().numpy()
+
+    def __and__(self, condition: Tensor) -> RowMask:
+        """The rows that are set and meet the condition (bool, `(num_envs,)` or `(num_envs, 1)`)."""
+        return RowMask((self.column if condition.dim() == 2 else self.tensor) & condition)
+
+    def __invert__(self) -> RowMask:
+        """The other rows."""
+        return RowMask(~self.tensor)
+
+    def like(self, value: Tensor) -> Tensor:
+        """The mask with as many dimensions as the value: bool, `(num_envs, 1, ...)`."""
+        return self.tensor.view(-1, *(1,) * (value.dim() - 1))
+
+    def where(self, first: Rows, second: Rows) -> Rows:
+        """Rows of `first` if set, else of `second`, as a new value."""
+        if isinstance(first, Tensor):
+            return torch.where(self.like(first), first, second)
+        merged = {key: self.where(first[key], second[key]) for key in first.keys()}
+        return TensorDict(merged, batch_size=first.batch_size)
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""
+        return value if self.indices is None else value.index_select(0, self.indices)
+
+    @property
+    def gathered(self) -> Tensor | None:
+        """The mask of the rows that `gather` returns: bool, `(num_envs,)`; None if every one of them is set."""
+        return self.tensor if self.indices is None else None
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """Rows such as `gather` returns, as a value for all envs. The other rows are 0 or unspecified."""
+        if self.indices is None:
+            return rows
+        return rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, self.indices, rows)
+
+    def scatter_(self, buffer: Tensor, rows: Tensor) -> None:
+        """Writes rows such as `gather` returns into the buffer, in place."""
+        if self.indices is None:
+            buffer.copy_(torch.where(self.like(buffer), rows, buffer))
+        else:
+            buffer.index_copy_(0, self.indices, rows)
+
+    def assign_(self, buffer: Rows, value: Rows) -> None:
+        """Writes the set rows of `value` into the buffer, in place."""
+        if isinstance(buffer, Tensor):
+            self.scatter_(buffer, self.gather(value))
+        else:
+            for key in buffer.keys():
+                self.assign_(buffer[key], value[key])
+
+    def fill_(self, buffer: Tensor, value: float | bool) -> None:
+        """Sets the rows of the buffer to one value, in place."""
+        if self.indices is None:
+            buffer.masked_fill_(self.like(buffer), value)
+        else:
+            buffer.index_fill_(0, self.indices, value)
+
+    def apply(self, function: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        """`function` of the rows that are set, each computed by itself. What the other rows hold is unspecified."""
+        return self.spread(function(self.gather(value)))
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return f"RowMask({self.tensor!r})"
