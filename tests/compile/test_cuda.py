@@ -18,10 +18,8 @@ from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap._compile import replay
+from torchwrap._compile import cuda_graph
 from torchwrap.testing import ScriptedEnv
-
-static_or_not = pytest.mark.parametrize("static_outputs", [False, True])
 
 
 class Device(NamedTuple):
@@ -43,8 +41,8 @@ def on(request):
 @pytest.fixture
 def captures(monkeypatch):
     """A list that grows by an item with each capture."""
-    made, capture = [], replay._capture
-    monkeypatch.setattr(replay, "_capture", lambda *arguments: made.append(None) or capture(*arguments))
+    made, capture = [], cuda_graph._capture
+    monkeypatch.setattr(cuda_graph, "_capture", lambda *arguments: made.append(None) or capture(*arguments))
     return made
 
 
@@ -55,10 +53,9 @@ def act(env, td):
 # Steps.
 
 
-@static_or_not
-def test_captured_step_matches_eager(on, captures, static_outputs):
+def test_captured_step_matches_eager(on, captures):
     env, eager = (stack("Compose of seven", device=on.name) for _ in range(2))
-    tw.compile(env, backend=on.backend, static_outputs=static_outputs)
+    tw.compile(env, backend=on.backend)
     for mode in (True, False, True):
         assert_plays_the_same(eager.train(mode), env.train(mode), 40, on.tolerance)
     assert len(captures) == 2  # one per mode
@@ -81,23 +78,13 @@ def test_captured_step_of_transform_matches_eager_and_does_not_synchronize(on, c
     assert len(captures) == 1
 
 
-@static_or_not
-def test_outputs_are_copies_unless_static(on, static_outputs):
-    env = tw.compile(stack("Compose of seven", device=on.name), backend="eager", static_outputs=static_outputs)
-    held, td = [], env.reset(seed=0)
+def test_outputs_are_copies(on):
+    env = tw.compile(stack("Compose of seven", device=on.name), backend="eager")
+    held, td = Held(), env.reset(seed=0)
     for _ in range(4):
         transition, td = env.step(act(env, td))
-        held.append(transition["next", "observation"])
-    assert (len({value.data_ptr() for value in held}) == 1) is static_outputs
-    assert (held[0] == held[-1]).all() == static_outputs
-
-
-def test_observation_acted_on_stays_when_outputs_are_static(on):
-    env = tw.compile(ScriptedEnv(2, (1,), None, device=on.name), backend="eager", static_outputs=True)
-    td = env.reset(seed=0)
-    for step in range(4):
-        transition, td = env.step(act(env, td))
-        assert (transition["next", "observation"] - transition["observation"] == 1).all(), step
+        held.add(transition["next"], td)
+    held.assert_unchanged()
 
 
 ABOVE_HOST = {
@@ -108,16 +95,15 @@ ABOVE_HOST = {
 }
 
 
-@static_or_not
 @pytest.mark.parametrize("transform", ABOVE_HOST.values(), ids=ABOVE_HOST)
-def test_captured_transforms_over_host_stepped_env_match_eager(on, transform, static_outputs):
+def test_captured_transforms_over_host_stepped_env_match_eager(on, transform):
     def make(num_steps):
         env = tw.make("CartPole-v1", 2, backend="gymnasium", max_episode_steps=num_steps, device=on.name)
         return tw.TransformedEnv(env, transform())
 
-    env = tw.compile(make(5), backend="eager", static_outputs=static_outputs)
+    env = tw.compile(make(5), backend="eager")
     assert_plays_the_same(make(5), env, 30, AOT)
-    env = tw.compile(make(1), backend="eager", static_outputs=static_outputs)
+    env = tw.compile(make(1), backend="eager")
     td = env.reset(seed=0)
     first = td["observation"].clone()
     for _ in range(3):  # each resets
@@ -177,7 +163,7 @@ def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
         assert_plays_the_same(eager, env, 5, AOT)
         eager.load_state_dict(learned := {name: value.clone() for name, value in eager.state_dict().items()})
         env.load_state_dict(learned, assign=True)
-    td, snapshot, capture = env.reset(seed=1), env.snapshot(), replay._capture
+    td, snapshot, capture = env.reset(seed=1), env.snapshot(), cuda_graph._capture
 
     def broken(run, *tensors):
         calls = []
@@ -191,7 +177,7 @@ def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
         return capture(run_out_of_memory, *tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_capture", broken)
+        patch.setattr(cuda_graph, "_capture", broken)
         with pytest.raises(torch.OutOfMemoryError):
             env.step(act(env, td))
     env.action_stream.draw.sub_(1)  # of the action above
@@ -218,12 +204,11 @@ def test_captured_env_steps_in_and_out_of_inference_mode(on, first):
 # Collectors.
 
 
-@static_or_not
-def test_captured_collector_matches_eager_and_follows_its_policy(on, static_outputs):
+def test_captured_collector_matches_eager_and_follows_its_policy(on):
     torch.manual_seed(0)
     network = ActorCritic().to(on.name)
     collect = tw.Collector(cartpole(device=on.name), network, 6)
-    tw.compile(collect, backend=on.backend, static_outputs=static_outputs)
+    tw.compile(collect, backend=on.backend)
     eager = tw.Collector(cartpole(device=on.name), network, 6)
     for _ in range(3):
         assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], on.tolerance)
@@ -307,93 +292,28 @@ def test_captured_collector_runs_in_and_out_of_inference_mode(on, first):
         assert_same(data, expected, AOT)
 
 
-# What a collector lends.
-
-
-def collector(on, **options):
-    return tw.compile(tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4), backend="eager", **options)
-
-
-def address(data):
-    return data["next", "observation"].data_ptr()
-
-
-def test_chunks_that_nobody_holds_are_written_again_without_a_copy(on, captures):
-    collect = collector(on)
-    data, td = collect()
-    addresses = set()
-    for _ in range(6):
-        data, td = collect(td)  # the chunk before is held until this one is assigned
-        addresses.add(address(data))
-    assert len(addresses) == len(captures) == 2
-
-
 def test_chunks_in_hand_are_changed_by_no_later_call(on, captures):
-    collect, held, chunks = collector(on), Held(), []
-    data, td = collect()
-    for _ in range(6):
+    collect, held = tw.compile(tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4), backend="eager"), Held()
+    td = None
+    for _ in range(4):
         data, td = collect(td)
         held.add(data, td)
-        chunks.append(data)
     held.assert_unchanged()
-    assert len({address(data) for data in chunks}) == 6 and len(captures) == 3
-    del data, chunks, held
-    for _ in range(4):
-        _, td = collect(td)
-    assert len(captures) == 3
-
-
-WAYS = {
-    "one env": lambda data: data["next", "observation"][3],
-    "one number": lambda data: data["next", "observation"][3, 2, :1, :1],
-    "all rewards": lambda data: data["next", "reward"],
-    "detached": lambda data: data["next", "observation"].detach()[-1],
-    "another dtype": lambda data: data["next", "observation"].view(torch.int32)[2],
-    "flat": lambda data: data["next", "observation"].transpose(0, 1).flatten(2),
-    "its memory": lambda data: torch.empty(0, device=data.device).set_(data["next", "observation"].untyped_storage()),
-}
-
-
-def test_view_of_a_chunk_holds_its_memory(on):
-    collect = collector(on)
-    data, td = collect()
-    for name, way in WAYS.items():
-        held = []
-        for _ in range(3):
-            view = way(data)
-            held.append((view, view.clone()))
-            data, td = collect(td)
-        assert all((view == before).all() for view, before in held), name
-
-
-def test_static_chunk_is_the_same_each_time(on, captures):
-    collect = collector(on, static_outputs=True)
-    first, td = collect()
-    expected, root = first.clone(), td["observation"].clone()
-    second, _ = collect(td)
-    assert address(first) == address(second) and len(captures) == 1
-    assert (first["next", "observation"] != expected["next", "observation"]).any()
-    assert (td["observation"] == root).all()
+    assert len(captures) == 1
 
 
 # What cannot be captured.
 
 
-@pytest.mark.parametrize("name", ["array", "copy"])
-def test_copy_from_the_host_is_refused_by_name(name):
-    array = torch.ones(2, 1).numpy() * 3
-    rewards = {
-        "array": lambda reward: reward * torch.as_tensor(array, device=reward.device),
-        "copy": lambda reward: reward.clone().copy_(torch.ones(2, 1)),
-    }
-    env = tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(rewards[name])).to("meta")
-    with pytest.raises(ValueError, match=r"on the device already, but got TransformReward\.reward: .* from cpu to meta: keep"):
-        tw.compile(env, backend="eager")
+COPIES = {
+    "from the host": lambda reward: reward.clone().copy_(torch.ones(2, 1)),
+    "to the host": lambda reward: reward + reward.cpu().to(reward.device),
+}
 
 
-def test_copy_to_the_host_is_refused_by_name():
-    env = tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(lambda reward: reward + reward.cpu().to(reward.device))).to(
-        "meta"
-    )
-    with pytest.raises(ValueError, match=r"not read on the host, but got TransformReward\.reward: .* from meta to the host"):
-        tw.compile(env, backend="eager")
+def test_copy_between_host_and_device_is_refused_by_name():
+    for name, function in COPIES.items():
+        env = tw.TransformedEnv(ScriptedEnv(2), T.TransformReward(function)).to("meta")
+        with pytest.raises(ValueError, match=r"TransformReward\.reward: it copies between devices"):
+            tw.compile(env, backend="eager")
+            pytest.fail(name)

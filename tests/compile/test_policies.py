@@ -24,7 +24,6 @@ HOLDERS = {
     "a bound method": lambda network: network.act,
     "a lambda": lambda network: lambda td: network(td),
     "a partial": lambda network: functools.partial(ActorCritic.act, network),
-    "a list": lambda network: (lambda parts: lambda td: parts[0](td))([network]),
 }
 
 
@@ -56,7 +55,7 @@ def network_and_collectors(holder, **arguments):
     return network, both
 
 
-@pytest.mark.parametrize("holder", mostly_full(HOLDERS, "the module", "a lambda", "a list"))
+@pytest.mark.parametrize("holder", mostly_full(HOLDERS, "the module", "a lambda"))
 def test_parameters_that_change_are_followed(holder):
     network, both = network_and_collectors(holder)
     seen = []
@@ -233,14 +232,6 @@ def test_keys_restrict_what_is_kept(backend):
     assert set(data.keys()) == {"action", "observation", "next"} and set(data["observation"].keys()) == {"image"}
 
 
-def test_unknown_keys_are_refused_by_compile():
-    env = ScriptedEnv(2)
-    before = buffers(env)
-    with pytest.raises(ValueError, match=r"Collector needs keys among .*, but got \['value'\]"):
-        tw.compile(tw.Collector(env, None, 3, keys=["action", "value"]), backend="aot_eager")
-    assert_same(buffers(env), before)
-
-
 @pytest.mark.parametrize("name", mostly_full(["NormalizeReward", "NormalizeObservation"], "NormalizeReward"))
 def test_train_and_eval_of_env_compiled_match_eager(name):
     make = functools.partial(stack, name)
@@ -264,17 +255,3 @@ def test_calls_between_steps_and_resets_of_env_match_eager(name):
         assert_same(td, other_td, AOT)
         (_, td), (_, other_td) = play(env, 3, td), play(other, 3, other_td)
         assert_same(env.snapshot(), other.snapshot(), AOT)
-
-
-def test_keys_are_looked_up_once_per_policy(monkeypatch):
-    from torchwrap._compile import collector
-
-    looked_up, outline = [], collector.outline
-    monkeypatch.setattr(collector, "outline", lambda *arguments: (looked_up.append(arguments), outline(*arguments))[1])
-    actions = [torch.ones(NUM_ENVS, 6), torch.zeros(NUM_ENVS, 6)]  # of no module, so that a trace adds them to what is read
-    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), lambda td: actions[0] + 0, 3), backend="eager")
-    for number, policy in enumerate([collect.policy, lambda td: actions[1] + 0]):
-        collect.policy = policy
-        for _ in range(2):
-            assert torch.equal(collect()[0]["action"][:, 0], actions[number])
-            assert len(looked_up) == number + 1

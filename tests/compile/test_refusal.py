@@ -1,11 +1,17 @@
-"""What cannot be compiled is refused by name, before anything has changed."""
+"""What a graph cannot follow is refused by name, and everything is left as it was."""
 
 from __future__ import annotations
 
+import collections
+import itertools
+import random
+import time
+
+import numpy as np
 import pytest
 import torch
 from catalogue import NUM_ENVS, gymnasium_cartpole
-from helpers import after, assert_plays_the_same, assert_same, buffers, play
+from helpers import after, assert_same, buffers, play
 from tensordict import TensorDict
 from torch import nn
 
@@ -14,137 +20,265 @@ from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
 
-class Branches(T.Transform):
-    def step(self, td):
-        return td.set("reward", td["reward"] * 2) if td["reward"].sum() > 5 else td
+def reward_transform(function, setup=None):
+    """A class of transforms of rewards whose method is this function of (transform, reward)."""
+
+    class Transform(T.RewardTransform):
+        def setup(self, signature):
+            if setup is not None:
+                setup(self, signature)
+            return signature
+
+        def reward(self, reward):
+            return function(self, reward)
+
+    Transform.__name__ = Transform.__qualname__ = function.__name__
+    return Transform
 
 
-class TakesAnItem(T.RewardTransform):
-    def reward(self, reward):
-        return reward * reward.max().item()
+def branches(self, reward):
+    return reward * 2 if reward.sum() > 5 else reward
 
 
-class TakesAList(T.RewardTransform):
-    def reward(self, reward):
-        return reward + sum(reward.flatten().tolist())
+def takes_an_item(self, reward):
+    return reward * reward.max().item()
 
 
-class GoesThroughNumpy(T.RewardTransform):
-    def reward(self, reward):
-        return torch.from_numpy(reward.numpy() * 2)
+def takes_a_list(self, reward):
+    return reward + sum(reward.flatten().tolist())
 
 
-class PicksRows(T.RewardTransform):
-    def reward(self, reward):
-        return reward + reward[reward > 2].sum()
+def goes_through_numpy(self, reward):
+    return torch.from_numpy(reward.numpy() * 2)
 
 
-class CountsRows(T.RewardTransform):
-    def reward(self, reward):
-        return reward + len((reward > 2).nonzero())
+def picks_rows(self, reward):
+    return reward + reward[reward > 2].sum()
 
 
-class Rebinds(T.RewardTransform):
-    def setup(self, signature):
-        self.register_buffer("steps", torch.zeros(signature.num_envs, 1), persistent=False)
-        return signature
-
-    def reward(self, reward):
-        self.steps = self.steps + 1
-        return reward + self.steps
+def counts_rows(self, reward):
+    return reward + len((reward > 2).nonzero())
 
 
-class CountsInPython(T.RewardTransform):
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
-
-    def reward(self, reward):
-        self.steps += 1
-        return reward + self.steps
+def replaces_a_buffer(self, reward):
+    self.steps = self.steps + 1
+    return reward + self.steps
 
 
-class KeepsATensor(T.RewardTransform):
-    def setup(self, signature):
-        self.last = torch.zeros(signature.num_envs, 1)
-        return signature
-
-    def reward(self, reward):
-        last, self.last = self.last, reward * 1
-        return reward + last
+def counts_in_python(self, reward):
+    self.number += 1
+    return reward + self.number
 
 
-class KeepsAList(T.RewardTransform):
-    def setup(self, signature):
-        self.seen = [torch.zeros(signature.num_envs, 1)]
-        return signature
-
-    def reward(self, reward):
-        self.seen.append(reward * 1)
-        return reward + self.seen[-2]
+def keeps_a_tensor(self, reward):
+    last, self.last = self.last, reward * 1
+    return reward + last
 
 
-REFUSED = [
-    Branches,
-    TakesAnItem,
-    TakesAList,
-    GoesThroughNumpy,
-    PicksRows,
-    CountsRows,
-    Rebinds,
-    CountsInPython,
-    KeepsATensor,
-    KeepsAList,
-]
+def keeps_a_list(self, reward):
+    self.seen.append(reward * 1)
+    return reward + len(self.seen)
 
 
-@pytest.mark.parametrize("transform", REFUSED)
-class TestTransform:
-    """A transform that reads values on the host, or keeps state outside of buffers."""
+def draws_from_numpy(self, reward):
+    return reward + np.random.rand()
 
-    def test_in_env_is_named_and_leaves_env_unchanged(self, transform):
-        env, eager = (
-            tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeReward(), transform(), T.TimeLimit(9)) for _ in range(2)
-        )
-        td, eager_td = after(env, 4), after(eager, 4)
-        before = env.snapshot()
-        with pytest.raises(ValueError, match=rf"(?s)^compile needs .*, but got .*\b{transform.__name__}\b"):
-            tw.compile(env, backend="aot_eager")
-        assert not env.is_compiled
-        assert_same(env.snapshot(), before)
+
+def draws_from_python(self, reward):
+    return reward + random.random()
+
+
+def draws_from_torch(self, reward):
+    return reward + torch.rand_like(reward)
+
+
+def draws_in_place(self, reward):
+    return reward + torch.empty_like(reward).normal_()
+
+
+def reads_the_clock(self, reward):
+    return reward + time.perf_counter()
+
+
+def prepare(self, signature):
+    self.register_buffer("steps", torch.zeros(signature.num_envs, 1), persistent=False)
+    self.last, self.number, self.seen = torch.zeros(signature.num_envs, 1), 0, []
+
+
+TRANSFORMS = {
+    branches: "branches.*: it reads values on the host",
+    takes_an_item: "takes_an_item.*: it reads values on the host",
+    takes_a_list: "takes_a_list.*: it reads values on the host",
+    goes_through_numpy: "goes_through_numpy.*: it reads values on the host",
+    picks_rows: "picks_rows.*: it makes a tensor whose shape depends on values",
+    counts_rows: "counts_rows.*: it reads values on the host",
+    replaces_a_buffer: "replaces the tensor .*steps: write it in place",
+    counts_in_python: "changes counts_in_python.number: register a buffer",
+    keeps_a_tensor: "keeps_a_tensor.*: it uses a tensor that no module of it holds",
+    keeps_a_list: "changes keeps_a_list.seen",
+    draws_from_numpy: "draws from numpy.random",
+    draws_from_python: "draws from Python's random",
+    draws_from_torch: "draws_from_torch.*: it draws from PyTorch's global generator",
+    draws_in_place: "draws_in_place.*: it draws from PyTorch's global generator",
+    reads_the_clock: "computes another thing each time, first `",
+}
+
+
+def state():
+    """Everything that compile has to leave as it was, outside of the env."""
+    return repr((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()))
+
+
+@pytest.mark.parametrize("function", TRANSFORMS, ids=lambda function: function.__name__)
+def test_transform_is_named_and_env_left_unchanged(function):
+    make = lambda: tw.TransformedEnv(  # noqa: E731
+        ScriptedEnv(NUM_ENVS), T.NormalizeReward(), reward_transform(function, prepare)(), T.TimeLimit(9)
+    )
+    env, eager = make(), make()
+    td, eager_td = after(env, 4), after(eager, 4)
+    before, around, attributes = env.snapshot(), state(), dict(vars(env.transforms[1]))
+    seen = list(env.transforms[1].seen)
+    for target in (env, tw.Collector(env, None, 3)):
+        with pytest.raises(ValueError, match=f"^compile cannot follow .*{TRANSFORMS[function]}"):
+            tw.compile(target, backend="aot_eager")
+        assert not target.is_compiled
+    assert_same(env.snapshot(), before)
+    assert state() == around and env.transforms[1].seen == seen
+    assert all(vars(env.transforms[1])[name] is value for name, value in attributes.items())
+    if "draws" not in function.__name__ and function is not reads_the_clock:
         assert_same(play(env, 20, td)[0], play(eager, 20, eager_td)[0])
 
-    def test_over_host_stepped_env_is_named_and_leaves_env_unchanged(self, transform):
-        make = lambda: tw.TransformedEnv(  # noqa: E731
-            tw.make("CartPole-v1", 2, backend="gymnasium"), T.NormalizeReward(), transform()
-        )
-        env = make()
-        with pytest.raises(ValueError, match=rf"(?s)^compile needs .*, but got .*\b{transform.__name__}\b"):
+
+def test_transform_over_host_stepped_env_is_named():
+    for function in (branches, draws_from_torch, counts_in_python):
+        env = tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), reward_transform(function, prepare)())
+        with pytest.raises(ValueError, match=f"^compile cannot follow .*{TRANSFORMS[function]}"):
             tw.compile(env, backend="aot_eager")
         assert not env.is_compiled
-        assert_plays_the_same(make(), env, 20)
-
-    def test_in_collector_is_named_and_leaves_env_unchanged(self, transform):
-        env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), transform())
-        collect = tw.Collector(env, None, 3)
-        before = buffers(env)
-        with pytest.raises(ValueError, match=rf"(?s)^compile needs .*, but got .*\b{transform.__name__}\b"):
-            tw.compile(collect, backend="aot_eager")
-        assert not collect.is_compiled
-        assert_same(buffers(env), before)
-        eager = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), transform())
-        assert_same(collect(env.reset(seed=0))[0], tw.rollout(eager, None, 3, eager.reset(seed=0))[0])
 
 
-def branching_policy(td):
-    return torch.full((NUM_ENVS, 6), 0.5 if td["observation"].sum() > 0 else -0.5)
+class Agent:
+    """A plain Python object with state of many kinds. It is no module."""
+
+    def __init__(self):
+        self.calls, self.recent, self.seen, self.names = 0, collections.deque([1], maxlen=2), [], {"a"}
+        self.sums, self.table, self.numbers = np.zeros(3), {"calls": 0}, itertools.count()
+        self.hidden, self.shift = torch.zeros(NUM_ENVS, 6), None
 
 
-def test_policy_that_reads_values_is_refused():
-    collect = tw.Collector(ScriptedEnv(NUM_ENVS), branching_policy, 3)
-    with pytest.raises(ValueError, match=r"(?s)^compile needs .*, but got the policy"):
+def act(td, number):
+    return torch.tanh(td["observation"][:, :6] * 0 + number)
+
+
+COUNT, TABLE = 0, torch.full((6,), 0.25)
+
+
+def increments(agent, td):
+    agent.calls += 1
+    return act(td, agent.calls)
+
+
+def appends_to_deque(agent, td):
+    agent.recent.append(2)
+    return act(td, sum(agent.recent))
+
+
+def appends_to_list(agent, td):
+    agent.seen.append(1)
+    return act(td, len(agent.seen))
+
+
+def adds_to_set(agent, td):
+    agent.names.add(str(len(agent.names)))
+    return act(td, len(agent.names))
+
+
+def sets_item(agent, td):
+    agent.table["calls"] += 1
+    return act(td, 1)
+
+
+def adds_to_array(agent, td):
+    agent.sums += 1
+    return act(td, float(agent.sums[0]))
+
+
+def counts_in_global(agent, td):
+    global COUNT
+    COUNT += 1
+    return act(td, COUNT)
+
+
+def keeps_first_tensor(agent, td):
+    if agent.shift is None:
+        agent.shift = td["observation"][:, :6].clone()
+    return torch.tanh(agent.shift)
+
+
+def iterates(agent, td):
+    return act(td, next(agent.numbers))
+
+
+def reads_a_global_tensor(agent, td):
+    return act(td, TABLE)
+
+
+def reads_its_tensor(agent, td):
+    return torch.tanh(agent.hidden + td["observation"][:, :6])
+
+
+def branches_on_observation(agent, td):
+    return act(td, 1 if td["observation"].sum() > 0 else 2)
+
+
+POLICIES = {
+    increments: "changes Agent.calls: register a buffer",
+    appends_to_deque: "changes Agent.recent",
+    appends_to_list: "changes Agent.seen",
+    adds_to_set: "changes Agent.names",
+    sets_item: "changes Agent.table",
+    adds_to_array: "changes Agent.sums",
+    counts_in_global: "changes the global COUNT",
+    keeps_first_tensor: "changes Agent.shift",
+    iterates: "computes another thing each time",
+    reads_a_global_tensor: "the policy: it uses a tensor that no module of it holds",
+    reads_its_tensor: "the policy: it uses a tensor that no module of it holds",
+    branches_on_observation: "the policy: it reads values on the host",
+}
+
+
+@pytest.mark.parametrize("function", POLICIES, ids=lambda function: function.__name__)
+def test_policy_is_refused_and_its_state_left_as_it_was(function):
+    agent = Agent()
+
+    class Policy(Agent):
+        def __call__(self, td):
+            return function(agent, td)
+
+    agent.act = function.__get__(agent)
+    before = {name: (value, repr(value)) for name, value in vars(agent).items()}
+    policy = agent.act if function is not counts_in_global else lambda td: counts_in_global(agent, td)
+    if function is counts_in_global:
+        policy = lambda td: (counts_in_global(agent, td), COUNT)[0]  # noqa: E731
+    collect = tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3)
+    with pytest.raises(ValueError, match=f"^compile cannot follow .*{POLICIES[function]}"):
         tw.compile(collect, backend="aot_eager")
-    assert (collect()[0]["action"] == 0.5).all()
+    assert not collect.is_compiled and COUNT == 0
+    if function is not iterates:
+        assert all(vars(agent)[name] is value and repr(value) == text for name, (value, text) in before.items())
+
+
+def test_variable_of_a_closure_is_named_and_left_as_it_was():
+    calls = 0
+
+    def policy(td):
+        nonlocal calls
+        calls += 1
+        return act(td, calls)
+
+    with pytest.raises(ValueError, match=r"changes calls of .*policy"):
+        tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3), backend="aot_eager")
+    assert calls == 0
 
 
 class HalfReward(tw.Wrapper):
@@ -153,107 +287,72 @@ class HalfReward(tw.Wrapper):
         return successor.set("reward", successor["reward"] * (0.5 if successor["reward"].sum() > 0 else 1))
 
 
-def test_wrapper_that_reads_values_is_named():
-    with pytest.raises(ValueError, match=r"(?s)^compile needs .*, but got .*HalfReward"):
-        tw.compile(HalfReward(ScriptedEnv(NUM_ENVS)), backend="aot_eager")
-
-
 class ReadsMask(ScriptedEnv):
     def _reset(self, mask, options=None):
         return super()._reset(mask) if mask.tensor.any() else TensorDict({"observation": self._observation_now()}, [NUM_ENVS])
-
-
-def test_env_that_reads_values_is_named():
-    with pytest.raises(ValueError, match=r"(?s)^compile needs .*, but got ReadsMask\._reset"):
-        tw.compile(ReadsMask(NUM_ENVS), backend="aot_eager")
-
-
-def test_host_stepped_env_without_transforms_is_refused():
-    with pytest.raises(ValueError, match=r"compile needs tensor operators, but got .*CartPole-v1.* without transforms"):
-        tw.compile(tw.make("CartPole-v1", 2, backend="gymnasium"))
-
-
-def test_collector_over_host_stepped_env_is_refused_with_remedy():
-    message = r"compile needs a collector whose env is stepped in PyTorch, but got .*CartPole-v1.*: compile the env\."
-    with pytest.raises(ValueError, match=message):
-        tw.compile(tw.Collector(gymnasium_cartpole(), None, 3))
-
-
-@pytest.mark.parametrize("target", [lambda env: env, lambda env: tw.Collector(env, None, 3)], ids=["env", "collector"])
-def test_torch_that_is_too_old_is_refused_with_remedy_and_changes_nothing(target, monkeypatch):
-    env, eager = (tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeReward(), T.TimeLimit(9)) for _ in range(2))
-    td, eager_td = after(env, 4), after(eager, 4)
-    before = env.snapshot()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.10.0+cu128"))
-        message = r"^compile needs torch>=2\.11, but got torch 2\.10\.0\+cu128: leave this call out to stay in eager mode, or"
-        with pytest.raises(RuntimeError, match=message):
-            tw.compile(target(env), backend="aot_eager")
-    assert not env.is_compiled
-    assert_same(env.snapshot(), before)
-    assert_same(play(env, 20, td)[0], play(eager, 20, eager_td)[0])
 
 
 def twice(target):
     return tw.compile(tw.compile(target, backend="eager"), backend="eager")
 
 
+def eager(target, **arguments):
+    return tw.compile(target, backend="eager", **arguments)
+
+
 def bare():
     return ScriptedEnv(2)
 
 
-BAD_TARGETS = {
-    "an env twice": (lambda: twice(bare()), ValueError, "compile needs what is not compiled yet, but got <ScriptedEnv"),
-    "a host-stepped env twice": (lambda: twice(gymnasium_cartpole()), ValueError, "compile needs what is not compiled yet"),
-    "a collector twice": (
-        lambda: twice(tw.Collector(bare(), None, 3)),
-        ValueError,
-        "compile needs what is not compiled yet, but got Collector",
-    ),
-    "a collector over a compiled env": (
-        lambda: tw.compile(tw.Collector(tw.compile(bare(), backend="eager"), None, 3)),
-        ValueError,
-        "compile needs what is not compiled yet, but got Collector",
-    ),
-    "a compiled env, wrapped": (
-        lambda: tw.Wrapper(tw.compile(bare(), backend="eager")),
-        ValueError,
-        "Wrapper needs an env that is not compiled, but got <ScriptedEnv.*: compile it last",
-    ),
-    "a compiled env, transformed": (
-        lambda: tw.TransformedEnv(tw.compile(bare(), backend="eager"), T.TimeLimit(3)),
-        ValueError,
-        "TransformedEnv needs an env that is not compiled, but got <ScriptedEnv.*: compile it last",
-    ),
-    "a compiled host-stepped env, transformed": (
-        lambda: tw.TransformedEnv(tw.compile(gymnasium_cartpole(), backend="eager"), T.TimeLimit(3)),
-        ValueError,
-        "TransformedEnv needs an env that is not compiled",
-    ),
-    "an unroll of zero": (
-        lambda: tw.compile(tw.Collector(bare(), None, 3), unroll=0),
-        ValueError,
-        "compile needs unroll of at least 1, but got 0",
-    ),
-    "an unknown backend": (
-        lambda: tw.compile(bare(), backend="nope"),
-        ValueError,
-        "compile needs a backend of torch.compile, but got 'nope'",
-    ),
-    "options for another backend": (
-        lambda: tw.compile(bare(), backend="eager", options={"cpp_wrapper": False}),
-        ValueError,
-        "compile needs backend=\"inductor\" for options, but got 'eager'",
-    ),
-    "a module": (lambda: tw.compile(nn.Linear(2, 2)), TypeError, "compile needs an Env or a Collector, but got Linear"),
-    "a transform": (lambda: tw.compile(T.TimeLimit(3)), TypeError, "compile needs an Env or a Collector, but got TimeLimit"),
-    "an env in a list": (lambda: tw.compile([bare()]), TypeError, "compile needs an Env or a Collector, but got list"),
-    "a function": (lambda: tw.compile(bare), TypeError, "compile needs an Env or a Collector, but got function"),
-}
+def test_bad_target_or_argument_is_refused():
+    for call, error, message in [
+        (lambda: eager(HalfReward(bare())), ValueError, "HalfReward._step: it reads values"),
+        (lambda: eager(ReadsMask(NUM_ENVS)), ValueError, "ReadsMask._reset: it reads values"),
+        (lambda: eager(tw.make("CartPole-v1", 2, backend="gymnasium")), ValueError, "nothing to compile: a simulator on the host"),
+        (lambda: eager(tw.Collector(gymnasium_cartpole(), None, 3)), ValueError, "CartPole-v1.*: compile the env"),
+        (lambda: twice(bare()), ValueError, "<ScriptedEnv.* is already compiled"),
+        (lambda: twice(gymnasium_cartpole()), ValueError, "is already compiled"),
+        (lambda: twice(tw.Collector(bare(), None, 3)), ValueError, "Collector.* is already compiled"),
+        (lambda: eager(tw.Collector(eager(bare()), None, 3)), ValueError, "Collector.* is already compiled"),
+        (lambda: tw.Wrapper(eager(bare())), ValueError, "needs an env that is not compiled, but got .*: compile it last"),
+        (lambda: tw.TransformedEnv(eager(gymnasium_cartpole()), T.TimeLimit(3)), ValueError, "an env that is not compiled"),
+        (lambda: eager(tw.Collector(bare(), None, 3), unroll=0), ValueError, "unroll of at least 1, but got 0"),
+        (lambda: tw.compile(bare(), backend="nope"), ValueError, "a backend of torch.compile, but got 'nope'"),
+        (lambda: eager(bare(), options={"cpp_wrapper": False}), ValueError, "backend=\"inductor\" for options, but got 'eager'"),
+        (lambda: eager(nn.Linear(2, 2)), TypeError, "an Env or a Collector, but got Linear"),
+        (lambda: eager(bare), TypeError, "an Env or a Collector, but got function"),
+        (lambda: eager(tw.Collector(bare(), None, 3, keys=["value"])), ValueError, r"keys among .*, but got \['value'\]"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
 
 
-@pytest.mark.parametrize("name", BAD_TARGETS)
-def test_bad_target_or_argument_is_refused(name):
-    make, error, message = BAD_TARGETS[name]
-    with pytest.raises(error, match=message):
-        make()
+class Shared(nn.Module):
+    """Two buffers in one memory, one of which is written to."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(NUM_ENVS, 6))
+        self.register_buffer("row", self.table[0])
+
+    def forward(self, td):
+        self.table.add_(0.1)
+        return act(td, self.row)
+
+
+def test_buffers_that_share_memory_match_eager():
+    found = []
+    for compiles in (True, False):
+        collect = tw.Collector(ScriptedEnv(NUM_ENVS), Shared(), 3)
+        first, td = eager(collect)() if compiles else collect()
+        found.append(torch.cat([first, collect(td)[0]], 1)["action"])
+    torch.testing.assert_close(*found)
+
+
+def test_compile_before_the_first_reset_changes_nothing():
+    env = tw.make("CartPole-v1", NUM_ENVS)
+    before = buffers(env)
+    tw.compile(env, backend="aot_eager")
+    assert_same(buffers(env), before)
+    with pytest.raises(RuntimeError, match=r"Call reset\(\) before step\(\) of CartPole-v1"):
+        env.step(TensorDict({"action": env.sample_action()}, [NUM_ENVS]))

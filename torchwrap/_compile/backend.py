@@ -23,15 +23,24 @@ _CPU_OPTIONS: Options = {"cpp_wrapper": True, "size_asserts": False}
 
 
 def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, options: Options) -> Run:
-    """A callable that computes the graph for inputs like the example, which are fake tensors.
+    """A callable that computes the graph for inputs like the example. It is ready when this returns.
 
     Inductor is called directly, without the guards of `torch.compile`, because the caller has checked the inputs. Where this
     PyTorch does not have it, `torch.compile` takes its place, and a call takes longer.
     """
     if backend == "eager":
         return graph
+    cuda = {tensor.device for tensor in example if tensor.is_cuda}
     if backend == "inductor":
-        options = {**(_CPU_OPTIONS if example[0].device.type == "cpu" else {}), **options}
+        options = {**({} if cuda else _CPU_OPTIONS), **options}
         if inductor is not None:
-            return inductor(graph, list(example), options=dict(options))  # type: ignore[no-any-return]
-    return torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None)
+            fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+            return inductor(graph, fakes, options=dict(options))  # type: ignore[no-any-return]
+    compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None)
+
+    def run(*tensors: Tensor) -> Sequence[Tensor]:
+        return compiled(*[tensor.detach() for tensor in tensors])  # type: ignore[no-any-return]
+
+    with torch.random.fork_rng(cuda):
+        run(*[tensor.clone() for tensor in example])  # it compiles at its first call
+    return run

@@ -12,7 +12,8 @@ from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._compile.cuda_graph import CudaGraph, captures
+from torchwrap._compile import cuda_graph
+from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.graph import Graph, Program, Settings
 from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import no_generators, trace
@@ -79,7 +80,7 @@ class CompiledCollector:
     def __init__(self, collector: Collector, unroll: int, settings: Settings) -> None:
         env = collector.env
         self.collector, self.unroll = collector, unroll
-        self.inputs = Inputs(lambda: [env, *modules_of(collector.policy)])
+        self.inputs = Inputs(lambda: [env, *modules_of(collector.policy)], lambda: [collector.policy])
         self.steps = Graph(self._run_steps, self.inputs, settings, captured=False)
         self.known: object = None  # what the rest was made for
         self.layout: dict[NestedKey, Tensor] = {}  # of a transition: tensors without values
@@ -100,7 +101,7 @@ class CompiledCollector:
                 outside += results[num_root:]
             return [*leaves, *outside]
 
-        if not captures(env.device):
+        if not cuda_graph.captures(env.device):
             results = run_all(tensors)
         else:
             if self.captured is None:
@@ -153,7 +154,7 @@ class CompiledCollector:
         """Whether to look for actions out of bounds, as eager mode does on the CPU."""
         env = self.collector.env
         discrete = any(not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space))
-        return discrete and self.collector.policy is not None and not captures(env.device)
+        return discrete and self.collector.policy is not None and not cuda_graph.captures(env.device)
 
 
 def _outside(space: Space[Any], action: Value) -> Tensor:

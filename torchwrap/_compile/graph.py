@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchwrap._compile.backend import Options, Run, compile_graph
-from torchwrap._compile.cuda_graph import CudaGraph, captures
+from torchwrap._compile import cuda_graph
+from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._compile.trace import Trace, trace
 from torchwrap._core import nested
@@ -71,9 +72,10 @@ class Graph:
     @torch.no_grad()
     def _compile(self, values: tuple[Nested, ...]) -> Program:
         graph, result = self.trace(*values)
-        used, example = _prune(graph)
+        used, tensors = _prune(graph), [*self.inputs.current()[1], *nested.leaves(values)]
+        example = [tensors[index].contiguous() if index >= len(self.inputs) else tensors[index] for index in used]
         run = _Compiled(compile_graph(graph, example, *self.settings), used)
-        if self.captured and captures(example[0].device):
+        if self.captured and cuda_graph.captures(example[0].device):
             return Program(CudaGraph(run, len(self.inputs)), nested.builder(result))
         return Program(run, nested.builder(result))
 
@@ -106,14 +108,13 @@ def _shared(leaves: list[Tensor]) -> list[int]:
     return found
 
 
-def _prune(graph: GraphModule) -> tuple[list[int], list[Tensor]]:
-    """Removes inputs that the graph does not use. Returns the indices of the others, and fake tensors for them."""
-    used, example = [], []
+def _prune(graph: GraphModule) -> list[int]:
+    """Removes inputs that the graph does not use. Returns the indices of the others."""
+    used = []
     for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         if node.users:
             used.append(index)
-            example.append(node.meta["val"])
         else:
             graph.graph.erase_node(node)
     graph.recompile()
-    return used, example
+    return used

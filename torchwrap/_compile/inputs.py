@@ -28,10 +28,15 @@ class Inputs:
 
     Args:
         find_modules: returns the modules. It is called at each call.
+        find_functions: returns functions that belong to them, whose variables no graph can change.
     """
 
-    def __init__(self, find_modules: Callable[[], Sequence[nn.Module]]) -> None:
-        self.find_modules = find_modules
+    def __init__(
+        self,
+        find_modules: Callable[[], Sequence[nn.Module]],
+        find_functions: Callable[[], Sequence[object]] = lambda: (),
+    ) -> None:
+        self.find_modules, self.find_functions = find_modules, find_functions
         self.version = 0
         """Another number whenever the modules are others."""
         self._look()
@@ -62,6 +67,7 @@ class Inputs:
                 self._edges += [(module._modules, name) for name in module._modules]
         self._children = [store[name] for store, name in self._edges]
         self._all = list(self.modules.modules())
+        self._hooked = [module for module in self._all if not isinstance(module, BatchedModule)]
         self._seen: list[Tensor] = []
         self._layout: Layout = ()
 
@@ -84,7 +90,7 @@ class Inputs:
             self._seen, self._layout = tensors, tuple(map(_layout, tensors))
         # A parameter keeps its identity when `module.half()` gives it other data.
         foreign = tuple([_layout(tensors[index]) for index in self._foreign])
-        modes = tuple(map(_training, self._all))
+        modes = tuple(map(_training, self._all)), tuple([hook for module in self._hooked for hook in _hooks(module)])
         autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         return (self.version, self._layout, foreign, modes, autocast and _autocast_dtypes()), tensors
 
@@ -103,6 +109,10 @@ class Inputs:
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def _hooks(module: nn.Module) -> Layout:
+    return (*module._forward_pre_hooks, *module._forward_hooks)
 
 
 def _layout(tensor: Tensor) -> Layout:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import inspect
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from torchwrap._compile.inputs import Function, Inputs
+from torchwrap._compile.python_state import Refusal, places, unchanged
 from torchwrap._core import nested
 from torchwrap._core.nested import Nested
 from torchwrap.collector import act
@@ -37,10 +34,6 @@ class Trace(NamedTuple):
     """From the tensors of `Inputs`, and the leaves of the arguments, to the leaves of the result."""
     result: Nested
     """The result, of fake tensors, which have a shape and a dtype but no values."""
-
-
-class Refusal(Exception):
-    """Code that a graph cannot follow."""
 
 
 @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
@@ -65,20 +58,21 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
         with _HostReads():
             result, replaced = inputs.call(function, tensors[:count], *build(iter(tensors[count:])))  # type: ignore[misc]
         if replaced:
-            raise Refusal(f"replaces {replaced[0]}: write it in place")
+            raise Refusal(f"replaces the tensor {replaced[0].partition('.')[2]}: write it in place")
         results.append(result)
         return tuple(nested.leaves(result))
 
     try:
-        with _python_state(inputs):
+        kept = places(inputs)
+        with unchanged(kept):
             graph = make_fx(flat, tracing_mode="fake")(*example)
-            again = make_fx(flat, tracing_mode="fake")(*example)
-        _require_equal(graph, again)
+        with unchanged(kept):
+            _require_equal(graph, make_fx(flat, tracing_mode="fake")(*example))
     except Exception as error:
         reason = _reason(error)
         if reason is None:
             raise
-        raise ValueError(f"compile cannot follow {_culprit(error)} that {reason}.") from error
+        raise ValueError(f"compile cannot follow {_culprit(error)}: it {reason}.") from error
     return Trace(graph, results[0])
 
 
@@ -97,8 +91,11 @@ class _HostReads(TorchFunctionMode):
         if name in _HOST_READS:
             raise Refusal(f"reads values on the host ({name}): use `torch.where` and the methods of the mask")
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and not all(isinstance(size, int) for size in result.shape):
-            raise Refusal(f"makes a tensor whose shape depends on values ({name}): use `torch.where`")
+        if isinstance(result, Tensor):
+            if not all(isinstance(size, int) for size in result.shape):
+                raise Refusal(f"makes a tensor whose shape depends on values ({name}): use `torch.where`")
+            if any(isinstance(value, Tensor) and value.dim() and value.device != result.device for value in args):
+                raise Refusal(f"copies between devices ({name}), which the host waits for: keep tensors in buffers")
         return result
 
 
@@ -125,7 +122,7 @@ def _reason(error: Exception) -> str | None:
 
 def _culprit(error: BaseException) -> str:
     """The innermost env or transform on the stack, or the policy."""
-    found, at = "code", error.__traceback__
+    found, at = "this code", error.__traceback__
     while at is not None:
         owner = at.tb_frame.f_locals.get("self")
         if isinstance(owner, Env | Transform):
@@ -141,62 +138,3 @@ def _require_equal(first: GraphModule, second: GraphModule) -> None:
         if once != again:
             shown = [line.strip().partition(";")[0] for line in (once, again)]
             raise Refusal(f"computes another thing each time, first `{shown[0]}`, then `{shown[1]}`")
-
-
-# Python state: what a graph would not change.
-
-
-@contextlib.contextmanager
-def _python_state(inputs: Inputs) -> Iterator[None]:
-    """Raises if Python values that are in reach have changed at the end of the block, and puts them back."""
-    before = {name: (holder, key, _copy(holder[key])) for name, holder, key in _values(inputs)}
-    generators = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        changed = [name for name, (holder, key, value) in before.items() if not _equal(holder.get(key), value)]
-        for holder, key, value in before.values():
-            if not _equal(holder.get(key), value):
-                holder[key] = value
-        drawn = random.getstate() != generators[0] or not _equal(np.random.get_state(), generators[1])
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
-    if drawn:
-        raise Refusal("draws from the generators of Python or NumPy: draw with `torchwrap.random`")
-    if changed:
-        raise Refusal(f"changes {changed[0]}: register a buffer and write it in place")
-
-
-def _values(inputs: Inputs) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Numbers, strings and containers in attributes of the modules, and of the objects that these hold."""
-    for module in inputs.modules.modules():
-        if module is inputs.modules:
-            continue
-        for holder in (module, *[part for part in vars(module).values() if _is_open(part)]):
-            for key, value in vars(holder).items():
-                if isinstance(value, _PYTHON) and key not in ("_parameters", "_buffers", "_modules"):
-                    yield f"{type(holder).__name__}.{key}", vars(holder), key
-
-
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_PYTHON = (*_SCALARS, list, dict, set, collections.deque, np.ndarray)
-
-
-def _is_open(value: object) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module, Tensor)) and not inspect.isroutine(value)
-
-
-def _copy(value: Any) -> Any:
-    return value if isinstance(value, _SCALARS) else value.copy()
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, np.ndarray):
-        return bool(np.array_equal(first, second))
-    if isinstance(first, list | tuple | collections.deque):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(_equal(value, second[key]) for key, value in first.items())
-    return first is second or (isinstance(first, (*_SCALARS, set)) and bool(first == second))

@@ -1,4 +1,4 @@
-"""Executors: every layer is stepped through its own `_step`, and a compiled executor belongs to one object."""
+"""Every layer is stepped through its own `_step`, compiled or not, and what is compiled belongs to one object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from helpers import AOT, after, assert_same, buffers, each_copy, play
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap._compile import host_reset
 from torchwrap.testing import ScriptedEnv
 
 full = pytest.mark.full
@@ -68,10 +67,8 @@ WAYS = {
     "eager, host-stepped": (stepped, "gymnasium"),
     "eager collector": (lambda env: collected(tw.Collector(env, None, 12)), "torch"),
     "compiled": (lambda env: stepped(compiled(env)), "torch"),
-    "compiled, host auto-reset": (lambda env: stepped(compiled(env)), "torch"),
     "compiled, host-stepped": (lambda env: stepped(compiled(env)), "gymnasium"),
     "compiled collector": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
-    "compiled collector, host auto-reset": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
 }
 OVERRIDES = list(itertools.product([tw.TransformedEnv, tw.Wrapper], ["outermost", "middle", "innermost"], ["_step", "_reset"]))
 FAST = [(tw.TransformedEnv, "outermost", "_step"), (tw.TransformedEnv, "middle", "_reset"), (tw.Wrapper, "innermost", "_step")]
@@ -87,9 +84,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("way", "kind", "depth", "method"), list(cases()))
-def test_method_overridden_in_any_layer_takes_effect(way, kind, depth, method, monkeypatch):
-    if "host auto-reset" in way:
-        monkeypatch.setattr(host_reset, "_MIN_HOST_RESET_ENVS", 32)
+def test_method_overridden_in_any_layer_takes_effect(way, kind, depth, method):
     run, backend = WAYS[way]
     data = run(make_env(kind, depth, method, backend))
     done = data["next", "done"][:, :-1, 0]
@@ -139,7 +134,7 @@ def changed(before, after):
 
 
 class TestCompile:
-    """`compile` sets an executor and no other attribute."""
+    """`compile` sets what takes the place of a step, and no other attribute."""
 
     @pytest.mark.parametrize(
         "make",
@@ -150,20 +145,20 @@ class TestCompile:
         ],
         ids=["layers", "host-stepped", "native"],
     )
-    def test_of_env_sets_the_executor_only(self, make):
+    def test_of_env_sets_the_compiled_step_only(self, make):
         env = make()
         env.reset()
         before = {module: dict(vars(module)) for module in env.modules()}
         tw.compile(env, backend="aot_eager")
         found = {module: changed(before[module], vars(module)) for module in env.modules()}
-        assert found.pop(env) == {"_executor"} and not any(found.values())
+        assert found.pop(env) <= {"_compiled", "_compiled_step", "_compiled_reset"} and not any(found.values())
 
-    def test_of_collector_sets_the_executor_only(self):
+    def test_of_collector_sets_the_compiled_rollout_only(self):
         collect = tw.Collector(ScriptedEnv(NUM_ENVS), Push(), 3)
         before = {each: dict(vars(each)) for each in (collect, collect.policy, *collect.env.modules())}
         tw.compile(collect, backend="aot_eager")
         found = {each: changed(vars_before, vars(each)) for each, vars_before in before.items()}
-        assert found.pop(collect) == {"_executor"} and not any(found.values())
+        assert found.pop(collect) == {"_compiled"} and not any(found.values())
 
 
 class TestCopy:
@@ -205,47 +200,3 @@ class TestCopy:
         assert_same(buffers(twin.env), buffers(env), AOT)
         assert twin.env is not env and len(graphs) == number
         assert tw.compile(twin, backend="eager").is_compiled
-
-
-def plain_reward(reward):
-    return reward
-
-
-def tenfold_reward(reward):
-    return 10 * reward
-
-
-class RewardsByFunction(ScriptedEnv):
-    reward_fn = staticmethod(plain_reward)
-
-    def _step(self, action):
-        successor = super()._step(action)
-        return successor.set("reward", self.reward_fn(successor["reward"]))
-
-
-class TestShadowedCallable:
-    """A user's attribute that shadows a callable of the class survives copies."""
-
-    @each_copy
-    @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
-    def test_of_env_survives(self, replicate, is_compiled):
-        env = RewardsByFunction(2)
-        env.reward_fn = tenfold_reward
-        if is_compiled:
-            tw.compile(env, backend="eager")
-        twin = replicate(env)
-        assert twin.reward_fn is tenfold_reward
-        transition, _ = twin.step(twin.reset().set("action", twin.sample_action()))
-        assert transition["next", "reward"].tolist() == [[10], [10]]
-
-    @each_copy
-    @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
-    def test_of_collector_and_its_env_survives(self, replicate, is_compiled):
-        collect = tw.Collector(RewardsByFunction(2, episode_lengths=None), None, 3)
-        collect.env.reward_fn = tenfold_reward
-        collect.note = tenfold_reward
-        if is_compiled:
-            tw.compile(collect, backend="eager")
-        twin = replicate(collect)
-        assert twin.env.reward_fn is twin.note is tenfold_reward
-        assert twin()[0]["next", "reward"].squeeze(-1).tolist() == [[10, 20, 30]] * 2

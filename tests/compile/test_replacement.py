@@ -1,0 +1,253 @@
+"""What is replaced after compile takes effect: a policy, its modules, their modes, hooks, dtypes and memory layout."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from catalogue import NUM_ENVS
+from helpers import AOT, assert_same
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import torchwrap as tw
+from torchwrap.testing import ScriptedEnv
+
+
+class Network(nn.Module):
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Linear(17, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh())
+        self.head, self.tail = nn.Linear(8, 6), nn.Linear(8, 6)
+        self.tail.weight = self.head.weight  # tied
+        self.eval()
+
+    def forward(self, td):
+        value = self.body(td["observation"].to(self.head.weight.dtype) / 1000)
+        return torch.tanh(self.head(value) + 0.5 * self.tail(value)).float()
+
+
+def add_batch_norm_step(network):
+    network.body[1].running_mean.add_(1)
+
+
+def replace_layer(network):
+    network.body[0] = Network(1).body[0]
+
+
+def replace_attribute(network):
+    network.head = Network(1).head
+
+
+def add_hook(network):
+    network.head.register_forward_hook(lambda module, inputs, output: output * 3)
+
+
+def parametrize(network):
+    parametrizations.weight_norm(network.body[0])
+    with torch.no_grad():
+        network.body[0].parametrizations.weight.original0.mul_(3)
+
+
+def convert(network):
+    network.double()
+    with torch.no_grad():
+        network.head.bias.add_(1)
+
+
+def convert_to_bfloat16(network):
+    network.bfloat16()
+
+
+def untie(network):
+    network.tail.weight = nn.Parameter(network.head.weight.detach() * -1)
+
+
+def assign(network):
+    network.load_state_dict(Network(1).state_dict(), assign=True)
+
+
+def lay_out_otherwise(network):
+    with torch.no_grad():
+        weight = network.body[0].weight
+        weight.data = (weight * 2).t().contiguous().t()
+
+
+def replace_data_with_gaps(network):
+    weight = network.body[0].weight
+    weight.data = torch.stack([weight.data * 2, torch.full_like(weight, 9)], -1)[..., 0]
+
+
+def expand_a_buffer(network):
+    network.body[1].running_mean = torch.full((1,), 0.7).expand(8)
+
+
+CHANGES = [
+    add_batch_norm_step,
+    replace_layer,
+    replace_attribute,
+    add_hook,
+    parametrize,
+    convert,
+    convert_to_bfloat16,
+    untie,
+    assign,
+    lay_out_otherwise,
+    replace_data_with_gaps,
+    expand_a_buffer,
+]
+
+
+def assert_followed(policy, change, backend, tolerance=AOT):
+    compiled, eager = (tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3) for _ in range(2))
+    tw.compile(compiled, backend=backend)
+    both = lambda: [collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager)]  # noqa: E731
+    before, expected = both()
+    assert_same(before, expected, tolerance)
+    change()
+    after, expected = both()
+    assert_same(after, expected, tolerance)
+    assert ((after["action"] - before["action"]).abs() > 1e-4).float().mean() > 0.9
+
+
+def test_change_of_a_network_is_followed():
+    for change in CHANGES:
+        network = Network()
+        tolerance = 1e-2 if change is convert_to_bfloat16 else AOT
+        assert_followed(network, functools.partial(change, network), "eager", tolerance)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("change", [convert, untie, lay_out_otherwise, replace_data_with_gaps, expand_a_buffer])
+def test_change_of_a_network_through_inductor_is_followed(change):
+    network = Network()
+    assert_followed(network, functools.partial(change, network), "inductor", 1e-5)
+
+
+class Agent:
+    """A plain Python object around a network."""
+
+    def __init__(self):
+        self.network = Network()
+
+    def act(self, td):
+        return self.network(td)
+
+    __call__ = act
+
+
+NETWORK = Network()
+
+HOLDERS = {
+    "a method of a plain object": lambda agent: agent.act,
+    "an object that can be called": lambda agent: agent,
+    "a lambda": lambda agent: (lambda network: lambda td: network(td))(agent.network),
+    "a partial": lambda agent: functools.partial(lambda network, td: network(td), agent.network),
+    "a method of the module": lambda agent: agent.network.forward,
+}
+
+
+def test_module_is_found_through_any_holder():
+    for name, holder in HOLDERS.items():
+        agent = Agent()
+        assert_followed(holder(agent), functools.partial(replace_layer, agent.network), "eager"), name
+
+
+def test_variables_of_a_function_can_be_rebound():
+    network = Network()
+
+    def replace_variable():
+        nonlocal network
+        network = Network(2)
+
+    def replace_global():
+        global NETWORK
+        NETWORK = Network(3)
+
+    assert_followed(lambda td: network(td), replace_variable, "eager")
+    assert_followed(lambda td: NETWORK(td), replace_global, "eager")
+
+
+def test_train_and_eval_are_followed():
+    agent = Agent()
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), agent.act, 3), backend="eager")
+    action = lambda: collect(collect.env.reset(seed=0))[0]["action"]  # noqa: E731
+    for _ in range(2):
+        agent.network.train()
+        count = int(agent.network.body[1].num_batches_tracked)
+        assert (action() != action()).any(-1).float().mean() > 0.9  # dropout
+        assert agent.network.body[1].num_batches_tracked == count + 6
+        agent.network.eval()
+        torch.testing.assert_close(action(), action(), rtol=0, atol=0)
+
+
+def test_what_changes_back_takes_no_further_graph(graphs):
+    network = Network()
+    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), network, 3), backend="counting")
+    expected, weight = collect(collect.env.reset(seed=0))[0], network.body[0].weight
+    for change in (torch.Tensor.double, torch.Tensor.float, torch.Tensor.double, torch.Tensor.float):
+        network.to(change(torch.zeros(1)).dtype)
+        assert_same(collect(collect.env.reset(seed=0))[0], expected, AOT)
+    assert len(graphs) == 2 and network.body[0].weight is weight
+
+
+def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
+    first, second = Network(0), Network(1)
+    compiled, eager = (tw.Collector(ScriptedEnv(NUM_ENVS), first, 3) for _ in range(2))
+    tw.compile(compiled, backend="eager")
+
+    def act_and_keep(td):
+        return td.update({"action": second(td), "value": td["observation"].sum(1), "log_prob": torch.zeros(NUM_ENVS, 2)})
+
+    for policy in (act_and_keep, None, first, act_and_keep):
+        compiled.policy = eager.policy = policy
+        data, expected = (collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager))
+        assert_same(data, expected, AOT)
+        assert ("value" in data.keys()) == (policy is act_and_keep)
+
+
+@pytest.mark.parametrize("where", ["in the policy", "around the call"])
+def test_autocast_matches_eager(where):
+    network = Network()
+
+    def policy(td):
+        with torch.autocast("cpu", torch.bfloat16, enabled=where == "in the policy"):
+            value = network.body(td["observation"] / 1000)
+        return torch.tanh(network.head(value.float())).float()
+
+    compiled, eager = (tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3) for _ in range(2))
+    tw.compile(compiled, backend="eager")
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled and where == "around the call"):
+            data, expected = (collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager))
+        assert_same(data, expected, 1e-2 if enabled or where == "in the policy" else AOT)
+
+
+class Steers(nn.Module):
+    """A policy that takes an action out of bounds at one step."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, td):
+        self.calls.add_(1)
+        return torch.where((self.calls == self.at) & (torch.arange(8) == 3), 7, 1)
+
+
+@pytest.mark.parametrize(("at", "unroll"), [(1, 1), (4, 2), (6, 1)])
+def test_action_out_of_bounds_is_refused_as_in_eager_mode(at, unroll):
+    compiled, eager = (tw.Collector(tw.make("CartPole-v1", 8), Steers(at), 3) for _ in range(2))
+    tw.compile(compiled, backend="eager", unroll=unroll)
+    for collect in (compiled, eager):
+        td = collect.env.reset(seed=0)
+        if at > 3:
+            _, td = collect(td)
+        with pytest.raises(ValueError, match=r"CartPole-v1 needs an action in Discrete\(2\), but got"):
+            collect(td)
+        with pytest.raises(RuntimeError, match=r"CartPole-v1 needs reset\(\), or restore\(\)"):
+            collect(td)
+        collect(collect.env.reset(seed=0))
