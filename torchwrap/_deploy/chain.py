@@ -21,7 +21,7 @@ from torchwrap.env import Env
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature
 from torchwrap.transforms.compose import Compose
-from torchwrap.transforms.transform import Transform
+from torchwrap.transforms.transform import ObservationTransform, Transform
 from torchwrap.wrappers.transformed import TransformedEnv
 from torchwrap.wrappers.wrapper import Wrapper, layers
 
@@ -108,7 +108,7 @@ def _frozen_copy(part: Transform, without: Sequence[str | type]) -> Transform:
         if not _is_in(piece, without) and any(isinstance(module, Stream) for module in piece.children()):
             raise refusal(piece, "draws random numbers")
     transform = copy.deepcopy(part)
-    for module, name in env_buffers(transform):
+    for module, name in _env_buffers(transform):
         declared, row = getattr(type(module), name, None), module.get_buffer(name)[:1].zero_()
         setattr(module, name, declared.allocate(module, 1, row.device) if isinstance(declared, EnvBuffer) else row)
     for compose in [module for module in transform.modules() if isinstance(module, Compose)]:
@@ -119,10 +119,26 @@ def _frozen_copy(part: Transform, without: Sequence[str | type]) -> Transform:
     return transform._frozen().eval().requires_grad_(False)
 
 
-def env_buffers(transform: Transform) -> list[tuple[nn.Module, str]]:
-    """The module and the name of each buffer with one row per env."""
+def _env_buffers(transform: Transform) -> list[tuple[nn.Module, str]]:
     modules = [module for module in transform.modules() if isinstance(module, BatchedModule)]
     return [(module, name) for module in modules for name in module._env_buffer_names]
+
+
+def state_of(transforms: Sequence[Transform]) -> dict[str, tuple[nn.Module, str]]:
+    """The module and the attribute of each buffer with one row per env, by the name of the transform and the attribute."""
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for transform in transforms:
+        for module, key in _env_buffers(transform):
+            name = f"{type(transform).__name__}.{key}"
+            number = sum(other == name or other.startswith(f"{name}.") for other in found)
+            found[f"{name}.{number + 1}" if number else name] = module, key
+    return found
+
+
+def ignores_starts(transform: Transform) -> bool:
+    """Whether the transform computes the same whether or not a row starts an episode."""
+    hooks = (type(transform).step, type(transform).reset)
+    return hooks in [(kind.step, kind.reset) for kind in (Transform, ObservationTransform)] and not _env_buffers(transform)
 
 
 def refusal(part: Part, fault: str) -> ValueError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, SupportsIndex, TypeAlias
@@ -19,12 +18,11 @@ from torchwrap import spaces
 from torchwrap._core import nested
 from torchwrap._core.policy import modules_of
 from torchwrap._core.row_mask import RowMask
-from torchwrap._deploy.chain import Chain, Json, chain_of, described, env_buffers, refusal
+from torchwrap._deploy.chain import Chain, Json, chain_of, described, ignores_starts, refusal, state_of
 from torchwrap.collector import Policy
 from torchwrap.env import Env
 from torchwrap.random import Stream
 from torchwrap.spaces import Value
-from torchwrap.transforms.transform import ObservationTransform, Transform
 
 Tree: TypeAlias = "Tensor | dict[str, Tree]"
 """A tensor, or a dict of trees for a `Dict` or `Tuple` space; the keys of a `Tuple` are "0", "1" and so on."""
@@ -123,19 +121,12 @@ class DeployedPolicy(nn.Module):
         self._observation_space, self._action_space = chain.observation_space, chain.action_space
         self._action_keys = set(spaces.children(env.single_action_space) or ())
         self._recurrent = list(env.signature.policy_state)
-        # The state: the module and the name of each buffer, which holds the initial row between two calls.
-        self._state: dict[str, tuple[nn.Module, str]] = {}
-        count: Counter[str] = Counter()
-        for transform in chain.transforms:
-            for module, key in env_buffers(transform):
-                name = f"{type(transform).__name__}.{key}"
-                count[name] += 1
-                self._state[f"{name}.{count[name]}" if count[name] > 1 else name] = module, key
+        self._state = state_of(chain.transforms)  # buffers, which hold the initial row between two calls
         initial = {name: declared.allocate(None, 1, env.device) for name, declared in env.signature.policy_state.items()}
         initial["is_first"] = torch.ones(1, 1, dtype=torch.bool, device=env.device)
         for name, row in initial.items():
             self.register_buffer(f"initial_{name}", row, persistent=False)
-            if self._state or self._recurrent or not all(map(_ignores_starts, chain.transforms)):
+            if self._state or self._recurrent or not all(map(ignores_starts, chain.transforms)):
                 self._state[name] = self, f"initial_{name}"
         self.metadata: dict[str, Json] = {
             "torchwrap": torchwrap.__version__,
@@ -217,7 +208,7 @@ class DeployedPolicy(nn.Module):
         ended = torch.zeros(2, number, 1, dtype=torch.bool, device=nested.leaves(raw)[0].device)
         td = nested.tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
         remaining = list(self._transforms)
-        while remaining and _ignores_starts(remaining[0]):
+        while remaining and ignores_starts(remaining[0]):
             td = remaining.pop(0).step(td)
         if mask is None:
             return td["observation"]
@@ -263,11 +254,11 @@ class DeployedPolicy(nn.Module):
         below, device = self._observation_space, self.get_buffer("initial_is_first").device
         inputs = _plain(below, spaces.sample(below, Stream(2, seed=0, device=device))), *self.example_inputs()[1:]
         before = {name: value.clone() for name, value in self.state_dict().items()}
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            generators = torch if device.type == "cpu" else torch.get_device_module(device)
-            seeded = generators.get_rng_state()
-            first, second = self(*inputs), self(*inputs)
-            is_random = not torch.equal(generators.get_rng_state(), seeded)
+        generators = torch if device.type == "cpu" else torch.get_device_module(device)
+        seeded = generators.get_rng_state()
+        first, second = self(*inputs), self(*inputs)
+        is_random = not torch.equal(generators.get_rng_state(), seeded)
+        generators.set_rng_state(seeded)
         written = [name for name, value in self.state_dict().items() if not torch.equal(value, before[name])]
         pairs = zip(nested.leaves(first), nested.leaves(second), strict=True)
         if is_random or written or not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
@@ -291,12 +282,6 @@ class DeployedPolicy(nn.Module):
 
     def extra_repr(self) -> str:
         return f"state={list(self._state)}" if self._state else ""
-
-
-def _ignores_starts(transform: Transform) -> bool:
-    """Whether the transform computes the same whether or not a row starts an episode."""
-    hooks = (type(transform).step, type(transform).reset)
-    return hooks in [(kind.step, kind.reset) for kind in (Transform, ObservationTransform)] and not env_buffers(transform)
 
 
 def _num_rows(tree: object) -> int:
