@@ -1,10 +1,12 @@
 """`tw.deploy`: the actions of `evaluate` from raw observations, in eager mode and exported; and what it refuses, by name."""
 
+import copy
 import functools
+import itertools
 import json
+import pickle
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,13 @@ from catalogue import COMPILED, DICT, IMAGE, UNCAPTURED, AddNoise
 from gymnasium import spaces
 from helpers import load_example
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
 from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
-from torchwrap._deploy import checks
+from torchwrap.random import Stream
+from torchwrap.spaces import sample
 from torchwrap.testing import ScriptedEnv
 
 NUM_ENVS = 5
@@ -33,7 +35,10 @@ class Recorder(tw.Wrapper):
 
     def __init__(self, env):
         super().__init__(env)
-        self.raw, self.first, self.log = None, torch.zeros(env.num_envs, 1, dtype=torch.bool), []
+        self.start()
+
+    def start(self):
+        self.raw, self.first, self.log = None, torch.zeros(self.num_envs, 1, dtype=torch.bool), []
 
     def _step(self, action):
         self.log.append((self.raw, self.first, action.clone()))
@@ -43,8 +48,7 @@ class Recorder(tw.Wrapper):
 
     def _reset(self, mask, options=None):
         td = self.env._reset(mask, options)
-        initial = td["observation"].clone()
-        self.raw = initial if self.raw is None else mask.where(initial, self.raw)
+        self.raw = td["observation"].clone() if self.raw is None else mask.where(td["observation"], self.raw)
         self.first = self.first | mask.column
         return td
 
@@ -78,8 +82,8 @@ class Network(nn.Module):
         return td.set("action", (push[:, 0].abs() * 300).long() % int(self.space.n) + int(self.space.start))
 
 
-def stack(make_env, *transforms, num_envs=NUM_ENVS):
-    env = tw.TransformedEnv(Recorder(make_env(num_envs)), *transforms)
+def stack(make_env, *transforms):
+    env = tw.TransformedEnv(Recorder(make_env(NUM_ENVS)), *transforms)
     tw.rollout(env, None, 7)  # so that statistics have something to freeze
     return env
 
@@ -88,82 +92,57 @@ def recorder_of(env):
     return [module for module in env.modules() if isinstance(module, Recorder)][-1]  # the innermost
 
 
-def evaluated(env, policy, episodes=20):
+def evaluated(env, policy, episodes=15):
     """What the env and the policy did in whole episodes: raw observations, first steps, actions."""
-    recorder = recorder_of(env)
-    recorder.raw, recorder.log = None, []
-    recorder.first.zero_()
+    recorder_of(env).start()
     tw.evaluate(env, policy, episodes, seed=3)
-    return recorder.log
+    return recorder_of(env).log
 
 
 def plain(value):
     return value if isinstance(value, torch.Tensor) else value.to_dict()
 
 
-def equal(first, second):
-    if isinstance(first, torch.Tensor):
-        return first.dtype == second.dtype and torch.equal(first, second)
-    return set(first) == set(second) and all(equal(first[key], second[key]) for key in first)
-
-
-def actions_of(module, log, state):
-    """The actions of a module, or of a program made from it, for what was recorded."""
-    actions = []
-    for raw, first, _ in log:
-        if state:
-            action, state = module(plain(raw), {**state, "is_first": first})
-        else:
-            action = module(plain(raw))
-        actions.append(action)
-    return actions
-
-
-def assert_parity(module, log, exactly=True):
+def assert_parity(module, run, log, **tolerances):
+    """`run`, the module or a program made from it, computes the actions that were recorded."""
     state = module.initial_state(NUM_ENVS)
     assert len(log) > 8 and any(bool(first.any()) for _, first, _ in log[1:])
-    for action, (_, _, expected) in zip(actions_of(module, log, state), log, strict=True):
-        if exactly:
-            assert equal(action, plain(expected))
-        else:
-            torch.testing.assert_close(action, plain(expected))
+    for raw, first, expected in log:
+        result = run(plain(raw), {**state, "is_first": first}) if state else run(plain(raw))
+        action, state = result if state else (result, state)
+        torch.testing.assert_close(action, plain(expected), **tolerances)
 
 
+EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
 REFUSED = {
-    "AddWhiteNoise": "AddWhiteNoise",
-    "ObstructView": "ObstructView",
-    "StickyAction": "StickyAction",
-    "AddNoise": "AddNoise",
+    **{name: name for name in ("AddWhiteNoise", "ObstructView", "StickyAction", "AddNoise")},
     "ObservationGroups": "AddNoise",
 }
-CATALOGUE = {**COMPILED, **UNCAPTURED}
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_every_transform_is_deployed_with_the_actions_of_evaluate_or_refused_by_name(name):
-    make, make_env = CATALOGUE[name]
-    env = stack(make_env, make())
-    if isinstance(env.single_action_space, spaces.Dict):
-        policy = lambda td: TensorDict(  # noqa: E731
-            {"push": torch.sin(td["observation"]["image"][:, 0].float()), "gear": td["observation"]["position"] - 2},
-            td.batch_size,
-        )
-    else:
-        policy = Network(env)
-    if name in REFUSED:
-        with pytest.raises(ValueError, match=rf"^deploy needs .* but got {REFUSED[name]}\(.*draws random numbers"):
-            tw.deploy(env, policy)
-        return
-    module = tw.deploy(env, policy)
-    assert_parity(module, evaluated(env, policy))
-    json.dumps(module.metadata, allow_nan=False)
+def of_dicts(td):
+    push, gear = torch.sin(td["observation", "image"][:, 0].float()), td["observation", "position"] - 2
+    return TensorDict({"push": push, "gear": gear}, td.batch_size)
+
+
+def test_every_transform_is_deployed_with_the_actions_of_evaluate_or_refused_by_name():
+    for name, (make, make_env) in {**COMPILED, **UNCAPTURED}.items():
+        env = stack(make_env, make())
+        policy = of_dicts if isinstance(env.single_action_space, spaces.Dict) else Network(env)
+        if name in REFUSED:
+            with pytest.raises(ValueError, match=rf"^deploy cannot use {REFUSED[name]}\(.*draws random numbers"):
+                tw.deploy(env, policy)
+            continue
+        module = tw.deploy(env, policy)
+        assert_parity(module, module, evaluated(env, policy), msg=lambda text, name=name: f"{name}: {text}", **EXACT)
+        json.dumps(module.metadata, allow_nan=False)
 
 
 def box(low, high):
     return spaces.Box(*(np.broadcast_to(np.float32(bound), 2) for bound in (low, high)))
 
 
-def continuous(num_envs):
+def continuous(num_envs=NUM_ENVS):
     return ScriptedEnv(num_envs, (3,), action_space=box(-3, (1, 2)))
 
 
@@ -205,97 +184,80 @@ def control():
     return [T.RescaleAction(-1, 1), T.ClipAction(), T.RecordEpisodeStatistics(), *normal, T.NormalizeReward()]
 
 
+def timed():
+    return [T.TimeLimit(4), T.TimeAwareObservation(), T.DiscretizeAction(3)]
+
+
 STACKS = {
     "control": (continuous, control),
     "several layers": (
-        lambda n: tw.TransformedEnv(
-            W.Wrapper(tw.TransformedEnv(Recorder(continuous(n)), T.ClipAction(), T.DelayObservation(1)))
-        ),
+        lambda n: W.Wrapper(tw.TransformedEnv(Recorder(continuous(n)), T.ClipAction(), T.DelayObservation(1))),
         lambda: [T.NormalizeObservation(), T.FrameStackObservation(2)],
     ),
     "images": (
         lambda n: ScriptedEnv(n, observation_space=spaces.Box(0, 255, (90, 100, 3), "uint8"), action_space=spaces.Discrete(9)),
-        lambda: [T.atari("cleanrl"), T.TimeLimit(30)],
+        lambda: [T.atari("cleanrl"), T.TimeLimit(9)],
     ),
     "a user's state": (continuous, lambda: [T.ClipAction(), Smooth(), T.FrameStackObservation(2), T.FrameStackObservation(2)]),
     "no state": (continuous, lambda: [T.ClipAction(), T.NormalizeObservation(), T.TimeLimit(3), T.ClipReward(-1, 1)]),
     "initial observations": (continuous, lambda: [T.NormalizeObservation(), MarkInitial()]),
     "a recurrent policy": (
         functools.partial(ScriptedEnv, observation_space=DICT),
-        lambda: [
-            T.PolicyState({"hidden": (3,)}),
-            T.TimeLimit(4),
-            T.TimeAwareObservation(),
-            T.PolicyState({"count": ()}, torch.int64, -1),
-            T.DiscretizeAction(3),
-        ],
+        lambda: [T.PolicyState({"hidden": (3,)}), *timed(), T.PolicyState({"count": ()}, torch.int64, -1)],
     ),
     "numbers": (
         lambda n: ScriptedEnv(n, observation_space=box(0, (0.3, 7)), action_space=box(-1, 2)),
         lambda: [T.DiscretizeAction((3, 7), multidiscrete=False), T.DiscretizeObservation((10, 7), multidiscrete=True)],
     ),
 }
+FAST = ("control", "a recurrent policy")
+EXPORTED = [name if name in FAST else pytest.param(name, marks=pytest.mark.full) for name in STACKS]
 
 
 @functools.cache
 def deployed(name):
-    """A module, and what was recorded of its env."""
+    """A module, what was recorded of its env, and the raw observation space."""
     make_env, transforms = STACKS[name]
     env = stack(make_env, *transforms())
     policy = Network(env)
-    return tw.deploy(env, policy), evaluated(env, policy)
+    return tw.deploy(env, policy), evaluated(env, policy), env.unwrapped.single_observation_space
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_stacks_are_deployed_with_the_actions_of_evaluate(name):
-    module, log = deployed(name)
-    assert len({repr(action) for _, _, action in log}) > 5
-    assert_parity(module, log)
-
-
-def exported(module):
+@functools.cache
+def exported(name):
+    module = deployed(name)[0]
     return torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
 
 
-def assert_equal_for_batches(module, run):
-    """`run(inputs)` gives what the module gives, for several batch sizes, over a few steps with initial ones in between."""
+@pytest.mark.parametrize("name", [name for name in STACKS if name != "images"] + EXPORTED[2:3])
+def test_stacks_are_deployed_with_the_actions_of_evaluate(name):
+    module, log, _ = deployed(name)
+    assert len({repr(action) for _, _, action in log}) > 5
+    assert_parity(module, module, log, **EXACT)
+
+
+def assert_equal_everywhere(name, run):
+    """`run` gives the recorded actions, and what the module gives for several batch sizes, with initial steps in between."""
+    module, log, space = deployed(name)
     for batch_size in (1, 2, 7):
-        generator = torch.Generator().manual_seed(batch_size)
-        inputs = module.example_inputs(batch_size)
+        stream, generator = Stream(batch_size, seed=batch_size), torch.Generator().manual_seed(batch_size)
+        state = module.example_inputs(batch_size)[1:]
         for _ in range(4):
-            observation = torch.utils._pytree.tree_map(functools.partial(noise_like, generator), inputs[0])
-            inputs = (observation, *inputs[1:])
-            expected, found = module(*inputs), run(inputs)
-            torch.testing.assert_close(found, expected)
-            if len(inputs) == 2:
+            inputs = (plain(sample(space, stream)), *state)
+            expected = module(*inputs)
+            torch.testing.assert_close(run(*inputs), expected)
+            if state:
                 first = torch.rand(batch_size, 1, generator=generator) < 0.3
-                inputs = (observation, {**expected[1], "is_first": first})
-
-
-def noise_like(generator, leaf):
-    if leaf.dtype.is_floating_point:
-        return torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
-    return torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.dtype) + (leaf > 0).to(leaf.dtype)
-
-
-EXPORTED = [
-    "control",
-    "a recurrent policy",
-    *(pytest.param(name, marks=pytest.mark.full) for name in STACKS if name not in ("control", "a recurrent policy")),
-]
+                state = ({**expected[1], "is_first": first},)
+    assert_parity(module, run, log)
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", EXPORTED)
 def test_exported_programs_take_any_batch_size(name):
-    module, log = deployed(name)
-    program = exported(module)
-    assert_equal_for_batches(module, lambda inputs: program.module()(*inputs))
-    state = module.initial_state(NUM_ENVS)
-    for action, (_, _, expected) in zip(actions_of(program.module(), log, state), log, strict=True):
-        torch.testing.assert_close(action, plain(expected))
+    assert_equal_everywhere(name, exported(name).module())
     if name not in ("images", "a recurrent policy"):  # float32 observations
-        values = [node.meta.get("val") for node in program.graph.nodes]
+        values = [node.meta.get("val") for node in exported(name).graph.nodes]
         assert [value for value in values if isinstance(value, torch.Tensor) and value.dtype == torch.float64] == []
 
 
@@ -303,18 +265,13 @@ def test_exported_programs_take_any_batch_size(name):
 @pytest.mark.parametrize("name", EXPORTED)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's exporter uses what it has deprecated
 def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
-    for library in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(library)
-    import onnxruntime
-
-    module, log = deployed(name)
+    _, _, onnxruntime = (pytest.importorskip(library) for library in ("onnx", "onnxscript", "onnxruntime"))
+    module = deployed(name)[0]
     names = module.onnx_names()
-    program = torch.onnx.export(exported(module), dynamo=True, verbose=False, **names)
-    program.model.metadata_props["torchwrap"] = json.dumps(module.metadata)
+    program = torch.onnx.export(exported(name), dynamo=True, verbose=False, **names)
     program.save(tmp_path / "policy.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", providers=["CPUExecutionProvider"])
     assert [value.name for value in session.get_inputs()] == names["input_names"]
-    assert json.loads(session.get_modelmeta().custom_metadata_map["torchwrap"]) == module.metadata
     structure = torch.utils._pytree.tree_structure(module(*module.example_inputs()))
 
     def run(*inputs):
@@ -322,10 +279,7 @@ def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
         results = session.run(names["output_names"], dict(zip(names["input_names"], values, strict=True)))
         return torch.utils._pytree.tree_unflatten(list(map(torch.from_numpy, results)), structure)
 
-    assert_equal_for_batches(module, lambda inputs: run(*inputs))
-    state = module.initial_state(NUM_ENVS)
-    for action, (_, _, expected) in zip(actions_of(run, log, state), log, strict=True):
-        torch.testing.assert_close(action, plain(expected))
+    assert_equal_everywhere(name, run)
 
 
 @pytest.mark.compiles
@@ -333,26 +287,18 @@ def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["control", "images", "a recurrent policy"])
 def test_aot_inductor_compiles_the_same_program(name, tmp_path):
-    module, log = deployed(name)
-    path = torch._inductor.aoti_compile_and_package(exported(module), package_path=str(tmp_path / "policy.pt2"))
-    run = torch._inductor.aoti_load_package(path)
-    assert_equal_for_batches(module, lambda inputs: run(*inputs))
-    state = module.initial_state(NUM_ENVS)
-    for action, (_, _, expected) in zip(actions_of(run, log, state), log, strict=True):
-        torch.testing.assert_close(action, plain(expected))
+    path = torch._inductor.aoti_compile_and_package(exported(name), package_path=str(tmp_path / "policy.pt2"))
+    assert_equal_everywhere(name, torch._inductor.aoti_load_package(path))
 
 
 LOADING = """
 import json, sys, torch
 files = {"metadata.json": ""}
-module = torch.export.load(sys.argv[1], extra_files=files).module()
+module = torch.export.load("policy.pt2", extra_files=files).module()
 metadata = json.loads(files["metadata.json"])
-log = torch.load(sys.argv[2])
-state = {
-    name: torch.zeros(log["raw"].shape[1], *entry["shape"], dtype=getattr(torch, entry["dtype"]))
-    for name, entry in metadata["state"].items()
-}
-for raw, first, action in zip(log["raw"], log["first"], log["action"]):
+entries = metadata["state"].items()
+state = {name: torch.zeros(5, *entry["shape"], dtype=getattr(torch, entry["dtype"])) for name, entry in entries}
+for raw, first, action in torch.load("log.pt"):
     found, state = module(raw, {**state, "is_first": first})
     torch.testing.assert_close(found, action)
 assert not {"torchwrap", "tensordict", "gymnasium"} & set(sys.modules), sys.modules.keys()
@@ -362,118 +308,49 @@ print(metadata["observation"]["shape"], metadata["action"]["high"])
 
 @pytest.mark.compiles
 def test_a_process_that_imports_only_torch_loads_and_runs_the_program(tmp_path):
-    module, log = deployed("control")
+    module, log, _ = deployed("control")
     files = {"metadata.json": json.dumps(module.metadata)}
-    torch.export.save(exported(module), tmp_path / "policy.pt2", extra_files=files)
-    values = {key: torch.stack(each) for key, each in zip(("raw", "first", "action"), zip(*log, strict=True), strict=True)}
-    torch.save(values, tmp_path / "log.pt")
-    command = [sys.executable, "-c", LOADING, str(tmp_path / "policy.pt2"), str(tmp_path / "log.pt")]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    torch.export.save(exported("control"), tmp_path / "policy.pt2", extra_files=files)
+    torch.save(log, tmp_path / "log.pt")
+    result = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "[3] [1.0, 2.0]\n"), result.stderr
 
 
-def test_later_training_does_not_change_a_deployed_policy_and_its_parameters_are_in_the_state_dict():
-    env = stack(continuous, T.NormalizeObservation())
-    outer = nn.Linear(3, 2)
-
-    class Holder:
-        def __init__(self):
-            self.network = nn.Linear(3, 2)
-
-        def act(self, td):
-            return self.network(td["observation"])
-
-    holder, module = Holder(), nn.Sequential(nn.Linear(3, 2))
-    policies = [
-        lambda td: outer(td["observation"]),
-        holder.act,
-        functools.partial(lambda net, td: net(td["observation"]), module),
-    ]
-    for policy, layer in zip(policies, (outer, holder.network, module[0]), strict=True):
-        made = tw.deploy(env, policy)
-        raw = torch.randn(4, 3)
-        before = made(raw)
-        assert any(torch.equal(value, layer.weight) for value in made.state_dict().values())
-        with torch.no_grad():
-            layer.weight.add_(1)
-        tw.rollout(env, None, 9)
-        assert torch.equal(made(raw), before)
-        assert not torch.equal(tw.deploy(env, policy)(raw), before)
-
-
-GLOBAL = nn.Linear(3, 2)
-
-
-class CallsGlobal:
-    """Reaches a global module by a function in an attribute."""
-
+class Actor(nn.Module):
     def __init__(self):
-        self.head = lambda observation: GLOBAL(observation)
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
 
-    def __call__(self, td):
-        return self.head(td["observation"])
-
-
-def keyword_default(td, *, network=GLOBAL):
-    return network(td["observation"])
+    def forward(self, td):
+        return self.layer(td["observation"])
 
 
-@torch.no_grad()
-def decorated(td):
-    return GLOBAL(td["observation"])
-
-
-IN_FUNCTIONS = {
-    "global": lambda td: GLOBAL(td["observation"]),
-    "function in a function": lambda td: (lambda observation: GLOBAL(observation))(td["observation"]),
-    "generator": lambda td: sum(GLOBAL(observation) for observation in [td["observation"]]),
-    "keyword-only default": keyword_default,
-    "decorated": decorated,
-    "partial": functools.partial(lambda scale, td: scale * GLOBAL(td["observation"]), 2.0),
-    "dict of functions": (lambda heads: lambda td: heads["a"](td["observation"]))({"a": lambda given: GLOBAL(given)}),
-    "function in an object": CallsGlobal(),
-    "function in a module": TensorDictModule(lambda observation: GLOBAL(observation), ["observation"], ["action"]),
-}
-
-
-@pytest.mark.parametrize("name", IN_FUNCTIONS)
-def test_modules_in_functions_are_copied_too(name):
-    made = tw.deploy(stack(continuous), IN_FUNCTIONS[name])
-    raw = torch.randn(4, 3)
-    before = made(raw)
+@pytest.mark.compiles
+def test_later_training_changes_the_modules_of_functions_but_not_the_copy_of_a_module():
+    env, actor, encoder, raw = stack(continuous, T.NormalizeObservation()), Actor(), nn.Linear(3, 3), torch.randn(4, 3)
+    encoded = stack(continuous, T.TransformObservation(lambda given: encoder(given).detach(), spaces.Box(-9, 9, (3,))))
+    made = {
+        "module": tw.deploy(env, actor),
+        "function": tw.deploy(env, lambda td: actor.layer(td["observation"])),
+        "method": tw.deploy(env, actor.forward),
+        "transform": tw.deploy(encoded, lambda td: td["observation"][:, :2]),
+    }
+    before = {name: module(raw) for name, module in made.items()}
     with torch.no_grad():
-        GLOBAL.weight.add_(1)
-    assert torch.equal(made(raw), before) and len(made.state_dict()) == 2
-    assert GLOBAL.training and all(parameter.requires_grad for parameter in GLOBAL.parameters())
-    assert not any(parameter.requires_grad for parameter in made.parameters())
-
-
-def test_modules_in_functions_of_transforms_are_copied_too():
-    encoder = nn.Linear(3, 3)
-    env = stack(continuous, T.TransformObservation(lambda given: encoder(given).detach(), spaces.Box(-9, 9, (3,))))
-    made = tw.deploy(env, lambda td: td["observation"][:, :2])
-    raw = torch.randn(4, 3)
-    before = made(raw)
-    with torch.no_grad():
+        actor.layer.weight.add_(1)
         encoder.weight.add_(1)
-    assert torch.equal(made(raw), before) and len(made.state_dict()) == 2
-    assert made.to("meta").example_inputs()[0].device.type == "meta"
-
-
-class MethodOfAGlobal:
-    def __call__(self, td):
-        return GLOBAL(td["observation"])
-
-
-def test_parameters_that_cannot_be_copied_are_refused_and_left_as_they_are():
-    library = types.ModuleType("library")
-    library.network = GLOBAL
-    for policy in (MethodOfAGlobal(), lambda td: library.network(td["observation"])):
-        with pytest.raises(
-            ValueError, match=r"^deploy needs .* parameters that it could not, one of shape \(2, 3\) in aten.t"
-        ):
-            tw.deploy(stack(continuous), policy)
-        assert GLOBAL.training and GLOBAL.weight.requires_grad
+    tw.rollout(env, None, 9)  # the statistics are frozen
+    assert [name for name in made if not torch.equal(made[name](raw), before[name])] == ["function", "method", "transform"]
+    assert actor.training and actor.layer.weight.requires_grad and not made["function"](raw).requires_grad
+    for module in made.values():
+        assert any(name.endswith("weight") for name in module.state_dict())
+        program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+        torch.testing.assert_close(program.module()(raw), module(raw))
+    assert torch.equal(copy.deepcopy(made.pop("module"))(raw), before["module"])
+    for duplicate, module in itertools.product((copy.deepcopy, pickle.dumps), made.values()):
+        with pytest.raises(TypeError, match=r"^cannot copy or pickle this deployed policy.* make the policy an nn.Module"):
+            duplicate(module)
+    assert made["function"].to("meta").example_inputs()[0].device.type == actor.layer.weight.device.type == "meta"
 
 
 def test_a_policy_that_sets_its_state_may_return_a_bare_action():
@@ -482,14 +359,11 @@ def test_a_policy_that_sets_its_state_may_return_a_bare_action():
         return td["count"].expand(-1, 2)
 
     made = tw.deploy(stack(continuous, T.PolicyState({"count": (1,)})), policy)
-    actions, state = [], made.initial_state(1)
-    for _ in range(3):
-        action, state = made(torch.zeros(1, 3), state)
-        actions.append(action[0, 0].item())
-    assert actions == [0, 1, 2]
+    action, state = made(torch.zeros(1, 3), made.initial_state(1))
+    assert torch.equal(action, torch.zeros(1, 2)) and torch.equal(made(torch.zeros(1, 3), state)[0], torch.ones(1, 2))
 
 
-class ReadsReward(T.Transform):
+class Reads(T.Transform):
     def step(self, td):
         return td.set("observation", td["observation"] + td["reward"])
 
@@ -504,16 +378,6 @@ class SharesState(T.Transform):
         return td.set("observation", td["observation"] - self.total)
 
 
-class Draws(T.ObservationTransform):
-    def observation(self, observation):
-        return observation + torch.randn(3)
-
-
-class ChangesReward(tw.Wrapper):
-    def _step(self, action):
-        return self.env._step(action)
-
-
 class Remembers(nn.Module):
     last = 0
 
@@ -526,79 +390,70 @@ def zero(td):
     return torch.zeros(td.batch_size[0], 2)
 
 
-REFUSALS = {
-    "reads the reward": (
-        lambda: stack(continuous, ReadsReward()),
-        zero,
-        r"ReadsReward\(\), which reads what only the env has \(key .reward",
-    ),
-    "shared state": (lambda: stack(continuous, SharesState()), zero, r"SharesState\(\), which writes the buffer 'total'"),
-    "PyTorch's random numbers": (
-        lambda: stack(continuous, Draws()),
-        zero,
-        r"Draws\(\), which draws random numbers by aten.randn",
-    ),
-    "RepeatAction": (
-        lambda: stack(lambda n: W.RepeatAction(continuous(n), 3)),
-        zero,
-        r"RepeatAction\(num_repeats=3\), which dr",
-    ),
-    "a wrapper": (lambda: tw.TransformedEnv(ChangesReward(continuous(2))), zero, r"ChangesReward\(\), which drives the env"),
-    "a policy that samples": (
-        lambda: stack(continuous),
-        lambda td: torch.normal(td["observation"][:, :2]),
-        r"a deterministic policy, but got one that draws random numbers by aten.normal",
-    ),
-    "a policy with state": (lambda: stack(continuous), Remembers(), "a policy without state of its own, but got .*last"),
-    "an action of another shape": (
-        lambda: stack(continuous),
-        lambda td: td["observation"],
-        r"actions end up in Box\(-3.0, \[1. 2.\], .*got \(3,\) torch.float32",
-    ),
-    "a next state of another dtype": (
-        lambda: stack(continuous, T.PolicyState({"hidden": (1,)})),
-        lambda td: td.set(("next", "hidden"), td["hidden"].double()).set("action", zero(td)),
-        r'sets \("next", "hidden"\) as PolicyState declares, but got \(2, 1\) torch.float64 for \(2, 1\) torch.float32',
-    ),
-    "no next state": (lambda: stack(continuous, T.PolicyState({"hidden": (1,)})), zero, r'sets \("next", "hidden"\)'),
-}
+def doubled(td):
+    return zero(td) * FACTOR
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_be_deployed_is_refused_by_name(name):
-    make_env, policy, message = REFUSALS[name]
-    with pytest.raises(ValueError, match=f"^deploy needs .*{message}"):
-        tw.deploy(make_env(), policy)
+FACTOR, DROPOUT = torch.ones(1), nn.Dropout()
+ENV, CLIP = continuous(), T.ClipAction
+HIDDEN = functools.partial(T.PolicyState, {"hidden": (1,)})
 
 
-def test_arguments_of_the_wrong_kind_are_refused():
-    env = stack(continuous, T.ClipAction())
-    for arguments, message in [
-        ((None, zero), "an Env first, but got NoneType"),
-        ((env, None), "a policy as an nn.Module .*, but got None"),
-        ((env, lambda td: env.sample_action()), "a policy without an env, but got .*"),
-        ((env, lambda td: td["observation"][:, :2].numpy()), "a policy that returns tensors, but got ndarray"),
-        ((env, zero, "ClipAction"), "a list of names or classes as without, but got 'ClipAction'"),
-        ((env, zero, [3]), "names or classes of transforms and wrappers in without, but got 3"),
+def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
+    def on(*transforms, policy=zero, **arguments):
+        return lambda: tw.deploy(stack(continuous, *transforms), policy, **arguments)
+
+    def double(td):
+        return td.set(("next", "hidden"), td["hidden"].double()).set("action", zero(td))
+
+    module, nested, stateless = (deployed(name)[0] for name in ("control", "a recurrent policy", "no state"))
+    raw, state = module.example_inputs()
+    for call, kind, message in [
+        (on(policy=Remembers()), ValueError, "changes from call to call.* declare state with PolicyState"),
+        (on(policy=lambda td: torch.normal(td["observation"][:, :2])), ValueError, "draws random numbers.* the mode"),
+        (on(policy=lambda td: DROPOUT(td["observation"][:, :2])), ValueError, "draws random numbers.* eval mode"),
+        (on(policy=lambda td: td["observation"]), ValueError, r"whose actions .*shape \(2, 2\) .*got \(2, 3\)"),
+        (on(policy=doubled), TypeError, "the tensor 'FACTOR': make the policy an nn.Module"),
+        (on(policy=lambda td: ENV.sample_action()), TypeError, "^deploy needs a policy without an env"),
+        (on(policy=lambda td: td["observation"].numpy()), TypeError, "a policy that returns tensors, but got ndarray"),
+        (on(policy=None), TypeError, "a policy .*an nn.Module .*but got None"),
+        (lambda: tw.deploy(None, zero), TypeError, "an Env first, but got NoneType"),
+        (on(Reads()), ValueError, r"Reads\(\), because it reads .*reward.* Set `is_passive = True`"),
+        (on(SharesState()), ValueError, r"changes \['transforms.0.total'\]"),
+        (
+            on(T.TransformObservation(torch.rand_like)),
+            ValueError,
+            "deterministic policy and transforms.* draws random numbers",
+        ),
+        (lambda: tw.deploy(W.RepeatAction(ENV, 3), zero), ValueError, r"RepeatAction\(num_repeats=3\), .*drives.*without="),
+        (on(HIDDEN()), ValueError, r'sets \("next", "hidden"\)'),
+        (on(HIDDEN(), policy=double), ValueError, r"'hidden': \(\(2, 1\), torch.float32\).*but got .*torch.float64"),
+        (on(CLIP(), without="ClipAction"), TypeError, "a list of names or classes as without, but got 'ClipAction'"),
+        (on(CLIP(), without=[3]), ValueError, r"among those of the env, \['ClipAction', 'Recorder'\], but got 3"),
+        (on(CLIP(), without=["Clip"]), ValueError, r"\['ClipAction', 'Recorder'\], but got 'Clip'"),
+        (lambda: module(raw.double(), state), TypeError, "an observation of dtype torch.float32"),
+        (lambda: module(raw[:, :2], state), ValueError, r"an observation of shape \(2, 3\).*got \(2, 2\)"),
+        (lambda: module(raw[0, 0], state), ValueError, r"an observation of shape .* but got \(\)"),
+        (lambda: module(None, state), TypeError, "an observation as a torch.Tensor, but got NoneType"),
+        (lambda: nested({"image": raw}, {}), TypeError, r"with keys \['image', 'position', 'rest'\], but got"),
+        (lambda: module(raw, module.initial_state(1)), ValueError, r"\(2, 3, 3\).*but got .*\(1, 3, 3\)"),
+        (lambda: module(raw, {"is_first": state["is_first"]}), ValueError, "a state with .*but got .'is_first'"),
+        (lambda: module(raw), TypeError, "^missing state; start with `module.initial_state"),
+        (lambda: stateless(raw, state), ValueError, "needs a state with {}, but got"),
     ]:
-        with pytest.raises(TypeError, match=f"^deploy needs {message}"):
-            tw.deploy(*arguments[:2], **dict(zip(["without"], arguments[2:], strict=False)))
-    with pytest.raises(ValueError, match=r"among those of the env, \['ClipAction', 'Recorder'\], but got 'Clip'"):
-        tw.deploy(env, zero, without=["Clip"])
+        with pytest.raises(kind, match=message):
+            call()
 
 
 def test_without_leaves_out_what_is_named_also_inside_of_groups():
-    noisy = stack(
-        continuous, T.StickyAction(0.5), T.ObservationGroups({"a": [AddNoise(), T.FrameStackObservation(2)], "b": []})
-    )
+    groups = T.ObservationGroups({"a": [AddNoise(), T.FrameStackObservation(2)], "b": []})
+    noisy = stack(continuous, T.StickyAction(0.5), groups)
     quiet = stack(continuous, T.ObservationGroups({"a": [T.FrameStackObservation(2)], "b": []}))
     policy = Network(quiet)
     module = tw.deploy(noisy, policy, without=["StickyAction", AddNoise])
-    assert_parity(module, evaluated(quiet, policy))
-    assert module.metadata["left_out"] == [
-        "StickyAction(repeat_action_probability=0.5, repeat_action_duration=1)",
-        "AddNoise()",
-    ]
+    assert_parity(module, module, evaluated(quiet, policy), **EXACT)
+    sticky = "StickyAction(repeat_action_probability=0.5, repeat_action_duration=1)"
+    assert module.metadata["left_out"] == [sticky, "AddNoise()"]
 
 
 def test_parts_that_change_spaces_can_be_left_out_where_nothing_below_them_does():
@@ -606,54 +461,33 @@ def test_parts_that_change_spaces_can_be_left_out_where_nothing_below_them_does(
     env = stack(pixels, T.GrayscaleObservation(), T.DtypeObservation("float32"), T.FrameStackObservation(2))
     module = tw.deploy(env, Network(env), without=["GrayscaleObservation"])
     assert module.metadata["observation"]["shape"] == [4, 4] and module.metadata["observation"]["high"] == 255
-    with pytest.raises(ValueError, match=r"nearest to the env, but got DtypeObservation\(dtype='float32'\): it is above"):
+    message = r"cannot leave out DtypeObservation\(.*a transform below it changes the observation. Leave that one out too"
+    with pytest.raises(ValueError, match=message):
         tw.deploy(env, Network(env), without=["DtypeObservation"])
 
 
-def test_a_call_with_another_observation_or_state_raises():
-    module, _ = deployed("control")
-    observation, state = module.example_inputs()
-    for inputs, message in [
-        ((observation.double(), state), r"an observation of shape \(batch, 3\) torch.float32, but got \(2, 3\) torch.float64"),
-        ((observation[:, :2], state), r"an observation of shape \(batch, 3\) torch.float32, but got \(2, 2\)"),
-        ((None, state), "but got None"),
-        ((observation[0, 0], state), r"an observation of shape \(batch, 3\) torch.float32, but got \(\)"),
-        ((observation, module.initial_state(1)), "the same number of rows, but got {'observation': 2, .*'is_first': 1}"),
-        (
-            (observation, {**state, "is_first": state["is_first"][:, 0]}),
-            r"the state 'is_first' of shape \(batch, 1\) torch.bool",
-        ),
-    ]:
-        with pytest.raises(ValueError, match=f"^This deployed policy needs .*{message}"):
-            module(*inputs)
-    with pytest.raises(ValueError, match=r"an observation of shape \(batch\) torch.int64, but got \(\) torch.int64"):
-        checks.tensor("an observation", torch.tensor(3), (), torch.int64)
-    with pytest.raises(TypeError, match=r"a state with \['FrameStackObservation.frames', 'is_first'\], but got None"):
-        module(observation)
-    with pytest.raises(ValueError, match="needs no state, but got one with"):
-        deployed("no state")[0](observation, state)
-
-
 def test_metadata_describes_spaces_state_and_transforms():
-    module, _ = deployed("a recurrent policy")
-    assert module.metadata["state"] == {
+    metadata = deployed("a recurrent policy")[0].metadata
+    assert metadata["state"] == {
         "TimeAwareObservation.elapsed": {"shape": [1], "dtype": "int64"},
         "hidden": {"shape": [3], "dtype": "float32"},
         "count": {"shape": [], "dtype": "int64"},
         "is_first": {"shape": [1], "dtype": "bool"},
     }
-    parts = module.metadata["observation"]["spaces"]
+    parts = metadata["observation"]["spaces"]
     assert parts["position"] == {"type": "Discrete", "shape": [], "dtype": "int64", "n": 3, "start": 1}
-    assert parts["rest"]["spaces"]["1"] == {
-        **{"type": "MultiDiscrete", "shape": [2], "dtype": "int64"},
-        **{"nvec": [2, 3], "start": [0, 0]},
-    }
-    assert module.metadata["action"] == {"type": "Box", "shape": [6], "dtype": "float32", "low": -1.0, "high": 1.0}
-    assert [text.partition("(")[0] for text in module.metadata["transforms"]] == ["TimeAwareObservation", "DiscretizeAction"]
-    assert list(module.initial_state(2)["count"]) == [-1, -1]
+    numbers = {"type": "MultiDiscrete", "shape": [2], "dtype": "int64", "nvec": [2, 3], "start": [0, 0]}
+    assert parts["rest"]["spaces"]["1"] == numbers
+    assert metadata["action"] == {"type": "Box", "shape": [6], "dtype": "float32", "low": -1.0, "high": 1.0}
+    assert [text.partition("(")[0] for text in metadata["transforms"]] == ["TimeAwareObservation", "DiscretizeAction"]
+    assert list(deployed("a recurrent policy")[0].initial_state(2)["count"]) == [-1, -1]
+    assert list(deployed("a user's state")[0].metadata["state"]) == [
+        *("Smooth.average", "Smooth.previous", "FrameStackObservation.frames", "FrameStackObservation.frames.2", "is_first")
+    ]
 
 
 @pytest.mark.compiles
+@pytest.mark.full
 def test_the_example_plays_the_same_episodes_in_a_process_that_imports_only_torch(tmp_path):
     threads = torch.get_num_threads()
     load_example("ppo")  # the script imports it from its own folder

@@ -27,6 +27,7 @@ from torchwrap import transforms
 from torchwrap._compile.api import compile
 from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap._core.rows import RowMask
+from torchwrap._deploy.deploy import deploy
 from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.distributed import sync_statistics
 from torchwrap.env import Env

@@ -42,6 +42,7 @@ class RecordEpisodeStatistics(Transform):
     (tensor([[3.]]), tensor([3.]))
     """
 
+    is_passive = True
     running_return = EnvBuffer((1,), torch.float64)
     running_length = EnvBuffer((1,), torch.int64)
 
@@ -133,7 +134,7 @@ class EvalWrapper(Transform):
     tensor([1., 3.])
     """
 
-    is_passive = True  # which a trial without the env's metrics would not find out
+    is_passive = True
     sums = EnvBuffer(row=lambda self: torch.zeros(1 + len(self.metrics), dtype=torch.float32))
     active_episodes = EnvBuffer((1,), torch.bool)
     episode_steps = EnvBuffer((1,), torch.int64)
@@ -187,6 +188,7 @@ class TimeLimit(Transform):
     tensor([[True]])
     """
 
+    is_passive = True
     elapsed = EpisodeClock()
 
     def __init__(self, max_episode_steps: int) -> None:

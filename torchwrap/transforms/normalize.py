@@ -264,6 +264,7 @@ class NormalizeReward(Transform):
             [2.6667]])
     """
 
+    is_passive = True
     discounted_return = EnvBuffer((1,), torch.float64)
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:

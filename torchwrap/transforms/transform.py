@@ -51,7 +51,7 @@ class Transform(BatchedModule):
     """Whether the transform belongs to an env. It has room for the state of one."""
 
     is_passive = False
-    """Whether observations and actions pass as they are, so that `deploy` leaves the transform out without a trial."""
+    """Whether observations and actions pass as they are, so that `deploy` leaves the transform out."""
 
     def __init__(self) -> None:
         super().__init__()  # and so takes no arguments, although nn.Module takes any
@@ -130,6 +130,8 @@ class ObservationTransform(Transform):
 
 class RewardTransform(Transform):
     """Base for transforms of each reward by itself: implement `reward`, which takes and returns `(num_envs, 1)`."""
+
+    is_passive = True
 
     def reward(self, reward: Tensor) -> Tensor:
         raise NotImplementedError

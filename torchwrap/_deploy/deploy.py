@@ -1,0 +1,309 @@
+"""deploy: a policy, and the transforms of the env that it was trained in, as one module from raw observations to actions."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType, MethodType
+from typing import Any, SupportsIndex, TypeAlias
+
+import torch
+from gymnasium import Space
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchwrap import spaces
+from torchwrap._core import nested
+from torchwrap._core.policy import modules_of
+from torchwrap._core.rows import RowMask
+from torchwrap._deploy.chain import Chain, Json, chain_of, described, ignores_starts, refusal, state_of
+from torchwrap.collector import Policy
+from torchwrap.env import Env
+from torchwrap.random import Stream
+from torchwrap.spaces import Value
+
+Tree: TypeAlias = "Tensor | dict[str, Tree]"
+"""A tensor, or a dict of trees for a `Dict` or `Tuple` space; the keys of a `Tuple` are "0", "1" and so on."""
+
+State: TypeAlias = Mapping[str, Tensor]
+Shapes: TypeAlias = "dict[int, torch.export.Dim] | dict[str, Shapes]"
+
+OWNER = "This deployed policy"
+POLICY = 'an nn.Module that takes a TensorDict, or a function such as `lambda td: network(td["observation"]).argmax(-1)`'
+
+
+def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> DeployedPolicy:
+    """One module from the raw observation to the env's action, for where there is no env: on a robot, in a game, in a service.
+
+    It consists of the env's observation transforms, the policy, and the env's action transforms, with frozen statistics, and
+    computes the actions of `evaluate`, bit for bit. It leaves out what affects neither observations nor actions, such as
+    rewards, time limits and statistics of episodes.
+
+    Transforms and a policy that is an `nn.Module` are copied, in eval mode, so that later training does not change them. A
+    function is not: the modules that it names or closes over become submodules of the deployed module, which shares them.
+
+    Where something lasts from step to step (frames, delays, clocks, what `PolicyState` declares), the module takes a `state`
+    and returns the next one: a dict of tensors `(batch, ...)`. Its entry `is_first`, bool `(batch, 1)`, is set in
+    `initial_state(batch)`; set rows of it to start episodes in them. Rows of a batch do not affect each other.
+
+    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports need torch
+    2.11, as `tw.compile` does:
+
+        program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+        torch.export.save(program, "policy.pt2", extra_files={"metadata.json": json.dumps(module.metadata)})
+        torch.onnx.export(program, dynamo=True, **module.onnx_names()).save("policy.onnx")
+        torch._inductor.aoti_compile_and_package(program, package_path="policy_aoti.pt2")
+
+    Args:
+        env: the env that the policy was trained in, or a sibling with its `state_dict`.
+        policy: as for `evaluate`. It has to be deterministic: `argmax(-1)` of logits, or the mean, instead of a sample.
+        without: names or classes of transforms and wrappers to leave out, such as noise, `StickyAction` and `RepeatAction`.
+            The deployed module does not need them, or the caller takes over their work.
+
+    Returns:
+        The module: `module(observation) -> action`, or `module(observation, state) -> (action, state)`.
+
+    Raises:
+        TypeError, ValueError: for a policy that draws random numbers or keeps state of its own, a function that uses a tensor
+            outside of modules, and a transform or wrapper that draws random numbers, drives the env, or needs the reward.
+
+    >>> import torchwrap as tw; from torchwrap import transforms as T
+    >>> env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.NormalizeObservation(), T.FrameStackObservation(2))
+    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    >>> module = deploy(env, lambda td: network(td["observation"]).argmax(-1))
+    >>> action, state = module(torch.zeros(3, 4), module.initial_state(3))
+    >>> action.shape, {name: tensor.shape for name, tensor in state.items()}
+    (torch.Size([3]), {'FrameStackObservation.frames': torch.Size([3, 2, 4]), 'is_first': torch.Size([3, 1])})
+    """
+    if not isinstance(env, Env):
+        raise TypeError(f"deploy needs an Env first, but got {type(env).__name__}.")
+    if not callable(policy) or any(isinstance(part, Env) for module in modules_of(policy) for part in module.modules()):
+        raise TypeError(f"deploy needs a policy without an env: {POLICY}; but got {policy!r}.")
+    if isinstance(without, str | type) or not isinstance(without, Sequence):
+        raise TypeError(f"deploy needs a list of names or classes as without, but got {without!r}.")
+    if isinstance(policy, FunctionType | MethodType):
+        variables = inspect.getclosurevars(policy)
+        for name, value in {**variables.globals, **variables.nonlocals}.items():
+            if isinstance(value, Tensor):
+                remedy = "make the policy an nn.Module, and the tensor a buffer of it"
+                raise TypeError(f"deploy needs a policy with tensors in modules, but got the tensor {name!r}: {remedy}.")
+    module = DeployedPolicy(env, policy, chain_of(env, without))
+    module._check_results()
+    return module
+
+
+class DeployedPolicy(nn.Module):
+    """A policy with the transforms of its env, as one module. `torchwrap.deploy` makes it.
+
+    Gradients do not flow through it. While a module with a state computes, its transforms hold that state, so only one thread
+    at a time may call it. An exported program has no such limit.
+
+    Attributes:
+        metadata: what the module is given and returns, as JSON can represent it: the spaces with their bounds (None is
+            infinity), the state, the transforms, and what was left out.
+    """
+
+    def __init__(self, env: Env, policy: Policy, chain: Chain) -> None:
+        super().__init__()
+        import torchwrap
+
+        self._transforms = chain.transforms
+        self.transforms = nn.ModuleList(chain.transforms)
+        self.policy: Policy = policy
+        shared = [] if isinstance(policy, nn.Module) else modules_of(policy)
+        if isinstance(policy, nn.Module):
+            self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
+        for part in [part for module in self.transforms.modules() for part in vars(module).values()]:
+            shared += modules_of(part) if isinstance(part, FunctionType) else []
+        self.shared = nn.ModuleList(shared)  # so that `state_dict`, `.to` and exports hold what functions compute with
+        self._observation_space, self._action_space = chain.observation_space, chain.action_space
+        self._action_keys = set(spaces.children(env.single_action_space) or ())
+        self._recurrent = list(env.signature.policy_state)
+        self._state = state_of(chain.transforms)  # buffers, which hold the initial row between two calls
+        initial = {name: declared.allocate(None, 1, env.device) for name, declared in env.signature.policy_state.items()}
+        initial["is_first"] = torch.ones(1, 1, dtype=torch.bool, device=env.device)
+        for name, row in initial.items():
+            self.register_buffer(f"initial_{name}", row, persistent=False)
+            if self._state or self._recurrent or not all(map(ignores_starts, chain.transforms)):
+                self._state[name] = self, f"initial_{name}"
+        self.metadata: dict[str, Json] = {
+            "torchwrap": torchwrap.__version__,
+            "env": env._name(),
+            "observation": described(chain.observation_space),
+            "action": described(chain.action_space),
+            "state": {
+                name: {"shape": list(row.shape[1:]), "dtype": str(row.dtype).removeprefix("torch.")}
+                for name, row in self.initial_state(1).items()
+            },
+            "transforms": list(chain.shown),
+            "left_out": list(chain.left_out),
+        }
+
+    def initial_state(self, batch_size: int) -> dict[str, Tensor]:
+        """The state with which every row starts an episode. Empty if nothing lasts from step to step."""
+        rows = {name: module.get_buffer(key) for name, (module, key) in self._state.items()}
+        return {name: row.expand(batch_size, *row.shape[1:]).clone() for name, row in rows.items()}
+
+    def example_inputs(self, batch_size: int = 2) -> tuple[Tree, ...]:
+        """Arguments of the module, for exports: an observation of zeros, and the initial state if there is one.
+
+        A program that is exported with a batch of 1 takes no other one.
+        """
+        space = self._observation_space
+        observation = _plain(space, spaces.zeros(space, batch_size, self.get_buffer("initial_is_first").device))
+        return (observation, {**self.initial_state(batch_size)}) if self._state else (observation,)
+
+    def dynamic_shapes(self) -> dict[str, Shapes]:
+        """The argument of `torch.export.export` that leaves the batch size open."""
+        batch, inputs = torch.export.Dim("batch"), self.example_inputs(1)
+        return {name: _shapes(value, batch) for name, value in zip(("observation", "state"), inputs, strict=False)}
+
+    def onnx_names(self) -> dict[str, list[str]]:
+        """Arguments of `torch.onnx.export`: the names of inputs and outputs. Those of the next state begin with "next."."""
+        inputs = [".".join(("observation", *path)) for path, _ in spaces.leaves(self._observation_space)]
+        outputs = [".".join(("action", *path)) for path, _ in spaces.leaves(self._action_space)]
+        following = [f"next.{name}" for name in self._state]
+        return {"input_names": [*inputs, *self._state], "output_names": [*outputs, *following]}
+
+    def forward(self, observation: Tree, state: State | None = None) -> Tree | tuple[Tree, State]:
+        """The action for each row, and with a state also the next one.
+
+        Args:
+            observation: raw, `(batch, *shape)` in the dtype of its space.
+            state: what the last call returned, or `initial_state`; for a module that has one.
+
+        Raises:
+            TypeError, ValueError: for another structure, shape or dtype.
+        """
+        number = _num_rows(observation)
+        raw = _value(self._observation_space, observation, number)
+        device = self.get_buffer("initial_is_first").device
+        spaces.check(OWNER, "an observation", self._observation_space, raw, number, device)
+        initial = self.initial_state(number)
+        if state is None and initial:
+            raise TypeError("missing state; start with `module.initial_state(batch_size)`.")
+        state = {} if state is None else state
+        needed, got = ({name: (tuple(row.shape), row.dtype) for name, row in rows.items()} for rows in (initial, state))
+        if got != needed:
+            raise ValueError(f"{OWNER} needs a state with {needed}, but got {got}.")
+        with self._holding(state):
+            mask = RowMask(state["is_first"]) if state else None
+            root = {"observation": self._observe(raw, number, mask)}
+            if mask is not None and self._recurrent:
+                root |= {name: mask.where(initial[name], state[name]) for name in self._recurrent}
+                root["is_init"] = state["is_first"].clone()
+            action, following = self._act(nested.tensordict(root, number))
+            following = {**{name: module.get_buffer(key) for name, (module, key) in self._state.items()}, **following}
+        plain = _plain(self._action_space, action)
+        if not state:
+            return plain
+        following["is_first"] = torch.zeros_like(state["is_first"])
+        return plain, {name: value.detach() for name, value in following.items()}
+
+    def _observe(self, raw: Value, number: int, mask: RowMask | None) -> Value:
+        # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
+        # neither terminated nor been truncated. Transforms that do the same in both come first, once.
+        ended = torch.zeros(2, number, 1, dtype=torch.bool, device=nested.leaves(raw)[0].device)
+        td = nested.tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
+        remaining = list(self._transforms)
+        while remaining and ignores_starts(remaining[0]):
+            td = remaining.pop(0).step(td)
+        if mask is None:
+            return td["observation"]
+        initial = nested.tensordict({"observation": td["observation"].clone()}, number)
+        try:
+            for transform in remaining:
+                td = transform.step(td)
+            for transform in remaining if mask.any() else ():
+                initial = transform.reset(initial, mask)
+        except KeyError as error:
+            remedy = "Set `is_passive = True` in a class that leaves observations and actions as they are"
+            raise refusal(transform, f"reads what only the env has, {error.args[0]}. {remedy}") from error
+        return mask.where(initial["observation"], td["observation"]) if mask.any() else td["observation"]
+
+    def _act(self, td: TensorDictBase) -> tuple[Value, dict[str, Tensor]]:
+        action = self.policy(td)
+        if not isinstance(action, Tensor | TensorDictBase):
+            raise TypeError(f"deploy needs a policy that returns tensors, but got {type(action).__name__}: use {POLICY}.")
+        if isinstance(action, TensorDictBase) and set(action.keys()) != self._action_keys:
+            action, td = action["action"], action
+        for name in self._recurrent:
+            if ("next", name) not in td.keys(True):
+                raise ValueError(f'deploy needs a policy that sets ("next", "{name}"), as PolicyState declares.')
+        for transform in reversed(self._transforms):
+            action = transform.action(action)
+        return action, {name: td["next", name] for name in self._recurrent}
+
+    @contextlib.contextmanager
+    def _holding(self, state: State) -> Iterator[None]:
+        """The buffers hold copies of the state, which the transforms write to."""
+        # In `_buffers`, because torch.export would take an assignment to the attribute for a change of the module.
+        initial = {name: module.get_buffer(key) for name, (module, key) in self._state.items()}
+        try:
+            for name, (module, key) in self._state.items():
+                module._buffers[key] = state[name].clone()
+            yield
+        finally:
+            for name, (module, key) in self._state.items():
+                module._buffers[key] = initial[name]
+
+    def _check_results(self) -> None:
+        """Calls the module, to raise at construction for errors that an export would not report."""
+        below, device = self._observation_space, self.get_buffer("initial_is_first").device
+        inputs = _plain(below, spaces.sample(below, Stream(2, seed=0, device=device))), *self.example_inputs()[1:]
+        before = {name: value.clone() for name, value in self.state_dict().items()}
+        generators = torch if device.type == "cpu" else torch.get_device_module(device)
+        seeded = generators.get_rng_state()
+        first, second = self(*inputs), self(*inputs)
+        is_random = not torch.equal(generators.get_rng_state(), seeded)
+        generators.set_rng_state(seeded)
+        written = [name for name, value in self.state_dict().items() if not torch.equal(value, before[name])]
+        pairs = zip(nested.leaves(first), nested.leaves(second), strict=True)
+        if is_random or written or not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
+            self.load_state_dict(before)
+            fault = "draws random numbers" if is_random else f"changes {written or 'from call to call'}"
+            raise ValueError(
+                f"deploy needs a deterministic policy and transforms, but got one that {fault}. Take the mode instead of a "
+                "sample, declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode."
+            )
+        action, following = first if self._state else (first, None)
+        chosen = _value(self._action_space, action, 2)
+        spaces.check("deploy", "a policy whose actions end", self._action_space, chosen, 2, device)
+        self(inputs[0], following)  # checks the next state
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        # copy.deepcopy and pickle come here. A copy of the function would compute with the modules of the original.
+        if len(self.shared):
+            remedy = "make the policy an nn.Module, or save the program of torch.export"
+            raise TypeError(f"cannot copy or pickle this deployed policy, because a function shares its modules: {remedy}.")
+        return super().__reduce_ex__(protocol)
+
+    def extra_repr(self) -> str:
+        return f"state={list(self._state)}" if self._state else ""
+
+
+def _num_rows(tree: object) -> int:
+    while isinstance(tree, Mapping | TensorDictBase) and len(tree.keys()):
+        tree = next(iter(tree.values()))
+    return tree.shape[0] if isinstance(tree, Tensor) and tree.dim() else 0
+
+
+def _shapes(tree: Tree, batch: torch.export.Dim) -> Shapes:
+    return {key: _shapes(part, batch) for key, part in tree.items()} if isinstance(tree, dict) else {0: batch}
+
+
+def _value(space: Space[Any], tree: Tree, number: int) -> Value:
+    """A tree with TensorDicts in place of dicts, in the order of the space."""
+    children = spaces.children(space)
+    if children is None or not isinstance(tree, Mapping | TensorDictBase):
+        return tree
+    parts = {key: _value(child, tree[key], number) for key, child in children.items() if key in tree.keys()}
+    return nested.tensordict(parts, number)
+
+
+def _plain(space: Space[Any], value: Value) -> Tree:
+    """A value with dicts in place of TensorDicts, which need no library, in the order of the space."""
+    children = spaces.children(space)
+    return value.detach() if children is None else {key: _plain(child, value[key]) for key, child in children.items()}
