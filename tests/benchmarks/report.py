@@ -37,6 +37,7 @@ COLUMNS = (  # of the text tables, as far as any row has them
     *("env_steps_to_target", "seconds_to_target", "wall_seconds_to_target", "steps_per_second_steady", "compile_seconds"),
     *("eval_mean_return", "cold_seconds", "warm_seconds"),
 )
+HIDDEN = ("copy", "envpool-bare", "gymnax-bare", "torchrl-bare")  # rows that the tables leave out
 
 
 def dumps(figures: Figures) -> str:
@@ -122,15 +123,14 @@ def tables(figures: Figures) -> str:
         "`glue`, `cartpole`: times faster than the peer; below 1 is slower": _ratios(figures),
         "`glue`: microseconds that transforms add to a step of the bare env": _by_size(figures, "glue", "us"),
         "`cartpole`: microseconds per step of all envs": _by_size(figures, "cartpole", "us"),
-        "`scaling`: the same of bare CartPole-v1, without transforms": _by_size(figures, "scaling", "us"),
         "`bridge`: microseconds per step / times Gymnasium's": _by_size(figures, "bridge", "whole_us", "whole_ratio"),
         "`ppo`: CartPole-v1 until the latest 100 episodes return 475; env steps per second": _ppo(figures),
         "`startup`: seconds with an empty cache / a full one": _by_size(figures, "startup", "cold_seconds", "warm_seconds"),
         "`scores`: PPO on MuJoCo after a million steps": scores.show(trained).splitlines(),
     }
     commits = ", ".join(f"{suite} {commit}" for suite, commit in figures["commits"].items())
-    lines = [*conditions(figures["machine"]).splitlines(), f"Commits: {commits}."]
-    return "\n\n".join(["  \n".join(lines), *("\n".join([f"{title}:", "", *part]) for title, part in parts.items())])
+    where = f"{', '.join(conditions(figures['machine']).splitlines())}. Commits: {commits}."
+    return "\n\n".join([where, *("\n".join([f"{title}:", "", *part]) for title, part in parts.items())])
 
 
 def conditions(machine: Mapping[str, Any]) -> str:
@@ -164,8 +164,9 @@ def _by_size(figures: Figures, suite: str, *names: str) -> list[str]:
     """A row per row of the suite and a column per number of envs: the lowest and the highest value in all settings."""
     found: dict[str, dict[int, list[dict[str, float]]]] = {}
     for key, row in figures.items():
-        if key.startswith(f"{suite}/") and names[0] in row and "/copy/" not in key:
-            found.setdefault(key.split("/")[1], {}).setdefault(int(key.split("/")[2]), []).append(row)
+        name = key.split("/")[1] if key.startswith(f"{suite}/") else ""
+        if name and names[0] in row and not name.startswith(HIDDEN):
+            found.setdefault(name, {}).setdefault(int(key.split("/")[2]), []).append(row)
     sizes = sorted({n for rows in found.values() for n in rows})
     cells = []
     for name, rows in found.items():
