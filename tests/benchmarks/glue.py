@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from .measure import Case, Figures, Options, Row, compare
-from .report import ratios, table
 
 THREE = ("RecordEpisodeStatistics", "NormalizeObservation", "NormalizeReward")
 SEVEN = (
@@ -14,19 +13,19 @@ SEVEN = (
     *("NormalizeReward", "ClipReward"),
 )
 TORCHRL = ("StepCounter", "RewardSum", "VecNormV2", "ClipTransform", "CatFrames", "RewardScaling", "RewardClipping")
-REFERENCES = ("torchwrap-eager", "torchwrap-compiled")
-COLUMNS = {"bare": "bare_us", "whole": "whole_us", "added": "us", "(median)": "us_median"}
+WAYS = ("eager", "torch.compile", "compiled")  # the second by the user's own call, the third by `tw.compile`
+REFERENCES = tuple(f"torchwrap-{way}" for way in WAYS)
 
 
 def run(options: Options) -> Figures:
     figures: Figures = {}
     for n in options.num_envs or sizes(options):
         seven = ours(n, SEVEN, options)
-        seven["torchrl"] = _pair("torchrl", TORCHRL, num_envs=n)
-        seven["sb3"] = _pair("sb3", True, False, num_envs=n)
+        seven["torchrl"] = pair("torchrl", TORCHRL, num_envs=n)
+        seven["sb3"] = pair("sb3", True, False, num_envs=n)
         stacks = {"seven": seven}
         if options.device == "cpu":  # the three are there for the comparison with Gymnasium, which runs on the CPU only
-            stacks["three"] = {**ours(n, THREE, options), "gymnasium": _pair("gymnasium", THREE, num_envs=n)}
+            stacks["three"] = {**ours(n, THREE, options), "gymnasium": pair("gymnasium", THREE, num_envs=n)}
         for stack, rows in stacks.items():
             found = compare(rows, options, REFERENCES)
             figures.update({f"glue/{stack} {name}/{n}": row for name, row in found.items()})
@@ -34,21 +33,18 @@ def run(options: Options) -> Figures:
 
 
 def sizes(options: Options) -> tuple[int, ...]:
-    return (1, 64, 1024, 16384) if options.device == "cpu" else (4096, 65536, 1048576)
+    return (8, 64, 1024, 16384) if options.device == "cpu" else (4096, 65536, 1048576)
 
 
-def ours(num_envs: int, transforms: Sequence[str], options: Options, **more: Any) -> dict[str, Row]:
+def ours(num_envs: int, transforms: Sequence[str], options: Options, *names: str, **more: Any) -> dict[str, Row]:
     arguments = {"num_envs": num_envs, "device": options.device, **more}
-    rows = {"torchwrap-eager": _pair("torchwrap", transforms, compiled=False, **arguments)}
-    if options.compile:
-        rows["torchwrap-compiled"] = _pair("torchwrap", transforms, compiled=True, **arguments)
-    return rows
+    return {f"torchwrap-{way}": pair("torchwrap", transforms, way=way, **arguments) for way in ways(options, *names)}
 
 
-def _pair(side: str, whole: Any, bare: Any = None, **arguments: Any) -> Row:
+def ways(options: Options, *names: str) -> list[str]:
+    """How torchwrap's steps run: those named, or all; without compilation, only eager ones."""
+    return [way for way in names or WAYS if options.compile or way == "eager"]
+
+
+def pair(side: str, whole: Any, bare: Any = None, **arguments: Any) -> Row:
     return Row(*(Case(side, "scripted", {**arguments, "transforms": transforms}) for transforms in (whole, bare)))
-
-
-def show(figures: Figures) -> str:
-    title = "glue: a whole step minus a step of the bare env, microseconds; x: multiple of torchwrap"
-    return table(title, figures, {**COLUMNS, **ratios(REFERENCES)})

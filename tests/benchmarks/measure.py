@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     *("torch", "tensordict", "gymnasium", "numpy", "mujoco", "torchrl", "stable-baselines3"),
-    *("jax", "gymnax", "optax", "envpool"),
+    *("jax", "gymnax", "envpool"),
 )
 
 ISAS = {"avx2": "AVX2", "avx512": "AVX-512", "native": "the processor's own instruction set"}
-# What makes a processor with AVX-512 run AVX2, in every library; without effect where there is only AVX2.
+# These make a processor with AVX-512 run AVX2 code in every library. They have no effect where there is only AVX2.
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",  # PyTorch's kernels, and the vectors of Inductor's code
     "TORCHINDUCTOR_CPP_MARCH": "x86-64-v3",  # the instructions that the C++ compiler may use for that code
@@ -48,7 +48,9 @@ class Options:
     num_envs: Sequence[int] | None = None
     """Batch sizes. Defaults to those of each suite."""
     seconds: float = 0.3
+    """Length of one turn of one row."""
     repeats: int = 7
+    """Turns of each row that count."""
     num_steps: int = 16
     """Steps of a compiled rollout."""
     seeds: Sequence[int] = (1, 2, 3, 4, 5)
@@ -79,7 +81,7 @@ class Case(NamedTuple):
 
     def command(self, options: Options, what: str) -> list[str]:
         module = "torchwrap_side" if self.side == "torchwrap" else f"{self.side}_peer"
-        python = options.pythons.get(self.side.split("_")[0], sys.executable)
+        python = options.pythons.get(self.side, sys.executable)
         arguments = json.dumps(self.arguments)
         return [python, "-m", "tests.benchmarks.worker", module, self.function, arguments, what]
 
@@ -165,30 +167,12 @@ def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str]
         if moved := answers[keys[0]]["bytes"]:
             figures[name].update(bytes=moved, gigabytes_per_second=moved / min(whole) / 1e3)
     for reference in (reference for reference in references if reference in costs):
-        for name in (name for name in costs if name not in references):
-            if min(figures[reference]["us"], *costs[reference]) <= 0:
-                continue  # below the noise
+        if min(figures[reference]["us"], *costs[reference]) <= 0:
+            continue  # below the noise
+        for name in costs.keys() - {reference}:
             ratios = _pairwise(operator.truediv, costs[name], costs[reference])
             figures[name].setdefault("ratio", {})[reference] = figures[name]["us"] / figures[reference]["us"]
             figures[name].setdefault("ratio_median", {})[reference] = statistics.median(ratios)
-    return figures
-
-
-def compare_groups(groups: Mapping[str, Mapping[str, Row]], options: Options, references: Sequence[str] = ()) -> Figures:
-    """The figures of rows in groups, each compared alone, by "<group> <row>".
-
-    On another device than the CPU eight groups are built and measured together, because most of the time is compilation.
-    There, ratios to the references are absent.
-    """
-    figures: Figures = {}
-    if options.device == "cpu":
-        for group, rows in groups.items():
-            figures |= {f"{group} {name}": row for name, row in compare(rows, options, references).items()}
-        return figures
-    names = list(groups)
-    for start in range(0, len(names), 8):
-        some = names[start : start + 8]
-        figures |= compare({f"{group} {name}": row for group in some for name, row in groups[group].items()}, options)
     return figures
 
 
@@ -224,18 +208,18 @@ def settings(isas: Sequence[str] | None, threads: Sequence[int] | None) -> list[
     return list(itertools.product(isas or instruction_sets(), threads or (1, 2)[: os.cpu_count()]))
 
 
-def machine(every: Sequence[Options]) -> dict[str, Any]:
-    """The environment of the figures: processor, what our libraries use of it, steps per chunk, versions."""
-    options, capabilities = every[-1], Case("torchwrap", "capabilities", {})
-    isas = {one.isa: one for one in every if one.device == "cpu"}
+def machine(options: Options) -> dict[str, Any]:
+    """The environment of the figures: processor, the instructions that our libraries use, versions."""
+    isas, pythons = instruction_sets(), {"torchwrap": sys.executable, **options.pythons}
+    capabilities = Case("torchwrap", "capabilities", {})
     return {
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "device": options.device,
-        "capabilities": {isa: ask(capabilities, one) for isa, one in isas.items()},
+        "capabilities": {isa: ask(capabilities, Options(isa=isa)) for isa in isas} if options.device == "cpu" else {},
         "num_steps": options.num_steps,
-        "versions": {side: _versions(python) for side, python in {"torchwrap": sys.executable, **options.pythons}.items()},
+        "versions": {side: _versions(python) for side, python in pythons.items()},
     }
 
 

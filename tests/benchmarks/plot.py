@@ -16,10 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .measure import Figures
-from .report import settings, within, words
+from .report import conditions, settings, within, words
 
 GLUE = {
     "seven torchwrap-compiled": "torchwrap, compiled",
+    "seven torchwrap-torch.compile": "torchwrap, torch.compile",
     "seven torchwrap-eager": "torchwrap, eager",
     "seven sb3": "Stable-Baselines3",
     "seven torchrl": "TorchRL",
@@ -27,6 +28,7 @@ GLUE = {
 CARTPOLE = {
     "torchwrap-rollout": "torchwrap, compiled rollout",
     "torchwrap-compiled": "torchwrap, compiled step",
+    "torchwrap-torch.compile": "torchwrap, torch.compile",
     "gymnax-scan": "gymnax, lax.scan",
     "gymnasium-normalise": "Gymnasium, normalized only",
     "envpool-bare": "EnvPool, no transforms",
@@ -41,8 +43,9 @@ SCALING = {
     "gymnasium": "Gymnasium, NumPy",
     "envpool": "EnvPool",
 }
-PPO = {"torchwrap": "torchwrap", "jax": "JAX, jitted", "sb3": "Stable-Baselines3"}
-COLORS = {"torchwrap": "C3", "gymnax": "C0", "JAX": "C0", "Stable": "C1", "TorchRL": "C2", "Gymnasium": "C4", "EnvPool": "C5"}
+PPO = {"torchwrap": "torchwrap", "sb3": "Stable-Baselines3"}
+STYLES = {"eager": ":", "step": "--", "torch.compile": "-."}
+COLORS = {"torchwrap": "C3", "gymnax": "C0", "Stable": "C1", "TorchRL": "C2", "Gymnasium": "C4", "EnvPool": "C5"}
 
 
 def draw(figures: Figures, path: str) -> None:
@@ -80,32 +83,6 @@ def draw_scaling(figures: Figures, path: str) -> None:
 
 def _machine(figures: Figures, suite: str) -> Mapping[str, Any]:
     return figures.get(f"machine of {suite}", figures["machine"])  # some suites were measured on another one
-
-
-def conditions(machine: Mapping[str, Any]) -> str:
-    """The conditions of a measurement as two lines of text: machine; versions."""
-    versions: dict[str, str] = {}
-    for found in machine["versions"].values():  # torchwrap's own interpreter is the first
-        versions = {**found, **versions}
-    libraries = ("torch", "gymnasium", "stable-baselines3", "torchrl", "jax", "gymnax", "envpool")
-    where = f"{machine['processor']}, {machine['cores']} cores, device: {machine['device']}"
-    return f"{where}\n{', '.join(f'{name} {versions[name]}' for name in libraries if name in versions)}"
-
-
-def draw_learning(figures: Figures, path: str) -> None:
-    """Plots one panel per env: the mean return of the latest 100 episodes, one line per seed, and the goal."""
-    rows = {key.split("/")[1]: row for key, row in figures.items() if key.startswith("learn/")}
-    canvas = Figure(figsize=(15, 3), layout="constrained")
-    for axes, (id, row) in zip(canvas.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
-        for key, one in figures.items():
-            if key.startswith(f"learn/{id}/"):
-                axes.plot(*zip(*one["curve"], strict=True), label=f"seed {key.split('/')[2]}")
-        axes.axhline(row["goal"], color="gray", linestyle="--", label="goal")
-        axes.set(title=id, xlabel="env steps")
-        axes.locator_params(axis="x", nbins=4)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    canvas.savefig(path, dpi=100)
 
 
 def draw_scores(runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, Any], path: str) -> None:
@@ -189,7 +166,7 @@ def _lines(axes: Axes, figures: Figures, suite: str, labels: Mapping[str, str], 
             if key.startswith(f"{suite}/") and _is(key.split("/")[1], row) and value.get(figure, 0) > 0
         )
         if points:
-            style = ":" if label.endswith("eager") else "--" if label.endswith("step") else "-"
+            style = next((style for end, style in STYLES.items() if label.endswith(end)), "-")
             axes.loglog(*zip(*points, strict=True), style, marker="o", color=_color(label), label=label)
 
 

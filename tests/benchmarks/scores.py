@@ -11,6 +11,7 @@ It writes examples/results/ppo_mujoco.json after each run, and ppo_mujoco.png at
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -19,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .measure import ROOT, Case, Options, ask, machine
-from .plot import draw_scores
 
 FILE = ROOT / "examples" / "results" / "ppo_mujoco.json"
 SEEDS = (1, 2, 3)
@@ -124,14 +124,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "skipped" in run:
             sys.exit(f"{key} could not be run: {run['skipped']}")
         add(file, key, run)
-    draw_scores(runs, PUBLISHED, str(FILE.with_suffix(".png")))
+    importlib.import_module(".plot", __package__).draw_scores(runs, PUBLISHED, str(FILE.with_suffix(".png")))
     print(show(runs))
 
 
 def add(file: dict[str, Any], key: str, run: dict[str, Any]) -> None:
     """Writes a run into the file, and what it ran on."""
     file["runs"][key] = {**run, "curve": thin(run["curve"])}
-    file |= {"machine": machine([Options()]), "curve": "env steps, mean return of the latest 100 episodes"}
+    file |= {"machine": machine(Options()), "curve": "env steps, mean return of the latest 100 episodes"}
     FILE.write_text(json.dumps(file) + "\n")
 
 

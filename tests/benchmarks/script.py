@@ -32,14 +32,9 @@ def actions(num_envs: int) -> Tensor:
     return torch.linspace(-2, 2, num_envs * ACTION).view(num_envs, ACTION)
 
 
-def scripted(num_envs: int, device: str = "cpu", see: str = "numbers") -> ScriptedEnv:
-    """A `ScriptedEnv` whose observation space is `SPACES[see]`."""
-    return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, observation_space=SPACES[see], device=device)
-
-
-def frames(num_envs: int) -> np.ndarray[Any, Any]:
-    """Noise of the size of Atari frames: `(num_envs, 210, 160, 3)` uint8."""
-    return np.random.default_rng(0).integers(0, 256, (num_envs, 210, 160, 3), np.uint8)
+def scripted(num_envs: int, device: str = "cpu", space: str = "numbers") -> ScriptedEnv:
+    """A `ScriptedEnv` whose observation space is `SPACES[space]`."""
+    return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, observation_space=SPACES[space], device=device)
 
 
 class NumpyScript:

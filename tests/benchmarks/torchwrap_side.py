@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import itertools
 import json
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import Any
 
 import gymnasium
 import torch
-from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 from torch._inductor import config
@@ -27,42 +24,35 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.alternating import AlternatingCollector
-from torchwrap.envs.cartpole import CartPole, State
-from torchwrap.random import Key
 
 from . import script
 from .measure import ROOT
-from .worker import Timed, nothing, resident, turn
+from .worker import Timed, nothing, turn
 
-TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
-    "ClipAction": T.ClipAction,
-    "RescaleAction": lambda: T.RescaleAction(-2, 2),
-    "RecordEpisodeStatistics": T.RecordEpisodeStatistics,
-    "TimeLimit": lambda: T.TimeLimit(1000),
-    "NormalizeObservation": T.NormalizeObservation,
-    "ClipObservation": lambda: T.ClipObservation(-10, 10),
+# Steps of a rollout in one graph, up to a number of envs; one step with more envs than all of these. See `tw.compile`.
+UNROLL = {256: 4, 1024: 2}
+# Transforms that are measured with arguments.
+ARGUMENTS: dict[str, Callable[[], T.Transform]] = {
     "AddWhiteNoise": lambda: T.AddWhiteNoise(0.1),
-    "EvalWrapper": T.EvalWrapper,
-    "ObstructView": lambda: T.ObstructView(0.1, 4),
-    "StickyAction": lambda: T.StickyAction(0.25),
-    "FrameStackObservation": lambda: T.FrameStackObservation(4),
-    "FlattenObservation": T.FlattenObservation,
-    "TransformObservation": lambda: T.TransformObservation(lambda observation: observation * 0.5),
+    "ClipObservation": lambda: T.ClipObservation(-10, 10),
+    "ClipReward": lambda: T.ClipReward(-10, 10),
     "DelayObservation": lambda: T.DelayObservation(4),
+    "DiscretizeAction": lambda: T.DiscretizeAction(3),
     "DiscretizeObservation": lambda: T.DiscretizeObservation(10, multidiscrete=True),
     "DtypeObservation": lambda: T.DtypeObservation("float64"),
     "FilterObservation": lambda: T.FilterObservation(["numbers"]),
-    "GrayscaleObservation": T.GrayscaleObservation,
+    "FrameStackObservation": lambda: T.FrameStackObservation(4),
+    "ObstructView": lambda: T.ObstructView(0.1, 4),
+    "RescaleAction": lambda: T.RescaleAction(-2, 2),
     "RescaleObservation": lambda: T.RescaleObservation(-1, 1),
     "ReshapeObservation": lambda: T.ReshapeObservation((1, script.OBSERVATION)),
     "ResizeObservation": lambda: T.ResizeObservation((18, 18)),
-    "TimeAwareObservation": lambda: T.Compose([T.TimeLimit(1000), T.TimeAwareObservation()]),
-    "DiscretizeAction": lambda: T.DiscretizeAction(3),
-    "TransformAction": lambda: T.TransformAction(lambda action: action * 0.5),
     "ScaleReward": lambda: T.ScaleReward(0.1),
-    "NormalizeReward": T.NormalizeReward,
-    "ClipReward": lambda: T.ClipReward(-10, 10),
+    "StickyAction": lambda: T.StickyAction(0.25),
+    "TimeAwareObservation": lambda: T.Compose([T.TimeLimit(1000), T.TimeAwareObservation()]),
+    "TimeLimit": lambda: T.TimeLimit(1000),
+    "TransformAction": lambda: T.TransformAction(lambda action: action * 0.5),
+    "TransformObservation": lambda: T.TransformObservation(lambda observation: observation * 0.5),
     "TransformReward": lambda: T.TransformReward(lambda reward: reward * 0.1),
 }
 
@@ -70,37 +60,34 @@ TRANSFORMS: dict[str, Callable[[], T.Transform]] = {
 def scripted(
     num_envs: int,
     transforms: Sequence[str] | None = None,
-    compiled: bool = False,
+    way: str = "eager",
     device: str = "cpu",
-    see: str = "numbers",
+    space: str = "numbers",
 ) -> Timed:
     """A step of a ScriptedEnv; `transforms` is None for the bare env, and [] for an empty TransformedEnv."""
-    env = _build(script.scripted(num_envs, device, see), transforms, compiled)
+    env = _build(script.scripted(num_envs, device, space), transforms, way)
     td = env.reset(seed=0)
     env.unwrapped.elapsed.copy_(script.elapsed(num_envs))
     floats = isinstance(env.single_action_space, gymnasium.spaces.Box)
-    return _stepper(env, td, [script.actions(num_envs).to(device) if floats else env.sample_action()])
+    return _stepper(env, td, [script.actions(num_envs).to(device) if floats else env.sample_action()], way)
 
 
 def cartpole(
     num_envs: int,
     transforms: Sequence[str] | None,
-    compiled: bool = False,
+    way: str = "eager",
     num_steps: int | None = None,
     device: str = "cpu",
 ) -> Timed:
     """A step with precomputed actions, or a rollout of `num_steps` with random ones."""
     env = tw.make("CartPole-v1", num_envs, device=device)
     if num_steps is None:
-        env = _build(env, transforms, compiled)
-        generator = torch.Generator().manual_seed(0)
-        actions = [torch.randint(2, (num_envs,), generator=generator).to(device) for _ in range(16)]
-        return _stepper(env, env.reset(seed=0), actions)
-    env = _build(env, transforms, compiled=False)
+        env = _build(env, transforms, way)
+        return _stepper(env, env.reset(seed=0), [action.to(device) for action in _integers(2, num_envs)], way)
+    env = _build(env, transforms, "eager")
     collect = tw.Collector(env, None, num_steps)
-    unroll = 4 if num_envs <= 256 else 2 if num_envs <= 1024 else 1  # see tw.compile
-    if compiled:
-        collect = tw.compile(collect, unroll=unroll)
+    if way == "compiled":
+        collect = tw.compile(collect, unroll=next((steps for most, steps in UNROLL.items() if num_envs <= most), 1))
     data, td = collect(env.reset(seed=0))
 
     def call() -> None:
@@ -110,30 +97,18 @@ def cartpole(
     return Timed(call, num_steps, wait(device), (_state(env, call) + _bytes(data)) // num_steps)
 
 
-def half_cheetah(mode: str, transforms: Sequence[str] | None, compiled: bool = False, num_envs: int = 8) -> Timed:
+def half_cheetah(mode: str, transforms: Sequence[str] | None, way: str = "eager", num_envs: int = 8) -> Timed:
     """A step of Gymnasium's HalfCheetah-v5, "sync" or "async"."""
     env = tw.make("HalfCheetah-v5", num_envs, backend="gymnasium", vectorization_mode=mode)
-    env = _build(env, transforms, compiled)
+    env = _build(env, transforms, way)
     generator = torch.Generator().manual_seed(0)
     actions = [torch.rand(num_envs, 6, generator=generator) * 3 - 1.5 for _ in range(16)]
-    return _stepper(env, env.reset(seed=0), actions)
+    return _stepper(env, env.reset(seed=0), actions, way)
 
 
-def pong(num_envs: int, compiled: bool = False, vector: bool = False) -> Timed:
-    """A step of ALE's Pong through the Atari stack: of each env, with a transform for the frames, or of ALE's vector env."""
-    import ale_py
-
-    from .gymnasium_peer import RAW, atari_stack, vector_pong
-
-    gymnasium.register_envs(ale_py)
-    if vector:
-        env: tw.Env = tw.from_gymnasium(vector_pong(num_envs, AutoresetMode.SAME_STEP))
-    else:
-        env = tw.make("ALE/Pong-v5", num_envs, backend="gymnasium", wrappers=[atari_stack], **RAW)
-        env = tw.TransformedEnv(env, T.FrameStackObservation(4))
-    env = tw.compile(env) if compiled else env
+def _integers(high: int, num_envs: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return _stepper(env, env.reset(seed=0), [torch.randint(6, (num_envs,), generator=generator) for _ in range(16)])
+    return [torch.randint(high, (num_envs,), generator=generator) for _ in range(16)]
 
 
 class Film(tw.Env):
@@ -145,7 +120,8 @@ class Film(tw.Env):
     def __init__(self, num_envs: int, device: str) -> None:
         space = gymnasium.spaces.Box(0, 255, (210, 160, 3), "uint8")
         super().__init__(tw.Signature(num_envs, space, gymnasium.spaces.Discrete(4), torch.device(device)))
-        self.frames = torch.from_numpy(script.frames(num_envs)).to(device)
+        noise = torch.randint(256, (num_envs, *space.shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        self.frames = noise.to(device)
 
     def _step(self, action: Tensor) -> TensorDict:
         flags = torch.zeros(2, self.num_envs, 1, dtype=torch.bool, device=self.frames.device).unbind(0)
@@ -156,60 +132,19 @@ class Film(tw.Env):
         return TensorDict({"observation": self.frames}, batch_size=[self.num_envs])
 
 
-def atari(num_envs: int, compiled: bool = False, device: str = "cpu") -> Timed:
+def atari(num_envs: int, way: str = "eager", device: str = "cpu") -> Timed:
     """Atari preprocessing: grayscale, resize and a stack of four."""
     transforms = [T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)]
-    env: tw.Env = tw.TransformedEnv(Film(num_envs, device), *transforms)
-    env = tw.compile(env) if compiled else env
+    env = _build(tw.TransformedEnv(Film(num_envs, device), *transforms), None, way)
     env.reset(seed=0)
     action = env.sample_action()
     return Timed(lambda: env.step(action), 1, wait(device))
 
 
-class Settling(CartPole):
-    """CartPole whose initial states take fifty simulated steps, clamped to the bounds."""
-
-    def initial(self, rng: Key, params: Any = None) -> State:
-        state = super().initial(rng)
-        for number in range(50):
-            moved = self.transition(state, torch.full_like(state["x"], number % 2), rng)
-            state = {name: value.clamp(-0.2, 0.2) for name, value in moved.items()}
-        return state
-
-
-def settling(num_envs: int, pool: int | None, compiled: bool = False, device: str = "cpu") -> Timed:
-    """A step of CartPole with expensive initial states; `pool` is the pool size, and None makes initial states cheap."""
-    func_env = CartPole() if pool is None else Settling()
-    env = tw.FunctionalEnv(func_env, num_envs, max_episode_steps=500, reset_pool=pool or 0, device=device)
-    env = tw.compile(env) if compiled else env
-    generator = torch.Generator().manual_seed(0)
-    return _stepper(env, env.reset(seed=0), [torch.randint(2, (num_envs,), generator=generator).to(device) for _ in range(16)])
-
-
-def soak(id: str, num_envs: int, steps: int, episodes: int) -> dict[str, Any]:
-    """Steps with random actions and a stack of transforms: growth of resident memory after the first fifth, and returns."""
-    transforms = [T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.ClipObservation(-10, 10)]
-    transforms += [T.FrameStackObservation(4), T.NormalizeReward(), T.ClipReward(-10, 10)]
-    env = tw.TransformedEnv(tw.make(id, num_envs), *transforms)
-    td, finite, memory, start = env.reset(seed=0), True, [], time.perf_counter()
-    for step in range(-(-steps // num_envs)):
-        transition, td = env.step(td.set("action", env.sample_action()))
-        if step % 100 == 0:
-            finite &= all(bool(leaf.isfinite().all()) for leaf in transition["next"].values(True, True))
-            memory.append(resident("VmRSS"))
-    seconds = time.perf_counter() - start
-    early, late = memory[len(memory) // 5], max(memory[len(memory) // 5 :])
-    returns = tw.evaluate(tw.make(id, min(num_envs, episodes)), None, episodes)["episode_return"]
-    return {
-        **{"steps": (step + 1) * num_envs, "seconds": seconds, "drift": late / early - 1, "finite": float(finite)},
-        "returns": returns[:episodes].tolist(),
-    }
-
-
-def learn(id: str, seed: int, device: str = "cpu", compiled: bool = False) -> dict[str, Any]:
+def learn(id: str, seed: int, compiled: bool = False) -> dict[str, Any]:
     """The metrics of a run of examples/ppo.py, and its learning curve: env steps, mean return and seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--env-id", id, "--seed", str(seed), "--device", device, "--out", folder, *["--compile"] * compiled]
+        arguments = ["--env-id", id, "--seed", str(seed), "--out", folder, *["--compile"] * compiled]
         subprocess.run([sys.executable, "examples/ppo.py", *arguments], check=True, capture_output=True)
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
         curve = torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["curve"]
@@ -241,13 +176,13 @@ class Actor(torch.nn.Module):
         return torch.distributions.Categorical(logits=self.layers(observation), validate_args=False).sample()
 
 
-def collector(num_envs: int, num_steps: int, compiled: bool = False, device: str = "cpu") -> Timed:
+def collector(num_envs: int, num_steps: int, way: str = "eager", device: str = "cpu") -> Timed:
     """A rollout of CartPole-v1 with episode statistics and `Actor`, as in examples/ppo.py."""
     torch.manual_seed(0)
-    env = _build(tw.make("CartPole-v1", num_envs, device=device), ["RecordEpisodeStatistics"], compiled=False)
+    env = _build(tw.make("CartPole-v1", num_envs, device=device), ["RecordEpisodeStatistics"], "eager")
     actor = Actor(4, 2).to(device)
     collect = tw.Collector(env, lambda td: td.set("action", actor(td["observation"])), num_steps)
-    if compiled:
+    if way == "compiled":
         collect = tw.compile(collect)
     _, td = collect(env.reset(seed=0))
 
@@ -256,36 +191,6 @@ def collector(num_envs: int, num_steps: int, compiled: bool = False, device: str
         _, td = collect(td)
 
     return Timed(call, num_steps, wait(device))
-
-
-def simulators(id: str, groups: Sequence[int], threads: int, num_steps: int) -> Timed:
-    """A rollout of EnvPool's envs, in one group or in several; the network is CleanRL's for frames or for vectors."""
-    torch.manual_seed(0)
-    firsts = itertools.accumulate([0, *groups[:-1]])
-    make = functools.partial(tw.make, id, backend="envpool", seed=0, num_threads=threads)
-    envs = [make(size, first_index=first) for size, first in zip(groups, firsts, strict=True)]
-    frames = isinstance(envs[0].single_action_space, gymnasium.spaces.Discrete)
-    linear, tanh, relu, conv = torch.nn.Linear, torch.nn.Tanh(), torch.nn.ReLU(), torch.nn.Conv2d
-    if frames:
-        layers = [conv(4, 32, 8, 4), relu, conv(32, 64, 4, 2), relu, conv(64, 64, 3, 1), relu, torch.nn.Flatten()]
-        layers += [linear(3136, 512), relu, linear(512, 6)]
-    else:
-        layers = [linear(17, 64), tanh, linear(64, 64), tanh, linear(64, 6)]
-        names = ["ClipAction", "RecordEpisodeStatistics", "NormalizeObservation", "ClipObservation", "NormalizeReward"]
-        envs = [_build(env, names, compiled=False) for env in envs]
-    network = torch.nn.Sequential(*layers)
-
-    def policy(td: TensorDict) -> Tensor:
-        return network(td["observation"] / 255).argmax(-1) if frames else network(td["observation"]).double()
-
-    collect = tw.Collector(envs[0], policy, num_steps) if len(envs) == 1 else AlternatingCollector(envs, policy, num_steps)
-    _, td = collect()
-
-    def call() -> None:
-        nonlocal td
-        _, td = collect(td)
-
-    return Timed(call, num_steps)
 
 
 def floor(device: str = "cpu", seconds: float = 0.2, num_bytes: int = 2**30) -> dict[str, Any]:
@@ -334,19 +239,27 @@ def _numpy_isa() -> str:
     return found["current"]
 
 
-def _build(env: tw.Env, transforms: Sequence[str] | None, compiled: bool) -> tw.Env:
+def _build(env: tw.Env, transforms: Sequence[str] | None, way: str) -> tw.Env:
     if transforms is not None:
-        env = tw.TransformedEnv(env, T.Compose([TRANSFORMS[name]() for name in transforms]))
-    return tw.compile(env) if compiled else env
+        made = [ARGUMENTS[name]() if name in ARGUMENTS else getattr(T, name)() for name in transforms]
+        env = tw.TransformedEnv(env, T.Compose(made))
+    return tw.compile(env) if way == "compiled" else env
 
 
-def _stepper(env: tw.Env, td: TensorDict, actions: Sequence[Tensor]) -> Timed:
+def _stepper(env: tw.Env, td: TensorDict, actions: Sequence[Tensor], way: str) -> Timed:
+    """Steps with the actions in turns. With "torch.compile", a function of an action and a step is compiled, as users do."""
     turns = itertools.cycle(actions)
     transition = None
 
+    def step(td: TensorDict, action: Tensor) -> tuple[TensorDict, TensorDict]:
+        return env.step(td.set("action", action))
+
+    if way == "torch.compile":
+        step = torch.compile(step, fullgraph=True)
+
     def call() -> TensorDict:
         nonlocal transition, td
-        transition, td = env.step(td.set("action", next(turns)))
+        transition, td = step(td, next(turns))
         return transition
 
     # The minimum: the action is read, and the results are written.

@@ -1,16 +1,15 @@
 """One row of one side in a separate process, so that versions may conflict and thread pools do not interfere.
 
-`python -m tests.benchmarks.worker <module> <function> <arguments> [time | memory | call]` calls the function with arguments in
-JSON, and answers with one line of JSON each. With "time" the function returns a `Timed`; the first answer is the time to
-build and warm it up, and each "turn <seconds>" on stdin is answered with microseconds per step. With "memory" the answer is
-bytes per env, with "call" the function's result. On an error, the answer has the reason as `skipped`.
+`python -m tests.benchmarks.worker <module> <function> <arguments> [time | call]` calls the function with arguments in JSON,
+and answers with one line of JSON each. With "time", the function returns a `Timed`. The first answer is the time to build and
+warm it up, and each line "turn <seconds>" on stdin is answered with microseconds per step. With "call", the answer is what the
+function returns. After an error, the answer has the reason as `skipped`.
 
-It imports only the side, because that side's interpreter may have neither PyTorch nor torchwrap.
+This module imports only the side, because that side's interpreter may have neither PyTorch nor torchwrap.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import sys
@@ -21,13 +20,13 @@ from typing import Any, NamedTuple
 
 
 def nothing() -> None:
-    """The `wait` of what is done when a call returns."""
+    """The `wait` of work that is done when the call returns."""
 
 
 class Timed(NamedTuple):
     """A function to time.
 
-    A call takes `steps` steps of all envs, `wait` returns when all queued work is done, and `bytes` is the minimum memory
+    A call takes `steps` steps of all envs, and `wait` returns when all queued work is done. `bytes` is the minimum memory
     traffic of a step, or 0 if it was not counted.
     """
 
@@ -40,8 +39,8 @@ class Timed(NamedTuple):
 def turn(timed: Timed, seconds: float) -> float:
     """Microseconds per step, measured for about `seconds`.
 
-    A device is waited for after 5, 10, 20, 40 calls and so on. Without that, one that falls behind the host could have many
-    seconds of queued work at the end; after every call, the wait would add its own time.
+    `wait` is called after 5, 10, 20, 40 calls and so on. Without it, a device that falls behind the host could have seconds
+    of queued work at the end; after every call, it would add its own time.
     """
     start, calls, more = time.perf_counter(), 0, 5
     while calls == 0 or time.perf_counter() - start < seconds:
@@ -55,35 +54,13 @@ def turn(timed: Timed, seconds: float) -> float:
 
 
 def build(function: Callable[..., Timed], arguments: dict[str, Any]) -> tuple[Timed, float]:
-    """A warm `Timed`, and the seconds to build it. Several calls, because a compiler may recompile."""
+    """A warm `Timed`, and the seconds to build it. It is called three times, because a compiler may recompile."""
     start = time.perf_counter()
     timed = function(**arguments)
     for _ in range(3):
         timed.call()
     timed.wait()
     return timed, time.perf_counter() - start
-
-
-def memory(function: Callable[..., Timed], arguments: dict[str, Any]) -> dict[str, float]:
-    """Resident bytes per env after some steps, and their peak, minus those of a single env."""
-    one = build(function, {**arguments, "num_envs": 1})
-    gc.collect()
-    before, n = resident("VmRSS"), arguments["num_envs"]
-    many, _ = build(function, arguments)
-    gc.collect()
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # resets the peak, which compilation has raised
-    for _ in range(20):
-        many.call()
-    many.wait()
-    figures = {"bytes_per_env": (resident("VmRSS") - before) / n, "peak_bytes_per_env": (resident("VmHWM") - before) / n}
-    del one  # kept until here, so that its memory is not reused
-    return figures
-
-
-def resident(which: str) -> int:
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
 
 
 def main(module: str, name: str, arguments: str, what: str = "time") -> None:
@@ -94,8 +71,8 @@ def main(module: str, name: str, arguments: str, what: str = "time") -> None:
 
     try:
         function, keywords = getattr(importlib.import_module(f".{module}", __package__), name), json.loads(arguments)
-        if what != "time":
-            return answer(function(**keywords) if what == "call" else memory(function, keywords))
+        if what == "call":
+            return answer(function(**keywords))
         timed, seconds = build(function, keywords)
     except Exception as error:
         return answer({"skipped": f"{type(error).__name__}: {error}".splitlines()[0], "trace": traceback.format_exc()})
