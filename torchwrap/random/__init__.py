@@ -10,8 +10,7 @@ a number, so no hashing is needed:
 
 from torchwrap.random.distributions import bits, choice, exponential, integers, normal, permutation, uniform
 from torchwrap.random.generator import philox
-from torchwrap.random.key import Key
-from torchwrap.random.stream import Stream, fresh_seed
+from torchwrap.random.stream import Key, Stream, fresh_seed
 
 __all__ = [
     "Key",
