@@ -153,7 +153,7 @@ def test_permutation_with_equal_words_is_stable(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("word, index", [(0, 1), (WORD, 3)])
 def test_choice_at_the_ends_of_uniform_has_nonzero_probability(monkeypatch, word, index, dtype):
-    monkeypatch.setattr(distributions, "_bits", lambda key, count: torch.full((*key.env.shape, count), word))
+    monkeypatch.setattr(distributions, "bits", lambda key, count: torch.full((*key.env.shape, count), word))
     p = torch.tensor([0, 0.25, 0, 0.75, 0, 0], dtype=dtype)
     rounding = math.sqrt(torch.finfo(dtype).eps) / 2
     for one in (p, p * (1 - rounding), p * (1 + rounding), p + torch.tensor([0, 0, 0, 0, 1e-30, 0], dtype=dtype)):
@@ -162,7 +162,7 @@ def test_choice_at_the_ends_of_uniform_has_nonzero_probability(monkeypatch, word
 
 def test_choice_at_a_cumulative_probability_is_the_next_alternative(monkeypatch):
     monkeypatch.setattr(
-        distributions, "_bits", lambda key, count: torch.full((*key.env.shape, count), 2**31) * (torch.arange(count) % 2 == 0)
+        distributions, "bits", lambda key, count: torch.full((*key.env.shape, count), 2**31) * (torch.arange(count) % 2 == 0)
     )
     assert random.choice(Stream(1, seed=1).key(), 3, (2,), torch.tensor([0.5, 0.0, 0.5])).tolist() == [[2, 2]]
 

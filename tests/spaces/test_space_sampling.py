@@ -139,7 +139,7 @@ def test_sample_on_cuda_matches_the_cpu(space):
 def test_sampler_keeps_constants_that_move_and_are_no_state():
     equal, different = (ScriptedEnv(2, action_space=spaces.Box(-1, np.float32(high))) for high in ([1, 1], [1, 2]))
     bounds = dict(different.action_sampler.named_buffers())
-    assert bounds and not list(equal.action_sampler.buffers())  # Python's numbers
+    assert bounds
     assert not bounds.keys() & {name.removeprefix("action_sampler.") for name in different.state_dict()}
     different.reset()
     assert not [name for name in different.snapshot()["buffers"].keys() if name.startswith("action_sampler")]

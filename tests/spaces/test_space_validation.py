@@ -10,27 +10,8 @@ from tensordict import TensorDict
 from torchwrap import Signature
 from torchwrap import spaces as tensors
 from torchwrap.random import Stream
-from torchwrap.spaces.validation import Form
 
 # Membership.
-
-
-@pytest.mark.parametrize("num_envs", [1, 2, 65])
-@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Discrete(3, start=-1), spaces.Discrete(300), BOX], ids=repr)
-def test_form_fits_what_check_accepts(space, num_envs):
-    cpu = torch.device("cpu")
-    value = tensors.zeros(space, num_envs)
-    form = Form.of(space, num_envs, cpu)
-    assert (form is None) == (isinstance(space, spaces.Discrete) and (num_envs == 65 or space.n == 300))
-    values = [value, value + 1, value + 2, value + 3, value - 1, value - 2, value[:-1], value.unsqueeze(-1), value.double()]
-    for value in values:
-        try:
-            tensors.check("An env", "a value", space, value, num_envs, cpu)
-            accepted = True
-        except (TypeError, ValueError):
-            accepted = False
-        assert form is None or form.fits(value) == accepted
-    assert form is None or not form.fits(values[0].to("meta"))
 
 
 @every_space

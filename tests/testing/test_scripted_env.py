@@ -34,12 +34,3 @@ def test_scripted_env_takes_lengths_and_endings_in_turn(index):
             seen.append((following["reward"].item(), following["terminated"].item(), following["truncated"].item()))
     endings = [(True, False), (False, True), (True, True)]
     assert seen == [((5, 2)[(index + e) % 2], *endings[(index + e) % 3]) for e in range(len(seen))] and len(seen) >= 3
-
-
-def test_scripted_env_with_a_length_beyond_its_clock_raises():
-    with pytest.raises(ValueError, match="ScriptedEnv needs episode_lengths of at most 2147483647, but got 2147483648"):
-        ScriptedEnv(1, (1,), episode_lengths=2**31)
-
-
-def test_scripted_env_counts_in_int32():
-    assert {ScriptedEnv(1).get_buffer(name).dtype for name in ("index", "elapsed", "episode", "offsets")} == {torch.int32}

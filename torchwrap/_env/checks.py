@@ -121,9 +121,7 @@ _SECOND_OF_COLLECT = "the second result of a step and of a collection is the nex
 
 
 def _action(env: EnvFacade, value: Any) -> None:
-    form = env.signature.action_form
-    if form is None or not isinstance(value, Tensor) or not form.fits(value):
-        _value(env, "an action", env.single_action_space, value)
+    _value(env, "an action", env.single_action_space, value)
 
 
 def _value(env: EnvFacade, what: str, space: Space[Any], value: Any) -> None:
