@@ -14,6 +14,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import nested, validation
 from torchwrap._core.env_buffers import ConstantBuffer, SubmoduleAttribute
+from torchwrap._core.repeat import repeat
 from torchwrap._core.row_mask import RowMask
 from torchwrap._core.tracing import is_host_readable
 from torchwrap._env import function_checks
@@ -22,7 +23,6 @@ from torchwrap._env.dynamics import Dynamics, State
 from torchwrap._env.frames import Frames
 from torchwrap._env.host_steps import HostSteps
 from torchwrap._env.initial_states import InitialStatePool
-from torchwrap._env.repeat import repeat
 from torchwrap.env import Env
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature

@@ -172,12 +172,11 @@ def test_human_rendering_window_shows_the_envs(monkeypatch):
     assert pygame.display.get_surface() is None
 
 
-@pytest.mark.parametrize(("name", "module"), [("imageio", "video"), ("pygame", "window")])
-def test_media_wrappers_without_their_library_raise_with_its_name(monkeypatch, tmp_path, name, module):
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, f"torchwrap._media.{module}", raising=False)
-    with pytest.raises(ImportError, match=name):
-        W.RecordVideo(make(), tmp_path) if name == "imageio" else W.HumanRendering(make())
+def test_render_wrappers_without_their_library_raise_with_its_name(monkeypatch, tmp_path):
+    for name, wrap in (("imageio", lambda: W.RecordVideo(make(), tmp_path)), ("pygame", lambda: W.HumanRendering(make()))):
+        with monkeypatch.context() as patch, pytest.raises(ImportError, match=name):
+            patch.setitem(sys.modules, name, None)
+            wrap()
 
 
 def same_step():

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap._core import nested
-from torchwrap._env.repeat import repeat
+from torchwrap._core.repeat import repeat
 
 State: TypeAlias = dict[str, Tensor]
 _SUCCESSOR = ("observation", "reward", "terminated", "truncated", "done")

@@ -170,12 +170,12 @@ class HumanRendering(RenderWrapper):
                 raise TypeError(f"HumanRendering needs screen_size as (width, height), but got {screen_size!r}.")
             for size in screen_size:
                 validation.integer("HumanRendering", "screen_size", size, at_least=1)
+        import pygame  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
+
         self.screen_size = screen_size
         self.render_mode = "human"
-        fps = int(env.metadata.get("render_fps") or 30)
-        from torchwrap._media.window import Window  # here, because it imports an optional dependency, pygame
-
-        self._window = Window(screen_size, fps)
+        self._fps = int(env.metadata.get("render_fps") or 30)
+        self._screen: Any = None
 
     def _step(self, action: Value) -> TensorDict:
         successor = self.env._step(action)
@@ -188,10 +188,24 @@ class HumanRendering(RenderWrapper):
         return td
 
     def _show(self) -> None:
-        self._window.show(tiled(self.env.render(self.envs)))
+        import pygame
+
+        surface = pygame.surfarray.make_surface(np.swapaxes(tiled(self.env.render(self.envs)), 0, 1))
+        if self._screen is None:
+            pygame.display.init()
+            self._screen = pygame.display.set_mode(self.screen_size or surface.get_size())
+            self._clock = pygame.time.Clock()
+        self._screen.blit(pygame.transform.smoothscale(surface, self._screen.get_size()), (0, 0))
+        pygame.event.pump()
+        pygame.display.flip()
+        self._clock.tick(self._fps)  # waits, so as not to exceed the frame rate
 
     def close(self) -> None:
-        self._window.close()
+        if self._screen is not None:
+            import pygame
+
+            pygame.display.quit()
+            self._screen = None
         super().close()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from torchwrap._core.env_buffers import BatchedModule, SubmoduleAttribute
+from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.random import Stream
@@ -37,8 +37,6 @@ class TransformedEnv(Wrapper):
     >>> env.transforms[-1]
     TimeLimit(max_episode_steps=9)
     """
-
-    transforms = SubmoduleAttribute()
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
         composed = transforms[0] if len(transforms) == 1 and isinstance(transforms[0], Compose) else Compose(transforms)

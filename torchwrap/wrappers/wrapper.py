@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap._core import spec as specs
-from torchwrap._core.env_buffers import BatchedModule, EpisodeClock, SubmoduleAttribute
+from torchwrap._core.env_buffers import BatchedModule, EpisodeClock
 from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Value
@@ -36,8 +36,6 @@ class Wrapper(Env):
 
     is_passive = False
     """Whether observations and actions pass as they are, so that `deploy` leaves the wrapper out."""
-
-    env = SubmoduleAttribute()
 
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
