@@ -19,12 +19,6 @@ def repeat(
     An env whose episode is over is stepped too, because a batch is stepped as a whole, and what it returns is ignored: an
     auto-reset follows. A simulator that refuses to step an episode that is over needs `reset`. Every step is taken, whatever
     the other envs do, so that the random numbers of an env do not depend on them.
-
-    Args:
-        step: takes an action and returns a successor.
-        action: of all envs.
-        times: number of steps, at least 1.
-        reset: resets the finished rows between two steps. None leaves them as they are.
     """
     latest = whole = step(action)
     alive: RowMask | None = None

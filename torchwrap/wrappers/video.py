@@ -33,9 +33,6 @@ class RecordVideo(RenderWrapper):
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
 
-    Raises:
-        TypeError, ValueError: for an env without `render_mode="rgb_array"`, and for wrong arguments.
-
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     env = RecordVideo(tw.make("CartPole-v1", 2, render_mode="rgb_array"), folder)
