@@ -30,7 +30,7 @@ class Sampler(nn.Module):
         super().__init__()
         self.space = space
         self.parts = nn.ModuleList(
-            (_Box if isinstance(leaf, spaces.Box) else _Counted)(leaf, device) for _, leaf in leaves(space)
+            _Box(leaf, device) if isinstance(leaf, spaces.Box) else _Counted(leaf, device) for _, leaf in leaves(space)
         )
 
     def forward(self, stream: random.Stream) -> Value:

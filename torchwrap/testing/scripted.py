@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -115,8 +116,9 @@ class ScriptedEnv(Env):
         start, intervals = 1000 * self.index + self.elapsed, iter(self.intervals)
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            offsets = 10 * torch.arange(np.prod(leaf.shape, dtype=int), device=start.device)
-            value = (start.unsqueeze(-1) + offsets).view(-1, *(leaf.shape or ()))
+            shape = leaf.shape or ()
+            offsets = 10 * torch.arange(math.prod(shape), device=start.device)
+            value = start.view(-1, *(1,) * len(shape)) + offsets.view(shape)
             return next(intervals)(value).to(spaces.dtype(leaf))
 
         return spaces.build(self.single_observation_space, make, self.num_envs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -88,7 +90,7 @@ class MaxAndSkipObservation(_Repeat):
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
     def _step(self, action: Value) -> TensorDict:
-        previous = None
+        previous: Tensor | None = None
 
         def step(action: Value) -> TensorDict:
             nonlocal previous
@@ -100,4 +102,5 @@ class MaxAndSkipObservation(_Repeat):
             return successor
 
         successor = repeat(step, action, self.skip, self._reset_between)
-        return successor.set("observation", torch.maximum(successor["observation"], successor.pop("previous_observation")))
+        before: Any = successor.pop("previous_observation")
+        return successor.set("observation", torch.maximum(successor["observation"], before))
