@@ -79,8 +79,9 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
     # The checks that name the fault of a transform most precisely come before those of an env.
-    own: list[Callable[[Any], None]] = [_check_action, _check_masked_reset, _check_eval]
-    for check in (_check_description, _check_step_results, *own, check_env, _check_state_dict):
+    checks: list[Callable[[Any], None]] = [_check_description, _check_step_results, _check_action, _check_masked_reset]
+    checks += [_check_eval, check_env, _check_state_dict]
+    for check in checks:
         with closing(make_transformed) as make_one:
             check(make_one)
 
