@@ -29,8 +29,7 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
     >>> [f"{int(word):08x}" for word in philox((zero, zero), (zero, zero, zero, zero))]
     ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
-    arrays = as_arrays(*key, *counter)
-    if arrays is not None:
+    if (arrays := as_arrays(*key, *counter)) is not None:
         return tuple([torch.from_numpy(word) for word in _rounds_in_numpy(*arrays)])
     (k0, k1), (c0, c1, c2, c3) = key, counter
     for _ in range(10):
