@@ -39,7 +39,7 @@ class Key(NamedTuple):
     tag: int = 0
 
     def fold_in(self, number: int) -> Key:
-        """Returns the key of an independent draw in the same step. Fold in only one number, 1 to 255: repeated calls add up."""
+        """Returns the key of an independent draw in the same step. Fold in one number, 1 to 255; repeated calls add up."""
         if not 0 < number < 256:
             raise ValueError(f"Key.fold_in needs a number from 1 to 255, but got {number}.")
         return self._replace(env=self.env + (number << _ENV_BITS))
