@@ -307,7 +307,7 @@ VIOLATIONS = [
     (ladder_has_no_upward_arrow, "torchwrap._env.executor", "if TYPE_CHECKING:\n    from torchwrap.env import Env"),
     (ladder_has_no_upward_arrow, "torchwrap.random.key", "from torchwrap import spaces"),
     (dependencies_are_known, "torchwrap.wrappers.render", "def f():\n    import imageio"),
-    (module_imports_have_no_circle, "torchwrap._core.tracing", "from torchwrap._core import row_mask"),
+    (module_imports_have_no_circle, "torchwrap._core.rows", "from torchwrap._core import row_mask"),
     (modules_do_not_shadow_functions, "torchwrap.compile", ""),
     (modules_do_not_shadow_functions, "torchwrap.random.uniform", ""),
     (compilers_are_used_in_compile, "torchwrap.collector", "torch.compile(print)"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchwrap._core import graph_hints
-from torchwrap._core.tracing import tracing
+from torchwrap._core.rows import tracing
 
 
 class OnCuda(torch.Tensor):

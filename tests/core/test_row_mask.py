@@ -12,7 +12,7 @@ import torchwrap as tw
 from torchwrap import RowMask
 from torchwrap import transforms as T
 from torchwrap._core import row_mask
-from torchwrap._core.tracing import tracing
+from torchwrap._core.rows import tracing
 from torchwrap.testing import ScriptedEnv
 
 MASKS = {

@@ -20,32 +20,19 @@ def test_device_of_a_signature_equals_that_of_its_tensors(device):
     assert signature.device.index == (0 if signature.device.type == "cuda" else None)
 
 
-@pytest.mark.parametrize(
-    "arguments, match",
-    [
-        ({}, None),
-        ({"num_envs": 1, "first_index": 7, "max_episode_steps": 3}, None),
+def test_signature_with_invalid_values_raises():
+    for arguments, match in (
         ({"num_envs": 0}, "num_envs of at least 1, but got 0"),
-        ({"num_envs": -1}, "num_envs of at least 1, but got -1"),
         ({"num_envs": True}, "num_envs of at least 1, but got True"),
         ({"num_envs": 2.0}, "num_envs of at least 1, but got 2.0"),
         ({"num_envs": "2"}, "num_envs of at least 1, but got '2'"),
-        ({"num_envs": None}, "num_envs of at least 1, but got None"),
         ({"first_index": -1}, "first_index of at least 0, but got -1"),
-        ({"first_index": 0.0}, "first_index of at least 0, but got 0.0"),
         ({"first_index": None}, "first_index of at least 0, but got None"),
         ({"single_observation_space": None}, "A space needs to be Box, .* but got None"),
         ({"single_action_space": (3,)}, "A space needs to be Box, .* but got"),
-    ],
-    ids=str,
-)
-def test_signature_with_invalid_values_raises(arguments, match):
-    arguments = {"num_envs": 2, "single_observation_space": BOX, "single_action_space": BOX, **arguments}
-    if match is None:
-        assert Signature(**arguments).num_envs == arguments["num_envs"]
-    else:
+    ):
         with pytest.raises((ValueError, TypeError), match=match):
-            Signature(**arguments)
+            Signature(**{"num_envs": 2, "single_observation_space": BOX, "single_action_space": BOX, **arguments})
         with pytest.raises((ValueError, TypeError), match=match):
             Signature(2, BOX, BOX).replace(**arguments)
 

@@ -1,42 +1,28 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from space_cases import BOX, DISCRETE_HAS_DTYPE, NESTED, batch, every_space
+from space_cases import BOX, DISCRETE_HAS_DTYPE, SPACES, batch, every_space
 from tensordict import TensorDict
 
+import torchwrap as tw
 from torchwrap import Signature
 from torchwrap import spaces as tensors
 from torchwrap.random import Stream
-from torchwrap.spaces.validation import Form
+
+CPU = torch.device("cpu")
 
 # Membership.
 
 
-@pytest.mark.parametrize("num_envs", [1, 2, 65])
-@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Discrete(3, start=-1), spaces.Discrete(300), BOX], ids=repr)
-def test_form_fits_what_check_accepts(space, num_envs):
-    cpu = torch.device("cpu")
-    value = tensors.zeros(space, num_envs)
-    form = Form.of(space, num_envs, cpu)
-    assert (form is None) == (isinstance(space, spaces.Discrete) and (num_envs == 65 or space.n == 300))
-    values = [value, value + 1, value + 2, value + 3, value - 1, value - 2, value[:-1], value.unsqueeze(-1), value.double()]
-    for value in values:
-        try:
-            tensors.check("An env", "a value", space, value, num_envs, cpu)
-            accepted = True
-        except (TypeError, ValueError):
-            accepted = False
-        assert form is None or form.fits(value) == accepted
-    assert form is None or not form.fits(values[0].to("meta"))
-
-
 @every_space
 def test_contains_accepts_samples_of_gymnasium(space):
-    _, value = batch(space)
-    assert tensors.contains(space, tensors.from_numpy(space, value))
+    assert tensors.contains(space, tensors.from_numpy(space, batch(space)[1]))
 
 
 @pytest.mark.parametrize(
@@ -53,41 +39,40 @@ def test_contains_accepts_samples_of_gymnasium(space):
     ],
     ids=repr,
 )
-def test_contains_matches_gymnasium(space, members, others):
-    for rows, inside in ((members, True), (others, False)):
-        for row in rows:
-            value = np.asarray([row, members[0]]).astype(space.dtype)
-            assert space.contains(value[0]) is inside
-            assert tensors.contains(space, torch.from_numpy(value)) is inside
+def test_contains_and_check_match_gymnasium(space, members, others):
+    for row in [*members, *others]:
+        value = np.asarray([row, members[0]]).astype(space.dtype)
+        assert space.contains(value[0]) is (row in members)
+        assert tensors.contains(space, torch.from_numpy(value)) is (row in members)
+        if row in members or isinstance(space, spaces.Box):  # whose bounds are not checked
+            tensors.check("E", "it", space, torch.from_numpy(value), 2, CPU)
+        else:
+            with pytest.raises(ValueError, match=r"E needs it in .*, but got values from"):
+                tensors.check("E", "it", space, torch.from_numpy(value), 2, CPU)
 
 
-@pytest.mark.parametrize(
-    "space, value",
-    [
+def test_contains_rejects_another_shape_dtype_or_structure():
+    dictionary = spaces.Dict({"a": BOX})
+    for space, value in (
         (BOX, torch.zeros(2, 4)),
         (BOX, torch.zeros(2)),
-        (BOX, torch.zeros(2, 3, 1)),
         (BOX, torch.zeros(2, 3, dtype=torch.float64)),
         (BOX, np.zeros((2, 3), np.float32)),
         (BOX, TensorDict({}, [2])),
         (spaces.Discrete(3), torch.zeros(2, 1, dtype=torch.int64)),
         (spaces.Discrete(3), torch.zeros(2, dtype=torch.int32)),
-        (spaces.Dict({"a": BOX}), torch.zeros(2, 3)),
-        (spaces.Dict({"a": BOX}), TensorDict({"b": torch.zeros(2, 3)}, [2])),
-        (spaces.Dict({"a": BOX}), TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, [2])),
-        (spaces.Dict({"a": BOX}), TensorDict({"a": torch.full((2, 3), 2.0)}, [2])),
+        (dictionary, torch.zeros(2, 3)),
+        (dictionary, TensorDict({"b": torch.zeros(2, 3)}, [2])),
+        (dictionary, TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, [2])),
+        (dictionary, TensorDict({"a": torch.full((2, 3), 2.0)}, [2])),
         (spaces.Tuple([BOX]), TensorDict({"a": torch.zeros(2, 3)}, [2])),
-    ],
-)
-def test_contains_rejects_another_shape_dtype_or_structure(space, value):
-    assert tensors.contains(space, value) is False
+    ):
+        assert tensors.contains(space, value) is False
 
 
-@pytest.mark.parametrize(
-    "space, value, error, match",
-    [
-        (BOX, torch.zeros(2, 3), None, ""),
-        (BOX, torch.full((2, 3), 9.0), None, ""),  # bounds of a Box are not checked
+def test_check_message_states_needed_and_given_value():
+    deep, dictionary, start = SPACES["deep"], spaces.Dict({"a": BOX}), spaces.Discrete(3, start=1)
+    for space, value, error, match in (
         (BOX, torch.zeros(3, 3), ValueError, r"E needs it of shape \(2, 3\) \(num_envs first\), but got \(3, 3\)"),
         (BOX, torch.zeros(2), ValueError, r"of shape \(2, 3\)"),
         (BOX, torch.zeros(2, 3, dtype=torch.float64), TypeError, "of dtype torch.float32 for Box.*but got torch.float64"),
@@ -95,90 +80,71 @@ def test_contains_rejects_another_shape_dtype_or_structure(space, value):
         (BOX, None, TypeError, "as a torch.Tensor, but got NoneType"),
         (BOX, TensorDict({}, [2]), TypeError, "as a torch.Tensor, but got TensorDict"),
         (BOX, torch.zeros(2, 3, device="meta"), ValueError, "on device cpu, but got meta"),
-        (spaces.Discrete(3, start=1), torch.tensor([1, 3]), None, ""),
-        (
-            spaces.Discrete(3, start=1),
-            torch.tensor([1, 4]),
-            ValueError,
-            r"in Discrete\(3, start=1\), but got values from 1 to 4",
-        ),
-        (spaces.Discrete(3), torch.tensor([0.0, 1.0]), TypeError, "of dtype torch.int64"),
-        (spaces.MultiBinary(2), torch.zeros(2, 2, dtype=torch.int8), None, ""),
-        (spaces.MultiBinary(2), torch.full((2, 2), 2, dtype=torch.int8), ValueError, "but got values from 2 to 2"),
-        (spaces.MultiDiscrete([68], start=[60], dtype=np.int8), torch.tensor([[60], [127]], dtype=torch.int8), None, ""),
-        (NESTED["deep"], tensors.zeros(NESTED["deep"], 2), None, ""),
-        (NESTED["deep"], tensors.zeros(NESTED["deep"], 3), ValueError, r"E needs it\['x'\]\['0'\]\['y'\] of shape \(2, 3\)"),
-        (spaces.Dict({"a": BOX}), torch.zeros(2, 3), TypeError, r"as a TensorDict with keys \['a'\], but got Tensor"),
-        (spaces.Dict({"a": BOX}), {"a": torch.zeros(2, 3)}, TypeError, r"as a TensorDict with keys \['a'\], but got dict"),
-        (spaces.Dict({"a": BOX}), TensorDict({"b": torch.zeros(2)}, [2]), TypeError, r"with keys \['a'\], but got \['b'\]"),
-    ],
-)
-def test_check_message_states_needed_and_given_value(space, value, error, match):
-    if error is None:
-        tensors.check("E", "it", space, value, 2, torch.device("cpu"))
-    else:
+        (start, torch.tensor([1, 4]), ValueError, r"in Discrete\(3, start=1\), but got values from 1 to 4"),
+        (start, torch.tensor([0.0, 1.0]), TypeError, "of dtype torch.int64"),
+        (deep, tensors.zeros(deep, 3), ValueError, r"E needs it\['x'\]\['0'\]\['y'\] of shape \(2, 3\)"),
+        (dictionary, torch.zeros(2, 3), TypeError, r"as a TensorDict with keys \['a'\], but got Tensor"),
+        (dictionary, {"a": torch.zeros(2, 3)}, TypeError, r"as a TensorDict with keys \['a'\], but got dict"),
+        (dictionary, TensorDict({"b": torch.zeros(2)}, [2]), TypeError, r"with keys \['a'\], but got \['b'\]"),
+    ):
         with pytest.raises(error, match=match):
-            tensors.check("E", "it", space, value, 2, torch.device("cpu"))
+            tensors.check("E", "it", space, value, 2, CPU)
+    tensors.check("E", "it", deep, tensors.zeros(deep, 2), 2, CPU)
+
+
+def test_check_of_a_single_tensor_enters_few_functions():
+    entered, root = [], str(Path(tw.__file__).parent / "spaces")
+    value = torch.tensor([0, 1])
+    previous = sys.getprofile()
+    sys.setprofile(
+        lambda frame, event, _: (
+            entered.append(frame.f_code.co_name) if event == "call" and root in frame.f_code.co_filename else 0
+        )
+    )
+    try:
+        tensors.check("E", "it", spaces.Discrete(2), value, 2, CPU)
+    finally:
+        sys.setprofile(previous)
+    assert entered == ["check"]
 
 
 # Spaces that are not supported.
 
 
-LEAF = r"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got (Text|Graph|Sequence|OneOf)\("
+def assert_refused(space, error, match):
+    """As an observation or an action, wherever it is nested; and by what reads its dtype."""
+    for part in (space, spaces.Dict({"a": BOX, "b": space}), spaces.Tuple([BOX, space])):
+        for use in (
+            lambda space: Signature(2, space, BOX),
+            lambda space: Signature(2, BOX, space),
+            lambda space: tensors.zeros(space, 2),
+            lambda space: tensors.sample(space, Stream(2)),
+            lambda space: tensors.contains(space, tensors.build(space, lambda path, leaf: torch.zeros(2, 3), 2)),
+        ):
+            with pytest.raises(error, match=match):
+                use(part)
 
 
-@pytest.mark.parametrize(
-    "unsupported",
-    [spaces.Text(5), spaces.Graph(BOX, None), spaces.Sequence(BOX), spaces.OneOf([BOX])],
-    ids=lambda space: type(space).__name__,
-)
-@pytest.mark.parametrize("nest", [lambda s: s, lambda s: spaces.Dict({"a": BOX, "b": s}), lambda s: spaces.Tuple([BOX, s])])
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda space: Signature(2, space, BOX),
-        lambda space: Signature(2, BOX, space),
-        lambda space: tensors.zeros(space, 2),
-        lambda space: tensors.sample(space, Stream(2)),
-    ],
-    ids=["observation", "action", "zeros", "sample"],
-)
-def test_unsupported_space_raises_wherever_it_is_nested(use, nest, unsupported):
-    with pytest.raises(TypeError, match=LEAF):
-        use(nest(unsupported))
+def test_unsupported_space_raises_wherever_it_is_nested():
+    match = r"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {}\("
+    for space in (spaces.Text(5), spaces.Graph(BOX, None), spaces.Sequence(BOX), spaces.OneOf([BOX])):
+        assert_refused(space, TypeError, match.format(type(space).__name__))
 
 
-@pytest.mark.parametrize("unsupported", [spaces.Text(5), spaces.Graph(BOX, None), spaces.Sequence(BOX)])
-def test_contains_of_an_unsupported_space_raises(unsupported):
-    with pytest.raises(TypeError, match=LEAF):
-        tensors.contains(unsupported, torch.zeros(2))
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
+def test_space_of_an_unsupported_dtype_raises():
+    match = "A space needs a dtype that PyTorch computes with, but got {}.* of dtype {}"
+    for space in (
         spaces.Box(-1, 1, (2,), np.longdouble),
         spaces.Box(0, 60_000, (2,), np.uint16),
         spaces.Box(0, 2**32 - 1, (2,), np.uint32),
         spaces.Box(0, 2**64 - 1, (2,), np.uint64),
         *([spaces.Discrete(3, dtype=np.uint16)] if DISCRETE_HAS_DTYPE else []),
         spaces.MultiDiscrete([3, 5], dtype=np.uint32),
-    ],
-    ids=lambda space: f"{type(space).__name__}-{space.dtype}",
-)
-def test_space_of_an_unsupported_dtype_raises(space):
-    match = rf"A space needs a dtype that PyTorch computes with, but got {type(space).__name__}.* of dtype {space.dtype}"
-    for use in (tensors.dtype, lambda space: tensors.zeros(space, 2), lambda space: tensors.sample(space, Stream(2))):
-        with pytest.raises(TypeError, match=match):
-            use(space)
-    for part in (space, spaces.Dict({"a": BOX, "b": space}), spaces.Tuple([BOX, space])):
-        with pytest.raises(TypeError, match=match):
-            Signature(2, part, BOX)
-        with pytest.raises(TypeError, match=match):
-            Signature(2, BOX, part)
+    ):
+        assert_refused(space, TypeError, match.format(type(space).__name__, space.dtype))
 
 
-@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple([]), spaces.Dict({"a": spaces.Tuple([])})], ids=repr)
-def test_empty_space_raises(space):
-    with pytest.raises(ValueError, match="A Dict or Tuple space needs at least one subspace"):
-        Signature(2, space, BOX)
+def test_empty_space_raises():
+    for space in (spaces.Dict({}), spaces.Tuple([]), spaces.Dict({"a": spaces.Tuple([])})):
+        with pytest.raises(ValueError, match="A Dict or Tuple space needs at least one subspace"):
+            Signature(2, space, BOX)

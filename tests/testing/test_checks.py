@@ -244,22 +244,3 @@ BROKEN_ENVS = [
 def test_broken_env_is_told_what_it_breaks(make, message):
     with pytest.raises(AssertionError, match=message):
         check_env(make)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"episode_lengths": 0}, ValueError, "episode_lengths of at least 1, but got 0"),
-        ({"episode_lengths": (3, -1)}, ValueError, "episode_lengths of at least 1, but got -1"),
-        ({"episode_lengths": ()}, ValueError, r"episode_lengths of at least 1, but got \(\)"),
-        ({"episode_lengths": True}, ValueError, "episode_lengths of at least 1, but got True"),
-        ({"episode_lengths": 2.5}, TypeError, "an integer episode_lengths of at least 1, but got 2.5"),
-        ({"episode_lengths": [2.5]}, TypeError, "an integer episode_lengths of at least 1, but got 2.5"),
-        ({"episode_lengths": "3"}, TypeError, "an integer episode_lengths of at least 1, but got '3'"),
-        ({"device": "nope"}, ValueError, "a torch.device or its name, but got 'nope'"),
-        ({"device": None}, TypeError, "a torch.device or its name, but got None"),
-    ],
-)
-def test_scripted_env_with_bad_lengths_or_device_is_refused(arguments, error, message):
-    with pytest.raises(error, match=f"ScriptedEnv needs {message}"):
-        ScriptedEnv(**arguments)

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap._core.tracing import tracing
+from torchwrap._core.rows import tracing
 from torchwrap.testing import ScriptedEnv
 
 LENGTHS = [(5, 3, 1, 4), 1, 3, None]

@@ -62,10 +62,8 @@ def test_add_render_observation_pixels_show_the_true_successor(backend):
 
 
 def test_add_render_observation_composes_with_dicts_and_image_transforms():
-    env = tw.TransformedEnv(
-        W.AddRenderObservation(make()), T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)
-    )
-    assert env.reset(seed=0)["observation"].shape == (2, 4, 84, 84)
+    env = tw.TransformedEnv(W.AddRenderObservation(make()), T.GrayscaleObservation(), T.ResizeObservation((84, 84)))
+    assert env.reset(seed=0)["observation"].shape == (2, 84, 84)
     see = T.TransformObservation(lambda obs: obs, None)
     parts = tw.TransformedEnv(make(), T.TimeAwareObservation(flatten=False), see)
     env = W.AddRenderObservation(parts, render_only=False, render_key="picture")
@@ -80,7 +78,7 @@ def test_add_render_observation_composes_with_dicts_and_image_transforms():
     assert set(env.reset()["observation"].keys()) == {"picture", "obs", "time"}
 
 
-def test_render_collection_of_a_finished_episode_equals_gymnasiums():
+def test_render_collection_of_a_finished_episode_equals_gymnasiums_or_keeps_all_frames():
     env = W.RenderCollection(make(backend="gymnasium"))
     assert env.render_mode == "rgb_array_list"
     theirs = wrappers.RenderCollection(gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=5))
@@ -95,9 +93,6 @@ def test_render_collection_of_a_finished_episode_equals_gymnasiums():
     _, td = push(env, td, 2)
     assert [len(frames) for frames in env.render()] == [3, 3] and [len(frames) for frames in env.render()] == [0, 0]
     env.close()
-
-
-def test_render_collection_without_popping_and_cleaning_keeps_all_frames():
     env = W.RenderCollection(make(), pop_frames=False, reset_clean=False)
     push(env, env.reset(seed=1), 5)
     assert [len(frames) for frames in env.render()] == [7, 7] and [len(frames) for frames in env.render([1])] == [7]
@@ -141,23 +136,20 @@ def test_record_video_of_a_length_starts_at_a_step_and_tiles_several_envs(tmp_pa
     assert path.name == "a-step-3.mp4" and frames_of(path, fps=10).shape == (4, 800, 1200, 3)
 
 
-def test_record_video_env_closed_in_mid_episode_leaves_a_complete_file(tmp_path):
+def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(tmp_path):
     env = W.RecordVideo(make(), tmp_path)
     push(env, env.reset(seed=2), 2)
     assert [path.name for path in tmp_path.iterdir()] == [".rl-video-episode-0.mp4"]
     env.close()
     assert frames_of(tmp_path / "rl-video-episode-0.mp4").shape[0] == 3
-
-
-def test_record_video_default_schedule_equals_gymnasiums():
     assert all(capped_cubic(episode) == capped_cubic_video_schedule(episode) for episode in range(5000))
 
 
-@pytest.mark.parametrize(("number", "shape"), [(1, (2, 3)), (2, (2, 6)), (3, (4, 6)), (4, (4, 6)), (5, (4, 9)), (9, (6, 9))])
-def test_tiled_frames_are_in_row_major_order(number, shape):
-    picture = tiled([np.full((2, 3, 3), index + 1, np.uint8) for index in range(number)])
-    assert picture.shape == (*shape, 3)
-    assert picture[::2, ::3, 0].flatten().tolist() == [*range(1, number + 1), *[0] * (picture[::2, ::3, 0].size - number)]
+def test_tiled_frames_are_in_row_major_order():
+    for number, shape in ((1, (2, 3)), (2, (2, 6)), (3, (4, 6)), (5, (4, 9)), (9, (6, 9))):
+        picture = tiled([np.full((2, 3, 3), index + 1, np.uint8) for index in range(number)])
+        assert picture.shape == (*shape, 3)
+        assert picture[::2, ::3, 0].flatten().tolist() == [*range(1, number + 1), *[0] * (picture[::2, ::3, 0].size - number)]
 
 
 def test_human_rendering_window_shows_the_envs(monkeypatch):
@@ -172,12 +164,11 @@ def test_human_rendering_window_shows_the_envs(monkeypatch):
     assert pygame.display.get_surface() is None
 
 
-@pytest.mark.parametrize(("name", "module"), [("imageio", "video"), ("pygame", "window")])
-def test_media_wrappers_without_their_library_raise_with_its_name(monkeypatch, tmp_path, name, module):
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, f"torchwrap._media.{module}", raising=False)
-    with pytest.raises(ImportError, match=name):
-        W.RecordVideo(make(), tmp_path) if name == "imageio" else W.HumanRendering(make())
+def test_render_wrappers_without_their_library_raise_with_its_name(monkeypatch, tmp_path):
+    for name, wrap in (("imageio", lambda: W.RecordVideo(make(), tmp_path)), ("pygame", lambda: W.HumanRendering(make()))):
+        with monkeypatch.context() as patch, pytest.raises(ImportError, match=name):
+            patch.setitem(sys.modules, name, None)
+            wrap()
 
 
 def same_step():
@@ -187,52 +178,41 @@ def same_step():
     return tw.from_gymnasium(vector_env)
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "words"),
-    [
+def test_render_wrappers_wrong_arguments_raise():
+    native, rendered = tw.make("CartPole-v1"), make()
+    for build, error, words in (
         (
-            lambda: W.AddRenderObservation(tw.make("CartPole-v1")),
+            lambda: W.AddRenderObservation(native),
             ValueError,
-            'AddRenderObservation needs an env made with render_mode="rgb_array", but got None',
+            'AddRenderObservation needs an env made with render_mode="rgb_array"',
         ),
         (lambda: W.RecordVideo(ScriptedEnv(1), "x"), ValueError, "RecordVideo needs an env made with"),
-        (
-            lambda: W.RenderCollection(W.RenderCollection(make())),
-            ValueError,
-            "RenderCollection needs .* but got 'rgb_array_list'",
-        ),
-        (lambda: W.HumanRendering(tw.make("CartPole-v1")), ValueError, "HumanRendering needs an env made with"),
-        (
-            lambda: W.AddRenderObservation(same_step()),
-            ValueError,
-            "DISABLED, but got SAME_STEP, in which final frames cannot be rendered",
-        ),
-        (lambda: W.AddRenderObservation(make(), 1), TypeError, "render_only as a bool, but got 1"),
-        (lambda: W.AddRenderObservation(make(), False, "state"), ValueError, "unused render_key, but got 'state'"),
-        (lambda: W.AddRenderObservation(make(), False, 3), TypeError, "render_key as a string, but got 3"),
-        (lambda: W.RenderCollection(make(), "no"), TypeError, "pop_frames as a bool, but got 'no'"),
-        (lambda: W.RenderCollection(make(), True, None), TypeError, "reset_clean as a bool, but got None"),
-        (lambda: W.RecordVideo(make(), 3), TypeError, "video_folder and name_prefix as strings, but got 3"),
-        (lambda: W.RecordVideo(make(), "x", 7), TypeError, "episode_trigger as a function of a number, but got 7"),
-        (lambda: W.RecordVideo(make(), "x", None, "y"), TypeError, "step_trigger as a function of a number, but got 'y'"),
-        (lambda: W.RecordVideo(make(), "x", video_length=-1), ValueError, "video_length of at least 0, but got -1"),
-        (lambda: W.RecordVideo(make(), "x", fps=0), ValueError, "fps of at least 1, but got 0"),
-        (lambda: W.RecordVideo(make(), "x", envs=[2]), ValueError, r"envs as at least one index below 2, but got \[2\]"),
-        (lambda: W.RecordVideo(make(), "x", envs=[]), ValueError, r"envs as at least one index below 2, but got \[\]"),
-        (lambda: W.HumanRendering(make(), 600), TypeError, r"screen_size as \(width, height\), but got 600"),
-        (lambda: W.HumanRendering(make(), (600, 0)), ValueError, "screen_size of at least 1, but got 0"),
-        (lambda: W.HumanRendering(make(), envs=[5]), ValueError, r"envs as at least one index below 2, but got \[5\]"),
-        (lambda: tw.make("CartPole-v1").render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),
+        (lambda: W.RenderCollection(W.RenderCollection(rendered)), ValueError, "RenderCollection .* but got 'rgb_array_list'"),
+        (lambda: W.HumanRendering(native), ValueError, "HumanRendering needs an env made with .* but got None"),
+        (lambda: W.AddRenderObservation(same_step()), ValueError, "cannot render the final frames of a SAME_STEP vector env"),
+        (lambda: W.AddRenderObservation(rendered, 1), TypeError, "render_only as a bool, but got 1"),
+        (lambda: W.AddRenderObservation(rendered, False, "state"), ValueError, "unused render_key, but got 'state'"),
+        (lambda: W.AddRenderObservation(rendered, False, 3), TypeError, "render_key as a string, but got 3"),
+        (lambda: W.RenderCollection(rendered, "no"), TypeError, "pop_frames as a bool, but got 'no'"),
+        (lambda: W.RenderCollection(rendered, True, None), TypeError, "reset_clean as a bool, but got None"),
+        (lambda: W.RecordVideo(rendered, 3), TypeError, "video_folder and name_prefix as strings, but got 3"),
+        (lambda: W.RecordVideo(rendered, "x", 7), TypeError, "episode_trigger as a function of a number, but got 7"),
+        (lambda: W.RecordVideo(rendered, "x", None, "y"), TypeError, "step_trigger as a function of a number, but got 'y'"),
+        (lambda: W.RecordVideo(rendered, "x", video_length=-1), ValueError, "video_length of at least 0, but got -1"),
+        (lambda: W.RecordVideo(rendered, "x", fps=0), ValueError, "fps of at least 1, but got 0"),
+        (lambda: W.RecordVideo(rendered, "x", envs=[2]), ValueError, r"envs as at least one index below 2, but got \[2\]"),
+        (lambda: W.RecordVideo(rendered, "x", envs=[]), ValueError, r"envs as at least one index below 2, but got \[\]"),
+        (lambda: W.HumanRendering(rendered, 600), TypeError, "screen_size as a tuple, but got 600"),
+        (lambda: W.HumanRendering(rendered, (600,)), ValueError, r"screen_size as \(width, height\), but got \(600,\)"),
+        (lambda: W.HumanRendering(rendered, (600, 0)), ValueError, "screen_size of at least 1, but got 0"),
+        (lambda: native.render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),
         (
             lambda: tw.make("CartPole-v1", backend="gymnasium").render(),
             RuntimeError,
-            'needs render_mode="rgb_array" at construction',
+            'render_mode="rgb_array" at construction',
         ),
-        (lambda: tw.compile(W.AddRenderObservation(make())), ValueError, "compile needs tensor operators"),
-        (lambda: tw.compile(W.RenderCollection(make())), ValueError, "compile needs tensor operators"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_render_wrappers_wrong_arguments_raise(build, error, words):
-    with pytest.raises(error, match=words):
-        build()
+        (lambda: tw.compile(W.AddRenderObservation(rendered)), ValueError, "compile needs tensor operators"),
+        (lambda: tw.compile(W.RenderCollection(rendered)), ValueError, "compile needs tensor operators"),
+    ):
+        with pytest.raises(error, match=words):
+            build()

@@ -140,8 +140,13 @@ def test_repeat_action_equals_action_repeat_of_a_functional_env(repeats):
         assert one[0]["next", "reward"].max() <= repeats
 
 
+class Still(CartPole):
+    def terminal(self, state, rng, params=None):
+        return state["x"] > torch.inf
+
+
 def test_repeat_action_time_limit_counts_every_repeat_and_stops_within_one():
-    env = W.RepeatAction(ScriptedLimit(), 4)
+    env = W.RepeatAction(tw.FunctionalEnv(Still(), 1, max_episode_steps=10), 4)
     td, rewards = env.reset(seed=0), []
     for _ in range(3):
         transition, td = env.step(td.set("action", env.sample_action()))
@@ -149,39 +154,17 @@ def test_repeat_action_time_limit_counts_every_repeat_and_stops_within_one():
     assert rewards == [4, 4, 2] and transition["next", "truncated"].item()
 
 
-def ScriptedLimit():
-    class Still(CartPole):
-        def terminal(self, state, rng, params=None):
-            return state["x"] > torch.inf
-
-    return tw.FunctionalEnv(Still(), 1, max_episode_steps=10)
-
-
-def test_repeat_action_over_transforms_raises():
-    env = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
-    with pytest.raises(ValueError, match="RepeatAction needs an env without transforms, but got <RecordEpisodeStatistics"):
-        W.RepeatAction(env, 2)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
+def test_repeat_wrappers_wrong_arguments_raise():
+    transformed = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
+    dictionary = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))
+    for make, error, words in (
         (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats of at least 1, but got 0"),
         (lambda: W.RepeatAction(ScriptedEnv(1), 1.5), TypeError, "RepeatAction needs an integer num_repeats .* but got 1.5"),
         (lambda: W.RepeatAction(gymnasium.make("CartPole-v1"), 2), TypeError, "RepeatAction needs a torchwrap.Env first"),
+        (lambda: W.RepeatAction(transformed, 2), ValueError, "an env without transforms, but got <RecordEpisodeStatistics"),
         (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip of at least 2, but got 1"),
-        (
-            lambda: W.MaxAndSkipObservation(ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))),
-            TypeError,
-            "MaxAndSkipObservation needs a Box observation space, but got Dict",
-        ),
-        (
-            lambda: tw.FunctionalEnv(CartPole(), 1, action_repeat=0),
-            ValueError,
-            "FunctionalEnv needs action_repeat of at least 1, but got 0",
-        ),
-    ],
-)
-def test_repeat_wrappers_wrong_arguments_raise(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
+        (lambda: W.MaxAndSkipObservation(dictionary), TypeError, "MaxAndSkipObservation needs a Box .* but got Dict"),
+        (lambda: tw.FunctionalEnv(CartPole(), 1, action_repeat=0), ValueError, "action_repeat of at least 1, but got 0"),
+    ):
+        with pytest.raises(error, match=words):
+            make()

@@ -38,14 +38,10 @@ def test_transformed_env_transforms_are_a_compose_whatever_was_given(name):
     for index, kind in enumerate(kinds):
         assert type(transforms[index]) is kind and transforms[index - len(kinds)] is transforms[index]
     assert [type(part) for part in transforms[1:]] == kinds[1:] and transforms[:] == list(transforms)
+    assert name != "one Compose" or tw.TransformedEnv(ScriptedEnv(2), compose := make()[0]).transforms is compose
     for index in (len(kinds), -len(kinds) - 1):
         with pytest.raises(IndexError):
             transforms[index]
-
-
-def test_transformed_env_given_one_compose_keeps_that_object():
-    compose = T.Compose([T.TimeLimit(3)])
-    assert tw.TransformedEnv(ScriptedEnv(2), compose).transforms is compose
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -79,36 +75,40 @@ def test_transformed_env_actions_pass_outermost_first():
     assert transition["next", "info", "action"].tolist() == [[-1, -1, -0.5, 0, 1, 1]]
 
 
-def test_transformed_env_unfit_transform_raises_with_its_position():
-    match = r"transforms\[1\] \(RescaleAction\): RescaleAction needs an action space with finite"
-    with pytest.raises(ValueError, match=match):
-        tw.TransformedEnv(ScriptedEnv(1), T.ClipAction(), T.RescaleAction(0, 1))
-
-
 def test_transformed_env_train_eval_and_to_reach_every_transform():
     env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeObservation())
     assert not env.eval().transforms[0].training and env.train().transforms[0].training
     assert env.to("cpu").device == torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: tw.TransformedEnv(T.TimeLimit(3)), "TransformedEnv needs a torchwrap.Env first, but got TimeLimit"),
-        (lambda: tw.TransformedEnv(ScriptedEnv(), torch.nn.Identity()), "needs Transforms, but got Identity"),
-        (lambda: tw.TransformedEnv(ScriptedEnv(), T.TimeLimit(3), ScriptedEnv()), r"got ScriptedEnv at transforms\[1\]"),
-    ],
-)
-def test_transformed_env_of_wrong_parts_raises(make, message):
-    with pytest.raises(TypeError, match=message):
-        make()
-
-
-def test_transformed_env_with_a_transform_of_another_env_raises():
+def test_transformed_env_of_wrong_parts_raises():
     normalize = T.NormalizeObservation()
     tw.TransformedEnv(ScriptedEnv(2), normalize)
-    with pytest.raises(ValueError, match="needs transforms that belong to no other env, but got NormalizeObservation"):
-        tw.TransformedEnv(ScriptedEnv(3), T.Compose([normalize]))
+    for make, error, message in (
+        (
+            lambda: tw.TransformedEnv(T.TimeLimit(3)),
+            TypeError,
+            "TransformedEnv needs a torchwrap.Env first, but got TimeLimit",
+        ),
+        (lambda: tw.TransformedEnv(ScriptedEnv(), torch.nn.Identity()), TypeError, "needs Transforms, but got Identity"),
+        (
+            lambda: tw.TransformedEnv(ScriptedEnv(), T.TimeLimit(3), ScriptedEnv()),
+            TypeError,
+            r"ScriptedEnv at transforms\[1\]",
+        ),
+        (
+            lambda: tw.TransformedEnv(ScriptedEnv(3), T.Compose([normalize])),
+            ValueError,
+            "needs transforms that belong to no other env, but got NormalizeObservation",
+        ),
+        (
+            lambda: tw.TransformedEnv(ScriptedEnv(1), T.ClipAction(), T.RescaleAction(0, 1)),
+            ValueError,
+            r"transforms\[1\] \(RescaleAction\): RescaleAction needs an action space with finite",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            make()
 
 
 def test_transformed_env_compiled_copy_and_pickle_run_eagerly_and_independently():

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from gymnasium.wrappers.utils import create_zero_array
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap.spaces.traversal import Value, build, children
+from torchwrap.spaces.traversal import Path, Value, build, children, leaves
 
 
 @functools.cache
@@ -32,10 +31,7 @@ def torch_dtype(to: np.dtype[Any]) -> torch.dtype | None:
 
 
 def dtype(space: Space[Any]) -> torch.dtype:
-    """The torch dtype of a leaf space.
-
-    Raises:
-        TypeError: for a space that tensors cannot represent.
+    """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent.
 
     >>> dtype(spaces.Box(0, 255, (2, 2), np.uint8))
     torch.uint8
@@ -48,6 +44,11 @@ def dtype(space: Space[Any]) -> torch.dtype:
     return found
 
 
+def dtypes(space: Space[Any]) -> set[torch.dtype]:
+    """The torch dtypes of all leaves of a space. Raises a TypeError or ValueError for a space that is not supported."""
+    return {dtype(leaf) for _, leaf in leaves(space)}
+
+
 def bound(limit: float, to: torch.dtype) -> float:
     """`limit` as a bound for PyTorch's `clamp`: infinite if the float dtype `to` cannot represent it.
 
@@ -57,18 +58,40 @@ def bound(limit: float, to: torch.dtype) -> float:
     return limit if abs(limit) <= torch.finfo(to).max else math.copysign(math.inf, limit)
 
 
+def counts(space: Space[Any]) -> tuple[Any, Any]:
+    """The number of values of each component of a discrete leaf, and the smallest: arrays of `MultiDiscrete`, else ints.
+
+    >>> counts(spaces.Discrete(3, start=1)), counts(spaces.MultiBinary(2))
+    ((3, 1), (2, 0))
+    """
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.astype(np.int64), space.start.astype(np.int64)
+    if isinstance(space, spaces.Discrete):
+        return int(space.n), int(space.start)
+    return 2, 0
+
+
 def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") -> Value:
-    """A new value with the member of the space that is nearest to zero (Gymnasium's `create_zero_array`) for each env.
+    """A new value with the member of the space that is nearest to zero for each env, as Gymnasium's `create_zero_array`.
 
     >>> zeros(spaces.Discrete(3, start=1), num_envs=2)
     tensor([1, 1])
     """
 
-    def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-        zero = torch.as_tensor(create_zero_array(leaf), dtype=dtype(leaf), device=device)
-        return zero.expand(num_envs, *zero.shape).clone()
+    def make(path: Path, leaf: Space[Any]) -> Tensor:
+        to = dtype(leaf)
+        zero = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else counts(leaf)[1]
+        return torch.as_tensor(zero, dtype=to, device=device).expand(num_envs, *(leaf.shape or ())).clone()
 
     return build(space, make, num_envs)
+
+
+def tensor(array: Any, device: torch.device | str) -> Tensor:
+    """A NumPy array as a tensor on `device`. On the CPU it shares the array's memory, so pass a new array."""
+    source = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        source = source.pin_memory()  # for a copy that does not block; the allocator keeps the memory until it is done
+    return source.to(device, non_blocking=True)
 
 
 def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu") -> Value:
@@ -78,31 +101,15 @@ def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu"
     tensor([0, 1])
     """
     subspaces = children(space)
-    if subspaces is not None:
-        values = dict(enumerate(value)) if isinstance(value, tuple) else value
-        named = {key: values[int(key) if isinstance(value, tuple) else key] for key in subspaces}
-        tensors = {key: from_numpy(child, named[key], device) for key, child in subspaces.items()}
-        return TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1])
-    return tensor(np.array(value, space.dtype, order="C"), device)
-
-
-def tensor(array: Any, device: torch.device | str) -> Tensor:
-    """A NumPy array as a tensor on `device`. On the CPU it shares the array's memory, so pass a new array.
-
-    Copies to CUDA go through pinned memory and do not block; PyTorch's host allocator keeps that memory until they are done.
-    """
-    source, kind = torch.from_numpy(array), (torch.device(device) if isinstance(device, str) else device).type
-    if kind == "cpu":
-        return source
-    return (source.pin_memory() if kind == "cuda" else source).to(device, non_blocking=True)
+    if subspaces is None:
+        return tensor(np.array(value, space.dtype, order="C"), device)
+    values = {str(index): part for index, part in enumerate(value)} if isinstance(value, tuple) else value
+    tensors = {key: from_numpy(child, values[key], device) for key, child in subspaces.items()}
+    return TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1])
 
 
 def to_numpy(space: Space[Any], value: Value) -> Any:
-    """Copies a value to Gymnasium's batched form: an array, or a dict or tuple of arrays.
-
-    >>> to_numpy(spaces.Discrete(2), torch.tensor([0, 1]))
-    array([0, 1])
-    """
+    """Copies a value to Gymnasium's batched form, the inverse of `from_numpy`."""
     subspaces = children(space)
     if subspaces is None:
         return value.numpy(force=True).copy()
@@ -111,15 +118,9 @@ def to_numpy(space: Space[Any], value: Value) -> Any:
 
 
 def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
-    """Flattens each member to a vector, as Gymnasium's `flatten` does: `Discrete` and `MultiDiscrete` become one-hot.
+    """Flattens each member to a vector of a dtype, as Gymnasium's `flatten` does: discrete components become one-hot.
 
-    Args:
-        space: the space of the value.
-        value: with any batch dimensions.
-        to: dtype of the result.
-
-    Returns:
-        A tensor `(*batch, flatdim(space))`.
+    A value with any batch dimensions becomes a tensor `(*batch, flatdim(space))`.
 
     >>> flatten(spaces.Discrete(3, start=1), torch.tensor([1, 3]), torch.int64)
     tensor([[1, 0, 0],
@@ -128,13 +129,11 @@ def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
     subspaces = children(space)
     if subspaces is not None:
         return torch.cat([flatten(child, value[key], to) for key, child in subspaces.items()], -1)
-    batch = value.shape[: value.dim() - len(space.shape or ())]
+    columns = value.reshape(*value.shape[: value.dim() - len(space.shape or ())], -1)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        sizes, starts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec), np.ravel(space.start)
-        columns = value.reshape(*batch, -1).unsqueeze(-1)
-        one_hots = [
-            columns[..., i, :] == torch.arange(int(start), int(start) + int(n), device=value.device)
-            for i, (n, start) in enumerate(zip(sizes, starts, strict=True))
+        ranges = [
+            torch.arange(start, start + count, device=value.device)
+            for count, start in zip(*[np.ravel(number).tolist() for number in counts(space)], strict=True)
         ]
-        return torch.cat(one_hots, -1).to(to)
-    return value.reshape(*batch, -1).to(to)
+        columns = torch.cat([columns[..., index, None] == values for index, values in enumerate(ranges)], -1)
+    return columns.to(to)

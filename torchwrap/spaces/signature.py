@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from gymnasium import Space
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap.random import Stream
-from torchwrap.spaces.validation import Form, check_supported
+from torchwrap.spaces.conversion import dtypes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Signature:
         validation.integer("An env", "num_envs", self.num_envs, at_least=1)
         validation.integer("An env", "first_index", self.first_index, at_least=0)
         for space in (self.single_observation_space, self.single_action_space):
-            check_supported(space)
+            dtypes(space)
         # With its index, as tensors have it: "cuda" is the current CUDA device, and no tensor's device equals it.
         vars(self)["device"] = torch.empty(0, device=self.device).device
 
@@ -60,16 +59,7 @@ class Signature:
         """Returns this signature with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    @functools.cached_property
-    def action_form(self) -> Form | None:
-        """The form of actions, to check them with; None if only `check` can."""
-        return Form.of(self.single_action_space, self.num_envs, self.device)
-
     def stream(self) -> tuple[Stream, Signature]:
-        """Creates a random stream for a transform, independent of all other streams of the env.
-
-        Returns:
-            The stream, and the signature to pass on, which counts it.
-        """
+        """Returns a new random stream for a transform, independent of the env's other ones, and a signature that counts it."""
         stream = Stream(self.num_envs, self.first_index, self.num_streams, self.device)
         return stream, self.replace(num_streams=self.num_streams + 1)

@@ -10,6 +10,8 @@ from gymnasium import Space, spaces
 from tensordict import TensorDict
 from torch import Tensor
 
+Path: TypeAlias = tuple[str, ...]
+
 Value: TypeAlias = Any
 """A Tensor, or a TensorDict if the space is a `Dict` or `Tuple`."""
 
@@ -27,7 +29,7 @@ def children(space: Space[Any]) -> dict[str, Space[Any]] | None:
     return None
 
 
-def leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space[Any]]]:
+def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:
     """Yields each leaf of a space, which is a space of single tensors, with its path of keys.
 
     Raises:
@@ -46,9 +48,7 @@ def leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
         yield from leaves(child, (*path, key))
 
 
-def build(
-    space: Space[Any], make: Callable[[tuple[str, ...], Space[Any]], Tensor], num_envs: int, path: tuple[str, ...] = ()
-) -> Value:
+def build(space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_envs: int, path: Path = ()) -> Value:
     """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf.
 
     >>> build(spaces.Dict(a=spaces.Discrete(2)), lambda path, leaf: torch.zeros(3), num_envs=3)["a"]
@@ -61,7 +61,7 @@ def build(
     return TensorDict(values, batch_size=[num_envs])
 
 
-def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, path: tuple[str, ...] = ()) -> Value:
+def apply(function: Callable[[Path, Tensor], Tensor], value: Value, path: Path = ()) -> Value:
     """Returns a value with each tensor replaced by `function(path, tensor)`.
 
     >>> apply(lambda path, tensor: tensor + 1, TensorDict(a=torch.zeros(2)))["a"]
@@ -74,9 +74,5 @@ def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Value, p
 
 
 def to_device(value: Value, device: torch.device) -> Value:
-    """A value on a device. `TensorDict.to` would wait for the whole device.
-
-    >>> to_device(TensorDict(a=torch.zeros(2)), torch.device("cpu"))["a"]
-    tensor([0., 0.])
-    """
+    """A value on a device. `TensorDict.to` would wait for the whole device."""
     return value.to(device) if isinstance(value, Tensor) else value.apply(lambda leaf: leaf.to(device))

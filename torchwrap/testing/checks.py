@@ -14,7 +14,18 @@ from torchwrap._core import spec as specs
 from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.rows import RowMask
 from torchwrap.transforms import policy_state
-from torchwrap.testing.comparison import NUM_ENVS, MakeEnv, buffers, require, require_equal, run, sample_actions
+from torchwrap.testing.comparison import (
+    NUM_ENVS,
+    MakeEnv,
+    buffers,
+    closing,
+    require,
+    require_equal,
+    require_equal_roots,
+    require_equal_runs,
+    run,
+    sample_actions,
+)
 from torchwrap.testing.scripted import ScriptedEnv
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers import TransformedEnv
@@ -42,7 +53,8 @@ def check_env(make: MakeEnv) -> None:
         _check_snapshot,
         _check_compile,
     ):
-        check(make)
+        with closing(make) as make_env:
+            check(make_env)
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
@@ -67,17 +79,18 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
     # The checks that name the fault of a transform most precisely come before those of an env.
-    for check in (_check_description, _check_step_results, _check_action, _check_masked_reset, _check_eval):
-        check(make_transformed)
-    check_env(make_transformed)
-    _check_state_dict(make_transformed)
+    checks: list[Callable[[Any], None]] = [_check_description, _check_step_results, _check_action, _check_masked_reset]
+    checks += [_check_eval, check_env, _check_state_dict]
+    for check in checks:
+        with closing(make_transformed) as make_one:
+            check(make_one)
 
 
 # The contract of an env.
 
 
 def _check_description(make: MakeEnv) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0)
+    env = make()
     require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
     require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
     action = env.sample_action()
@@ -89,11 +102,10 @@ def _check_description(make: MakeEnv) -> None:
         require("reset" in str(error), f"step before reset: needs an error that names reset, but got {error}.")
     else:
         raise AssertionError("step before reset: needs a RuntimeError, but it returned.")
-    env.close()
 
 
 def _check_step_results(make: MakeEnv) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0)
+    env = make()
     space = env.single_observation_space
     root, known_layout = env.reset(seed=0), None
     declared = {"observation", *policy_state.keys(env.signature)}
@@ -120,11 +132,10 @@ def _check_step_results(make: MakeEnv) -> None:
         continued = RowMask(done).where(successor["observation"], td["observation"])
         promise = "step: where no episode ended, the root holds the observation of the successor"
         require_equal(successor.select("observation"), TensorDict({"observation": continued}, [NUM_ENVS]), promise)
-    env.close()
 
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
-    env, other = make(num_envs=NUM_ENVS, first_index=0), make(num_envs=NUM_ENVS, first_index=0)
+    env, other = make(), make()
     actions = sample_actions(env)
     sample_actions(other)
     results, copies = [], []
@@ -136,37 +147,29 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
             leaf.zero_()
     for result, copy in zip(results, copies, strict=True):
         require_equal(copy, result, "outputs: later steps must not change them")
-    env.close()
-    other.close()
 
 
 def _check_seeding(make: MakeEnv) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0).eval()
+    env = make().eval()
     actions = sample_actions(env)
-    first_run = [(transition["next"].clone(), td.clone()) for transition, td in run(env, actions)]
-    for (expected, expected_td), (transition, td) in zip(first_run, run(env, actions), strict=True):
-        require_equal(expected, transition["next"], "reset(seed): the same seed and actions need the same transitions")
-        _require_equal_roots(expected_td, td, "reset(seed): the same seed and actions need the same new episodes")
-    env.close()
+    first_run = list(run(env, actions))
+    promise = "reset(seed): the same seed and actions need the same transitions and new episodes"
+    require_equal_runs(first_run, run(env, actions), promise)
 
 
 def _check_sharding(make: MakeEnv) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0).eval()
+    env = make().eval()
     actions = sample_actions(env)
     shards = [make(num_envs=1, first_index=row).eval() for row in range(NUM_ENVS)]
     runs = [run(shard, [action[[row]] for action in actions]) for row, shard in enumerate(shards)]
     for transition, td in run(env, actions):
         for row, shard_run in enumerate(runs):
-            shard_transition, shard_td = next(shard_run)
             promise = f"env {row} of {NUM_ENVS}: needs to equal a single env with first_index={row}"
-            require_equal(transition["next"][[row]], shard_transition["next"], promise, 1e-6)
-            _require_equal_roots(td[[row]], shard_td, promise, 1e-6)
-    for part in (env, *shards):
-        part.close()
+            require_equal_runs([(transition[[row]], td[[row]])], [next(shard_run)], promise, 1e-6)
 
 
 def _check_partial_reset(make: MakeEnv) -> None:
-    env, other = make(num_envs=NUM_ENVS, first_index=0).eval(), make(num_envs=NUM_ENVS, first_index=0).eval()
+    env, other = make().eval(), make().eval()
     actions = sample_actions(env)
     sample_actions(other)
     before, after = actions[: len(actions) // 4], actions[len(actions) // 4 :]
@@ -174,16 +177,14 @@ def _check_partial_reset(make: MakeEnv) -> None:
     *_, (_, other_td) = run(other, before)
     mask = torch.arange(NUM_ENVS, device=env.device) == 1
     td = env.reset(mask=mask)
-    _require_equal_roots(other_td[~mask], td[~mask], "reset(mask): other rows must keep their observation")
+    require_equal_roots(other_td[~mask], td[~mask], "reset(mask): other rows must keep their observation")
     # A single step, because envs that share a stream of episodes with the reset one may differ later.
     (transition, _), (expected, _) = next(run(env, after, td)), next(run(other, after, other_td))
     require_equal(expected["next"][~mask], transition["next"][~mask], "reset(mask): other rows must continue as before")
-    env.close()
-    other.close()
 
 
 def _check_snapshot(make: MakeEnv) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0)
+    env = make()
     actions = sample_actions(env)
     before, after = actions[:7], actions[7:]
     *_, (_, td) = run(env, before)
@@ -191,62 +192,46 @@ def _check_snapshot(make: MakeEnv) -> None:
         try:
             env.snapshot()
         except RuntimeError:
-            return env.close()
+            return
         raise AssertionError("snapshot: needs a RuntimeError if can_snapshot is False, but it returned.")
     snapshot = env.snapshot()
-    first_run = [(transition["next"].clone(), td.clone()) for transition, td in run(env, after, td)]
+    first_run = list(run(env, after, td))
     final_buffers = buffers(env)
-    _require_equal_roots(snapshot, env.restore(snapshot), "restore: needs the observation of the snapshot")
-    second_run = run(env, after, env.restore(snapshot))
-    for (expected, expected_td), (transition, td) in zip(first_run, second_run, strict=True):
-        require_equal(expected, transition["next"], "restore: must continue as before")
-        _require_equal_roots(expected_td, td, "restore: needs the same new episodes")
+    require_equal_roots(snapshot, env.restore(snapshot), "restore: needs the observation of the snapshot")
+    require_equal_runs(first_run, run(env, after, env.restore(snapshot)), "restore: must continue as before")
     require_equal(final_buffers, buffers(env), "restore: needs to reach the same state")
-    env.close()
 
 
 def _check_compile(make: MakeEnv) -> None:
-    env, compiled_env = make(num_envs=NUM_ENVS, first_index=0), make(num_envs=NUM_ENVS, first_index=0)
-    if not env.host_stepped:
-        actions = sample_actions(env)
-        sample_actions(compiled_env)
-        try:
-            compile(compiled_env, backend="aot_eager")
-        except ValueError as error:
-            raise AssertionError(f"compile: needs a step that is one graph, but got {error}") from None
-        for (transition, td), (compiled, compiled_td) in zip(run(env, actions), run(compiled_env, actions), strict=True):
-            require_equal(transition["next"], compiled["next"], "compile: needs the transitions of eager mode", 1e-6)
-            _require_equal_roots(td, compiled_td, "compile: needs the new episodes of eager mode", 1e-6)
-        require_equal(buffers(env), buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
-    env.close()
-    compiled_env.close()
-
-
-def _require_equal_roots(first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0) -> None:
-    # Each may also hold an action, what a step has written, and the buffers of a snapshot.
-    expected, got = (
-        TensorDict({key: value for key, value in td.items() if key not in ("action", "next", "buffers")}, [])
-        for td in (first, second)
-    )
-    require_equal(expected, got, promise, tolerance)
+    env, compiled_env = make(), make()
+    if env.host_stepped:
+        return
+    actions = sample_actions(env)
+    sample_actions(compiled_env)
+    try:
+        compile(compiled_env, backend="aot_eager")
+    except ValueError as error:
+        raise AssertionError(f"compile: needs a step that is one graph, but got {error}") from None
+    promise = "compile: needs the transitions and new episodes of eager mode"
+    require_equal_runs(run(env, actions), run(compiled_env, actions), promise, 1e-6)
+    require_equal(buffers(env), buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
 
 
 # The contract of a transform, in addition.
 
 
 def _check_action(make: Callable[..., TransformedEnv]) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0)
+    env = make()
     action = env.sample_action()
     before = action.clone()
     result = env.transforms.action(action)
     require(bool((action == before).all()), "action: needs to leave the agent's action unchanged. Return a new tensor.")
     spaces.check("action", "a result", env.env.single_action_space, result, NUM_ENVS, env.device)
-    env.close()
 
 
 @torch.no_grad()
 def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0)
+    env = make()
     list(run(env, sample_actions(env)[:7]))
     transform = env.transforms
     persistent = set(transform.state_dict())
@@ -277,28 +262,22 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
             if per_env or not mask.any():
                 was, now = (TensorDict({name: td[name][~mask] if per_env else td[name]}, []) for td in (before, after))
                 require_equal(was, now, "reset(td, mask): rows outside the mask must not change")
-    env.close()
 
 
 def _check_eval(make: Callable[..., TransformedEnv]) -> None:
-    env = make(num_envs=NUM_ENVS, first_index=0).eval()
+    env = make().eval()
     before = TensorDict(env.transforms.state_dict(), []).clone()
     list(run(env, sample_actions(env)))
     require_equal(before, TensorDict(env.transforms.state_dict(), []), "eval(): needs to freeze the state_dict")
-    env.close()
 
 
 def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
-    env, smaller_env = make(num_envs=NUM_ENVS, first_index=0), make(num_envs=3, first_index=0)
+    env, smaller_env = make(), make(num_envs=3)
     actions = sample_actions(env)
     list(run(env, actions))
     smaller_env.load_state_dict(env.state_dict())
     env.eval()
     smaller_env.eval()
-    runs = zip(run(env, actions), run(smaller_env, [action[:3] for action in actions]), strict=True)
-    for (transition, td), (smaller_transition, smaller_td) in runs:
-        promise = "load_state_dict: needs to restore what was learned, for any num_envs"
-        require_equal(transition["next"][:3], smaller_transition["next"], promise, 1e-6)
-        _require_equal_roots(td[:3], smaller_td, promise, 1e-6)
-    env.close()
-    smaller_env.close()
+    first_rows = ((transition[:3], td[:3]) for transition, td in run(env, actions))
+    smaller_run = run(smaller_env, [action[:3] for action in actions])
+    require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 import torch
 from tensordict import TensorDict
@@ -14,7 +16,23 @@ from torchwrap.env import Env
 MakeEnv = Callable[..., Env]
 """Makes a new env from `num_envs` and `first_index`."""
 
+Run: TypeAlias = Iterable[tuple[TensorDict, TensorDict]]
+"""What `env.step` returns, step by step."""
+
 NUM_ENVS, NUM_STEPS = 5, 40
+
+
+@contextlib.contextmanager
+def closing(make: MakeEnv) -> Iterator[MakeEnv]:
+    """A function that makes an env, of `NUM_ENVS` envs by default. All of its envs are closed in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make_env(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
+            env = make(num_envs=num_envs, first_index=first_index)
+            stack.callback(env.close)
+            return env
+
+        yield make_env
 
 
 def require(condition: bool | Tensor, message: str) -> None:
@@ -24,13 +42,9 @@ def require(condition: bool | Tensor, message: str) -> None:
 
 
 def require_equal(first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0) -> None:
-    """Requires the same keys, shapes, dtypes and values. The message starts with the promise and names the first difference.
+    """Requires the keys, shapes, dtypes and values of `first`, up to a tolerance, relative and absolute.
 
-    Args:
-        first: the expected TensorDict.
-        second: the one to compare.
-        promise: what holds if they are equal.
-        tolerance: relative and absolute, for values.
+    The message starts with the promise that the two TensorDicts are equal, and names the first difference.
     """
     keys, other_keys = set(first.keys(True, True)), set(second.keys(True, True))
     require(keys == other_keys, f"{promise}: needs the same keys, but got {keys ^ other_keys} in one of the two.")
@@ -43,6 +57,20 @@ def require_equal(first: TensorDict, second: TensorDict, promise: str, tolerance
             index = (~equal).nonzero()[0].tolist()
             values = f"{expected[tuple(index)].item()} and {got[tuple(index)].item()}"
             raise AssertionError(f"{promise}: needs equal {key}, but got {values} at index {index}.")
+
+
+def require_equal_roots(first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0) -> None:
+    """As `require_equal`, for what roots hold before an action is chosen: not what a step or a snapshot has added."""
+    added = ("action", "next", "buffers")
+    first, second = (td.exclude(*added) for td in (first, second))
+    require_equal(first, second, promise, tolerance)
+
+
+def require_equal_runs(first: Run, second: Run, promise: str, tolerance: float = 0.0) -> None:
+    """As `require_equal`, for the successors and roots of two runs."""
+    for (expected, expected_td), (transition, td) in zip(first, second, strict=True):
+        require_equal(expected["next"], transition["next"], promise, tolerance)
+        require_equal_roots(expected_td, td, promise, tolerance)
 
 
 def sample_actions(env: Env) -> list[spaces.Value]:

@@ -20,6 +20,9 @@ from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
 
+_ENDINGS = ("terminated", "truncated", "both")
+_NEVER = 2**63 - 1
+
 
 class ScriptedEnv(Env):
     """An env whose values can be computed by hand, for tests.
@@ -46,11 +49,9 @@ class ScriptedEnv(Env):
     """
 
     lengths = ConstantBuffer()
-    offsets = ConstantBuffer()
-    # Inductor converts vectors of int32 to float by one instruction; float64, and int64 without AVX-512, one by one.
-    index = EnvBuffer((), torch.int32)
-    elapsed = EpisodeClock((), torch.int32)
-    episode = EnvBuffer((), torch.int32, fill=-1)
+    index = EnvBuffer((), torch.int64)
+    elapsed = EpisodeClock(())
+    episode = EnvBuffer((), torch.int64, fill=-1)
 
     def __init__(
         self,
@@ -66,11 +67,12 @@ class ScriptedEnv(Env):
     ) -> None:
         device = validation.device("ScriptedEnv", device)
         lengths = list(episode_lengths) if isinstance(episode_lengths, Sequence) else [episode_lengths]
-        if episode_lengths is not None:
-            lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, 1, 2**31 - 1) for length in lengths]
+        if episode_lengths is None:
+            lengths = [_NEVER]
+        lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
         if not lengths:
             raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
-        if ending not in ("terminated", "truncated", "both", "in turn"):
+        if ending not in (*_ENDINGS, "in turn"):
             raise ValueError(f'ScriptedEnv needs ending "terminated", "truncated", "both" or "in turn", but got {ending!r}.')
         if observation_space is None:
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
@@ -82,30 +84,14 @@ class ScriptedEnv(Env):
         )
         self.ending = ending
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
-        steps = None if episode_lengths is None else torch.tensor(lengths, dtype=torch.int32, device=device)
-        self.register_buffer("lengths", steps, persistent=False)
-        leaves = dict(spaces.leaves(observation_space))
-        max_size = max(math.prod(leaf.shape or ()) for leaf in leaves.values())
-        # What int32 holds for more steps than anybody takes.
-        highest = 1000 * (first_index + num_envs) + 10 * max_size
-        self.exact = torch.int32 if highest < 2**30 else torch.int64
-        self.register_buffer("offsets", 10 * torch.arange(max_size, dtype=self.exact, device=device), persistent=False)
-        bounded = {
-            path: leaf for path, leaf in leaves.items() if not isinstance(leaf, gymnasium_spaces.Box) or leaf.is_bounded()
-        }
-        self.intervals = {path: _Interval(leaf, device) for path, leaf in bounded.items()}
-        self.constants = nn.ModuleList(self.intervals.values())
+        self.register_buffer("lengths", torch.tensor(lengths, device=device), persistent=False)
+        self.intervals = nn.ModuleList(_Interval(leaf, device) for _, leaf in spaces.leaves(observation_space))
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.elapsed.add_(1)
         turn = self.index + self.episode
-        if self.lengths is None:
-            ended = torch.zeros_like(self.elapsed, dtype=torch.bool)
-        else:
-            number = len(self.lengths)
-            ended = self.elapsed >= (self.lengths if number == 1 else self.lengths[turn % number])
-        fixed = {"terminated": 0, "truncated": 1, "both": 2}.get(self.ending)
-        ending = turn % 3 if fixed is None else torch.full_like(turn, fixed)
+        ended = self.elapsed >= self.lengths[turn % len(self.lengths)]
+        ending = turn % 3 if self.ending == "in turn" else torch.full_like(turn, _ENDINGS.index(self.ending))
         return TensorDict(
             {
                 "observation": self._observation_now(),
@@ -127,25 +113,25 @@ class ScriptedEnv(Env):
         mask.fill_(self.episode, -1)
 
     def _observation_now(self) -> spaces.Value:
-        base = 1000 * self.index.to(self.exact) + self.elapsed
+        start, intervals = 1000 * self.index + self.elapsed, iter(self.intervals)
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
             shape = leaf.shape or ()
-            offsets = self.offsets[: math.prod(shape)].view(shape)
-            value = base.view(-1, *(1,) * len(shape)) + offsets
-            interval = self.intervals.get(path)
-            return (value if interval is None else interval.wrap(value)).to(spaces.dtype(leaf))
+            offsets = 10 * torch.arange(math.prod(shape), device=start.device)
+            value = start.view(-1, *(1,) * len(shape)) + offsets.view(shape)
+            return next(intervals)(value).to(spaces.dtype(leaf))
 
         return spaces.build(self.single_observation_space, make, self.num_envs)
 
 
-class _Interval(spaces.Constants):
-    """The bounds of a leaf: the lowest value, and the number of values (the width, for floats), of each component."""
+class _Interval(nn.Module):
+    """Wraps whole numbers into the bounds of a leaf, if it has any."""
 
     low, width = ConstantBuffer(), ConstantBuffer()
 
     def __init__(self, leaf: Space[Any], device: torch.device) -> None:
         super().__init__()
+        self.is_bounded = not isinstance(leaf, gymnasium_spaces.Box) or leaf.is_bounded()
         low: Any
         width: Any
         if isinstance(leaf, gymnasium_spaces.Box):
@@ -154,8 +140,8 @@ class _Interval(spaces.Constants):
             width = np.where(high > low, high - low + is_integer, 1)  # not 0, because it is a divisor
         else:
             width, low = spaces.counts(leaf)
-        self.set_constants(device, low=low, width=width)
+        self.register_buffer("low", torch.tensor(low, device=device), persistent=False)
+        self.register_buffer("width", torch.tensor(width, device=device), persistent=False)
 
-    def wrap(self, value: Tensor) -> Tensor:
-        value = value.float() if isinstance(self.width, float) else value.long()  # whatever the default dtype is
-        return self.low + value % self.width
+    def forward(self, value: Tensor) -> Tensor:
+        return self.low + value % self.width if self.is_bounded else value

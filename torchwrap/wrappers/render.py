@@ -13,13 +13,13 @@ from tensordict import TensorDict
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.rows import RowMask
-from torchwrap.env import Env
+from torchwrap.env import Env, Options
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import Wrapper
 
 
 class RenderWrapper(Wrapper):
-    """Base for wrappers that render the env after each step, before finished rows are reset."""
+    """Base for wrappers that render the env after each step, before finished rows are reset, and after each reset."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -27,8 +27,18 @@ class RenderWrapper(Wrapper):
         if env.render_mode != "rgb_array":
             raise ValueError(f'{name} needs an env made with render_mode="rgb_array", but got {env.render_mode!r}.')
         if getattr(env.unwrapped, "same_step", False):
-            got = "SAME_STEP, in which final frames cannot be rendered"
-            raise ValueError(f"{name} needs a vector env in AutoresetMode.DISABLED, but got {got}.")
+            raise ValueError(
+                f"{name} cannot render the final frames of a SAME_STEP vector env: make it in AutoresetMode.DISABLED."
+            )
+
+    def _render(self, td: TensorDict) -> TensorDict:
+        return td
+
+    def _step(self, action: Value) -> TensorDict:
+        return self._render(self.env._step(action))
+
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
+        return self._render(self.env._reset(mask, options))
 
     def _check_envs(self, envs: Sequence[int]) -> list[int]:
         name = type(self).__name__
@@ -49,9 +59,6 @@ class AddRenderObservation(RenderWrapper):
 
     Shape: the frame is `(num_envs, height, width, 3)` uint8. Added, it is part of a `Dict`.
 
-    Raises:
-        TypeError, ValueError: for an env without `render_mode="rgb_array"`, and for a `render_key` in use.
-
     >>> import torchwrap as tw
     >>> env = AddRenderObservation(tw.make("CartPole-v1", 2, render_mode="rgb_array"))
     >>> env.reset()["observation"].shape
@@ -65,8 +72,8 @@ class AddRenderObservation(RenderWrapper):
             if not isinstance(key, str) or not key:
                 raise TypeError(f"AddRenderObservation needs {name} as a string, but got {key!r}.")
         below = env.single_observation_space
-        parts = below.spaces if isinstance(below, gymnasium.spaces.Dict) else {obs_key: below}
         self.is_dict = isinstance(below, gymnasium.spaces.Dict)
+        parts = dict(below.spaces) if isinstance(below, gymnasium.spaces.Dict) else {obs_key: below}
         if not render_only and render_key in parts:
             raise ValueError(f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(parts)}.")
         self.render_key, self.obs_key = render_key, obs_key
@@ -76,13 +83,7 @@ class AddRenderObservation(RenderWrapper):
             space = gymnasium.spaces.Dict({render_key: space, **parts})
         self.signature = env.signature.replace(single_observation_space=space)
 
-    def _step(self, action: Value) -> TensorDict:
-        return self._add_pixels(self.env._step(action))
-
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
-        return self._add_pixels(self.env._reset(mask, options))
-
-    def _add_pixels(self, td: TensorDict) -> TensorDict:
+    def _render(self, td: TensorDict) -> TensorDict:
         pixels = spaces.tensor(np.stack(self.env.render()), self.device)
         if self.render_only:
             return td.set("observation", pixels)
@@ -99,9 +100,6 @@ class RenderCollection(RenderWrapper):
         pop_frames: whether `render()` clears the lists.
         reset_clean: whether a new episode starts with an empty list. Until the next step, `render()` then returns the finished
             episode.
-
-    Raises:
-        ValueError: for an env without `render_mode="rgb_array"`.
 
     >>> import torchwrap as tw
     >>> env = RenderCollection(tw.make("CartPole-v1", 2, render_mode="rgb_array"))
@@ -127,7 +125,7 @@ class RenderCollection(RenderWrapper):
             frames.append(frame)
         return successor
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         td = self.env._reset(mask, options)
         rows = mask.numpy().nonzero()[0].tolist()
         for row, frame in zip(rows, self.env.render(rows), strict=True):
@@ -155,9 +153,6 @@ class HumanRendering(RenderWrapper):
         env: the env to wrap, made with `render_mode="rgb_array"`.
         screen_size: (width, height) of the window, in pixels. None takes the size of the frame.
         envs: indices of the envs to show, as tiles of one picture.
-
-    Raises:
-        TypeError, ValueError: for an env without `render_mode="rgb_array"`, and for wrong arguments.
     """
 
     is_passive = True
@@ -165,33 +160,35 @@ class HumanRendering(RenderWrapper):
     def __init__(self, env: Env, screen_size: tuple[int, int] | None = None, *, envs: Sequence[int] = (0,)) -> None:
         super().__init__(env)
         self.envs = self._check_envs(envs)
-        if screen_size is not None:
-            if not isinstance(screen_size, tuple | list) or len(screen_size) != 2:
-                raise TypeError(f"HumanRendering needs screen_size as (width, height), but got {screen_size!r}.")
-            for size in screen_size:
-                validation.integer("HumanRendering", "screen_size", size, at_least=1)
+        if screen_size is not None and len(validation.sizes("HumanRendering", "screen_size", screen_size, at_least=1)) != 2:
+            raise ValueError(f"HumanRendering needs screen_size as (width, height), but got {screen_size!r}.")
+        import pygame  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
+
         self.screen_size = screen_size
         self.render_mode = "human"
-        fps = int(env.metadata.get("render_fps") or 30)
-        from torchwrap._media.window import Window  # here, because it imports an optional dependency, pygame
+        self._fps = int(env.metadata.get("render_fps") or 30)
+        self._screen: Any = None
 
-        self._window = Window(screen_size, fps)
+    def _render(self, td: TensorDict) -> TensorDict:
+        import pygame
 
-    def _step(self, action: Value) -> TensorDict:
-        successor = self.env._step(action)
-        self._show()
-        return successor
-
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
-        td = self.env._reset(mask, options)
-        self._show()
+        surface = pygame.surfarray.make_surface(np.swapaxes(tiled(self.env.render(self.envs)), 0, 1))
+        if self._screen is None:
+            pygame.display.init()
+            self._screen = pygame.display.set_mode(self.screen_size or surface.get_size())
+            self._clock = pygame.time.Clock()
+        self._screen.blit(pygame.transform.smoothscale(surface, self._screen.get_size()), (0, 0))
+        pygame.event.pump()
+        pygame.display.flip()
+        self._clock.tick(self._fps)  # waits, so as not to exceed the frame rate
         return td
 
-    def _show(self) -> None:
-        self._window.show(tiled(self.env.render(self.envs)))
-
     def close(self) -> None:
-        self._window.close()
+        if self._screen is not None:
+            import pygame
+
+            pygame.display.quit()
+            self._screen = None
         super().close()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.repeat import merge_repeated, repeat, repeated_steps
+from torchwrap._core.repeat import repeat
 from torchwrap.env import Env
 from torchwrap.spaces import Value
 from torchwrap.wrappers.transformed import TransformedEnv
@@ -25,9 +27,8 @@ class _Repeat(Wrapper):
         super().__init__(env)
         if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
             # Transforms would count and learn from the steps that an env takes after its end, while others continue.
-            raise ValueError(
-                f"{type(self).__name__} needs an env without transforms, but got {env!r}: put the transforms on top of it."
-            )
+            name = type(self).__name__
+            raise ValueError(f"{name} needs an env without transforms, but got {env!r}: put the transforms on top of it.")
         # A simulator refuses to step an episode that is over.
         self._reset_between = env._reset if env.host_stepped else None
 
@@ -89,10 +90,17 @@ class MaxAndSkipObservation(_Repeat):
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
     def _step(self, action: Value) -> TensorDict:
-        for successor, alive in repeated_steps(self.env._step, action, self.skip, self._reset_between):
-            if alive is None:
-                whole, previous = successor, successor["observation"]
-            else:
-                previous = alive.where(whole["observation"], previous)
-                whole = merge_repeated(whole, successor, alive)
-        return whole.set("observation", torch.maximum(whole["observation"], previous))
+        previous: Tensor | None = None
+
+        def step(action: Value) -> TensorDict:
+            nonlocal previous
+            successor = self.env._step(action)
+            observation = successor["observation"]
+            # In an env whose episode is over, the successor that `repeat` keeps holds the one before.
+            successor.set("previous_observation", observation if previous is None else previous)
+            previous = observation
+            return successor
+
+        successor = repeat(step, action, self.skip, self._reset_between)
+        before: Any = successor.pop("previous_observation")
+        return successor.set("observation", torch.maximum(successor["observation"], before))

@@ -39,7 +39,6 @@ class TransformedEnv(Wrapper):
     TimeLimit(max_episode_steps=9)
     """
 
-
     def __init__(self, env: Env, *transforms: Transform) -> None:
         composed = transforms[0] if len(transforms) == 1 and isinstance(transforms[0], Compose) else Compose(transforms)
         parts = [module for module in composed.modules() if isinstance(module, Transform) and not isinstance(module, Compose)]

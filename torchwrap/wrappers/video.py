@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDict
 
 from torchwrap._core import validation
 from torchwrap._core.rows import RowMask
-from torchwrap.env import Env
+from torchwrap.env import Env, Options
 from torchwrap.spaces import Value
 from torchwrap.wrappers.render import RenderWrapper, tiled
 
@@ -31,9 +32,6 @@ class RecordVideo(RenderWrapper):
         name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and `{name_prefix}-step-{number}.mp4`.
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
-
-    Raises:
-        TypeError, ValueError: for an env without `render_mode="rgb_array"`, and for wrong arguments.
 
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -72,10 +70,10 @@ class RecordVideo(RenderWrapper):
         self._default_trigger = capped_cubic if episode_trigger is None and step_trigger is None else None
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
         self.video_folder, self.name_prefix = str(video_folder), name_prefix
-        from torchwrap._media.video import Video  # here, because it imports an optional dependency, imageio
+        import imageio.v2  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
 
-        self._make_video = Video
-        self._video: Any = None
+        self._writer: Any = None
+        self._path, self._num_frames = Path(), 0
         self._step_id = self._episode_id = -1
 
     def _step(self, action: Value) -> TensorDict:
@@ -86,7 +84,7 @@ class RecordVideo(RenderWrapper):
         self._capture_frame()
         return successor
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         td = self.env._reset(mask, options)
         if mask.numpy()[self.envs[0]]:
             self._episode_id += 1
@@ -99,19 +97,29 @@ class RecordVideo(RenderWrapper):
         return td
 
     def _start_video(self, name: str) -> None:
+        import imageio.v2
+
         self._close_video()
-        self._video = self._make_video(Path(self.video_folder) / f"{self.name_prefix}-{name}.mp4", self.fps)
+        self._path, self._num_frames = Path(self.video_folder) / f"{self.name_prefix}-{name}.mp4", 0
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Under a temporary name until it is closed, so that a named file is always complete.
+        temporary: Any = self._path.with_name(f".{self._path.name}")
+        self._writer = imageio.v2.get_writer(temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2)
 
     def _capture_frame(self) -> None:
-        if self._video is not None:
-            self._video.append(tiled(self.env.render(self.envs)))
-            if self._video.length == self.video_length:
+        if self._writer is not None:
+            frame = tiled(self.env.render(self.envs))
+            height, width, _ = frame.shape  # padded with black if they are odd, because the codec needs even ones
+            self._writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0))))
+            self._num_frames += 1
+            if self._num_frames == self.video_length:
                 self._close_video()
 
     def _close_video(self) -> None:
-        if self._video is not None:
-            self._video.close()
-            self._video = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._path.with_name(f".{self._path.name}").rename(self._path)
 
     def close(self) -> None:
         self._close_video()

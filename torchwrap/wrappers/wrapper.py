@@ -37,7 +37,6 @@ class Wrapper(Env):
     is_passive = False
     """Whether observations and actions pass as they are, so that `deploy` leaves the wrapper out."""
 
-
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
             hint = "torchwrap.make and torchwrap.from_gymnasium make one"
@@ -88,11 +87,7 @@ class Wrapper(Env):
         return self._owner(name) is not None
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Returns the attribute of the outermost layer that has it.
-
-        Raises:
-            AttributeError: if no layer has it.
-        """
+        """Returns the attribute of the outermost layer that has it, or raises an AttributeError."""
         owner = self._owner(name)
         if owner is None:
             raise AttributeError(f"{self!r} needs a layer with the attribute {name!r}, but got none.")
@@ -101,11 +96,7 @@ class Wrapper(Env):
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Sets the attribute on the outermost layer that has it. If none has, `force` sets it on this layer.
 
-        Returns:
-            Whether the attribute was set.
-
-        Raises:
-            AttributeError: for a constructor argument of the layer, and a part of it. A new layer takes another one.
+        Returns whether the attribute was set. Raises an AttributeError for a constructor argument and for a part of the layer.
         """
         owner = self._owner(name)
         if owner is None and not force:

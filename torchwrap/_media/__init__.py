@@ -1,1 +1,0 @@
-"""Video files and windows. Private: each module imports one optional dependency."""
