@@ -299,7 +299,7 @@ def test_state_of_every_dtype_survives_a_snapshot(wide):
     with jax.enable_x64(wide):
         space = S.Box(-np.inf, np.inf, (1,), np.float64)
         env, other = (from_jax(*numbers(wide), 4, space, ACTIONS, max_episode_steps=7) for _ in range(2))
-        play(env, 10, env.reset(seed=0))
+        _, root = play(env, 10, env.reset(seed=0))
         file = io.BytesIO()
         torch.save(env.snapshot().to_dict(), file)
         file.seek(0)
@@ -312,7 +312,7 @@ def test_state_of_every_dtype_survives_a_snapshot(wide):
             assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
         assert np.asarray(other.state[2]).view(np.uint32).tolist() == [0x7FA12345] * 4
         played, _ = play(other, 10, td)
-        assert_same(played, play(env, 10, env._position.root)[0])
+        assert_same(played, play(env, 10, root)[0])
         assert played["transition", "next", "observation"].dtype == torch.float64
 
 
@@ -403,11 +403,6 @@ def replaced(reset=None, step=None, vmapped=False, **kwargs):
         (replaced(reset=lambda state, observation: state), TypeError, r"reset to return \(state, observation\), but got"),
         (replaced(reset=lambda state, observation: (state, observation[:2])), ValueError, r"reset to .* got float32\[2, 2\]"),
         (replaced(reset=lambda state, observation: ((), observation)), ValueError, "state with at least one number"),
-        (
-            replaced(reset=lambda state, o: (state["position"] + 1j, o)),
-            TypeError,
-            r"got complex64\[2, 3\]",
-        ),
         (replaced(step=lambda *values: values[:5]), TypeError, r"step to return \(state, .*, info\) with a dict as info"),
         (replaced(step=lambda *values: (*values[:5], None)), TypeError, r"with a dict as info"),
         (
@@ -490,7 +485,7 @@ def test_brax_wrappers_are_refused(brax, name):
 
 
 def test_from_brax_names_what_it_needs(brax):
-    with pytest.raises(ValueError, match=r"from_brax needs the name of one of Brax's envs, ant, .*, but got 'bee'"):
+    with pytest.raises(ValueError, match=r"from_brax needs the name of one of Brax's envs, such as 'ant', but got 'bee'"):
         from_brax("bee", 2)
     with pytest.raises(TypeError, match="from_brax needs an env of Brax or its name, but got 3"):
         from_brax(3, 2)

@@ -39,8 +39,7 @@ from torchrl.objectives.value import GAE
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop._torchrl_specs import to_space, to_spec
-from torchwrap.interop.torchrl import from_torchrl, to_torchrl
+from torchwrap.interop.torchrl import from_torchrl, to_space, to_spec, to_torchrl
 from torchwrap.testing import ScriptedEnv, check_env
 
 # TorchRL and tensordict raise deprecations of their own, in `Collector`, `GAE` and losses.
