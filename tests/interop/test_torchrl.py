@@ -112,22 +112,22 @@ def assert_same_steps(data, expected):
 
 @each_env
 def test_rollouts_and_manual_steps_equal_torchwrap_step_by_step(name):
-    env, other = to_torchrl(MAKERS[name]()), MAKERS[name]()
-    check_env_specs(env, seed=0, break_when_any_done="both")
+    env, manual, other = to_torchrl(MAKERS[name]()), to_torchrl(MAKERS[name]()), MAKERS[name]()
     actions = [other.sample_action() for _ in range(30)]
     expected = steps_of(other, actions, seed=7)
-    env.set_seed(7)
-    assert_same_steps(env.rollout(30, replay(actions), break_when_any_done=False), expected)
     assert expected["next", "done"].any() == (name != "none ends")
     env.set_seed(7)
-    td, seen = env.reset(), []
+    assert_same_steps(env.rollout(30, replay(actions), break_when_any_done=False), expected)
+    check_env_specs(env, seed=0, break_when_any_done="both")
+    manual.set_seed(7)
+    td, seen = manual.reset(), []
     for action in actions:
-        td = env.step(td.set("action", action))
+        td = manual.step(td.set("action", action))
         seen.append(td.clone())
-        td = env.maybe_reset(env.step_mdp(td))
+        td = manual.maybe_reset(manual.step_mdp(td))
     assert_same_steps(torch.stack(seen, 1), expected)
-    env.close()
-    other.close()
+    for each in (env, manual, other):
+        each.close()
 
 
 def test_one_torchrl_step_is_one_torchwrap_step(monkeypatch):

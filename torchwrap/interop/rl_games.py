@@ -100,11 +100,8 @@ class RlGamesVecEnv(IVecEnv):
         for part in parts.values():
             _check_observation(part)
         _check_action(env.single_action_space)
-        self._info: dict[str, Space[Any]] = {
-            "observation_space": parts["obs"],
-            "action_space": env.single_action_space,
-            **({"state_space": parts["states"]} if self._has_states else {}),
-        }
+        self.observation_space, self.state_space = parts["obs"], parts.get("states")
+        self.action_space = env.single_action_space
         self._next_seed = seed
 
     def reset(self) -> Tensor | dict[str, Tensor]:
@@ -125,7 +122,8 @@ class RlGamesVecEnv(IVecEnv):
         self._next_seed = seed
 
     def get_env_info(self) -> dict[str, Space[Any]]:
-        return self._info
+        info = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return info if self.state_space is None else {**info, "state_space": self.state_space}
 
     def get_env_state(self) -> dict[str, Tensor]:
         return self.env.state_dict()

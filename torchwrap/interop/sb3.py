@@ -59,8 +59,7 @@ class SB3VecEnv(VecEnv):
 
     def __init__(self, env: Env) -> None:
         self.env = _checks.env("to_sb3", env)
-        _check_observations(env.single_observation_space)
-        _check_actions(env.single_action_space)
+        _check_spaces(env.single_observation_space, env.single_action_space)
         self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
         self._live: dict[str, Any] = {}
         self._start = time.time()
@@ -146,29 +145,21 @@ def _row(arrays: Any, i: int) -> Any:
     return {key: _row(part, i) for key, part in arrays.items()} if isinstance(arrays, dict) else arrays[i]
 
 
-def _check_observations(space: Space[Any]) -> None:
-    if isinstance(space, Tuple):
+def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
+    if isinstance(observations, Tuple):
         remedy = "put transforms.FlattenObservation on the env"
-        raise ValueError(f"to_sb3 needs observations without a Tuple, but got {space}: {remedy}.")
-    _checks.flat_dict("to_sb3", space)
-    for _, leaf in spaces.leaves(space):
-        _check_leaf("observations", leaf)
-
-
-def _check_actions(space: Space[Any]) -> None:
-    if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
-        raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {space}.")
-    if isinstance(space, Box) and not np.isfinite([space.low, space.high]).all():
+        raise ValueError(f"to_sb3 needs observations without a Tuple, but got {observations}: {remedy}.")
+    _checks.flat_dict("to_sb3", observations)
+    if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
+        raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {actions}.")
+    if isinstance(actions, Box) and not np.isfinite([actions.low, actions.high]).all():
         remedy = "put transforms.TransformAction(func, action_space) on the env"
-        raise ValueError(f"to_sb3 needs actions with finite bounds, but got {space}: {remedy}.")
-    if isinstance(space, MultiBinary) and len(space.shape) != 1:
-        raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {space}.")
-    _check_leaf("actions", space)
-
-
-def _check_leaf(what: str, space: Space[Any]) -> None:
-    if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
-        raise ValueError(f"to_sb3 needs MultiDiscrete {what} with one dimension, but got {space}.")
-    if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
-        remedy = f"put transforms.Transform{what[:-1].title()}(func, {what[:-1]}_space) on the env"
-        raise ValueError(f"to_sb3 needs {what} that start at 0, but got {space}: {remedy}.")
+        raise ValueError(f"to_sb3 needs actions with finite bounds, but got {actions}: {remedy}.")
+    if isinstance(actions, MultiBinary) and len(actions.shape) != 1:
+        raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {actions}.")
+    for what, space in (*(("observation", leaf) for _, leaf in spaces.leaves(observations)), ("action", actions)):
+        if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
+            raise ValueError(f"to_sb3 needs MultiDiscrete {what}s with one dimension, but got {space}.")
+        if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
+            remedy = f"put transforms.Transform{what.title()}(func, {what}_space) on the env"
+            raise ValueError(f"to_sb3 needs {what}s that start at 0, but got {space}: {remedy}.")
