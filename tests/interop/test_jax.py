@@ -97,7 +97,8 @@ def by_hand(reset, step, actions, seed, limit=None, first_index=0):
 def to_torch(values):
     if isinstance(values, dict):
         return TensorDict({key: to_torch(value) for key, value in values.items()})
-    return torch.from_numpy(np.array(values))
+    tensor = torch.from_numpy(np.array(values))
+    return tensor.long() if tensor.dtype == torch.int32 else tensor  # Discrete, with which JAX computes in 32 bits
 
 
 def where(rows, first, second):
