@@ -1,20 +1,22 @@
-"""Envs of five simulators on tensors as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis and Newton.
+"""Envs of six simulators on tensors as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton and mujoco-torch.
 
 python examples/simulators.py     trains mjlab's Unitree Go1 on flat ground with rsl_rl's PPO: pip install -e ".[mjlab]"
 
-Each function takes an env as its simulator makes it: copy the one that you need, and adapt it. None imports its simulator.
+Each function takes an env or a model as its simulator makes it: copy the one that you need, and adapt it.
 The result takes transforms, collectors and the adapters for trainers, as every env of torchwrap does.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 from torch import Tensor
@@ -22,6 +24,8 @@ from torch import Tensor
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.interop.tensors import from_functions
+
+State = dict[str, Tensor]
 
 
 def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
@@ -178,6 +182,63 @@ def from_newton(
 
     num_dofs, device = observe().shape[1] // 2, warp.device_to_torch(model.device)
     return from_functions(reset, step, view.world_count, _box(2 * num_dofs), _box(num_dofs), device=device, **kwargs)
+
+
+def from_mujoco_torch(
+    model: Any,
+    reward: Callable[[State, Tensor, State], Tensor],
+    num_envs: int,
+    *,
+    frame_skip: int = 1,
+    iterations: int = 8,
+    ls_iterations: int = 4,
+    noise: float = 0.0,
+    device: str = "cpu",
+    **kwargs: Any,
+) -> tw.Env:
+    """mujoco-torch 0.2: the physics of a `mujoco.MjModel` in PyTorch, with snapshots and gradients. It is slow on a CPU.
+
+    States hold MuJoCo's `qpos`, `qvel`, `qacc_warmstart` and `act`; `reward` takes a state, the action and the next state.
+    `noise` is the standard deviation of the initial velocities. The solver takes a fixed number of iterations, because PyTorch
+    cannot batch loops that test for convergence: compare with MuJoCo before you reduce it. Leave out `tw.compile`: a step has
+    100,000 operators.
+    """
+    import mujoco_torch
+
+    model = copy.copy(model)
+    model.opt.iterations, model.opt.ls_iterations = iterations, ls_iterations
+    physics = mujoco_torch.device_put(model).to(device)
+    start = mujoco_torch.make_data(physics).to(device)
+    advance = torch.vmap(lambda data: mujoco_torch.step(physics, data, fixed_iterations=True))
+    names = ["qpos", "qvel", "qacc_warmstart", *(["act"] if model.na else [])]
+    bounds = np.where(model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, [-np.inf, np.inf]).astype(np.float32)
+
+    class World(FuncEnv):
+        broadcasts = True
+        observation_space = Box(-np.inf, np.inf, (model.nq + model.nv,), np.float64)
+        action_space = Box(bounds[:, 0], bounds[:, 1], dtype=np.float32)
+
+        def initial(self, rng: tw.random.Key, params: Any = None) -> State:
+            state = {name: getattr(start, name).repeat(len(rng.env), 1) for name in names}
+            return {**state, "qvel": state["qvel"] + noise * tw.random.normal(rng, (model.nv,), torch.float64)}
+
+        def transition(self, state: State, action: Tensor, rng: tw.random.Key, params: Any = None) -> State:
+            # Its own copy for each row, because a step writes to some fields in place.
+            data = start.expand(len(action)).clone().replace(**state, ctrl=action.double())
+            for _ in range(frame_skip):
+                data = advance(data)
+            return {name: getattr(data, name) for name in names}
+
+        def observation(self, state: State, rng: tw.random.Key, params: Any = None) -> Tensor:
+            return torch.cat([state["qpos"], state["qvel"]], -1)
+
+        def reward(self, state: State, action: Tensor, after: State, rng: tw.random.Key, params: Any = None) -> Tensor:
+            return reward(state, action, after)
+
+        def terminal(self, state: State, rng: tw.random.Key, params: Any = None) -> Tensor:
+            return torch.zeros_like(state["qpos"][:, 0], dtype=torch.bool)
+
+    return tw.FunctionalEnv(World(), num_envs, device=device, **kwargs)
 
 
 def _box(size: int) -> Box:

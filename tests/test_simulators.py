@@ -30,9 +30,8 @@ class Rows:
 
     def __init__(self):
         self.episode, self.episode_length_buf = torch.full((NUM_ENVS,), -1), torch.zeros(NUM_ENVS, dtype=torch.long)
-        self.reset_terminated, self.reset_time_outs = (torch.zeros(NUM_ENVS, dtype=torch.bool) for _ in range(2))
         self.obs, self.reward_buf, self.extras = torch.zeros(NUM_ENVS, 3), torch.zeros(NUM_ENVS), {}
-        self.seeds, self.is_closed = [], False
+        self.seeds, self.seed, self.is_closed = [], lambda seed: self.seeds.append(seed), False
 
     def start(self, rows):
         self.episode[rows] += 1
@@ -41,19 +40,14 @@ class Rows:
     def advance(self, action):
         assert action.shape == (NUM_ENVS, 2)
         self.episode_length_buf += 1
-        self.reset_terminated[:] = self.episode_length_buf >= LENGTHS
-        self.reset_time_outs[:] = self.episode_length_buf >= LIMIT
+        self.terminated, self.time_outs = self.episode_length_buf >= LENGTHS, self.episode_length_buf >= LIMIT
         self.reward_buf[:] = self.episode_length_buf
 
     def observe(self):
-        columns = torch.arange(NUM_ENVS), self.episode, self.episode_length_buf
-        return self.obs.copy_(torch.stack(columns, 1))
+        return self.obs.copy_(torch.stack([torch.arange(NUM_ENVS), self.episode, self.episode_length_buf], 1))
 
     def results(self, observation):
-        return observation, self.reward_buf, self.reset_terminated, self.reset_time_outs, self.extras
-
-    def seed(self, seed):
-        self.seeds.append(seed)
+        return observation, self.reward_buf, self.terminated, self.time_outs, self.extras
 
     def close(self):
         self.is_closed = True
@@ -80,7 +74,7 @@ class Mjlab(Rows):
         if self.pending.any():
             raise RuntimeError("Environments must be reset via reset(env_ids=...) before calling step() again.")
         self.advance(action)
-        self.pending = self.reset_terminated | self.reset_time_outs
+        self.pending = self.terminated | self.time_outs
         return self.results({"actor": self.observe()})
 
 
@@ -105,19 +99,12 @@ class IsaacLab(Rows):
 
     def step(self, action):
         self.advance(action)
-        ids = (self.reset_terminated | self.reset_time_outs).nonzero().squeeze(-1).int()
+        ids = (self.terminated | self.time_outs).nonzero().squeeze(-1).int()
         if len(ids) > 0:
             if getattr(self.cfg, "compute_final_obs", False):
                 self.extras["final_obs"] = self.observation_manager.compute()
             self._reset_idx(ids)
         return self.results({"policy": self.observe()})
-
-
-class IsaacLabDirect(IsaacLab):
-    """Isaac Lab 3.0.0, `DirectRLEnv`: isaaclab/envs/direct_rl_env.py, `reset` (312), `step` (358), which takes no ids."""
-
-    def reset(self, seed=None, options=None):
-        return super().reset()
 
 
 class IsaacLab2(IsaacLab):
@@ -165,7 +152,7 @@ class ManiSkill(Rows):
 
     def step(self, action):
         self.advance(action)
-        return self.observe(), self.reward_buf, self.reset_terminated, torch.zeros(NUM_ENVS, dtype=torch.bool), {}
+        return self.observe(), self.reward_buf, self.terminated, torch.zeros(NUM_ENVS, dtype=torch.bool), {}
 
 
 class ManiSkillTimeLimit(gymnasium.Wrapper):
@@ -203,8 +190,8 @@ class Genesis(Rows):
 
     def step(self, actions):
         self.advance(actions)
-        self.reset_buf = self.reset_terminated | self.reset_time_outs
-        self.extras["time_outs"] = self.reset_time_outs.float()
+        self.reset_buf = self.terminated | self.time_outs
+        self.extras["time_outs"] = self.time_outs.float()
         self._reset_idx(self.reset_buf)
         self._update_observation()
         return self.get_observations(), self.reward_buf, self.reset_buf, self.extras
@@ -267,18 +254,18 @@ def newton(monkeypatch):
     return fake, simulators.from_newton(fake, fake, *parts, num_substeps=2, dt=0.5, **around)
 
 
-def wrapped(fake, from_, wrap=lambda fake: fake):
-    return fake, from_(wrap(fake))
+def with_recipe(make, recipe, wrap=lambda fake: fake):
+    fake = make()
+    return fake, recipe(wrap(fake))
 
 
 MAKE = {
-    "mjlab": lambda _: wrapped(Mjlab(), simulators.from_mjlab),
-    "Isaac Lab 3": lambda _: wrapped(IsaacLab(), simulators.from_isaac_lab),
-    "Isaac Lab 3, direct": lambda _: wrapped(IsaacLabDirect(), simulators.from_isaac_lab),
-    "Isaac Lab 2.3": lambda _: wrapped(IsaacLab2(), simulators.from_isaac_lab_2),
-    "Isaac Lab 2.3, direct": lambda _: wrapped(IsaacLabDirect2(), simulators.from_isaac_lab_2),
-    "ManiSkill": lambda _: wrapped(ManiSkill(), simulators.from_maniskill, ManiSkillTimeLimit),
-    "Genesis": lambda _: wrapped(Genesis(), simulators.from_genesis),
+    "mjlab": lambda _: with_recipe(Mjlab, simulators.from_mjlab),
+    "Isaac Lab 3": lambda _: with_recipe(IsaacLab, simulators.from_isaac_lab),
+    "Isaac Lab 2.3": lambda _: with_recipe(IsaacLab2, simulators.from_isaac_lab_2),
+    "Isaac Lab 2.3, direct": lambda _: with_recipe(IsaacLabDirect2, simulators.from_isaac_lab_2),
+    "ManiSkill": lambda _: with_recipe(ManiSkill, simulators.from_maniskill, ManiSkillTimeLimit),
+    "Genesis": lambda _: with_recipe(Genesis, simulators.from_genesis),
     "Newton": newton,
 }
 KEYS = {"mjlab": "actor", "ManiSkill": None, "Newton": None}
@@ -289,10 +276,8 @@ def case(request, monkeypatch):
     """The fake, its env, and a function that takes the row, the episode and the steps out of an observation."""
     key = KEYS.get(request.param, "policy")
     with torch.random.fork_rng():  # because some recipes seed it
-        yield (
-            *MAKE[request.param](monkeypatch),
-            lambda td: (td["observation"] if key is None else td["observation", key])[:, :3],
-        )
+        made = MAKE[request.param](monkeypatch)
+        yield *made, lambda td: (td["observation"] if key is None else td["observation", key])[:, :3]
 
 
 def test_transitions_are_those_of_the_simulator(case):
@@ -322,40 +307,31 @@ def test_transitions_are_those_of_the_simulator(case):
         assert env.elapsed_steps.tolist() == elapsed.tolist()
         seen.add(int(done.sum()))
         held.assert_unchanged()
+    if isinstance(fake, IsaacLab2):
+        assert "_reset_idx" not in vars(fake) or fake._reset_idx.__func__ is IsaacLab._reset_idx  # as before the step
     assert 0 in seen and len(seen) >= 3 and env.signature.max_episode_steps == LIMIT
 
 
-def test_seed_and_close_reach_the_simulator(case):
-    fake, env, _ = case
-    env.reset(seed=8)
+def test_seed_masked_reset_and_close_reach_the_simulator(case):
+    fake, env, rows = case
     env.reset()
+    td = env.reset(seed=8)
     if isinstance(fake, Genesis | ManiSkill):  # they draw from PyTorch's generator
         assert torch.initial_seed() == 8
-    assert fake.seeds == ([] if isinstance(fake, Genesis) else [8])
-    env.close()
-    assert fake.is_closed != isinstance(fake, Genesis)  # which has nothing to close
-
-
-def test_masked_reset_reaches_running_rows_alone(case):
-    fake, env, rows = case
-    td = env.reset(seed=7)
+    assert fake.seeds[-1:] == ([] if isinstance(fake, Genesis) else [8])
     _, td = env.step(td.set("action", env.sample_action()))
     mask, episode = torch.tensor([False, True, False, True]), fake.episode.clone()
-    if isinstance(fake, IsaacLabDirect | IsaacLabDirect2):
+    if isinstance(fake, IsaacLabDirect2):
         with pytest.raises(TypeError, match="env_ids"):
             env.reset(mask=mask)
-        return
-    td = env.reset(mask=mask)
-    assert (fake.episode == episode + mask).all()
-    assert rows(td).tolist() == [[row, episode[row] + mask[row], 1 - int(mask[row])] for row in range(NUM_ENVS)]
-
-
-def test_env_of_isaac_lab_2_is_as_before_between_steps():
-    fake = IsaacLab2()
-    env = simulators.from_isaac_lab_2(fake)
-    env.reset()
-    env.step(env.sample_action())
-    assert fake._reset_idx.__func__ is IsaacLab._reset_idx
+    else:
+        td = env.reset(mask=mask)
+        assert (fake.episode == episode + mask).all()
+        assert rows(td).tolist() == [[row, episode[row] + mask[row], 1 - int(mask[row])] for row in range(NUM_ENVS)]
+    if isinstance(fake, Newton):
+        assert fake.evaluated[-1] == mask.tolist()  # positions, where episodes start
+    env.close()
+    assert fake.is_closed != isinstance(fake, Genesis)  # which has nothing to close
 
 
 def test_env_of_isaac_lab_3_that_ends_an_episode_elsewhere_raises():
@@ -371,23 +347,12 @@ def test_env_of_isaac_lab_3_that_ends_an_episode_elsewhere_raises():
             env.step(env.sample_action())
 
 
-def test_configurations_that_lose_final_observations_are_refused():
+def test_configurations_that_lose_final_observations_are_refused_and_mjlab_may_have_no_limit():
     mjlab = Mjlab()
+    mjlab.max_episode_length = 0
+    assert simulators.from_mjlab(mjlab).signature.max_episode_steps is None
     mjlab.cfg.auto_reset = True
     with pytest.raises(ValueError, match=r"set cfg\.auto_reset = False before it is made"):
         simulators.from_mjlab(mjlab)
     with pytest.raises(ValueError, match=r"set cfg\.compute_final_obs = True before the env is made"):
         simulators.from_isaac_lab(IsaacLab(compute_final_obs=False))
-
-
-def test_env_of_mjlab_without_a_length_has_no_limit():
-    mjlab = Mjlab()
-    mjlab.max_episode_length = 0
-    assert simulators.from_mjlab(mjlab).signature.max_episode_steps is None
-
-
-def test_newton_evaluates_positions_where_episodes_start(monkeypatch):
-    fake, env = newton(monkeypatch)
-    env.reset()
-    env.reset(mask=torch.tensor([True, False, False, False]))
-    assert fake.evaluated == [[True] * 4, [True, False, False, False]]

@@ -32,7 +32,6 @@ from torchwrap.random import Stream, bits
 from torchwrap.testing import check_env
 
 BOX, ACTIONS = S.Box(-np.inf, np.inf, (3,), np.float32), S.Box(-1, 1, (3,), np.float32)
-NAMES = ("observation", "reward", "terminated", "truncated", "done", "root")
 PART = {"terminated": (True, False), "truncated": (False, True), "both": (True, True)}
 
 
@@ -77,7 +76,7 @@ def keys(seed, rows, episodes):
 
 
 def by_hand(reset, step, actions, seed, limit=None, first_index=0):
-    """Steps with JAX alone: yields what a transition and the next root hold, as NumPy arrays."""
+    """Steps with JAX alone: yields the successor and the next root."""
     num_envs = len(actions[0])
     reset, step = jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step))
     rows, episodes, elapsed = first_index + np.arange(num_envs), np.zeros(num_envs, int), np.zeros(num_envs, int)
@@ -87,11 +86,19 @@ def by_hand(reset, step, actions, seed, limit=None, first_index=0):
         elapsed += 1
         truncated = np.asarray(truncated) | (elapsed == limit)
         done = np.asarray(terminated) | truncated
+        flags = {"reward": reward, "terminated": terminated, "truncated": truncated, "done": done}
+        successor = {"observation": to_torch(observation), **{name: to_torch(flag)[:, None] for name, flag in flags.items()}}
         episodes, elapsed = episodes + done, np.where(done, 0, elapsed)
-        fresh, initial = reset(keys(seed, rows, episodes))  # of all rows, to take some
-        choose = functools.partial(where, done)
-        state, root = jax.tree.map(choose, fresh, state), choose(initial, observation)
-        yield dict(zip(NAMES, map(np.asarray, (observation, reward, terminated, truncated, done, root)), strict=True))
+        fresh = reset(keys(seed, rows, episodes))  # of all rows, to take some
+        state, root = jax.tree.map(functools.partial(where, done), fresh, (state, observation))
+        yield TensorDict(successor, [num_envs]), TensorDict({"observation": to_torch(root)}, [num_envs])
+
+
+def to_torch(values):
+    if isinstance(values, dict):
+        return TensorDict({key: to_torch(value) for key, value in values.items()})
+    tensor = torch.from_numpy(np.array(values))
+    return tensor.long() if tensor.dtype == torch.int32 else tensor  # Discrete, with which JAX computes in 32 bits
 
 
 def where(rows, first, second):
@@ -102,12 +109,11 @@ def assert_equals_by_hand(env, reset, step, num_steps, limit=None, seed=3, first
     """Every transition and root is bit-identical. Returns the successors."""
     actions = [env.sample_action() for _ in range(num_steps)]
     td, successors = env.reset(seed=seed), []
-    for action, expected in zip(actions, by_hand(reset, step, actions, seed, limit, first_index), strict=True):
+    for action, (successor, root) in zip(actions, by_hand(reset, step, actions, seed, limit, first_index), strict=True):
         transition, td = env.step(td.set("action", action))
         successors.append(transition["next"])
-        got = {**successors[-1].to_dict(), "root": td["observation"]}
-        for name, right in expected.items():
-            np.testing.assert_array_equal(got[name].numpy().reshape(right.shape), right, err_msg=name)
+        assert_same(transition["next"].exclude("info"), successor)
+        assert_same(td, root)
     return torch.stack(successors)
 
 
@@ -118,17 +124,9 @@ def count_ends(*arguments, **kwargs):
 # Steps and resets.
 
 
-@pytest.mark.parametrize("ending", ["terminated", "truncated", "both", "in turn"])
-def test_steps_with_staggered_ends_equal_the_functions_by_hand(ending):
-    assert count_ends(make(20, ending), *functions(ending), num_steps=30) > 50
-
-
-@pytest.mark.parametrize("ending", ["terminated", "truncated"])
-def test_steps_whose_episodes_end_all_at_once_equal_the_functions_by_hand(ending):
-    assert count_ends(make(20, ending, 4), *functions(ending, 4), num_steps=13) == 60
-
-
-def test_steps_with_a_limit_equal_the_functions_by_hand():
+def test_steps_equal_the_functions_by_hand():
+    assert count_ends(make(20), *functions(), num_steps=30) > 50  # staggered, by all three causes
+    assert count_ends(make(20, "both", 4), *functions("both", 4), num_steps=13) == 60  # all in one step
     env = make(7, max_episode_steps=4)
     assert env.signature.max_episode_steps == 4
     assert count_ends(env, *functions(), num_steps=30, limit=4) > 50
@@ -144,34 +142,15 @@ def batched_functions():
     return jax.vmap(reset), jax.vmap(step)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id="single"),
-        pytest.param(
-            functools.partial(from_jax, *batched_functions(), observation_space=BOX, action_space=ACTIONS, batched=True),
-            id="batched",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_env_keeps_the_contract(make):
-    check_env(functools.partial(make, info_keys=("steps",)))
+@pytest.mark.parametrize("batched", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_env_keeps_the_contract(batched):
+    reset, step = batched_functions() if batched else functions()
+    given = {"observation_space": BOX, "action_space": ACTIONS, "batched": batched, "info_keys": ("steps",)}
+    check_env(functools.partial(from_jax, reset, step, **given))
 
 
 def test_transition_resets_nothing_and_a_masked_reset_does():
     assert_transition_and_masked_reset_are_a_step(make(), make())
-
-
-def test_seeded_reset_of_some_rows_leaves_the_others_alone():
-    env = make()
-    td = env.reset(seed=0)
-    mask = torch.tensor([False, True, True, False, False])
-    before = jax.tree.map(np.asarray, jax.tree.leaves(env.state["position"]))[0]
-    again = env.reset(seed=7, mask=mask)
-    assert (again["observation"][~mask] == td["observation"][~mask]).all()
-    assert (again["observation"][mask] == make().reset(seed=7)["observation"][mask]).all()
-    np.testing.assert_array_equal(np.asarray(env.state["position"])[~mask.numpy()], before[~mask.numpy()])
 
 
 def test_functions_are_traced_once_for_checks_and_any_number_of_finished_rows():
@@ -245,6 +224,9 @@ def test_results_own_their_memory():
 
 def test_values_pass_without_a_copy(monkeypatch):
     env, seen = make(16), []
+    expected, storage = make(16), torch.rand(3, 33).T  # transposed, and 4 bytes behind an aligned address: copied
+    env.reset(seed=0), expected.reset(seed=0)
+    assert_same(env.step(storage[1:17])[0]["next"], expected.step(storage[1:17].clone())[0]["next"])
     action = env.reset(seed=0)["observation"].clone().clamp(-1, 1)
     before = env.packed_state
     step = env.functions.step
@@ -257,14 +239,6 @@ def test_values_pass_without_a_copy(monkeypatch):
     assert observation.unsafe_buffer_pointer() == transition["next", "observation"].data_ptr()
     for name, flag in zip(("reward", "terminated", "truncated"), flags, strict=True):
         assert flag.unsafe_buffer_pointer() == transition["next", name].data_ptr()
-
-
-def test_actions_may_be_views():
-    env, other = make(), make()
-    env.reset(seed=0), other.reset(seed=0)
-    storage = torch.rand(3, 11).T  # transposed, and 4 bytes behind an aligned address
-    expected, _ = other.step(storage[1:6].clone())
-    assert_same(env.step(storage[1:6])[0]["next"], expected["next"])
 
 
 # State.
@@ -295,11 +269,19 @@ def numbers(wide=False):
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
-def test_state_of_every_dtype_survives_a_snapshot(wide):
+def test_state_of_every_dtype_steps_as_by_hand_and_survives_a_snapshot(wide):
     with jax.enable_x64(wide):
         space = S.Box(-np.inf, np.inf, (1,), np.float64)
         env, other = (from_jax(*numbers(wide), 4, space, ACTIONS, max_episode_steps=7) for _ in range(2))
-        play(env, 10, env.reset(seed=0))
+        initial = jax.vmap(numbers(wide)[0])(keys(0, range(4), [0] * 4))[0]
+        env.reset(seed=0)
+        stepped, observation, *_ = jax.jit(jax.vmap(numbers(wide)[1]))(initial, jnp.zeros((4, 3)))
+        got = env.step(torch.zeros(4, 3))[0]["next", "observation"]
+        assert got.dtype == torch.float64
+        np.testing.assert_array_equal(got.numpy(), observation)
+        for name, leaf in stepped[0].items():
+            assert str(leaf.dtype) == name and (env.state[0][name] == leaf).all()
+        _, root = play(env, 10, env.reset(seed=0))
         file = io.BytesIO()
         torch.save(env.snapshot().to_dict(), file)
         file.seek(0)
@@ -311,22 +293,7 @@ def test_state_of_every_dtype_survives_a_snapshot(wide):
                 ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
             assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
         assert np.asarray(other.state[2]).view(np.uint32).tolist() == [0x7FA12345] * 4
-        played, _ = play(other, 10, td)
-        assert_same(played, play(env, 10, env._position.root)[0])
-        assert played["transition", "next", "observation"].dtype == torch.float64
-
-
-@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
-def test_state_of_every_dtype_steps_as_by_hand(wide):
-    with jax.enable_x64(wide):
-        env = from_jax(*numbers(wide), 4, S.Box(-np.inf, np.inf, (1,), np.float32), ACTIONS)
-        initial = jax.vmap(numbers(wide)[0])(keys(0, range(4), [0] * 4))[0]
-        env.reset(seed=0)
-        stepped, observation, *_ = jax.jit(jax.vmap(numbers(wide)[1]))(initial, jnp.zeros((4, 3)))
-        got = env.step(torch.zeros(4, 3))[0]["next", "observation"]
-        np.testing.assert_array_equal(got.numpy(), observation.astype("float32"))
-        for name, leaf in stepped[0].items():
-            assert str(leaf.dtype) == name and (env.state[0][name] == leaf).all()
+        assert_same(play(other, 10, td)[0], play(env, 10, root)[0])
 
 
 def test_copy_continues_as_the_original_and_is_not_compiled_again():
@@ -403,11 +370,6 @@ def replaced(reset=None, step=None, vmapped=False, **kwargs):
         (replaced(reset=lambda state, observation: state), TypeError, r"reset to return \(state, observation\), but got"),
         (replaced(reset=lambda state, observation: (state, observation[:2])), ValueError, r"reset to .* got float32\[2, 2\]"),
         (replaced(reset=lambda state, observation: ((), observation)), ValueError, "state with at least one number"),
-        (
-            replaced(reset=lambda state, o: (state["position"] + 1j, o)),
-            TypeError,
-            r"got complex64\[2, 3\]",
-        ),
         (replaced(step=lambda *values: values[:5]), TypeError, r"step to return \(state, .*, info\) with a dict as info"),
         (replaced(step=lambda *values: (*values[:5], None)), TypeError, r"with a dict as info"),
         (
@@ -482,20 +444,17 @@ def test_brax_by_name_and_with_nested_observations(brax):
     assert env.step(env.sample_action())[0]["next", "observation", "state"].shape == (3, 2)
 
 
-@pytest.mark.parametrize("name", ["EpisodeWrapper", "AutoResetWrapper", "VmapWrapper"])
-def test_brax_wrappers_are_refused(brax, name):
-    wrap, arguments = brax["wrapped"](name), {"EpisodeWrapper": (10, 1)}.get(name, ())
-    with pytest.raises(ValueError, match=f"reset or batch, but got {name}: brax.envs.get_environment makes one"):
-        from_brax(wrap(brax["fast"](), *arguments), 2)
-
-
-def test_from_brax_names_what_it_needs(brax):
-    with pytest.raises(ValueError, match=r"from_brax needs the name of one of Brax's envs, ant, .*, but got 'bee'"):
-        from_brax("bee", 2)
-    with pytest.raises(TypeError, match="from_brax needs an env of Brax or its name, but got 3"):
-        from_brax(3, 2)
-    with pytest.raises(ValueError, match=r"from_brax needs info_keys that the info contains, but got \['nope'\]"):
-        from_brax(brax["fast"](), 2, info_keys=["nope"])
+def test_from_brax_refuses_wrappers_and_names_what_it_needs(brax):
+    for name, arguments in (("EpisodeWrapper", (10, 1)), ("AutoResetWrapper", ()), ("VmapWrapper", ())):
+        with pytest.raises(ValueError, match=f"reset or batch, but got {name}: brax.envs.get_environment makes one"):
+            from_brax(brax["wrapped"](name)(brax["fast"](), *arguments), 2)
+    for env, kwargs, message in (
+        ("bee", {}, "from_brax needs the name of one of Brax's envs, such as 'ant', but got 'bee'"),
+        (3, {}, "from_brax needs an env of Brax or its name, but got 3"),
+        (brax["fast"](), {"info_keys": ["nope"]}, r"from_brax needs info_keys that the info contains, but got \['nope'\]"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            from_brax(env, 2, **kwargs)
 
 
 # gymnax.

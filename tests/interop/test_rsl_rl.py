@@ -7,6 +7,7 @@ pytest.importorskip("rsl_rl")
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
+from helpers import AOT, Held
 from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 
@@ -48,7 +49,7 @@ def make_learned(num_envs=3):
 
 def test_step_returns_what_the_env_does_with_staggered_ends():
     lengths = (5, 3, 1, 4)  # ended by all three causes, and by none in some steps
-    env, oracle = to_rsl_rl(ScriptedEnv(4, (2,), lengths), seed=0), ScriptedEnv(4, (2,), lengths)
+    env, oracle, held = to_rsl_rl(ScriptedEnv(4, (2,), lengths), seed=0), ScriptedEnv(4, (2,), lengths), Held()
     td = oracle.reset(seed=0)
     assert (env.get_observations()["policy"] == td["observation"]).all()
     causes = set()
@@ -65,16 +66,9 @@ def test_step_returns_what_the_env_does_with_staggered_ends():
         pairs = list(zip(successor["terminated"].flatten().tolist(), successor["truncated"].flatten().tolist(), strict=True))
         assert extras["time_outs"].tolist() == [truncated and not terminated for terminated, truncated in pairs]
         causes |= set(pairs)
+        held.add(obs, extras["final_obs"], TensorDict(rewards=rewards, dones=dones, time_outs=extras["time_outs"]))
     assert len(causes) == 4
-
-
-def test_results_are_not_changed_by_the_next_step():
-    env = to_rsl_rl(ScriptedEnv(2, (2,), 1, ending="truncated"))
-    first = env.step(torch.zeros(2, 6))
-    copies = [first[0].clone(), first[1].clone(), first[2].clone(), first[3]["final_obs"].clone()]
-    env.step(torch.zeros(2, 6))
-    for value, copy in zip([*first[:3], first[3]["final_obs"]], copies, strict=True):
-        assert (value == copy).all()
+    held.assert_unchanged()
 
 
 def test_dict_observation_becomes_groups_that_the_runner_finds():
@@ -94,16 +88,14 @@ def test_finite_horizon_has_no_time_outs():
     OnPolicyRunner(env, config()).learn(1)  # nor does PPO miss them
 
 
-def test_seed_repeats_the_first_episode():
-    first, second, other = (to_rsl_rl(make_pendulum(), seed=seed).get_observations()["policy"] for seed in (3, 3, 4))
-    assert (first == second).all() and not (first == other).any()
-
-
-def test_reset_starts_new_episodes():
-    env = to_rsl_rl(make_pendulum(), seed=3)
-    first = env.step(torch.zeros(4, 1))[0]["policy"]
+def test_seed_repeats_the_first_episode_and_reset_starts_new_ones():
+    env, same, other = (to_rsl_rl(make_pendulum(), seed=seed) for seed in (3, 3, 4))
+    first = env.get_observations()["policy"]
+    assert (first == same.get_observations()["policy"]).all() and not (first == other.get_observations()["policy"]).any()
+    env.step(torch.zeros(4, 1))
     obs, extras = env.reset()
     assert env.episode_length_buf.tolist() == [0] * 4 and not (obs["policy"] == first).any() and extras == {}
+    assert (env.get_observations()["policy"] == obs["policy"]).all()
 
 
 # The episode clock.
@@ -130,35 +122,35 @@ def test_random_episode_lengths_move_the_clock_and_truncate():
 
 
 def test_env_without_a_limit_learns_but_has_no_random_episode_lengths():
-    env = to_rsl_rl(ScriptedEnv(2, (3,), None))
-    runner = OnPolicyRunner(env, config())
+    runner = OnPolicyRunner(to_rsl_rl(ScriptedEnv(2, (3,), None)), config())
     runner.learn(1)
     with pytest.raises(RuntimeError, match=r"init_at_random_ep_len needs an env with a time limit.*put transforms\.TimeLimit"):
         runner.learn(1, init_at_random_ep_len=True)
-
-
-def test_env_of_gymnasium_trains_and_has_a_clock_with_time_limit():
-    env = tw.TransformedEnv(tw.make("Pendulum-v1", 2, backend="gymnasium"), T.TimeLimit(4))
-    adapter = to_rsl_rl(env, seed=0)
-    OnPolicyRunner(adapter, config(steps=6)).learn(1, init_at_random_ep_len=True)
-    assert adapter.max_episode_length == 4
-    env.close()
 
 
 # Inference mode.
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_env_steps_and_restores_outside_of_inference_mode_after_training(compiled):
-    env = make_learned()
+def test_training_in_inference_mode_leaves_an_env_that_steps_and_restores_outside_of_it(compiled):
+    env, oracle = make_learned(), make_learned()
     if compiled:
         tw.compile(env, backend="aot_eager")
     adapter = to_rsl_rl(env, seed=0)
+    oracle.reset(seed=0)
+    actions = [oracle.sample_action() for _ in range(12)]
+    with torch.inference_mode():
+        for action in actions:
+            adapter.step(action.clone())
+    for action in actions:
+        oracle.step(action)
+    tolerance = AOT if compiled else 0
+    for name, buffer in oracle.state_dict().items():
+        torch.testing.assert_close(env.state_dict()[name], buffer, rtol=tolerance, atol=tolerance)
     OnPolicyRunner(adapter, config()).learn(2)
     assert not any(buffer.is_inference() for buffer in env.buffers())
     assert not adapter.get_observations()["policy"].is_inference()
     snapshot = env.snapshot()
-    actions = [env.sample_action() for _ in range(12)]
     first = [env.step(action)[0]["next"].clone() for action in actions]
     env.reset(mask=torch.tensor([True, False, True]))
     env.restore(snapshot)
@@ -166,30 +158,7 @@ def test_env_steps_and_restores_outside_of_inference_mode_after_training(compile
         assert (env.step(action)[0]["next"] == successor).all()
 
 
-def test_training_in_inference_mode_learns_the_same_statistics_as_steps_outside():
-    env, oracle = make_learned(), make_learned()
-    adapter = to_rsl_rl(env, seed=0)
-    actions = []
-    oracle.reset(seed=0)
-    for _ in range(12):
-        actions.append(oracle.sample_action())
-        oracle.step(actions[-1])
-    with torch.inference_mode():
-        for action in actions:
-            adapter.step(action.clone())
-    for name, buffer in oracle.state_dict().items():
-        assert (env.state_dict()[name] == buffer).all(), name
-
-
 # Logs.
-
-
-def test_log_holds_the_episodes_that_ended_in_the_step():
-    env = to_rsl_rl(tw.TransformedEnv(ScriptedEnv(2, (1,), (2, 3)), T.RecordEpisodeStatistics(), T.ScaleReward(100)))
-    logs = [env.step(torch.zeros(2, 6))[3].get("log") for _ in range(3)]
-    assert logs[0] is None
-    assert {key: value.tolist() for key, value in logs[1].items()} == {"episode_return": [3], "episode_length": [2]}
-    assert {key: value.tolist() for key, value in logs[2].items()} == {"episode_return": [6], "episode_length": [3]}
 
 
 def test_logger_writes_the_mean_over_episodes(tmp_path):
@@ -238,16 +207,9 @@ def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch, algorithm, 
 def test_one_step_episodes_of_several_envs_bootstrap_row_by_row(monkeypatch, algorithm, values):
     storage = collect(monkeypatch, algorithm, ScriptedEnv(2, (1,), 1, ending="truncated"), 2, gamma=0.5, lam=1.0).storage
     assert storage.returns.squeeze(-1).tolist() == [[1 + 0.5 * value for value in values]] * 2
-
-
-def test_episodes_that_do_not_end_have_the_targets_of_rsl_rl(monkeypatch):
-    theirs, ours = (
-        collect(monkeypatch, algorithm, ScriptedEnv(2, (1,), None), 3, gamma=0.5, lam=1.0).storage
-        for algorithm in (THEIRS, OURS)
-    )
-    assert ours.rewards[..., 0].tolist() == [[1, 1], [2, 2], [3, 3]]
-    assert ours.returns[2, :, 0].tolist() == [3 + 0.5 * 3, 3 + 0.5 * 1003]  # from the observation after the last step
-    assert (ours.returns == theirs.returns).all()
+    storage = collect(monkeypatch, algorithm, ScriptedEnv(2, (1,), None), 3, gamma=0.5, lam=1.0).storage  # none ends
+    assert storage.rewards[..., 0].tolist() == [[1, 1], [2, 2], [3, 3]]
+    assert storage.returns[2, :, 0].tolist() == [3 + 0.5 * 3, 3 + 0.5 * 1003]  # from the observation after the last step
 
 
 def test_bootstrap_leaves_the_critic_normalization_to_rsl_rl():
@@ -290,48 +252,26 @@ def test_ppo_of_an_env_without_final_observations_names_the_remedy():
         runner.learn(1)
 
 
-# Refusals.
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        (lambda: torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
-        (lambda: tw.make("CartPole-v1", 2), r"needs actions in a Box with one dimension, but got Discrete\(2\)"),
-        (lambda: ScriptedEnv(2, action_space=Box(-1, 1, (2,), np.float64)), "needs actions in float32"),
-        (lambda: ScriptedEnv(2, observation_space=Discrete(3)), "needs observations in a Box.*FlattenObservation"),
-        (lambda: ScriptedEnv(2, observation_shape=(3, 8, 8)), "needs observations in a Box.*FlattenObservation"),
+def test_to_rsl_rl_refuses_what_rsl_rl_does_not_take_before_a_reset():
+    for env, message in (
+        (torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
+        (tw.make("CartPole-v1", 2), r"needs actions in a Box with one dimension, but got Discrete\(2\)"),
+        (ScriptedEnv(2, action_space=Box(-1, 1, (2,), np.float64)), "needs actions in float32"),
+        (ScriptedEnv(2, observation_space=Discrete(3)), "needs observations in a Box.*FlattenObservation"),
+        (ScriptedEnv(2, observation_shape=(3, 8, 8)), "needs observations in a Box.*FlattenObservation"),
         (
-            lambda: ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64)),
+            ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64)),
             r'observations in float32, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
         ),
-        (lambda: ScriptedEnv(2, observation_space=Dict({"a": VECTOR, "b": Discrete(2)})), "needs observations in a Box"),
+        (ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Discrete(2))), "needs observations in a Box"),
         (
-            lambda: ScriptedEnv(2, observation_space=Dict({"a": VECTOR, "b": Box(0, 1, (2,), np.float64)})),
+            ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Box(0, 1, (2,), np.float64))),
             "needs observations in float32.*put transforms.TransformObservation",
         ),
-        (lambda: ScriptedEnv(2, observation_space=Dict({"a": Dict({"b": VECTOR})})), "without a Dict in a Dict"),
-    ],
-    ids=[
-        "no env",
-        "discrete",
-        "float64 actions",
-        "discrete observation",
-        "image",
-        "integers",
-        "group",
-        "float64 group",
-        "nested",
-    ],
-)
-def test_to_rsl_rl_refuses_what_rsl_rl_does_not_take_before_a_reset(env, message):
-    env = env()
-    with pytest.raises((TypeError, ValueError), match=f"to_rsl_rl.*{message}"):
-        to_rsl_rl(env)
-    if isinstance(env, tw.Env):
-        assert env.np_random_seed is None
-
-
-def test_to_rsl_rl_refuses_a_config_that_is_no_dict():
+        (ScriptedEnv(2, observation_space=Dict(a=Dict(b=VECTOR))), "without a Dict in a Dict"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"to_rsl_rl.*{message}"):
+            to_rsl_rl(env)
+        assert getattr(env, "np_random_seed", None) is None
     with pytest.raises(TypeError, match="to_rsl_rl needs cfg as a dict, but got list"):
         to_rsl_rl(ScriptedEnv(2, (3,)), [])

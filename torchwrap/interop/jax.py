@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from gymnasium import Space
@@ -16,17 +18,19 @@ from torch.nn import functional as F
 from torch.utils.dlpack import from_dlpack
 
 from torchwrap import spaces
-from torchwrap._core import nested
-from torchwrap._core.rows import RowMask
+from torchwrap._core import nested, validation
+from torchwrap._core.row_mask import RowMask
 from torchwrap.env import Env
-from torchwrap.interop._jax_functions import JaxFunctions
-from torchwrap.interop._jax_functions import signature as describe
+from torchwrap.interop import _checks
 from torchwrap.random import Stream, bits
 from torchwrap.spaces import Signature
 
-# They count steps, reset, or batch, which the env does itself.
-_BRAX_WRAPPERS = ("EpisodeWrapper", "AutoResetWrapper", "VmapWrapper", "DomainRandomizationVmapWrapper", "EvalWrapper")
-_PLAYGROUND_WRAPPERS = ("BraxAutoResetWrapper", "BraxDomainRandomizationVmapWrapper")
+# Wrappers of Brax, and two of MuJoCo Playground, that count steps, reset, or batch, which the env does itself.
+_WRAPPERS = {"EpisodeWrapper", "AutoResetWrapper", "VmapWrapper", "DomainRandomizationVmapWrapper", "EvalWrapper"}
+_WRAPPERS |= {"BraxAutoResetWrapper", "BraxDomainRandomizationVmapWrapper"}
+
+_STEP = ("state", "observation", "reward", "terminated", "truncated", "info")
+_PARTIAL_RESET_DIVISOR, _MIN_PARTIAL_RESET = 16, 16
 
 
 def from_jax(
@@ -74,16 +78,13 @@ def from_jax(
         TypeError, ValueError: if an argument is invalid, or if the functions do not fit each other or the spaces.
 
     >>> from gymnasium.spaces import Box
-    >>> space = Box(-1, 1, ())
     >>> step = lambda state, action: (state + action, state + action, -state, state > 3, False, {})
-    >>> env = from_jax(lambda key: 2 * (jax.random.uniform(key),), step, 3, space, space)
+    >>> env = from_jax(lambda key: 2 * (jax.random.uniform(key),), step, 3, Box(-1, 1, ()), Box(-1, 1, ()))
     >>> env.reset(seed=0)["observation"].shape
     torch.Size([3])
     """
-    signature = describe(
-        "from_jax", num_envs, observation_space, action_space, max_episode_steps, first_index, info_keys, device=device
-    )
-    return JaxEnv(JaxFunctions("from_jax", reset, step, signature, batched, list(info_keys)), signature)
+    described = num_envs, observation_space, action_space, max_episode_steps, first_index, info_keys
+    return _make("from_jax", reset, step, *described, device=device, batched=batched)
 
 
 def from_brax(
@@ -112,20 +113,19 @@ def from_brax(
 
     >>> env = from_brax("inverted_pendulum", num_envs=4096)  # doctest: +SKIP
     """
+    name = env if isinstance(env, str) else type(env).__name__
     if isinstance(env, str):
         import brax.envs
 
-        known = sorted(brax.envs._envs)
-        if env not in known:
-            raise ValueError(f"from_brax needs the name of one of Brax's envs, {', '.join(known)}, but got {env!r}.")
-        name, env = env, brax.envs.get_environment(env)
-    else:
-        name = type(env).__name__
+        try:
+            env = brax.envs.get_environment(env)
+        except KeyError:
+            raise ValueError(f"from_brax needs the name of one of Brax's envs, such as 'ant', but got {env!r}.") from None
     if not all(hasattr(env, attribute) for attribute in ("reset", "step", "observation_size", "action_size")):
         raise TypeError(f"from_brax needs an env of Brax or its name, but got {env!r}.")
     layer = env
     while layer is not None:
-        if {kind.__name__ for kind in type(layer).__mro__} & {*_BRAX_WRAPPERS, *_PLAYGROUND_WRAPPERS}:
+        if {kind.__name__ for kind in type(layer).__mro__} & _WRAPPERS:
             raise ValueError(
                 f"from_brax needs an env that does not count steps, reset or batch, but got {type(layer).__name__}: "
                 "brax.envs.get_environment makes one, and max_episode_steps limits its episodes."
@@ -136,31 +136,22 @@ def from_brax(
         remedy = '`registry.load(name, config_overrides={"impl": "jax"})` makes one of MuJoCo Playground'
         raise ValueError(f"from_brax needs an env that computes in JAX, but got {name} in Warp: {remedy}.")
 
-    def reset(key: Any) -> tuple[Any, Any]:
+    def reset(key: jax.Array) -> tuple[Any, Any]:
         state = env.reset(key)
         return state, state.obs
 
-    def step(state: Any, action: Any) -> tuple[Any, ...]:
+    def step(state: Any, action: jax.Array) -> tuple[Any, ...]:
         state = env.step(state, action)
-        return state, state.obs, state.reward, state.done != 0, jax.numpy.zeros((), bool), {**state.info, **state.metrics}
+        return state, state.obs, state.reward, state.done != 0, jnp.zeros((), bool), {**state.info, **state.metrics}
 
     def space(size: Any) -> Space[Any]:
         if isinstance(size, int | np.integer | tuple):
             return gym_spaces.Box(-np.inf, np.inf, size if isinstance(size, tuple) else (int(size),), np.float32)
         return gym_spaces.Dict({key: space(part) for key, part in size.items()})
 
-    action_space = gym_spaces.Box(-1, 1, (int(env.action_size),), np.float32)
-    signature = describe(
-        "from_brax",
-        num_envs,
-        space(env.observation_size),
-        action_space,
-        max_episode_steps,
-        first_index,
-        info_keys,
-        device=device,
-    )
-    return JaxEnv(JaxFunctions("from_brax", reset, step, signature, False, list(info_keys)), signature, name)
+    both = space(env.observation_size), gym_spaces.Box(-1, 1, (int(env.action_size),), np.float32)
+    described = num_envs, *both, max_episode_steps, first_index, info_keys
+    return _make("from_brax", reset, step, *described, device=device, name=name)
 
 
 def from_gymnax(
@@ -205,7 +196,7 @@ def from_gymnax(
     if max_episode_steps is not None:
         params = params.replace(max_steps_in_episode=max_episode_steps)
 
-    def reset(key: Any) -> tuple[Any, Any]:
+    def reset(key: jax.Array) -> tuple[Any, Any]:
         reset_key, step_key = jax.random.split(key)
         observation, state = env.reset_env(reset_key, params)
         return (state, step_key), observation
@@ -217,14 +208,27 @@ def from_gymnax(
         observation, state, reward, terminated, info = env.step_env(step_key, state, action, params)
         return (state, key), observation, reward, terminated, env.is_truncated(state, params), info
 
-    observation_space, action_space = (
-        gymnax_space_to_gym_space(space) for space in (env.observation_space(params), env.action_space(params))
-    )
-    limit = int(params.max_steps_in_episode)
-    signature = describe(
-        "from_gymnax", num_envs, observation_space, action_space, limit, first_index, info_keys, device=device
-    )
-    return JaxEnv(JaxFunctions("from_gymnax", reset, step, signature, False, list(info_keys)), signature, env.name)
+    both = [gymnax_space_to_gym_space(space) for space in (env.observation_space(params), env.action_space(params))]
+    described = num_envs, *both, int(params.max_steps_in_episode), first_index, info_keys
+    return _make("from_gymnax", reset, step, *described, device=device, name=env.name)
+
+
+def _make(
+    owner: str,
+    reset: Callable[..., Any],
+    step: Callable[..., Any],
+    *described: Any,
+    device: torch.device | str,
+    batched: bool = False,
+    name: str = "JaxEnv",
+) -> JaxEnv:
+    device = validation.device(owner, device)
+    try:
+        jax.devices("gpu" if device.type == "cuda" else device.type)
+    except RuntimeError as error:
+        raise ValueError(f"{owner} needs a device that JAX computes on, but got {str(device)!r}: {error}") from None
+    signature, info_keys = _checks.signature(owner, *described, device=device), list(described[-1])
+    return JaxEnv(JaxFunctions(owner, reset, step, signature, batched, info_keys), signature, name)
 
 
 class JaxEnv(Env):
@@ -234,13 +238,13 @@ class JaxEnv(Env):
     """
 
     host_stepped = True
+    packed_state: Tensor
 
-
-    def __init__(self, functions: JaxFunctions, signature: Signature, name: str = "JaxEnv") -> None:
+    def __init__(self, functions: JaxFunctions, signature: Signature, name: str) -> None:
         super().__init__(signature)
         self.functions, self._simulator = functions, name
         self.stream = Stream(signature.num_envs, signature.first_index, tag=0, device=signature.device)
-        state = torch.zeros(self.num_envs, functions.num_words, dtype=torch.int32, device=self.device)
+        state = torch.zeros(self.num_envs, functions.num_bytes, dtype=torch.uint8, device=self.device)
         self.register_env_buffer("packed_state", state)
 
     @property
@@ -253,17 +257,11 @@ class JaxEnv(Env):
         leaves = [_to_jax(action[path] if path else action) for path, _ in spaces.leaves(self.single_action_space)]
         # Not before everything is computed may the caller change the action, which JAX reads in place.
         results = jax.block_until_ready(self.functions.step(_to_jax(self.packed_state), leaves))
-        state, observation, flags, info = jax.tree.map(from_dlpack, results)
-        self._buffers["packed_state"] = state
-        reward, terminated, truncated = flags
+        self.packed_state, observation, (reward, terminated, truncated), info = jax.tree.map(from_dlpack, results)
         if self.signature.max_episode_steps is not None:
             truncated |= (self.stream.draw >= self.signature.max_episode_steps).unsqueeze(-1)
-        successor = {
-            "observation": self._observation(observation),
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-        }
+        successor = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        successor["observation"] = self._observation(observation)
         if info:
             successor["info"] = nested.tensordict(dict(zip(self.functions.info_keys, info, strict=True)), self.num_envs)
         return nested.tensordict(successor, self.num_envs)
@@ -282,8 +280,7 @@ class JaxEnv(Env):
         return nested.tensordict({"observation": observation}, self.num_envs)
 
     def _observation(self, leaves: list[Tensor]) -> spaces.Value:
-        remaining = iter(leaves)
-        space = self.single_observation_space
+        remaining, space = iter(leaves), self.single_observation_space
         return spaces.build(space, lambda _, leaf: next(remaining).to(spaces.dtype(leaf)), len(leaves[0]))
 
     def _read_clock(self) -> Tensor:
@@ -296,6 +293,171 @@ class JaxEnv(Env):
         return self._simulator
 
 
-def _to_jax(tensor: Tensor) -> Any:
+def _to_jax(tensor: Tensor) -> jax.Array:
     # A view; of int64 a copy, if JAX computes with 32 bits.
     return jax.dlpack.from_dlpack(tensor.contiguous())
+
+
+class JaxFunctions:
+    """`reset` and `step` of a batch, each one compiled call. They are checked at construction, without being compiled.
+
+    The state is one uint8 array `(num_envs, num_bytes)`: one array to exchange, whatever the pytree of the simulator.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        reset: Callable[..., Any],
+        step: Callable[..., Any],
+        signature: Signature,
+        batched: bool,
+        info_keys: list[str],
+    ) -> None:
+        for name, function in (("reset", reset), ("step", step)):
+            if not callable(function):
+                raise TypeError(f"{owner} needs a function as {name}, but got {function!r}.")
+        self.owner, self.info_keys, num_envs = owner, info_keys, signature.num_envs
+        self.observation_space, self.action_space = signature.single_observation_space, signature.single_action_space
+        # Resets compute this many rows at once, so that they are compiled once, and cost little where few episodes end.
+        self.reset_size = min(num_envs, max(_MIN_PARTIAL_RESET, math.ceil(num_envs / _PARTIAL_RESET_DIVISOR)))
+        # Compiled by themselves too, so that JAX traces them once for the checks and for the call.
+        self._reset = jax.jit(reset if batched else jax.vmap(reset))
+        self._step = jax.jit(step if batched else jax.vmap(step))
+        key = jax.eval_shape(jax.random.key, 0)
+        self.key_words = math.prod(jax.eval_shape(jax.random.key_data, key).shape)
+        initial = jax.eval_shape(self._reset, _batch(key, self.reset_size))
+        if not isinstance(initial, tuple) or len(initial) != 2:
+            raise TypeError(f"{owner} needs reset to return (state, observation), but got {_describe(initial)}.")
+        self._check_observation("reset", initial[1], self.reset_size)
+        for path, leaf in jax.tree.leaves_with_path(initial[0]):
+            if leaf.shape[:1] != (self.reset_size,):
+                got = f"{_describe(leaf)} in state{jax.tree_util.keystr(path)}"
+                raise ValueError(
+                    f"{owner} needs reset to return a state with one row per key ({self.reset_size}), but got {got}."
+                )
+        leaves, self._structure = jax.tree.flatten(initial[0])
+        self._rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+        self._sizes = [jax.eval_shape(_bytes, leaf).shape[1] for leaf in leaves]
+        self.num_bytes = sum(self._sizes)
+        if not self.num_bytes:
+            raise ValueError(f"{owner} needs a state with at least one number, but got {_describe(initial[0])}.")
+        before = jax.tree.unflatten(self._structure, [_batch(row, num_envs) for row in self._rows])
+        shapes = [(num_envs, *(leaf.shape or ())) for _, leaf in spaces.leaves(self.action_space)]
+        dtypes = [_dtype(leaf) for _, leaf in spaces.leaves(self.action_space)]
+        action = self._action(map(jax.ShapeDtypeStruct, shapes, dtypes))
+        self._check_step(jax.eval_shape(self._step, before, action), before, num_envs)
+        self.reset, self.step, self.unpack = jax.jit(self._run_reset), jax.jit(self._run_step), jax.jit(self._unpack)
+
+    def _run_reset(self, key_words: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        state, observation = self._reset(jax.random.wrap_key_data(key_words))
+        return _pack(state), self._observations(observation)
+
+    def _run_step(self, packed: jax.Array, action: list[jax.Array]) -> tuple[Any, ...]:
+        state, observation, *flags, info = self._step(self._unpack(packed), self._action(action))
+        values = [*zip(flags, (jnp.float32, bool, bool), strict=True), *[(info[name], jnp.float32) for name in self.info_keys]]
+        columns = [value.astype(dtype).reshape(-1, 1) for value, dtype in values]
+        return _pack(state), self._observations(observation), columns[:3], columns[3:]
+
+    def _action(self, leaves: Iterable[Any]) -> Any:
+        return _nest(self.action_space, iter(leaves))
+
+    def _observations(self, observation: Any) -> list[jax.Array]:
+        return [_at(observation, path).astype(_dtype(leaf)) for path, leaf in spaces.leaves(self.observation_space)]
+
+    def _unpack(self, packed: jax.Array) -> Any:
+        parts = jnp.split(packed, np.cumsum(self._sizes)[:-1], 1)
+        leaves = [_from_bytes(part, row) for part, row in zip(parts, self._rows, strict=True)]
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def _check_observation(self, name: str, observation: Any, num_rows: int) -> None:
+        parts = list(spaces.leaves(self.observation_space))
+        try:
+            found = [_at(observation, path) for path, _ in parts]
+            fits = len(jax.tree.leaves(observation)) == len(found) and all(
+                value.shape == (num_rows, *(leaf.shape or ())) and jnp.can_cast(value.dtype, _dtype(leaf), "same_kind")
+                for value, (_, leaf) in zip(found, parts, strict=True)
+            )
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            fits = False
+        if not fits:
+            needed = f"{num_rows} observations of {self.observation_space}"
+            raise ValueError(f"{self.owner} needs {name} to return {needed}, but got {_describe(observation)}.")
+
+    def _check_step(self, result: Any, before: Any, num_envs: int) -> None:
+        if not isinstance(result, tuple) or len(result) != len(_STEP) or not isinstance(result[-1], dict):
+            needed = f"({', '.join(_STEP)}) with a dict as info"
+            raise TypeError(f"{self.owner} needs step to return {needed}, but got {_describe(result)}.")
+        after, observation, reward, terminated, truncated, info = result
+        layouts, structures = [_layout(before), _layout(after)], [jax.tree.structure(before), jax.tree.structure(after)]
+        if layouts[0] != layouts[1] or structures[0] != structures[1]:
+            pairs = {name: tuple(layout.get(name) for layout in layouts) for name in {**layouts[0], **layouts[1]}}
+            differences = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+            raise ValueError(
+                f"{self.owner} needs step to return a state of the structure, shapes and dtypes of that from reset, but got "
+                f"(reset, step) {differences or structures}."
+            )
+        self._check_observation("step", observation, num_envs)
+        unknown = sorted(set(self.info_keys) - set(info))
+        if unknown:
+            known = f"It contains {sorted(info)}."
+            raise ValueError(f"{self.owner} needs info_keys that the info contains, but got {unknown}. {known}")
+        numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        for name, value in {**numbers, **{key: info[key] for key in self.info_keys}}.items():
+            if getattr(value, "shape", None) != (num_envs,):
+                raise ValueError(f"{self.owner} needs {name} as one number per env, but got {_describe(value)}.")
+
+    def __deepcopy__(self, memo: Any) -> JaxFunctions:
+        return self  # without state; a copy would be compiled again
+
+
+def _pack(state: Any) -> jax.Array:
+    return jnp.concatenate([_bytes(leaf) for leaf in jax.tree.leaves(state)], 1)
+
+
+def _bytes(leaf: jax.Array) -> jax.Array:
+    if _is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    return leaf.reshape(len(leaf), math.prod(leaf.shape[1:])).view(jnp.uint8)
+
+
+def _from_bytes(part: jax.Array, row: jax.ShapeDtypeStruct) -> jax.Array:
+    if _is_key(row):
+        data = jax.eval_shape(jax.random.key_data, row)
+        return jax.random.wrap_key_data(_from_bytes(part, data), impl=jax.random.key_impl(jnp.empty((), row.dtype)))
+    return part.view(row.dtype).reshape(len(part), *row.shape)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _batch(row: jax.ShapeDtypeStruct, num_rows: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((num_rows, *row.shape), row.dtype)
+
+
+def _dtype(leaf: Space[Any]) -> np.dtype[Any]:
+    """The dtype of a leaf's values in JAX: of 32 bits, unless JAX is configured for 64."""
+    return jax.dtypes.canonicalize_dtype(leaf.dtype)
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        value = value[int(name) if isinstance(value, tuple | list) else name]
+    return value
+
+
+def _nest(space: Space[Any], leaves: Iterator[Any]) -> Any:
+    subspaces = spaces.children(space)
+    if subspaces is None:
+        return next(leaves)
+    parts = {name: _nest(subspace, leaves) for name, subspace in subspaces.items()}
+    return tuple(parts.values()) if isinstance(space, gym_spaces.Tuple) else parts
+
+
+def _layout(state: Any) -> dict[str, str]:
+    return {jax.tree_util.keystr(path): _describe(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def _describe(value: Any) -> str:
+    """A pytree with shapes and dtypes instead of arrays."""
+    return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else leaf, value))

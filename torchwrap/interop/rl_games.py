@@ -28,7 +28,7 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
     Checkpoints contain `env.state_dict()`, what the transforms have learned. Restoring a checkpoint loads it.
 
     Args:
-        name: replaces what is registered under this name.
+        name: replaces an earlier registration under this name.
         make_env: called with the number of envs, and with the config's `env_config` as keyword arguments. A "seed" among them
             is left out and seeds the first reset; the `Runner` puts its own there if the config has an `env_config`. For
             training, and for playing with `player: {use_vecenv: True}`, there are `num_actors` envs. Other players take one.
@@ -39,9 +39,8 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
     >>> from torchwrap.testing import ScriptedEnv
     >>> register("scripted", ScriptedEnv)
     >>> env = vecenv.create_vec_env("scripted", num_actors=2, seed=0, observation_shape=(1,))
-    >>> env.reset()
-    tensor([[   0.],
-            [1000.]])
+    >>> env.reset().tolist()
+    [[0.0], [1000.0]]
     """
     if isinstance(make_env, Env) or not callable(make_env):
         raise TypeError(f"register needs a function that makes an env, but got {make_env!r}.")
@@ -58,13 +57,12 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
 
 
 def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
-    """Wraps an env for rl_games. `register` takes what makes one, and is what its `Runner` needs.
+    """Wraps an env for rl_games. Its `Runner` takes a function that makes one: see `register`.
 
     Tensors are passed on without copies. The config's `device` has to be the env's.
 
     At a time-out, rl_games' PPO adds gamma * V(s_t) to the reward, the value of the observation acted in, and SAC stores that
-    observation as the next one. No env can change this. The true final observation is in `infos["final_observation"]`, which
-    rl_games 1.6.5 does not read.
+    observation as the next one. No env can change this: rl_games 1.6.5 does not read `infos["final_observation"]`.
 
     Args:
         env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension. rl_games clips actions to [-1, 1]
@@ -76,8 +74,7 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
     Returns:
         The `IVecEnv`. Its `step(actions)`, `(num_envs,)` int64 or `(num_envs, n)` float32, returns the observations to act on
         next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and `infos` with "time_outs", `(num_envs,)` bool:
-        truncated and not terminated; and "final_observation": the true successor, the final observation where an episode
-        ended.
+        truncated and not terminated; and "final_observation", the true successor.
 
     Raises:
         TypeError, ValueError: for spaces that rl_games does not take.
@@ -102,9 +99,9 @@ class RlGamesVecEnv(IVecEnv):
         parts = dict(space.items()) if isinstance(space, Dict) and self._has_states else {"obs": space}
         for part in parts.values():
             _check_observation(part)
+        _check_action(env.single_action_space)
         self.observation_space, self.state_space = parts["obs"], parts.get("states")
         self.action_space = env.single_action_space
-        _check_action(self.action_space)
         self._next_seed = seed
 
     def reset(self) -> Tensor | dict[str, Tensor]:
@@ -124,7 +121,7 @@ class RlGamesVecEnv(IVecEnv):
         """Seeds the next reset."""
         self._next_seed = seed
 
-    def get_env_info(self) -> dict[str, Any]:
+    def get_env_info(self) -> dict[str, Space[Any]]:
         info = {"observation_space": self.observation_space, "action_space": self.action_space}
         return info if self.state_space is None else {**info, "state_space": self.state_space}
 
@@ -151,14 +148,12 @@ def _check_observation(space: Space[Any]) -> None:
 
 
 def _check_action(space: Space[Any]) -> None:
-    _checks.discrete_or_box("to_rl_games", space)
     if isinstance(space, Discrete):
         if space.start != 0:
             raise ValueError(f"to_rl_games needs Discrete actions that start at 0, but got {space}.")
-        return
-    box = _checks.vector("to_rl_games", "actions", space)
-    if box.dtype != np.float32 or not box.is_bounded():
+    elif not isinstance(space, Box) or len(space.shape) != 1 or space.dtype != np.float32 or not space.is_bounded():
         raise ValueError(
-            f"to_rl_games needs actions in a bounded float32 Box, because rl_games rescales them to it, but got {box}: take "
-            "transforms.ClipAction off the env, or put transforms.TransformAction on it."
+            "to_rl_games needs actions in a Discrete space or a bounded float32 Box with one dimension, because rl_games "
+            f"rescales them to it, but got {space}: take transforms.ClipAction off the env, or put transforms.TransformAction "
+            "on it."
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Dict
 from rsl_rl import algorithms
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import nested
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.transforms.episode import RecordEpisodeStatistics
@@ -22,7 +22,7 @@ from torchwrap.transforms.episode import RecordEpisodeStatistics
 def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None = None) -> RslRlVecEnv:
     """Wraps an env for the runners of rsl_rl: `OnPolicyRunner(to_rsl_rl(env), train_cfg)`.
 
-    The runner never resets an env, so it is reset here. Tensors are passed on without copies.
+    The env is reset here, because the runner does not reset it. Tensors are passed on without copies.
 
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation acted in. With
     "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`, it is the value of the final observation.
@@ -38,14 +38,10 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
     Returns:
         The `VecEnv`. Its `step(actions)`, float32 `(num_envs, num_actions)`, returns the groups in a TensorDict, rewards
         `(num_envs,)` float32, dones `(num_envs,)` int64, and `extras` with "time_outs", `(num_envs,)` bool: truncated and not
-        terminated; and "final_obs": the groups of the true successor in a TensorDict, the final observations where episodes
-        ended.
+        terminated; and "final_obs", the groups of the true successor. With `transforms.RecordEpisodeStatistics` on the env,
+        `extras["log"]` holds the returns and lengths of the episodes that ended in this step, and rsl_rl logs the means.
 
-        If the env has `transforms.RecordEpisodeStatistics`, `extras["log"]` holds the returns and lengths of the episodes that
-        ended in this step, and rsl_rl logs the means. This waits for the device in each step, as rsl_rl's logger does itself.
-
-        `learn(..., init_at_random_ep_len=True)` assigns `episode_length_buf`, which moves `env.elapsed_steps`. Without a time
-        limit, `max_episode_length` raises a RuntimeError. Nothing else reads it.
+        `learn(..., init_at_random_ep_len=True)` moves `env.elapsed_steps`, and needs an env with a time limit.
 
     Raises:
         TypeError, ValueError: for spaces that rsl_rl does not take.
@@ -67,21 +63,19 @@ class RslRlVecEnv(VecEnv):
         if cfg is not None and not isinstance(cfg, dict):
             raise TypeError(f"to_rsl_rl needs cfg as a dict, but got {type(cfg).__name__}.")
         self.cfg = {} if cfg is None else cfg
-        space = env.single_observation_space
-        _checks.flat_dict("to_rsl_rl", space)
-        self._grouped = isinstance(space, Dict)
+        observations, actions = env.single_observation_space, env.single_action_space
+        _checks.flat_dict("to_rsl_rl", observations)
+        self._grouped = isinstance(observations, Dict)
+        groups = observations.spaces.values() if isinstance(observations, Dict) else [observations]
         cast = "TransformObservation" if self._grouped else 'DtypeObservation("float32")'
-        for group in space.values() if isinstance(space, Dict) else [space]:
-            _float32("observations", _checks.vector("to_rsl_rl", "observations", group), f": put transforms.{cast} on the env")
-        self.num_envs = env.num_envs
-        self.num_actions = _float32("actions", _checks.vector("to_rsl_rl", "actions", env.single_action_space)).shape[0]
-        records = RecordEpisodeStatistics.of(env)
-        self._log_keys = [key for record in records for key in (record.return_key, record.length_key)]
-        env.reset(seed=seed)
-
-    @property
-    def device(self) -> torch.device:
-        return self.env.device
+        remedies = {"observations": f": put transforms.{cast} on the env", "actions": ""}
+        for what, space in (*(("observations", group) for group in groups), ("actions", actions)):
+            # rsl_rl would cast other numbers silently where it stores them.
+            if _checks.vector("to_rsl_rl", what, space).dtype != np.float32:
+                raise ValueError(f"to_rsl_rl needs {what} in float32, but got {space}{remedies[what]}.")
+        self.num_envs, self.num_actions, self.device = env.num_envs, math.prod(actions.shape or ()), env.device
+        self._log_keys = [key for record in RecordEpisodeStatistics.of(env) for key in (record.return_key, record.length_key)]
+        self._observations = self._groups(env.reset(seed=seed)["observation"])
 
     @property
     def max_episode_length(self) -> int:
@@ -102,10 +96,11 @@ class RslRlVecEnv(VecEnv):
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
         """Starts new episodes in every env. The runner does not call it."""
-        return self._groups(self.env.reset()["observation"]), {}
+        self._observations = self._groups(self.env.reset()["observation"])
+        return self._observations, {}
 
     def get_observations(self) -> TensorDict:
-        return self._groups(self.env._check_has_reset("get_observations()")["observation"])
+        return self._observations
 
     # Because the runner steps in inference mode: a tensor made there, and kept, cannot be written to outside.
     @torch.inference_mode(False)
@@ -116,15 +111,14 @@ class RslRlVecEnv(VecEnv):
         extras: dict[str, Any] = {"final_obs": self._groups(successor["observation"])}
         if not self.cfg.get("is_finite_horizon", False):
             extras["time_outs"] = (successor["truncated"] & ~successor["terminated"]).squeeze(-1)
-        if self._log_keys:
-            rows = done.nonzero().squeeze(-1)  # waits for the device
-            if len(rows):  # because rsl_rl's mean of none is NaN
-                extras["log"] = {key: successor[key][rows, 0].float() for key in self._log_keys}
-        return self._groups(td["observation"]), successor["reward"].squeeze(-1), done.long(), extras
+        if self._log_keys and done.any():  # waits for the device; rsl_rl's mean of no episodes would be NaN
+            extras["log"] = {key: successor[key][done, 0].float() for key in self._log_keys}
+        self._observations = self._groups(td["observation"])
+        return self._observations, successor["reward"].squeeze(-1), done.long(), extras
 
     def _groups(self, observation: spaces.Value) -> TensorDict:
         groups = dict(observation.items()) if self._grouped else {"policy": observation}
-        return nested.tensordict(groups, self.num_envs)
+        return TensorDict(groups, [self.num_envs])
 
 
 class PPO(algorithms.PPO):
@@ -148,9 +142,3 @@ class PPO(algorithms.PPO):
             rewards = rewards + self.gamma * values * extras["time_outs"].to(self.device)
             extras = {key: value for key, value in extras.items() if key != "time_outs"}
         super().process_env_step(obs, rewards, dones, extras)
-
-
-def _float32(what: str, space: Box, remedy: str = "") -> Box:
-    if space.dtype != np.float32:  # rsl_rl would cast it silently where it stores it
-        raise ValueError(f"to_rsl_rl needs {what} in float32, but got {space}{remedy}.")
-    return space

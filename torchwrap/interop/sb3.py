@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -10,8 +11,11 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
+from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
@@ -34,24 +38,18 @@ def to_sb3(env: Env) -> SB3VecEnv:
     `env_method` read and call the whole batch once, and return the result for each index.
 
     Args:
-        env: the env. The result owns it from now on; its transforms learn unless `env.eval()` was called.
-
-    Returns:
-        The `VecEnv`.
+        env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`, no unbounded actions, one
+            dimension of `MultiDiscrete`, and `Discrete` and `MultiDiscrete` from 0 on. The result owns it from now on.
 
     Raises:
-        TypeError: if `env` is no torchwrap env.
-        ValueError: for spaces that SB3 cannot hold: `Tuple`, nested `Dict`, unbounded actions, several dimensions of
-            `MultiDiscrete`, and `Discrete` or `MultiDiscrete` that do not start at 0.
+        TypeError, ValueError: if `env` is no torchwrap env, and for other spaces.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> venv = to_sb3(ScriptedEnv(2, (1,), episode_lengths=(1, 2), ending="truncated"))
     >>> _ = venv.reset()
     >>> observations, rewards, dones, infos = venv.step(np.zeros((2, 6)))
-    >>> observations.tolist(), dones.tolist()
-    ([[0.0], [1001.0]], [True, False])
-    >>> infos[0]["terminal_observation"].tolist(), infos[0]["TimeLimit.truncated"]
-    ([1.0], True)
+    >>> observations.tolist(), infos[0]["terminal_observation"].tolist(), infos[0]["TimeLimit.truncated"]
+    ([[0.0], [1001.0]], [1.0], True)
     """
     return SB3VecEnv(env)
 
@@ -61,16 +59,14 @@ class SB3VecEnv(VecEnv):
 
     def __init__(self, env: Env) -> None:
         self.env = _checks.env("to_sb3", env)
-        _check_observations(env.single_observation_space)
-        _check_actions(env.single_action_space)
-        self._action_dtype = spaces.dtype(env.single_action_space)
+        _check_spaces(env.single_observation_space, env.single_action_space)
         self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
         self._live: dict[str, Any] = {}
         self._start = time.time()
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.metadata = env.metadata
 
-    def reset(self) -> Any:
+    def reset(self) -> VecEnvObs:
         if any(options != self._options[0] for options in self._options):
             raise ValueError("to_sb3 needs the same reset options for every env, but got different ones.")
         td = self.env.reset(seed=self._seeds[0], options=self._options[0] or None)
@@ -78,45 +74,43 @@ class SB3VecEnv(VecEnv):
         self._reset_options()
         return _arrays(td["observation"])
 
-    def step_async(self, actions: Any) -> None:
-        self._action = torch.tensor(np.asarray(actions), dtype=self._action_dtype, device=self.env.device)
+    def step_async(self, actions: ArrayLike) -> None:
+        dtype = spaces.dtype(self.env.single_action_space)
+        self._action = torch.tensor(np.asarray(actions), dtype=dtype, device=self.env.device)
 
-    def step_wait(self) -> Any:
+    def step_wait(self) -> VecEnvStepReturn:
         transition, td = self.env.step(self._action)
-        successor = dict(transition["next"].items())
+        successor = transition["next"]
         dones = _arrays(successor["done"]).reshape(-1)
         infos = [self._live] * self.num_envs
-        finished = dones.nonzero()[0]
-        if finished.size:
-            self._finish(infos, finished, successor)
+        if dones.any():
+            self._finish(infos, dones.nonzero()[0], successor)
         # Nothing else holds the memory of the reward, so that SB3 can add the values of final observations to it.
         return _arrays(td["observation"]), _arrays(successor["reward"]).reshape(-1), dones, infos
 
-    def _finish(self, infos: list[dict[str, Any]], finished: Any, successor: dict[str, Any]) -> None:
-        index, rows = torch.as_tensor(finished, device=self.env.device), finished.tolist()
-        finals = _arrays(successor["observation"][index])
-        own = _arrays(successor["info"][index]) if "info" in successor else {}
-        truncated = (_arrays(successor["truncated"]) & ~_arrays(successor["terminated"])).reshape(-1)[finished].tolist()
-        for i, row in enumerate(rows):
+    def _finish(self, infos: list[dict[str, Any]], finished: NDArray[Any], successor: TensorDict) -> None:
+        ended = successor[torch.as_tensor(finished, device=self.env.device)]
+        finals, own = _arrays(ended["observation"]), _arrays(ended.get("info", {}))
+        truncated = (ended["truncated"] & ~ended["terminated"]).flatten().tolist()
+        for i, row in enumerate(finished):
             infos[row] = {**_row(own, i), "terminal_observation": _row(finals, i), "TimeLimit.truncated": truncated[i]}
-        recorder = self._recorder
-        if recorder is not None:
+        if self._recorder is not None:
             seconds = round(time.time() - self._start, 6)
-            totals = (successor[key][index].flatten().tolist() for key in (recorder.return_key, recorder.length_key))
-            for row, total, length in zip(rows, *totals, strict=True):
+            totals = (ended[key].flatten().tolist() for key in (self._recorder.return_key, self._recorder.length_key))
+            for row, total, length in zip(finished, *totals, strict=True):
                 infos[row]["episode"] = {"r": total, "l": length, "t": seconds}
 
     def close(self) -> None:
         self.env.close()
 
-    def get_images(self) -> Any:
+    def get_images(self) -> Sequence[NDArray[Any]]:
         return self.env.render()
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         own = attr_name in ("observation_space", "action_space")  # those of a single env, as in SB3
-        return [getattr(self, attr_name) if own else self._find(attr_name)] * len(list(self._get_indices(indices)))
+        return self._repeat(getattr(self, attr_name) if own else self._find(attr_name), indices)
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
             raise ValueError(f"to_sb3 needs set_attr for all {self.num_envs} envs, which share one, but got indices {chosen}.")
@@ -125,13 +119,17 @@ class SB3VecEnv(VecEnv):
         else:
             setattr(self.env, attr_name, value)
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        return [self._find(method_name)(*method_args, **method_kwargs)] * len(list(self._get_indices(indices)))
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        return self._repeat(self._find(method_name)(*args, **kwargs), indices)
 
-    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Any = None) -> list[bool]:
+    def env_is_wrapped(
+        self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy then reads returns from infos.
-        is_monitored = self._recorder is not None and issubclass(wrapper_class, Monitor)
-        return [is_monitored] * len(list(self._get_indices(indices)))
+        return self._repeat(self._recorder is not None and issubclass(wrapper_class, Monitor), indices)
+
+    def _repeat(self, value: Any, indices: VecEnvIndices) -> list[Any]:
+        return [value] * len(list(self._get_indices(indices)))
 
     def _find(self, name: str) -> Any:
         return self.env.get_wrapper_attr(name) if isinstance(self.env, Wrapper) else getattr(self.env, name)
@@ -147,29 +145,21 @@ def _row(arrays: Any, i: int) -> Any:
     return {key: _row(part, i) for key, part in arrays.items()} if isinstance(arrays, dict) else arrays[i]
 
 
-def _check_observations(space: Space[Any]) -> None:
-    if isinstance(space, Tuple):
+def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
+    if isinstance(observations, Tuple):
         remedy = "put transforms.FlattenObservation on the env"
-        raise ValueError(f"to_sb3 needs observations without a Tuple, but got {space}: {remedy}.")
-    _checks.flat_dict("to_sb3", space)
-    for _, leaf in spaces.leaves(space):
-        _check_numbering("observations", leaf)
-
-
-def _check_actions(space: Space[Any]) -> None:
-    if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
-        raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {space}.")
-    if isinstance(space, Box) and not np.isfinite([space.low, space.high]).all():
+        raise ValueError(f"to_sb3 needs observations without a Tuple, but got {observations}: {remedy}.")
+    _checks.flat_dict("to_sb3", observations)
+    if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
+        raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {actions}.")
+    if isinstance(actions, Box) and not np.isfinite([actions.low, actions.high]).all():
         remedy = "put transforms.TransformAction(func, action_space) on the env"
-        raise ValueError(f"to_sb3 needs actions with finite bounds, but got {space}: {remedy}.")
-    if isinstance(space, MultiBinary) and len(space.shape) != 1:
-        raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {space}.")
-    _check_numbering("actions", space)
-
-
-def _check_numbering(what: str, space: Space[Any]) -> None:
-    if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
-        raise ValueError(f"to_sb3 needs MultiDiscrete {what} with one dimension, but got {space}.")
-    if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
-        remedy = f"put transforms.Transform{what[:-1].title()}(func, {what[:-1]}_space) on the env"
-        raise ValueError(f"to_sb3 needs {what} that start at 0, but got {space}: {remedy}.")
+        raise ValueError(f"to_sb3 needs actions with finite bounds, but got {actions}: {remedy}.")
+    if isinstance(actions, MultiBinary) and len(actions.shape) != 1:
+        raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {actions}.")
+    for what, space in (*(("observation", leaf) for _, leaf in spaces.leaves(observations)), ("action", actions)):
+        if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
+            raise ValueError(f"to_sb3 needs MultiDiscrete {what}s with one dimension, but got {space}.")
+        if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
+            remedy = f"put transforms.Transform{what.title()}(func, {what}_space) on the env"
+            raise ValueError(f"to_sb3 needs {what}s that start at 0, but got {space}: {remedy}.")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from skrl import config
+from skrl.agents.torch import Agent
 from skrl.envs.wrappers.torch import Wrapper
-from skrl.utils.spaces.torch import unflatten_tensorized_space
 from torch import Tensor
 
 from torchwrap import spaces
@@ -27,9 +28,9 @@ def to_skrl(env: Env) -> SkrlEnv:
     them. Actions are `(num_envs, A)`; Discrete ones `(num_envs, 1)`. Rewards are `(num_envs, 1)` float32, `terminated` and
     `truncated` `(num_envs, 1)` bool. All tensors stay on the env's device, are not copied, and are the caller's.
 
-    `infos` holds the true successors of all envs under "final_observations", `(num_envs, D)`; see `true_successors`. It also
-    holds the env's own info, and, if the env has `RecordEpisodeStatistics`, the mean "return" and "length" of the episodes
-    that ended in this step under "episode", which skrl's trainers log.
+    `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see `true_successors`), and the env's own
+    info. If the env has `RecordEpisodeStatistics`, "episode" holds the mean "return" and "length" of the episodes that ended
+    in this step, which skrl's trainers log.
 
     With several envs, `step` returns the initial observations of finished envs. With a single one, skrl's trainers call
     `reset` at the end of an episode: `step` returns the final observation, and that `reset` the initial one of the next.
@@ -37,15 +38,11 @@ def to_skrl(env: Env) -> SkrlEnv:
     Unless the env has been reset before, the first `reset` seeds it with skrl's own key, which `skrl.utils.set_seed` sets.
 
     Args:
-        env: the env. The result owns it from now on; its transforms learn unless `env.eval()` was called.
-
-    Returns:
-        The skrl env.
+        env: its observations are Box, Discrete, one-dimensional MultiDiscrete, or Dict or Tuple of them; its actions are Box,
+            or Discrete or MultiDiscrete from 0 on. The result owns it from now on.
 
     Raises:
-        TypeError: if `env` is no torchwrap env.
-        ValueError: for spaces that skrl cannot hold: observations other than Box, Discrete, MultiDiscrete, and Dict or Tuple
-            of them; actions other than Box, and Discrete and MultiDiscrete that start at 0.
+        TypeError, ValueError: if `env` is no torchwrap env, and for other spaces.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_skrl(ScriptedEnv(2, (1,), episode_lengths=(1, 2)))
@@ -57,8 +54,11 @@ def to_skrl(env: Env) -> SkrlEnv:
     return SkrlEnv(env)
 
 
-def true_successors(agent: Any) -> Any:
-    """Lets an skrl agent record the true successors of `to_skrl`'s env as its next observations.
+AnAgent = TypeVar("AnAgent", bound=Agent)
+
+
+def true_successors(agent: AnAgent) -> AnAgent:
+    """Lets an skrl agent record the true successors of `to_skrl`'s env as its next observations, and returns it.
 
     skrl's trainers record the observation that they act on next. Where an episode ended, it is the initial observation of
     another one: PPO with `time_limit_bootstrap=True`, SAC, TD3 and DDPG then bootstrap from the wrong state. An episode that
@@ -66,9 +66,6 @@ def true_successors(agent: Any) -> Any:
 
     Args:
         agent: an skrl agent, alone in its trainer. Its `record_transition` is replaced, once.
-
-    Returns:
-        The agent.
 
     Raises:
         TypeError: if `agent` has no `record_transition`.
@@ -81,21 +78,27 @@ def true_successors(agent: Any) -> Any:
     record = getattr(agent, "record_transition", None)
     if not callable(record):
         raise TypeError(f"true_successors needs an skrl agent with record_transition, but got {type(agent).__name__}.")
-    if not (isinstance(record, functools.partial) and record.func is _record):
+    if getattr(record, "func", None) is not _record:
         agent.record_transition = functools.partial(_record, record)
     return agent
 
 
 def _record(
-    record: Any, *, next_observations: Tensor, terminated: Tensor, truncated: Tensor, infos: Any, **others: Any
-) -> Any:
+    record: Callable[..., None],
+    *,
+    next_observations: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    infos: dict[str, Any],
+    **others: Any,
+) -> None:
     finals = infos.get("final_observations")
     if finals is None or finals.shape != next_observations.shape:
         got = "none" if finals is None else f"{len(finals)} for an agent with {len(next_observations)}"
         remedy = "to_skrl makes an env that has them" if finals is None else "use one agent for all envs"
         raise ValueError(f'true_successors needs infos["final_observations"] of each env, but got {got}: {remedy}.')
     truncated = truncated & ~terminated
-    return record(next_observations=finals, terminated=terminated, truncated=truncated, infos=infos, **others)
+    record(next_observations=finals, terminated=terminated, truncated=truncated, infos=infos, **others)
 
 
 class SkrlEnv(Wrapper):
@@ -104,30 +107,28 @@ class SkrlEnv(Wrapper):
     def __init__(self, env: Env) -> None:
         super().__init__(_checks.env("to_skrl", env))
         _check_spaces(env.single_observation_space, env.single_action_space)
-        self._action_shape, self._action_dtype = env.single_action_space.shape or (), spaces.dtype(env.single_action_space)
         self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
-        self._pending: tuple[Tensor, Tensor] | None = None  # whether the episode of a single env ended, and the next root
+        self._pending: Tensor | None = None  # the initial observation of a single env whose episode ended
 
     def reset(self) -> tuple[Tensor, dict[str, Any]]:
         pending, self._pending = self._pending, None
-        if pending is not None and pending[0]:  # the env has already reset itself
-            return pending[1], {}
-        is_first = self._env.np_random_seed is None
-        return self._flat(self._env.reset(seed=config.torch.key if is_first else None)["observation"]), {}
+        if pending is not None:  # the env has already reset itself
+            return pending, {}
+        seed = config.torch.key if self._env.np_random_seed is None else None
+        return self._flat(self._env.reset(seed=seed)["observation"]), {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        action = unflatten_tensorized_space(self.action_space, actions)
-        action = action.reshape(-1, *self._action_shape).to(self._action_dtype)
-        transition, td = self._env.step(action)
-        successor = transition["next"]
-        initial, final = self._flat(td["observation"]), self._flat(successor["observation"])
-        infos = {**(dict(successor["info"].items()) if "info" in successor else {}), "final_observations": final}
-        if self._recorder is not None and successor["done"].any():
+        space = self.action_space
+        transition, td = self._env.step(actions.reshape(-1, *(space.shape or ())).to(spaces.dtype(space)))
+        successor, following = transition["next"], self._flat(td["observation"])
+        final, done = self._flat(successor["observation"]), successor["done"]
+        infos: dict[str, Any] = {**successor.get("info", {}), "final_observations": final}
+        if self._recorder is not None and done.any():
             keys = {"return": self._recorder.return_key, "length": self._recorder.length_key}
-            infos["episode"] = {name: successor[key][successor["done"]].float().mean() for name, key in keys.items()}
+            infos["episode"] = {name: successor[key][done].float().mean() for name, key in keys.items()}
         if self.num_envs == 1:
-            self._pending = successor["done"], initial
-        following = final if self.num_envs == 1 else initial
+            self._pending = following if done else None
+            following = final
         return following, successor["reward"], successor["terminated"], successor["truncated"], infos
 
     def _flat(self, observation: spaces.Value) -> Tensor:
@@ -163,18 +164,14 @@ def _flatten(space: Space[Any], value: spaces.Value, num_envs: int) -> Tensor:
 
 
 def _check_spaces(observation_space: Space[Any], action_space: Space[Any]) -> None:
-    for _, leaf in spaces.leaves(observation_space):
-        if not _is_held(leaf):
-            needed = "observations in Box, Discrete and one-dimensional MultiDiscrete spaces"
-            remedy = "put transforms.FlattenObservation on the env"
-            raise ValueError(f"to_skrl needs {needed}, but got {leaf}: {remedy}.")
-    if not _is_held(action_space):
-        needed = "actions in a Box, Discrete or one-dimensional MultiDiscrete space"
-        raise ValueError(f"to_skrl needs {needed}, but got {action_space}.")
+    remedy = ": put transforms.FlattenObservation on the env"
+    held = [("observations", leaf, remedy) for _, leaf in spaces.leaves(observation_space)]
+    for what, space, remedy in (*held, ("actions", action_space, "")):
+        if not isinstance(space, Box | Discrete | MultiDiscrete) or (
+            isinstance(space, MultiDiscrete) and len(space.shape) != 1
+        ):
+            needed = f"{what} in Box, Discrete and one-dimensional MultiDiscrete spaces"
+            raise ValueError(f"to_skrl needs {needed}, but got {space}{remedy}.")
     if isinstance(action_space, Discrete | MultiDiscrete) and np.any(action_space.start):
         remedy = "put transforms.TransformAction(func, action_space) on the env"
         raise ValueError(f"to_skrl needs actions that start at 0, but got {action_space}: {remedy}.")
-
-
-def _is_held(space: Space[Any]) -> bool:
-    return isinstance(space, Box | Discrete) or (isinstance(space, MultiDiscrete) and len(space.shape) == 1)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
 from torchrl.envs.transforms import AutoResetEnv
 
@@ -20,12 +31,11 @@ from torchwrap._core import nested
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.interop import _checks
-from torchwrap.interop._torchrl_specs import copied, decode, encode, spec_like, to_space, to_spec
 from torchwrap.spaces import Signature
 from torchwrap.wrappers import HumanRendering, RecordVideo
 from torchwrap.wrappers.wrapper import layers
 
-_SUCCESSOR = ("observation", "reward", "terminated", "truncated", "done")
+_FLAGS = ("done", "terminated", "truncated")
 
 
 # torchwrap -> TorchRL.
@@ -35,9 +45,9 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
 
     `step_and_maybe_reset`, which `rollout` and `Collector` call, is one step of `env`, auto-reset included: without a device
-    synchronisation, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it takes the
-    longer way, with the same values: a step, a synchronisation to see whether an episode ended, and a masked reset. Put
-    torchwrap's transforms on `env` instead where there is a choice.
+    synchronization, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it takes more
+    time for the same values: a step, a synchronization to see whether an episode ended, and a masked reset. Put torchwrap's
+    transforms on `env` instead where there is a choice.
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
     categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
@@ -59,10 +69,8 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(2, 3)))
     >>> data = env.rollout(3, break_when_any_done=False)
-    >>> data["next", "observation"].squeeze(-1), data["observation"].squeeze(-1)
-    (tensor([[1.0000e+00, 2.0000e+00, 1.0000e+00],
-            [1.0010e+03, 1.0020e+03, 1.0030e+03]]), tensor([[0.0000e+00, 1.0000e+00, 0.0000e+00],
-            [1.0000e+03, 1.0010e+03, 1.0020e+03]]))
+    >>> data["next", "observation"][0].flatten(), data["observation"][0].flatten()
+    (tensor([1., 2., 1.]), tensor([0., 1., 0.]))
     """
     return TorchRLEnvBase(_checks.env("to_torchrl", env))
 
@@ -74,17 +82,15 @@ class TorchRLEnvBase(EnvBase):
         super().__init__(device=env.device, batch_size=[env.num_envs])
         self.env = env
         self._next_seed: int | None = None
-        extras = _extra_values(env)
+        extras = {key: spec_like(value) for key, value in _extra_values(env).items()}
+        self._extra_keys = list(extras)
         batch: dict[str, Any] = {"shape": self.batch_size, "device": self.device}
-        observation_spec = to_spec(env.single_observation_space, env.num_envs, env.device)
-        extra_specs = {key: spec_like(value) for key, value in extras.items()}
-        self._extra_keys = list(extra_specs)
-        self.observation_spec = Composite({"observation": observation_spec, **extra_specs}, **batch)
-        self.full_action_spec = Composite(action=to_spec(env.single_action_space, env.num_envs, env.device), **batch)
         column: dict[str, Any] = {"shape": (env.num_envs, 1), "device": self.device}
+        observation = to_spec(env.single_observation_space, env.num_envs, env.device)
+        self.observation_spec = Composite({"observation": observation, **extras}, **batch)
+        self.full_action_spec = Composite(action=to_spec(env.single_action_space, env.num_envs, env.device), **batch)
         self.reward_spec = Unbounded(dtype=torch.float32, **column)
-        flags = {key: Categorical(2, dtype=torch.bool, **column) for key in ("done", "terminated", "truncated")}
-        self.full_done_spec = Composite(flags, **batch)
+        self.full_done_spec = Composite({key: Categorical(2, dtype=torch.bool, **column) for key in _FLAGS}, **batch)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         running = tensordict.get("_step", None)
@@ -103,27 +109,25 @@ class TorchRLEnvBase(EnvBase):
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)
-        self._assert_tensordict_shape(tensordict)
         transition, root = self.env.step(self._action(tensordict))
         successor, preset = self._tensordict(transition["next"]), tensordict.get("next", None)
         if preset is not None:  # as in EnvBase.step: what the policy wrote, such as a recurrent state
             successor.update(preset.exclude(*successor.keys(True, True)))
-        following = self._step_mdp(tensordict.set("next", successor))
-        done = successor["done"]
+        following, done = self.step_mdp(tensordict.set("next", successor)), successor["done"]
 
         def at_start(path: tuple[str, ...], value: Tensor) -> Tensor:
             return value.masked_fill(done.view(-1, *(1,) * (value.dim() - 1)), 0)
 
         for key in self._extra_keys:
             following.set(key, spaces.apply(at_start, successor.get(key)))
-        for key in ("done", "terminated", "truncated"):
+        for key in _FLAGS:
             following.set(key, torch.zeros_like(done))
         return tensordict, following.set("observation", root["observation"])
 
     def _action(self, tensordict: TensorDictBase) -> TensorDict:
         return nested.tensordict({"action": tensordict["action"]}, self.env.num_envs)
 
-    def _tensordict(self, values: Any) -> TensorDict:
+    def _tensordict(self, values: TensorDictBase) -> TensorDict:
         return TensorDict(dict(values.items()), batch_size=self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -144,7 +148,7 @@ def _extra_values(env: Env) -> TensorDict:
             memo[id(layer)] = copy.deepcopy(layer.env, memo)
     probe = copy.deepcopy(env, memo)
     probe.reset(seed=0)
-    return probe.transition(probe.sample_action())[0]["next"].exclude(*_SUCCESSOR)
+    return probe.transition(probe.sample_action())[0]["next"].exclude("observation", "reward", *_FLAGS)
 
 
 class _StandIn(Env):
@@ -154,22 +158,21 @@ class _StandIn(Env):
     host_stepped = True
 
     def __init__(self, env: Env) -> None:
-        super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
-        info = getattr(env, "info_spaces", {})
-        self.extras = {"info": self._zeros(gym_spaces.Dict(info))} if info else {}
-        if isinstance(env, TorchRLEnv):
-            self.extras = {key: env.env_base.observation_spec[key].zero() for key in env.extra_keys}
-
-    def _zeros(self, space: Space[Any]) -> spaces.Value:
-        return spaces.zeros(space, self.num_envs, self.device)
+        super().__init__(env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
+        self.info_spaces: dict[str, Space[Any]] = getattr(env, "info_spaces", {})
+        self.extra_specs = env.extra_specs if isinstance(env, TorchRLEnv) else {}
 
     def _step(self, action: spaces.Value) -> TensorDict:
         flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        successor = {"reward": flag.float(), "terminated": flag, "truncated": flag.clone(), **copy.deepcopy(self.extras)}
-        return TensorDict({"observation": self._zeros(self.single_observation_space), **successor}, [self.num_envs])
+        values: dict[str, spaces.Value] = {"reward": flag.float(), "terminated": flag, "truncated": flag.clone()}
+        if self.info_spaces:
+            values["info"] = spaces.zeros(gym_spaces.Dict(self.info_spaces), self.num_envs, self.device)
+        values |= {key: spec.zero() for key, spec in self.extra_specs.items()}
+        return self._reset(RowMask.full(self.num_envs, self.device)).update(values)
 
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
-        return TensorDict({"observation": self._zeros(self.single_observation_space)}, [self.num_envs])
+        observation = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
+        return TensorDict({"observation": observation}, [self.num_envs])
 
 
 # TorchRL -> torchwrap.
@@ -212,29 +215,33 @@ class TorchRLEnv(Env):
 
     def __init__(self, env_base: EnvBase) -> None:
         _check(env_base)
-        num_envs, observation, action = env_base.batch_size[0], env_base.observation_spec, env_base.full_action_spec["action"]
-        has_observation = "observation" in observation.keys()
-        observation_space = to_space(observation["observation"] if has_observation else observation)
+        observation = env_base.observation_spec
+        self._has_observation = "observation" in observation.keys()
+        observation_space = to_space(observation["observation"] if self._has_observation else observation)
+        action_space = to_space(env_base.full_action_spec["action"], is_action=True)
         device = env_base.device or torch.device("cpu")
-        super().__init__(Signature(num_envs, observation_space, to_space(action, is_action=True), device))
+        super().__init__(Signature(env_base.batch_size[0], observation_space, action_space, device))
         self.env_base = env_base
-        self._has_observation = has_observation
-        self.extra_keys = [key for key in observation.keys() if has_observation and key != "observation"]
         self._root_base: TensorDictBase | None = None  # what TorchRL acts on: it keeps more than observations
+
+    @property
+    def extra_specs(self) -> dict[str, TensorSpec]:
+        specs = self.env_base.observation_spec
+        return {key: spec for key, spec in specs.items() if self._has_observation and key != "observation"}
 
     def _step(self, action: spaces.Value) -> TensorDict:
         assert self._root_base is not None
         encoded = encode(self.env_base.full_action_spec["action"], action)
         stepped = self.env_base.step(self._root_base.set("action", encoded))
-        self._root_base, successor = self.env_base.step_mdp(stepped), stepped["next"]
-        terminated, done = successor["terminated"], successor["done"]
+        self._root_base, successor = self.env_base.step_mdp(stepped), stepped["next"].to_tensordict()  # a copy
+        terminated = successor["terminated"]
         result = {
             "observation": self._observation(successor),
-            "reward": successor["reward"].to(torch.float32, copy=True),
-            "terminated": terminated.clone(),
+            "reward": successor["reward"].float(),
+            "terminated": terminated,
             # An env without the key "truncated" truncates where it is done and has not terminated.
-            "truncated": successor.get("truncated", done & ~terminated).clone(),
-            **{key: copied(successor.get(key)) for key in self.extra_keys},
+            "truncated": successor.get("truncated", successor["done"] & ~terminated),
+            **{key: successor[key] for key in self.extra_specs},
         }
         return nested.tensordict(result, self.num_envs)
 
@@ -244,17 +251,21 @@ class TorchRLEnv(Env):
         else:  # without the state in the root, which would be the initial one
             self._root_base.set("_reset", mask.column)
             self._root_base = self.env_base.reset(self._root_base, select_reset_only=True)
-        return nested.tensordict({"observation": self._observation(self._root_base)}, self.num_envs)
+        return nested.tensordict({"observation": self._observation(self._root_base.to_tensordict())}, self.num_envs)
 
-    def _observation(self, td: TensorDictBase) -> spaces.Value:
-        value = td.get("observation") if self._has_observation else td
-        return decode(self.single_observation_space, value, self.num_envs)
+    def _observation(self, td: TensorDict) -> spaces.Value:
+        value = td["observation"] if self._has_observation else td
+
+        def leaf(path: tuple[str, ...], space: Space[Any]) -> Tensor:
+            return (value[path] if path else value).to(spaces.dtype(space))
+
+        return spaces.build(self.single_observation_space, leaf, self.num_envs)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         self.env_base.set_seed(seed)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TorchRLEnv:
         super()._apply(fn, recurse)
         self.env_base.to(self.device)
         self._root_base = None if self._root_base is None else self._root_base.to(self.device)
@@ -266,18 +277,20 @@ class TorchRLEnv(Env):
 
 def _check(env_base: EnvBase) -> None:
     """Raises for envs that do not reset where they are told to, or have no rows."""
-    for layer in _layers(env_base):
-        if isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False):
-            raise ValueError(
-                f"from_torchrl needs an env that does not reset itself, but got {type(env_base).__name__} with auto-reset, "
-                "whose final observations are NaN: make it without auto_reset or native_autoreset."
-            )
-        if type(layer) in (GymWrapper, GymEnv):  # others derive from them, such as the wrapper of Isaac Lab
-            raise ValueError(
-                f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: torchwrap.from_gymnasium takes "
-                "a Gymnasium vector env, and torchwrap.make an id."
-            )
-    name, batch_size = type(env_base).__name__, tuple(env_base.batch_size)
+    name, layer = type(env_base).__name__, env_base
+    while isinstance(layer, TransformedEnv) and not isinstance(layer, AutoResetEnv):
+        layer = layer.base_env
+    if isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False):
+        raise ValueError(
+            f"from_torchrl needs an env that does not reset itself, but got {name} with auto-reset, whose final observations "
+            "are NaN: make it without auto_reset or native_autoreset."
+        )
+    if type(layer) in (GymWrapper, GymEnv):  # others derive from them, such as the wrapper of Isaac Lab
+        raise ValueError(
+            f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: torchwrap.from_gymnasium takes a "
+            "Gymnasium vector env, and torchwrap.make an id."
+        )
+    batch_size = tuple(env_base.batch_size)
     if len(batch_size) != 1:
         raise ValueError(
             f"from_torchrl needs an env of batch size (num_envs,), but got {name} of batch size {batch_size}: "
@@ -294,8 +307,96 @@ def _check(env_base: EnvBase) -> None:
             raise ValueError(f'from_torchrl needs "{key}" of shape {(*batch_size, 1)}, but got {tuple(spec.shape)} in {name}.')
 
 
-def _layers(env_base: EnvBase) -> Iterator[EnvBase]:
-    yield env_base
-    while isinstance(env_base, TransformedEnv):
-        env_base = env_base.base_env
-        yield env_base
+# Spaces and specs.
+
+
+def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpec:
+    """The spec of a batch of values of a space.
+
+    A `Box` with an infinite bound is unbounded, because TorchRL cannot draw from one. `Discrete` and `MultiDiscrete` are
+    categorical. Those that do not start at 0 are bounded integers.
+
+    >>> to_spec(gym_spaces.Discrete(3), 2, torch.device("cpu")).rand().shape
+    torch.Size([2])
+    """
+    parts = spaces.children(space)
+    if parts is not None:
+        specs = {key: to_spec(part, num_envs, device) for key, part in parts.items()}
+        return Composite(specs, shape=(num_envs,), device=device)
+    form: dict[str, Any] = {"shape": (num_envs, *(space.shape or ())), "dtype": spaces.dtype(space), "device": device}
+    if isinstance(space, gym_spaces.MultiBinary):
+        return Binary(**form)
+    if isinstance(space, gym_spaces.Box):
+        low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+        largest = torch.finfo(low.dtype).max if low.is_floating_point() else 2**62
+        if not (high.double() - low.double() <= largest).all():
+            return Unbounded(**form)
+    else:
+        count = torch.as_tensor(space.nvec if isinstance(space, gym_spaces.MultiDiscrete) else space.n)  # type: ignore[attr-defined]
+        low = torch.as_tensor(space.start)  # type: ignore[attr-defined]
+        high = low + count - 1
+        if not low.any():
+            return MultiCategorical(count, **form) if low.dim() else Categorical(int(count), **form)
+    low, high = (bound.to(device, form["dtype"]).expand(form["shape"]).clone() for bound in (low, high))
+    return Bounded(low, high, **form)
+
+
+def spec_like(value: spaces.Value) -> TensorSpec:
+    """An unbounded spec of a value, a Tensor or a TensorDict."""
+    if not isinstance(value, Tensor):
+        parts = {key: spec_like(value[key]) for key in value.keys()}
+        return Composite(parts, shape=value.batch_size, device=value.device)
+    kind = Binary if value.dtype == torch.bool else Unbounded
+    return kind(shape=value.shape, dtype=value.dtype, device=value.device)
+
+
+def to_space(spec: TensorSpec, *, is_action: bool = False) -> Space[Any]:
+    """The space of a single env, from the spec of a batch of them.
+
+    A one-hot action is `Discrete` or `MultiDiscrete`, any other one-hot or boolean value `MultiBinary`.
+
+    Raises:
+        TypeError: for a spec that no space can represent.
+        ValueError: for bounds that differ between the envs.
+
+    >>> to_space(OneHot(3, shape=(2, 3)), is_action=True), to_space(OneHot(3, shape=(2, 3)))
+    (Discrete(3), MultiBinary(3))
+    """
+    if isinstance(spec, Composite):
+        return gym_spaces.Dict({key: to_space(part, is_action=is_action) for key, part in spec.items()})
+    shape = tuple(spec.shape[1:])
+    if is_action and isinstance(spec, OneHot) and len(shape) == 1:
+        counts = [box.n for box in spec.space] if isinstance(spec, MultiOneHot) else []
+        return gym_spaces.MultiDiscrete(counts) if counts else gym_spaces.Discrete(shape[0])
+    if isinstance(spec, OneHot | Binary) or spec.dtype == torch.bool:
+        if not shape:
+            return gym_spaces.Discrete(2)
+        return gym_spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+    if isinstance(spec, MultiCategorical):
+        return gym_spaces.MultiDiscrete(spec.nvec[0].cpu().numpy())
+    if isinstance(spec, Categorical):
+        return gym_spaces.MultiDiscrete(np.full(shape, spec.space.n)) if shape else gym_spaces.Discrete(spec.space.n)
+    if not isinstance(spec, Bounded | Unbounded):
+        raise TypeError(f"from_torchrl needs specs of tensors, but got {type(spec).__name__}: ExcludeTransform drops keys.")
+    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
+    if isinstance(spec, Bounded):
+        low, high = spec.space.low, spec.space.high
+        if (low != low[0]).any() or (high != high[0]).any():
+            raise ValueError(f"from_torchrl needs the same bounds in all envs, but got {spec}.")
+        return gym_spaces.Box(low[0].cpu().numpy(), high[0].cpu().numpy(), shape, dtype)
+    if spec.dtype.is_floating_point:
+        return gym_spaces.Box(-np.inf, np.inf, shape, dtype)
+    limits = torch.iinfo(spec.dtype)
+    return gym_spaces.Box(limits.min, limits.max, shape, dtype)
+
+
+def encode(spec: TensorSpec, action: spaces.Value) -> spaces.Value:
+    """An action of `to_space(spec, is_action=True)` as the spec wants it.
+
+    >>> encode(OneHot(3, shape=(2, 3)), torch.tensor([2, 0]))
+    tensor([[False, False,  True],
+            [ True, False, False]])
+    """
+    if isinstance(spec, Composite):
+        return TensorDict({key: encode(part, action[key]) for key, part in spec.items()}, batch_size=spec.shape[:1])
+    return (spec.encode(action) if isinstance(spec, OneHot) else action).to(spec.dtype)
