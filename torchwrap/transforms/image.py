@@ -19,11 +19,13 @@ from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ObservationTransform
 
 
-def _require_images(owner: str, signature: Signature) -> gymnasium.spaces.Box:
+def _require_images(owner: str, signature: Signature, channels: str = "") -> gymnasium.spaces.Box:
     space = signature.single_observation_space
     is_image = isinstance(space, gymnasium.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
     if not is_image or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
         raise TypeError(f"{owner} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
+    if channels and space.shape[2:] != (3,):  # type: ignore[index]
+        raise ValueError(f"{owner} needs images {channels}, but got {space}.")
     return space  # type: ignore[return-value]
 
 
@@ -53,10 +55,8 @@ class GrayscaleObservation(ObservationTransform):
         self.formula = formula
 
     def setup(self, signature: Signature) -> Signature:
-        space = _require_images("GrayscaleObservation", signature)
-        if space.shape[2:] != (3,):
-            raise ValueError(f"GrayscaleObservation needs images with 3 channels, but got {space}.")
-        shape = (*space.shape[:2], *(1,) * self.keep_dim)
+        height, width, _ = _require_images("GrayscaleObservation", signature, "with 3 channels").shape
+        shape = (height, width, *(1,) * self.keep_dim)
         return signature.replace(single_observation_space=gymnasium.spaces.Box(0, 255, shape, np.uint8))
 
     def observation(self, observation: Tensor) -> Tensor:
@@ -134,10 +134,8 @@ class _Noise(ObservationTransform):
     is_noise_grayscale: bool
 
     def setup(self, signature: Signature) -> Signature:
-        name = type(self).__name__
-        space = _require_images(name, signature)
-        if self.is_noise_grayscale and space.shape[2:] != (3,):
-            raise ValueError(f"{name} needs images with 3 channels for is_noise_grayscale, but got {space}.")
+        channels = "with 3 channels for is_noise_grayscale" if self.is_noise_grayscale else ""
+        _require_images(type(self).__name__, signature, channels)
         # Gymnasium's gray noise is a sum of three integers, below 255 * 0.2989, 255 * 0.5870 and 255 * 0.1140, rounded down.
         self.register_buffer("gray_limits", torch.tensor([76, 149, 29], device=signature.device), persistent=False)
         self.stream, signature = signature.stream()
@@ -222,20 +220,14 @@ class ObstructView(_Noise):
 def _area_taps(old_size: int, new_size: int) -> tuple[Tensor, Tensor]:
     # For each new pixel along a dimension: the indices of the old pixels that it covers, and their weights. Both tensors are
     # `(max_taps, new_size)`, padded with weight 0. Source: OpenCV's computeResizeAreaTab.
-    scale, taps = old_size / new_size, []
-    for cell in range(new_size):
-        first, last = cell * scale, cell * scale + scale
-        width = min(scale, old_size - first)
-        end = min(math.floor(last), old_size - 1)
-        start = min(math.ceil(first), end)
-        covered = [(start - 1, (start - first) / width)] if start - first > 1e-3 else []
-        covered += [(pixel, 1 / width) for pixel in range(start, end)]
-        covered += [(end, min(last - end, 1, width) / width)] if last - end > 1e-3 else []
-        taps.append(covered)
-    max_taps = max(map(len, taps))
-    filled = [covered + [(0, 0.0)] * (max_taps - len(covered)) for covered in taps]
-    padded = torch.tensor(filled, dtype=torch.float64, device="cpu")
-    return padded[..., 0].long().t().contiguous(), padded[..., 1].float().t().contiguous()
+    scale, pixels = old_size / new_size, np.arange(old_size)
+    first = np.arange(new_size)[:, None] * scale
+    covered = np.minimum(first + scale, pixels + 1) - np.maximum(first, pixels)
+    covered[covered <= 1e-3] = 0
+    max_taps = (covered > 0).sum(1).max()
+    indices = ((covered > 0).argmax(1) + np.arange(max_taps)[:, None]) % old_size
+    weights = covered[np.arange(new_size), indices] / np.minimum(scale, old_size - first[:, 0])
+    return torch.from_numpy(indices), torch.from_numpy(weights.astype(np.float32))
 
 
 def _sum_blocks(image: Tensor, dim: int, size: int) -> Tensor:

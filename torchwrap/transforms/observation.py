@@ -215,12 +215,12 @@ class FilterObservation(ObservationTransform):
         if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
             raise TypeError(f"FilterObservation needs a Dict or Tuple observation space, but got {space}.")
         is_dict = isinstance(space, gymnasium.spaces.Dict)
-        parts: dict[Any, Space[Any]] = dict(space.spaces) if is_dict else dict(enumerate(space.spaces))  # type: ignore[call-overload]
+        parts: dict[Any, Any] = {**space.spaces} if isinstance(space, gymnasium.spaces.Dict) else dict(enumerate(space.spaces))
         if not set(keys) <= set(parts):
             raise ValueError(f"FilterObservation needs filter_keys among {sorted(parts)}, but got {keys!r}.")
         self.source_of = {str(key if is_dict else index): str(key) for index, key in enumerate(keys)}
-        kept = {str(key): parts[key] for key in keys}
-        new = gymnasium.spaces.Dict(kept) if is_dict else gymnasium.spaces.Tuple(kept.values())
+        kept = [(str(key), parts[key]) for key in keys]
+        new = gymnasium.spaces.Dict(kept) if is_dict else gymnasium.spaces.Tuple([part for _, part in kept])
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Value) -> Value:
