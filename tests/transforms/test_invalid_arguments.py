@@ -188,7 +188,7 @@ LISTS = [
     (lambda v: T.PolicyState({"h": ()}, v), {TypeError: ("float32", None, 3)}, "PolicyState needs a torch.dtype"),
     (lambda v: T.PolicyState({"h": ()}, torch.int64, v), {ValueError: (0.5,)}, "PolicyState needs a fill that torch.int64"),
     (T.ObservationGroups, {TypeError: (None, [ONE], {1: []})}, "ObservationGroups needs a dict of lists of transforms"),
-    (T.ObservationGroups, {ValueError: ({},)}, "ObservationGroups needs"),
+    (T.ObservationGroups, {ValueError: ({},)}, "ObservationGroups needs at least one group, but got none"),
     (T.Compose, {ValueError: ([ONE, ONE], [ONE, T.Compose([ONE])])}, "Compose needs each transform once, but got ClipReward"),
 ]
 
