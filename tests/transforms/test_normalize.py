@@ -344,9 +344,10 @@ def test_normalize_reward_of_endless_episodes_equals_gymnasiums():
 
 
 @pytest.mark.parametrize("max_length", quick([1, 4, None], 4))
-def test_normalize_reward_over_episode_ends_equals_stable_baselines_vec_normalize(max_length):
-    env = make(FLOATS, T.NormalizeReward(0.95), T.ClipReward(-0.5, 0.5), max_length=max_length)
-    vec = baselines(max_length, gamma=0.95, clip_reward=0.5)
+@pytest.mark.parametrize("clip", [np.inf, 0.5])
+def test_normalize_reward_over_episode_ends_equals_stable_baselines_vec_normalize(clip, max_length):
+    env = make(FLOATS, T.NormalizeReward(0.95), T.ClipReward(-clip, clip), max_length=max_length)
+    vec = baselines(max_length, gamma=0.95, clip_reward=clip)
     td, ended = env.reset(seed=1), 0
     for _ in range(60):
         following, td = step(env, td)
