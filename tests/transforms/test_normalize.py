@@ -15,8 +15,6 @@ from catalogue import BOXES
 from gymnasium import spaces, wrappers
 from gymnasium.vector import SyncVectorEnv
 from helpers import assert_same, buffers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracles import ENDINGS, RandomEnv, quick
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensordict import TensorDict
@@ -102,27 +100,6 @@ def test_running_mean_std_normalizes_a_constant_to_zero():
         rows, statistics = torch.full((4096, 1), value), T.RunningMeanStd((1,))
         statistics.update(rows, torch.ones(4096, dtype=torch.bool) if masked else None)
         np.testing.assert_allclose(statistics.normalize(rows, 1e-8), 0, atol=0.01, err_msg=f"{value} {masked}")
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2**9 - 1)), min_size=1, max_size=12),
-    seed=st.integers(0, 2**16),
-    shape=st.sampled_from([(1,), (3,), (2, 2)]),
-    mean=st.sampled_from([0.0, 5.0, -1000.0]),
-    dtype=st.sampled_from([np.float32, np.float64]),
-)
-def test_running_mean_std_masked_updates_in_any_batching_equal_numpy(batches, seed, shape, mean, dtype):
-    generator, statistics, counted = np.random.default_rng(seed), T.RunningMeanStd(shape), []
-    for size, bits in batches:
-        rows = generator.normal(mean, 2, (size, *shape)).astype(dtype)
-        mask = (bits >> np.arange(size)) & 1 == 1
-        statistics.update(torch.from_numpy(np.where(mask.reshape(-1, *(1,) * len(shape)), rows, np.nan)), torch.tensor(mask))
-        counted.append(rows[mask])
-    if sum(map(len, counted)) == 0:
-        assert (statistics.mean == 0).all() and (statistics.var == 1).all() and statistics.count.item() == 0
-    else:
-        assert_statistics(statistics, counted, rtol=1e-4)
 
 
 def test_running_mean_std_equals_gymnasiums_without_its_prior():
