@@ -53,13 +53,9 @@ def test_compose_is_associative():
 
 
 def test_compose_of_nothing_is_the_identity():
-    assert_same(rollout(scripted(tw.Compose([]))), rollout(scripted()))
+    for nothing in ([], [T.Transform()], [tw.Compose([tw.Compose([])])]):
+        assert_same(rollout(scripted(tw.Compose(nothing))), rollout(scripted()))
     assert_same(rollout(scripted()), tw.rollout(env := ScriptedEnv(3, action_space=BOX), None, 12, env.reset(seed=0))[0])
-
-
-def test_compose_with_identities_equals_the_rest():
-    ours = rollout(scripted(tw.Compose([]), add(1), T.Transform(), tw.Compose([tw.Compose([])])))
-    assert_same(ours, rollout(scripted(add(1))))
 
 
 def test_compose_observations_pass_in_order():
@@ -87,21 +83,6 @@ def test_compose_signature_passes_from_one_transform_to_the_next():
 def test_compose_flat_gives_the_transforms_innermost_first():
     parts = [add(1), double(), T.TimeLimit(3)]
     assert list(tw.Compose([parts[0], tw.Compose(parts[1:])]).flat()) == parts
-
-
-def test_compose_state_dict_holds_the_statistics_of_every_transform():
-    assert set(tw.Compose(stack()).state_dict()) == set()
-    env = scripted(*stack())
-    assert {name.rpartition(".")[0] for name in env.state_dict()} == {f"transforms.{i}.statistics" for i in (1, 4)}
-
-
-def test_compose_state_dict_loads_into_another_number_of_envs():
-    env, other = scripted(*stack()), scripted(*stack(), num_envs=5)
-    rollout(env)
-    other.load_state_dict(env.state_dict())
-    assert_same(TensorDict(env.state_dict()), TensorDict(other.state_dict()))
-    expected = env.eval().reset()["observation"]
-    torch.testing.assert_close(other.eval().reset()["observation"][:3], expected, rtol=0, atol=0)
 
 
 def test_compose_eval_freezes_and_train_resumes_every_transform():

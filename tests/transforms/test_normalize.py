@@ -81,16 +81,13 @@ def test_running_mean_std_of_ten_million_float32_rows_with_a_large_mean_is_accur
 def test_running_mean_std_of_a_large_mean_in_any_batch_size_is_accurate_and_normalizes_as_float64():
     rows = 1e4 + 0.1 * torch.randn(8192, 2, generator=torch.Generator().manual_seed(1))
     mean, var, count = reference([rows])
-    for size, masked in itertools.product((1, 3, 64, 4096), (False, True)):
+    for size, masked in itertools.product((3, 64, 4096), (False, True)):
         statistics = T.RunningMeanStd((2,))
-        for batch in rows.split(size)[: 64 if size < 64 else None]:
+        for batch in rows.split(size):
             statistics.update(batch, torch.ones(len(batch), dtype=torch.bool) if masked else None)
-        if size >= 64:
-            np.testing.assert_allclose(statistics.mean, mean, atol=0.001, err_msg=f"{size} {masked}")
-            np.testing.assert_allclose(statistics.var, var, rtol=0.01, err_msg=f"{size} {masked}")
-            assert statistics.count.item() == count
-        else:
-            assert_statistics(statistics, [rows[: 64 * size]], rtol=1e-4)
+        np.testing.assert_allclose(statistics.mean, mean, atol=0.001, err_msg=f"{size} {masked}")
+        np.testing.assert_allclose(statistics.var, var, rtol=0.01, err_msg=f"{size} {masked}")
+        assert statistics.count.item() == count
         exact = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
         np.testing.assert_allclose(statistics.normalize(rows, 1e-8), exact, rtol=1e-5, atol=1e-5, err_msg=f"{size} {masked}")
 
@@ -129,18 +126,6 @@ def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, 
     monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
     assert_same(recorded(), expected)
     assert expected["0.statistics.count"][-1] > 2 + 20 * 4
-
-
-def test_running_mean_std_counts_the_rows_of_masks_in_any_order():
-    rows = 1 + torch.arange(12.0).view(6, 2)
-    masks = [[True, False, True, True, False, False], [False] * 6, [False, True, False, False, True, True]]
-    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        statistics, counted = T.RunningMeanStd((2,)), []
-        for number, index in enumerate(order):
-            statistics.update(rows + number, torch.tensor(masks[index]))
-            counted.append((rows + number)[masks[index]])
-        assert_statistics(statistics, counted)
-    assert (rows == 1 + torch.arange(12.0).view(6, 2)).all()
 
 
 # NormalizeObservation

@@ -55,14 +55,6 @@ def test_statistics_are_those_of_the_finite_values():
             assert_statistics(statistics, rows[:number])
 
 
-def test_one_value_that_is_not_finite_leaves_the_other_components():
-    for value in VALUES:
-        statistics = RunningMeanStd((2,))
-        statistics.update(torch.tensor([[1.0, 5.0], [value, 7.0]]))
-        assert (statistics.mean.tolist(), statistics.var.tolist()) == ([1, 6], [0, 1]), value
-        assert statistics.skipped.tolist() == [1, 0], value
-
-
 def test_mask_decides_before_values_do():
     rows, mask = torch.tensor([[math.nan], [2.0], [math.inf], [4.0]]), torch.tensor([False, True, True, True])
     statistics = RunningMeanStd((1,))
@@ -214,21 +206,6 @@ def test_normalize_observation_of_a_dict_skips_values_of_one_leaf():
         assert statistics.skipped.tolist() == np.isnan(flat).sum(0).tolist()
 
 
-def test_statistics_without_host_readable_masks_skip_alike(monkeypatch):
-    def recorded():
-        env = make(T.NormalizeObservation(), T.NormalizeReward(0.5))
-        run(env, 20)
-        for chosen in ([True, False, True, True], [False] * 4, [False, True, False, False]):
-            env.reset(mask=torch.tensor(chosen))
-            env.step(torch.zeros(4, 6))
-        return buffers(env.transforms)
-
-    before = recorded()
-    monkeypatch.setattr("torchwrap._core.row_mask.is_host_readable", lambda tensor: False)
-    assert_same(recorded(), before, 1e-12)
-    assert all(before[f"{index}.statistics.skipped"].sum() > 0 for index in (0, 1))
-
-
 def test_normalize_reward_without_an_end_of_the_episode_keeps_the_return_of_that_env_out():
     for gamma, value in itertools.product((0.0, 0.9, 1.0), VALUES):
         rewards = torch.tensor([[[1.0], [2.0]], [[value], [5.0]], [[1.0], [3.0]], [[-value], [4.0]]])
@@ -243,10 +220,3 @@ def test_normalize_reward_without_an_end_of_the_episode_keeps_the_return_of_that
         np.testing.assert_allclose(transform.statistics.var, np.var([1.0, *returns[1:]]), rtol=1e-12)
         transform.reset(TensorDict({}, [2]), tw.RowMask(torch.tensor([True, False])))
         np.testing.assert_allclose(transform.discounted_return, [[0], [returns[-1]]])
-
-
-def test_state_dict_without_the_number_of_skipped_values_raises():
-    state = RunningMeanStd((2,)).state_dict()
-    del state["skipped"]
-    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: .*skipped"):
-        RunningMeanStd((2,)).load_state_dict(state)

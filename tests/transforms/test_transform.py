@@ -40,25 +40,6 @@ def test_transform_outputs_are_in_the_declared_spaces_and_the_action_is_the_call
         assert tw.spaces.contains(BOX, transition["next", "info", "action"]), name
 
 
-def test_transform_in_eval_computes_each_row_by_itself():
-    for make in TYPICAL.values():
-        batch = rollout(scripted(make()).eval())
-        for i in range(3):
-            alone = tw.TransformedEnv(ScriptedEnv(1, action_space=BOX, first_index=i), make()).eval()
-            assert_same(batch[i : i + 1], rollout(alone))
-
-
-def test_transform_masked_reset_keeps_the_other_rows():
-    zero = torch.zeros(3, 2)
-    for make in TYPICAL.values():
-        env, undisturbed = (scripted(make(), episode_lengths=None).eval() for _ in range(2))
-        other = [tw.rollout(each, lambda td: zero, 2, each.reset(seed=0))[1] for each in (env, undisturbed)][1]
-        td = env.reset(mask=torch.tensor([False, True, False])).set("action", zero)
-        other.set("action", zero)
-        assert_same(td[[0, 2]], other[[0, 2]])
-        assert_same(env.step(td)[0][[0, 2]], undisturbed.step(other)[0][[0, 2]])
-
-
 def test_transform_restored_from_a_snapshot_continues_bit_for_bit():
     for make in TYPICAL.values():
         env = scripted(make())
