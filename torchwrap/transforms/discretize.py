@@ -46,7 +46,7 @@ class _Bins(nn.Module):
         upper = edges[:, 1:].astype(work)
         upper = np.where(upper < edges[:, 1:], np.nextafter(upper, np.array(np.inf, work)), upper)
         strides = np.cumprod([1, *counts[:0:-1]])[::-1]
-        constants = {"edges": edges, "upper_edges": upper, "centers": centers.astype(work)}
+        constants = {"edges": edges.astype(work), "upper_edges": upper, "centers": centers.astype(work)}
         for name, value in {**constants, "counts": np.array(counts), "strides": strides.copy()}.items():
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
 
