@@ -32,6 +32,11 @@ ACTIONS = spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(4, star
 NUM_ENVS = 5
 
 
+def observing(space):
+    """Makes a `ScriptedEnv` with this observation space."""
+    return functools.partial(ScriptedEnv, observation_space=space)
+
+
 class AddNoise(T.ObservationTransform):
     """A user's transform with an RNG stream."""
 
@@ -45,17 +50,9 @@ class AddNoise(T.ObservationTransform):
 
 
 def seven():
-    return T.Compose(
-        [
-            T.ClipAction(),
-            T.RecordEpisodeStatistics(),
-            T.NormalizeObservation(),
-            T.ClipObservation(-10, 10),
-            T.FrameStackObservation(4),
-            T.NormalizeReward(),
-            T.ClipReward(-10, 10),
-        ]
-    )
+    observations = T.NormalizeObservation(), T.ClipObservation(-10, 10), T.FrameStackObservation(4)
+    rewards = T.NormalizeReward(), T.ClipReward(-10, 10)
+    return T.Compose([T.ClipAction(), T.RecordEpisodeStatistics(), *observations, *rewards])
 
 
 # Cannot be compiled, but keeps the rest of the contract.
@@ -63,58 +60,37 @@ UNCAPTURED = {"PassiveEnvChecker": (T.PassiveEnvChecker, ScriptedEnv)}
 TRANSFORMS = {
     "RecordEpisodeStatistics": (lambda: T.RecordEpisodeStatistics(3), ScriptedEnv),
     "NormalizeObservation": (T.NormalizeObservation, ScriptedEnv),
-    "NormalizeObservation of images": (T.NormalizeObservation, functools.partial(ScriptedEnv, observation_space=IMAGE)),
+    "NormalizeObservation of images": (T.NormalizeObservation, observing(IMAGE)),
     "ClipObservation": (lambda: T.ClipObservation(-5, 5), ScriptedEnv),
     "FrameStackObservation": (lambda: T.FrameStackObservation(3), ScriptedEnv),
-    "FrameStackObservation of images": (
-        lambda: T.FrameStackObservation(3, padding_type="zero"),
-        functools.partial(ScriptedEnv, observation_space=IMAGE),
-    ),
-    "FrameStackObservation of numbers": (
-        lambda: T.FrameStackObservation(2, padding_type=2),
-        functools.partial(ScriptedEnv, observation_space=spaces.Discrete(3)),
-    ),
-    "FrameStackObservation of a Dict": (
-        lambda: T.FrameStackObservation(2),
-        functools.partial(ScriptedEnv, observation_space=DICT),
-    ),
+    "FrameStackObservation of images": (lambda: T.FrameStackObservation(3, padding_type="zero"), observing(IMAGE)),
+    "FrameStackObservation of numbers": (lambda: T.FrameStackObservation(2, padding_type=2), observing(spaces.Discrete(3))),
+    "FrameStackObservation of a Dict": (lambda: T.FrameStackObservation(2), observing(DICT)),
     "DelayObservation": (lambda: T.DelayObservation(2), ScriptedEnv),
-    "DelayObservation of a Dict": (lambda: T.DelayObservation(3), functools.partial(ScriptedEnv, observation_space=DICT)),
-    "TimeAwareObservation": (
-        lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]),
-        functools.partial(ScriptedEnv, observation_space=DICT),
-    ),
+    "DelayObservation of a Dict": (lambda: T.DelayObservation(3), observing(DICT)),
+    "TimeAwareObservation": (lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]), observing(DICT)),
     "TimeAwareObservation unflattened": (
         lambda: T.Compose([T.TimeLimit(3), T.TimeAwareObservation(False, True)]),
-        functools.partial(ScriptedEnv, observation_space=IMAGE),
+        observing(IMAGE),
     ),
-    "DtypeObservation": (lambda: T.DtypeObservation("float64"), functools.partial(ScriptedEnv, observation_space=IMAGE)),
-    "FilterObservation": (
-        lambda: T.FilterObservation(["image", "rest"]),
-        functools.partial(ScriptedEnv, observation_space=DICT),
-    ),
-    "ReshapeObservation": (lambda: T.ReshapeObservation((3, 16)), functools.partial(ScriptedEnv, observation_space=IMAGE)),
-    "RescaleObservation": (lambda: T.RescaleObservation(0, 1), functools.partial(ScriptedEnv, observation_space=FINITE)),
-    "DiscretizeObservation": (lambda: T.DiscretizeObservation(4), functools.partial(ScriptedEnv, observation_space=FINITE)),
-    "GrayscaleObservation": (T.GrayscaleObservation, functools.partial(ScriptedEnv, observation_space=IMAGE)),
-    "GrayscaleObservation of OpenCV": (
-        lambda: T.GrayscaleObservation(formula="opencv"),
-        functools.partial(ScriptedEnv, observation_space=IMAGE),
-    ),
-    "ResizeObservation": (lambda: T.ResizeObservation((3, 3)), functools.partial(ScriptedEnv, observation_space=IMAGE)),
-    "ResizeObservation to half": (
-        lambda: T.ResizeObservation((2, 2)),
-        functools.partial(ScriptedEnv, observation_space=IMAGE),
-    ),
-    "AddWhiteNoise": (lambda: T.AddWhiteNoise(0.3, True), functools.partial(ScriptedEnv, observation_space=IMAGE)),
-    "ObstructView": (lambda: T.ObstructView(0.5, 2), functools.partial(ScriptedEnv, observation_space=IMAGE)),
-    "NormalizeObservation of a Dict": (T.NormalizeObservation, functools.partial(ScriptedEnv, observation_space=BOXES)),
+    "DtypeObservation": (lambda: T.DtypeObservation("float64"), observing(IMAGE)),
+    "FilterObservation": (lambda: T.FilterObservation(["image", "rest"]), observing(DICT)),
+    "ReshapeObservation": (lambda: T.ReshapeObservation((3, 16)), observing(IMAGE)),
+    "RescaleObservation": (lambda: T.RescaleObservation(0, 1), observing(FINITE)),
+    "DiscretizeObservation": (lambda: T.DiscretizeObservation(4), observing(FINITE)),
+    "GrayscaleObservation": (T.GrayscaleObservation, observing(IMAGE)),
+    "GrayscaleObservation of OpenCV": (lambda: T.GrayscaleObservation(formula="opencv"), observing(IMAGE)),
+    "ResizeObservation": (lambda: T.ResizeObservation((3, 3)), observing(IMAGE)),
+    "ResizeObservation to half": (lambda: T.ResizeObservation((2, 2)), observing(IMAGE)),
+    "AddWhiteNoise": (lambda: T.AddWhiteNoise(0.3, True), observing(IMAGE)),
+    "ObstructView": (lambda: T.ObstructView(0.5, 2), observing(IMAGE)),
+    "NormalizeObservation of a Dict": (T.NormalizeObservation, observing(BOXES)),
     "TransformAction": (lambda: T.TransformAction(torch.tanh), ScriptedEnv),
     "StickyAction": (lambda: T.StickyAction(0.5, (1, 3)), ScriptedEnv),
     "EvalWrapper": (T.EvalWrapper, ScriptedEnv),
     "DiscretizeAction": (lambda: T.DiscretizeAction(3), ScriptedEnv),
     "ScaleReward": (lambda: T.ScaleReward(0.1), ScriptedEnv),
-    "FlattenObservation": (T.FlattenObservation, functools.partial(ScriptedEnv, observation_space=DICT)),
+    "FlattenObservation": (T.FlattenObservation, observing(DICT)),
     "TransformObservation": (lambda: T.TransformObservation(torch.tanh), ScriptedEnv),
     "NormalizeReward": (T.NormalizeReward, ScriptedEnv),
     "ClipReward": (lambda: T.ClipReward(-1, 1), ScriptedEnv),
@@ -125,18 +101,13 @@ TRANSFORMS = {
     "AddNoise": (AddNoise, ScriptedEnv),
     "ObservationGroups": (
         lambda: T.ObservationGroups(
-            {
-                "policy": [T.NormalizeObservation(), T.FrameStackObservation(2)],
-                "noisy": [AddNoise()],
-                "again": [AddNoise()],
-                "raw": [],
-            }
+            {"policy": [T.NormalizeObservation()], "noisy": [AddNoise()], "again": [AddNoise()], "raw": []}
         ),
         ScriptedEnv,
     ),
     "ObservationGroups of a Dict": (
         lambda: T.ObservationGroups({"flat": [T.FlattenObservation()], "image": [T.FilterObservation(["image"])], "raw": []}),
-        functools.partial(ScriptedEnv, observation_space=DICT),
+        observing(DICT),
     ),
     "PolicyState": (
         lambda: T.Compose([T.PolicyState({"hidden": (3,)}), T.PolicyState({"count": ()}, torch.int64, -1)]),
@@ -197,15 +168,8 @@ def cartpole(num_envs=NUM_ENVS, **arguments):
 
 def gymnasium_cartpole(num_envs=4, vectorization_mode="sync", **arguments):
     """Gymnasium's CartPole with all of the seven but ClipAction, because its actions are discrete."""
-    env = tw.make(
-        "CartPole-v1",
-        num_envs,
-        backend="gymnasium",
-        vectorization_mode=vectorization_mode,
-        max_episode_steps=25,
-        **arguments,
-    )
-    return tw.TransformedEnv(env, *seven()[1:])
+    arguments = {"vectorization_mode": vectorization_mode, "max_episode_steps": 25, **arguments}
+    return tw.TransformedEnv(tw.make("CartPole-v1", num_envs, backend="gymnasium", **arguments), *seven()[1:])
 
 
 # Policies.

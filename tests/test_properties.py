@@ -14,7 +14,7 @@ import torch
 from catalogue import TRANSFORMS
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -179,18 +179,6 @@ def test_transform_over_any_space_stays_in_its_spaces_or_raises_with_its_name(na
         for observation in (output["next", "observation"], output["observation"]):
             assert spaces.contains(env.single_observation_space, observation)
             assert env.observation_space.contains(spaces.to_numpy(env.single_observation_space, observation))
-
-
-@pytest.mark.full
-@MANY
-@given(seed=SEEDS, space=SPACES)
-def test_flatten_observation_of_any_space_equals_gymnasiums(seed, space):
-    env = tw.TransformedEnv(Tape(seed, space), T.FlattenObservation())
-    observation = env.env.tape["observation"][:20]
-    rows = iterate(batch_space(space, 20), spaces.to_numpy(space, observation))
-    expected = np.stack([gymnasium.spaces.flatten(space, row) for row in rows])
-    assert env.single_observation_space == gymnasium.spaces.flatten_space(space)
-    same(env.transforms[0].observation(observation), torch.from_numpy(expected))
 
 
 POOLED = {name: make for name, (make, env) in TRANSFORMS.items() if env is ScriptedEnv and name != "PolicyState"}

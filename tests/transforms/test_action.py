@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,7 @@ from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import RandomEnv, quick, scripted
-from tensordict import TensorDict
 
-import torchwrap as tw
 from torchwrap import random
 from torchwrap import transforms as T
 
@@ -53,13 +53,6 @@ BOXES = [
 ]
 
 
-@pytest.mark.parametrize("flip", [1, -1], ids=["low varies", "high varies"])
-def test_clip_action_with_one_uniform_bound_equals_numpys_clip(flip):
-    low, high = sorted([STEERING.low * flip, STEERING.high * flip], key=np.sum)
-    env, actions = acting(spaces.Box(low, high), T.ClipAction(), num_envs=16), random_actions(STEERING)
-    np.testing.assert_array_equal(arrived(env, actions), np.clip(actions, low, high))
-
-
 def test_clip_action_set_up_again_for_another_space_clips_to_its_bounds():
     transform = T.ClipAction()
     for space in (STEERING, spaces.Box(-1, 1, (3,)), STEERING, spaces.Box(0, 1, (0, 2)), spaces.Box(0, 1, ())):
@@ -73,26 +66,27 @@ def fail(action):
     raise ValueError("a user's error")
 
 
-@pytest.mark.parametrize("space", [*BOXES, ONE_SIDED, STEERING, spaces.Box(-np.inf, np.inf, (2,))], ids=str)
-def test_clip_action_equals_gymnasiums_in_values_and_space(space):
-    env, oracle = acting(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(single(space))
-    actions = random_actions(space)
-    assert env.single_action_space == oracle.action_space
-    ours = arrived(env, actions)
-    assert ours.dtype == space.dtype
-    np.testing.assert_array_equal(ours, np.stack([oracle.action(action) for action in actions]))
+def test_clip_action_equals_gymnasiums_in_values_and_space():
+    turned = spaces.Box(-STEERING.high, -STEERING.low)  # the upper bounds are equal, and not the lower ones
+    for space in (*BOXES, ONE_SIDED, STEERING, turned, spaces.Box(-np.inf, np.inf, (2,))):
+        env, oracle = acting(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(single(space))
+        actions = random_actions(space)
+        assert env.single_action_space == oracle.action_space, space
+        ours = arrived(env, actions)
+        assert ours.dtype == space.dtype, space
+        np.testing.assert_array_equal(ours, np.stack([oracle.action(action) for action in actions]), f"{space}")
 
 
-@pytest.mark.parametrize("space", BOXES, ids=str)
-@pytest.mark.parametrize("bounds", [(-1, 1), (-1.0, 0.5), (0, 3), (np.float64(-1), np.float64(2)), (100, 101)])
-def test_rescale_action_equals_gymnasiums_in_values_and_space(space, bounds):
-    env, oracle = acting(space, T.RescaleAction(*bounds), num_envs=16), wrappers.RescaleAction(single(space), *bounds)
-    actions = random_actions(space)
-    assert env.single_action_space == oracle.action_space
-    ours, theirs = arrived(env, actions), np.stack([oracle.action(action) for action in actions])
-    assert ours.dtype == space.dtype
-    rounding = 4 * np.finfo(space.dtype).eps * (1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=rounding)
+def test_rescale_action_equals_gymnasiums_in_values_and_space():
+    every_bounds = [(-1, 1), (-1.0, 0.5), (0, 3), (np.float64(-1), np.float64(2)), (100, 101)]
+    for space, bounds in itertools.product(BOXES, every_bounds):
+        env, oracle = acting(space, T.RescaleAction(*bounds), num_envs=16), wrappers.RescaleAction(single(space), *bounds)
+        actions = random_actions(space)
+        assert env.single_action_space == oracle.action_space, (space, bounds)
+        ours, theirs = arrived(env, actions), np.stack([oracle.action(action) for action in actions])
+        assert ours.dtype == space.dtype, (space, bounds)
+        rounding = 4 * np.finfo(space.dtype).eps * (1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=rounding, err_msg=f"{space} {bounds}")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -110,22 +104,6 @@ def test_rescale_action_of_random_boxes_with_bounds_per_dimension_equals_gymnasi
     np.testing.assert_allclose(arrived(env, actions), expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("space", BOXES, ids=str)
-def test_rescale_action_maps_bounds_to_bounds_and_the_middle_to_the_middle(space):
-    env = acting(space, T.RescaleAction(-3, 5), num_envs=3)
-    actions = np.stack([np.full(space.shape, value, space.dtype) for value in (-3, 1, 5)])
-    middle = (space.low.astype(np.float64) + space.high) / 2
-    tolerance = 1e-2 if space.dtype == np.float16 else 1e-5
-    np.testing.assert_allclose(
-        arrived(env, actions), np.stack([space.low, middle, space.high]), rtol=tolerance, atol=tolerance
-    )
-
-
-def test_rescale_action_does_not_clip():
-    env = acting(spaces.Box(-2, 2, (1,)), T.RescaleAction(-1, 1), num_envs=1)
-    np.testing.assert_allclose(arrived(env, [[3.0]]), [[6]])
-
-
 def test_clip_action_over_rescale_action_clips_to_the_agents_bounds_as_gymnasiums():
     space = spaces.Box(0, 10, (1,))
     env = acting(space, T.RescaleAction(-1, 1), T.ClipAction(), num_envs=3)
@@ -134,90 +112,13 @@ def test_clip_action_over_rescale_action_clips_to_the_agents_bounds_as_gymnasium
     np.testing.assert_allclose(arrived(env, actions), [oracle.env.action(oracle.action(a)) for a in actions])
 
 
-@pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
-def test_action_transforms_do_not_change_the_agents_action(transform):
-    env = acting(spaces.Box(-1, 1, (2,)), transform())
-    action = torch.tensor([[-2.5, 0.5], [0.0, 3.0]])
-    transition, _ = env.step(env.reset().set("action", action))
-    assert transition["action"].tolist() == action.tolist() == [[-2.5, 0.5], [0, 3]]
-
-
-@pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
-def test_action_transforms_do_not_change_the_envs_space(transform):
-    space = spaces.Box(-1, 1, (2,))
-    env = acting(space, transform())
-    arrived(env, np.float32([[9, 9], [9, 9]]))
-    assert env.env.single_action_space == spaces.Box(-1, 1, (2,))
-
-
-@pytest.mark.parametrize("transform", [T.ClipAction, lambda: T.RescaleAction(-3, 3)])
-def test_action_transforms_do_not_change_observations_rewards_and_flags(transform):
-    space = spaces.Box(-1, 1, (2,))
-    ours, _ = tw.rollout(acting(space, transform()), None, 7)
-    plain, _ = tw.rollout(acting(space), None, 7)
-    for key in ("observation", "reward", "terminated", "truncated"):
-        assert torch.equal(ours["next", key], plain["next", key])
-
-
-@pytest.mark.parametrize("batch", [(), (4,), (2, 5)])
-def test_action_transforms_standalone_take_any_batch_size_and_keep_their_input(batch):
-    transform = T.ClipAction()
-    acting(spaces.Box(-1, 1, (3,)), transform)
-    td = TensorDict({"action": torch.full((*batch, 3), 5.0)}, batch)
-    assert torch.equal(transform(td)["action"], torch.ones(*batch, 3))
-    assert torch.equal(td["action"], torch.full((*batch, 3), 5.0))
-
-
-def test_action_transforms_state_dict_is_empty():
-    assert acting(spaces.Box(-1, 1, (2,)), T.RescaleAction(-3, 3), T.ClipAction()).state_dict() == {}
-
-
-@pytest.mark.parametrize(
-    ("bounds", "error", "match"),
-    [
-        ((1, -1), ValueError, "RescaleAction needs finite min_action < max_action, but got 1 and -1"),
-        ((1, 1), ValueError, "RescaleAction needs finite min_action < max_action, but got 1 and 1"),
-        ((-np.inf, 1), ValueError, "RescaleAction needs finite .* but got -inf and 1"),
-        ((0, np.inf), ValueError, "RescaleAction needs finite .* but got 0 and inf"),
-        ((float("nan"), 1), ValueError, "RescaleAction needs finite .* but got nan and 1"),
-        ((None, 1), (TypeError, ValueError), "RescaleAction needs .* but got None and 1"),
-        (("a", 1), (TypeError, ValueError), "RescaleAction needs .* but got '?a"),
-        ((np.array([0, 2]), np.array([1, 1])), ValueError, "RescaleAction needs finite min_action < max_action"),
-        ((np.zeros(2), np.ones(3)), ValueError, "RescaleAction needs "),
-    ],
-)
-def test_rescale_action_wrong_arguments_raise(bounds, error, match):
-    with pytest.raises(error, match=match):
-        T.RescaleAction(*bounds)
-
-
-@pytest.mark.parametrize(
-    ("space", "transform", "error", "match"),
-    [
-        (spaces.Discrete(3), T.ClipAction(), TypeError, r"ClipAction needs a Box action space .* but got Discrete\(3\)"),
-        (spaces.MultiBinary(3), T.ClipAction(), TypeError, "ClipAction needs a Box action space .* but got MultiBinary"),
-        (spaces.Dict(a=PER_DIMENSION), T.ClipAction(), TypeError, "ClipAction needs a Box action space .* but got Dict"),
-        (spaces.Discrete(3), T.RescaleAction(-1, 1), TypeError, "RescaleAction needs a Box action space .* but got Discrete"),
-        (spaces.Tuple([PER_DIMENSION]), T.RescaleAction(-1, 1), TypeError, "RescaleAction needs a Box .* but got Tuple"),
-        (spaces.Box(0, 9, (1,), np.int32), T.RescaleAction(-1, 1), TypeError, "RescaleAction needs .* floats, but got Box"),
-        (ONE_SIDED, T.RescaleAction(-1, 1), ValueError, "RescaleAction needs .* finite bounds, low < high, but got .*inf"),
-        (PER_DIMENSION, T.RescaleAction(np.zeros(2), 1), ValueError, r"RescaleAction needs .* \(3,\), but got \(2,\)"),
-        (PER_DIMENSION, T.RescaleAction(np.zeros((2, 3)), 1), ValueError, r"RescaleAction needs .* but got \(2, 3\)"),
-        (spaces.Box(np.float32([0, 1]), np.float32([1, 1])), T.RescaleAction(-1, 1), ValueError, "RescaleAction needs .* Box"),
-    ],
-)
-def test_action_transforms_wrong_spaces_raise(space, transform, error, match):
-    with pytest.raises(error, match=match):
-        acting(space, transform)
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 2), ()])
-def test_clip_action_of_a_wrong_shape_raises_before_anything_changed(shape):
+def test_clip_action_of_a_wrong_shape_raises_before_anything_changed():
     env = acting(spaces.Box(-1, 1, (2,)), T.ClipAction())
-    td = env.reset()
-    with pytest.raises((TypeError, ValueError), match=r"ScriptedEnv|TransformedEnv"):
-        env.step(td.set("action", torch.zeros(2, *shape)))
-    assert env.unwrapped.elapsed.tolist() == [0, 0]
+    for shape in ((3,), (2, 2), ()):
+        td = env.reset()
+        with pytest.raises((TypeError, ValueError), match=r"ScriptedEnv|TransformedEnv"):
+            env.step(td.set("action", torch.zeros(2, *shape)))
+        assert env.unwrapped.elapsed.tolist() == [0, 0], shape
 
 
 def test_transform_action_equals_gymnasiums():
@@ -233,28 +134,6 @@ def test_transform_action_maps_discrete_to_continuous_actions():
     moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
     env = acting(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: moves[action], spaces.Discrete(4)), num_envs=3)
     assert arrived(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("build", "error", "match"),
-    [
-        (lambda: T.TransformAction(3), TypeError, "TransformAction needs a callable func, but got 3"),
-        (lambda: T.TransformAction(abs, 3), TypeError, "TransformAction needs a gymnasium Space as action_space, but got 3"),
-        (
-            lambda: acting(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action[:, :1])),
-            ValueError,
-            r"TransformAction needs func to return actions of shape \(2, 2\)",
-        ),
-        (
-            lambda: acting(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: action.double())),
-            TypeError,
-            "TransformAction needs func to return actions of dtype torch.float32",
-        ),
-    ],
-)
-def test_transform_action_wrong_arguments_and_functions_raise(build, error, match):
-    with pytest.raises(error, match=match):
-        build()
 
 
 # StickyAction
@@ -278,7 +157,7 @@ class Replayed:
         return self.drawn[1]
 
 
-@pytest.mark.parametrize("duration", quick([1, 3, (1, 4), (2, 2)], 1, (1, 4)))
+@pytest.mark.parametrize("duration", quick([1, 3, (1, 4), (2, 2)], (1, 4)))
 @pytest.mark.parametrize("probability", quick([0, 0.25, 0.9], 0.25))
 @pytest.mark.parametrize("lengths", [(1,), (7, 3, 1), None])
 def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duration, lengths):
@@ -312,20 +191,3 @@ def test_sticky_action_of_a_dict_repeats_all_parts_together():
     stuck = given["a"] == before["a"]
     assert 10 < stuck.sum() < 40 and (given["a"] == torch.where(stuck, before["a"], chosen["a"])).all()
     assert (given["b", "0"] == torch.where(stuck.unsqueeze(1), before["b", "0"], chosen["b", "0"])).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ((1,), ValueError, r"StickyAction needs repeat_action_probability in \[0, 1\), but got 1"),
-        ((-0.1,), ValueError, r"StickyAction needs repeat_action_probability in \[0, 1\), but got -0.1"),
-        (("0.5",), TypeError, "repeat_action_probability in .*, but got '0.5'"),
-        ((0.5, 0), ValueError, "repeat_action_duration of at least 1, but got 0"),
-        ((0.5, 1.5), TypeError, "integer repeat_action_duration of at least 1, but got 1.5"),
-        ((0.5, (3, 2)), ValueError, "repeat_action_duration of at least 3, but got 2"),
-        ((0.5, (1, 2, 3)), ValueError, r"repeat_action_duration as one number or two, but got \(1, 2, 3\)"),
-    ],
-)
-def test_sticky_action_wrong_arguments_raise(arguments, error, match):
-    with pytest.raises(error, match=match):
-        T.StickyAction(*arguments)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from catalogue import DICT
@@ -37,48 +35,38 @@ class Wrong(ScriptedEnv):
 
 
 BOX = {"observation_space": spaces.Box(0, 100, (2,))}
+COUNT, TREE = {"observation_space": spaces.Discrete(3)}, {"observation_space": DICT}
 CASES = [
     ("observation", 100.5, "step", BOX, r"observations in Box\(0.0, 100.0, \(2,\), float32\), but got 100.5 in env 1"),
     ("observation", -1.0, "reset", BOX, r"observations in Box\(0.0, 100.0, .*, but got -1.0 in env 1"),
     ("observation", torch.nan, "step", {}, "observations in .*, but got nan in env 1"),
     ("observation", torch.inf, "reset", {}, "observations in .*, but got inf in env 1"),
-    (
-        "observation",
-        7,
-        "step",
-        {"observation_space": spaces.Discrete(3)},
-        r"observations in Discrete\(3\), but got 7 in env 1",
-    ),
-    (
-        ("observation", "position"),
-        0,
-        "step",
-        {"observation_space": DICT},
-        r"observations\['position'\] in Disc.*, but got 0 in env 1",
-    ),
+    ("observation", 7, "step", COUNT, r"observations in Discrete\(3\), but got 7 in env 1"),
+    (("observation", "position"), 0, "step", TREE, r"observations\['position'\] in Disc.*, but got 0 in env 1"),
     ("reward", torch.nan, "step", {}, "rewards in .*, but got nan in env 1"),
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "when", "arguments", "words"), CASES)
-def test_checker_wrong_observations_and_rewards_raise_in_the_step_they_occur(key, value, when, arguments, words):
-    env = tw.TransformedEnv(Wrong(key, value, when, **arguments), T.PassiveEnvChecker())
-    td = env.reset(seed=0)
-    _, td = step(env, td, 2 if when == "step" else 3)
-    with pytest.raises(ValueError, match=f"PassiveEnvChecker needs {words}"):
-        step(env, td)
+def test_checker_wrong_observations_and_rewards_raise_in_the_step_they_occur():
+    for key, value, when, arguments, words in CASES:
+        env = tw.TransformedEnv(Wrong(key, value, when, **arguments), T.PassiveEnvChecker())
+        _, td = step(env, env.reset(seed=0), 2 if when == "step" else 3)
+        with pytest.raises(ValueError, match=f"PassiveEnvChecker needs {words}"):
+            step(env, td)
+            pytest.fail(f"{key} {value} is accepted")
 
 
-@pytest.mark.parametrize("value", [torch.nan, 1.5, -torch.inf])
-def test_checker_wrong_actions_raise(value):
-    env = scripted(T.PassiveEnvChecker(), num_envs=2)
-    td = env.reset()
-    action = torch.zeros(2, 6)
-    action[1, 3] = value
-    with pytest.raises(ValueError, match=r"PassiveEnvChecker needs actions in Box\(-1.0, 1.0, .*, but got .* in env 1"):
-        env.step(td.set("action", action))
-    clipped = scripted(T.PassiveEnvChecker(), T.ClipAction(), num_envs=2)
-    clipped.step(clipped.reset().set("action", action.nan_to_num()))
+def test_checker_wrong_actions_raise():
+    for value in (torch.nan, 1.5, -torch.inf):
+        env, clipped = (
+            scripted(*parts, num_envs=2) for parts in ([T.PassiveEnvChecker()], [T.PassiveEnvChecker(), T.ClipAction()])
+        )
+        action = torch.zeros(2, 6)
+        action[1, 3] = value
+        with pytest.raises(ValueError, match=r"PassiveEnvChecker needs actions in Box\(-1.0, 1.0, .*, but got .* in env 1"):
+            env.step(env.reset().set("action", action))
+            pytest.fail(f"{value} is accepted")
+        clipped.step(clipped.reset().set("action", action.nan_to_num()))
 
 
 def test_checker_over_a_transform_outside_its_space_raises():
@@ -87,10 +75,9 @@ def test_checker_over_a_transform_outside_its_space_raises():
         env.reset(seed=0)
 
 
-@pytest.mark.parametrize("make", [functools.partial(tw.make, "CartPole-v1"), functools.partial(tw.make, "Pendulum-v1")])
-def test_checker_over_native_envs_passes(make):
-    env = tw.TransformedEnv(make(4), T.PassiveEnvChecker())
-    tw.rollout(env, None, 60)
+def test_checker_over_native_envs_passes():
+    for id in ("CartPole-v1", "Pendulum-v1"):
+        tw.rollout(tw.TransformedEnv(tw.make(id, 4), T.PassiveEnvChecker()), None, 60)
 
 
 def test_checker_compiled_raises():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cv2
 import numpy as np
 import pytest
@@ -29,11 +31,10 @@ def noise(*shape):
     return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
 
-@pytest.mark.parametrize("keep_dim", [False, True])
-def test_grayscale_observation_equals_gymnasiums(keep_dim):
-    space = images(6, 5, 3)
-    oracles = [wrappers.GrayscaleObservation(RandomEnv(space), keep_dim) for _ in range(3)]
-    assert_agrees(make(space, T.GrayscaleObservation(keep_dim)), oracles)
+def test_grayscale_observation_equals_gymnasiums():
+    for keep_dim in (False, True):
+        oracles = [wrappers.GrayscaleObservation(RandomEnv(images(6, 5, 3)), keep_dim) for _ in range(3)]
+        assert_agrees(make(images(6, 5, 3), T.GrayscaleObservation(keep_dim)), oracles)
 
 
 def test_grayscale_observation_of_every_gray_and_a_million_colours_equals_gymnasiums():
@@ -45,52 +46,49 @@ def test_grayscale_observation_of_every_gray_and_a_million_colours_equals_gymnas
     assert (given[:256, 0].numpy() != grays[:, 0]).sum() == 8  # Gymnasium truncates sums just below an integer
 
 
-def test_grayscale_of_opencv_equals_it_for_every_colour() -> None:
+@pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.full)])
+def test_grayscale_of_opencv_equals_it_for_every_colour(stride):
     values = np.arange(256, dtype=np.uint8)
     transform = T.GrayscaleObservation(formula="opencv")
-    for red in range(256):
+    for red in range(0, 256, stride):
         colours = np.stack(np.broadcast_arrays(np.uint8(red), values[:, None], values), -1)
         gray = transform.observation(torch.from_numpy(colours[None]))[0]
         np.testing.assert_array_equal(gray, cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY))
 
 
-SIZES = [
-    ((210, 160), (84, 84)),
-    ((210, 160), (64, 64)),
-    ((210, 160), (96, 96)),
-    ((250, 160), (84, 84)),
-    ((480, 640), (84, 84)),
-    ((96, 96), (84, 84)),
-    ((64, 64), (48, 48)),
-    ((168, 126), (84, 84)),
-    ((84, 160), (84, 84)),
-    ((160, 84), (84, 84)),
-    ((96, 96), (32, 32)),  # whole blocks from here on
-    ((96, 64), (32, 32)),
-    ((64, 96), (32, 32)),
-    ((128, 32), (32, 32)),
-    ((168, 168), (84, 84)),  # exactly half
-    ((40, 20), (10, 10)),
-    ((9, 7), (1, 1)),
-    ((7, 5), (7, 5)),
-]
+SIZES = {  # from: to
+    (210, 160): ((84, 84), (64, 64), (96, 96)),
+    (250, 160): ((84, 84),),
+    (480, 640): ((84, 84),),
+    (96, 96): ((84, 84), (32, 32)),  # (32, 32) are whole blocks
+    (64, 48): ((48, 48), (32, 32)),
+    (168, 126): ((84, 84),),
+    (84, 160): ((84, 84),),
+    (160, 84): ((84, 84),),
+    (96, 64): ((32, 32),),
+    (64, 96): ((32, 32),),
+    (128, 32): ((32, 32),),
+    (168, 168): ((84, 84),),  # exactly half
+    (40, 20): ((10, 10),),
+    (9, 7): ((1, 1),),
+    (7, 5): ((7, 5),),
+}
 
 
 @pytest.mark.parametrize("channels", quick([(), (1,), (3,)], (), (3,)), ids=str)
-@pytest.mark.parametrize(("before", "after"), SIZES, ids=str)
-def test_resize_observation_equals_opencvs_inter_area_bit_for_bit(before, after, channels):
-    frames = noise(4, *before, *channels)
-    frames[0], frames[1] = 255, np.linspace(0, 255, frames[1].size).reshape(frames[1].shape)
-    oracle = [cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA).reshape(*after, *channels) for frame in frames]
-    np.testing.assert_array_equal(resized(frames, after), np.stack(oracle))
+def test_resize_observation_equals_opencvs_inter_area_bit_for_bit(channels):
+    for before, after in ((before, after) for before, sizes in SIZES.items() for after in sizes):
+        frames = noise(4, *before, *channels)
+        frames[0], frames[1] = 255, np.linspace(0, 255, frames[1].size).reshape(frames[1].shape)
+        oracle = [cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA).reshape(*after, *channels) for frame in frames]
+        np.testing.assert_array_equal(resized(frames, after), np.stack(oracle), f"{before} to {after}")
 
 
-@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
-@pytest.mark.parametrize("shape", [(4, 3), (6, 5), (3, 4)])
-def test_resize_observation_equals_gymnasiums_in_episodes_and_spaces(shape, channels):
-    space = images(12, 8, *channels)
-    oracles = [wrappers.ResizeObservation(RandomEnv(space), shape) for _ in range(3)]
-    assert_agrees(make(space, T.ResizeObservation(shape)), oracles)
+def test_resize_observation_equals_gymnasiums_in_episodes_and_spaces():
+    for channels, shape in itertools.product(((), (1,), (3,)), ((4, 3), (6, 5), (3, 4))):
+        space = images(12, 8, *channels)
+        oracles = [wrappers.ResizeObservation(RandomEnv(space), shape) for _ in range(2)]
+        assert_agrees(make(space, T.ResizeObservation(shape), num_envs=2), oracles, num_steps=8)
 
 
 def test_image_transforms_standalone_take_any_batch_size():
@@ -100,72 +98,14 @@ def test_image_transforms_standalone_take_any_batch_size():
     assert T.GrayscaleObservation(keep_dim=True).observation(frames).shape == (2, 3, 12, 8, 1)
 
 
-@pytest.mark.parametrize(
-    "make_transform", [T.GrayscaleObservation, lambda: T.ResizeObservation((5, 5))], ids=["gray", "small"]
-)
-def test_image_transforms_masked_reset_computes_only_the_rows_of_the_mask(make_transform):
-    transform, frames = make(images(12, 8, 3), make_transform()).transforms[0], torch.from_numpy(noise(3, 12, 8, 3))
-    mask, expected = tw.RowMask(torch.tensor([False, True, False])), transform.observation(frames)
-    given = transform.reset(TensorDict({"observation": frames}, [3]), mask)["observation"]
-    assert given.dtype == torch.uint8 and torch.equal(given[1], expected[1]) and not given[[0, 2]].any()
-    none = tw.RowMask(torch.zeros(3, dtype=torch.bool))
-    assert transform.reset(TensorDict({"observation": frames}, [3]), none)["observation"].shape == expected.shape
-
-
-@pytest.mark.parametrize(
-    ("build", "error", "match"),
-    [
-        (lambda: T.GrayscaleObservation(1), TypeError, "GrayscaleObservation needs keep_dim as a bool, but got 1"),
-        (
-            lambda: T.GrayscaleObservation(formula="cv2"),
-            ValueError,
-            'GrayscaleObservation needs formula "gymnasium" or "opencv", but got \'cv2\'',
-        ),
-        (
-            lambda: make(images(4, 4), T.GrayscaleObservation()),
-            ValueError,
-            "GrayscaleObservation needs images with 3 channels",
-        ),
-        (
-            lambda: make(images(4, 4, 4), T.GrayscaleObservation()),
-            ValueError,
-            "GrayscaleObservation needs images with 3 channels",
-        ),
-        (lambda: make(images(4), T.GrayscaleObservation()), TypeError, "GrayscaleObservation needs images as Box"),
-        (lambda: make(spaces.Discrete(3), T.GrayscaleObservation()), TypeError, "GrayscaleObservation needs images as Box"),
-        (
-            lambda: make(spaces.Box(0, 1, (4, 4, 3)), T.GrayscaleObservation()),
-            TypeError,
-            "GrayscaleObservation needs images as Box",
-        ),
-        (
-            lambda: make(spaces.Box(0, 9, (4, 4), np.uint8), T.ResizeObservation((2, 2))),
-            TypeError,
-            "ResizeObservation needs images",
-        ),
-        (
-            lambda: make(images(4, 4), T.ResizeObservation((5, 2))),
-            ValueError,
-            r"a shape of at most \(4, 4\), but got \(5, 2\)",
-        ),
-        (
-            lambda: make(images(4, 4, 3), T.ResizeObservation((2, 5))),
-            ValueError,
-            r"a shape of at most \(4, 4\), but got \(2, 5\)",
-        ),
-        (lambda: T.ResizeObservation(84), TypeError, r"ResizeObservation needs shape as \(height, width\), but got 84"),
-        (lambda: T.ResizeObservation((84, 84, 3)), TypeError, r"ResizeObservation needs shape as \(height, width\)"),
-        (lambda: T.ResizeObservation((84, 0)), ValueError, "ResizeObservation needs shape of at least 1, but got 0"),
-        (
-            lambda: T.ResizeObservation((84, 8.5)),
-            TypeError,
-            "ResizeObservation needs an integer shape of at least 1, but got 8.5",
-        ),
-    ],
-)
-def test_image_transforms_wrong_arguments_and_spaces_raise(build, error, match):
-    with pytest.raises(error, match=match):
-        build()
+def test_image_transforms_masked_reset_computes_the_rows_of_the_mask():
+    for part in (T.GrayscaleObservation(), T.ResizeObservation((5, 5))):
+        transform, frames = make(images(12, 8, 3), part).transforms[0], torch.from_numpy(noise(3, 12, 8, 3))
+        mask, expected = tw.RowMask(torch.tensor([False, True, False])), transform.observation(frames)
+        given = transform.reset(TensorDict({"observation": frames}, [3]), mask)["observation"]
+        assert given.dtype == torch.uint8 and torch.equal(given[1], expected[1]), part
+        none = tw.RowMask(torch.zeros(3, dtype=torch.bool))
+        assert transform.reset(TensorDict({"observation": frames}, [3]), none)["observation"].shape == expected.shape, part
 
 
 # Noise
@@ -194,32 +134,22 @@ class Picture(RandomEnv):
         return self.picture
 
 
-@pytest.mark.parametrize("grayscale", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [
-        ("AddWhiteNoise", (0,)),
-        ("AddWhiteNoise", (0.3,)),
-        ("ObstructView", (0.0, 5)),
-        ("ObstructView", (0.5, 1)),
-        ("ObstructView", (0.5, 4)),
-        ("ObstructView", (0.9, 7)),
-    ],
-)
-def test_noise_equals_gymnasiums_for_the_same_draws(kind, arguments, grayscale):
-    shape = (30, 21, 3)
-    env = make(images(*shape), getattr(T, kind)(*arguments, grayscale), num_envs=4)
-    env.reset(seed=3)
-    key, frames = env.transforms[0].stream.key(), torch.from_numpy(noise(4, *shape))
-    given = env.transforms[0].observation(frames)
-    theirs = Picture(images(*shape))
-    theirs.picture = frames[0].numpy()
-    theirs._np_random = Replayed(key, grayscale)
-    oracle = getattr(wrappers, kind)(theirs, *arguments, grayscale)
-    np.testing.assert_array_equal(given[0].numpy(), oracle.render())
-    changed = (given != frames).any(-1).float().mean().item()
-    assert changed == 0 if arguments[0] == 0 else 0.2 < changed < 0.9
-    assert (given[0] != given[1]).any() or arguments[0] == 0
+def test_noise_equals_gymnasiums_for_the_same_draws():
+    white, squares = [("AddWhiteNoise", 0), ("AddWhiteNoise", 0.3)], [(0.0, 5), (0.5, 1), (0.5, 4), (0.9, 7)]
+    every, shape = [*white, *(("ObstructView", *square) for square in squares)], (30, 21, 3)
+    for (kind, *arguments), grayscale in itertools.product(every, (False, True)):
+        env = make(images(*shape), getattr(T, kind)(*arguments, grayscale), num_envs=4)
+        env.reset(seed=3)
+        key, frames = env.transforms[0].stream.key(), torch.from_numpy(noise(4, *shape))
+        given = env.transforms[0].observation(frames)
+        theirs = Picture(images(*shape))
+        theirs.picture = frames[0].numpy()
+        theirs._np_random = Replayed(key, grayscale)
+        oracle, name = getattr(wrappers, kind)(theirs, *arguments, grayscale), f"{kind}{arguments} {grayscale}"
+        np.testing.assert_array_equal(given[0].numpy(), oracle.render(), name)
+        changed = (given != frames).any(-1).float().mean().item()
+        assert changed == 0 if arguments[0] == 0 else 0.2 < changed < 0.9, name
+        assert (given[0] != given[1]).any() or arguments[0] == 0, name
 
 
 def test_noise_differs_at_every_step_and_in_every_episode():
@@ -230,32 +160,3 @@ def test_noise_differs_at_every_step_and_in_every_episode():
         noisy.append(env.transforms[0].observation(zeros))
         _, td = env.step(td.set("action", env.sample_action()))
     assert all((one != two).any() for index, one in enumerate(noisy) for two in noisy[:index])
-
-
-@pytest.mark.parametrize(
-    ("build", "error", "match"),
-    [
-        (lambda: T.AddWhiteNoise(1), ValueError, r"AddWhiteNoise needs probability_of_noise_per_pixel in \[0, 1\), but got 1"),
-        (lambda: T.AddWhiteNoise(None), TypeError, "AddWhiteNoise needs probability_of_noise_per_pixel in .*, but got None"),
-        (lambda: T.AddWhiteNoise(0.5, 1), TypeError, "AddWhiteNoise needs is_noise_grayscale as a bool, but got 1"),
-        (lambda: T.ObstructView(1.5, 3), ValueError, r"ObstructView needs obstructed_pixels_ratio in \[0, 1\), but got 1.5"),
-        (lambda: T.ObstructView(0.5, 0), ValueError, "ObstructView needs obstruction_width of at least 1, but got 0"),
-        (lambda: T.ObstructView(0.5, 2.0), TypeError, "ObstructView needs an integer obstruction_width .*, but got 2.0"),
-        (lambda: T.ObstructView(0.5, 2, "no"), TypeError, "ObstructView needs is_noise_grayscale as a bool, but got 'no'"),
-        (lambda: make(images(4, 4), T.AddWhiteNoise(0.5, True)), ValueError, "AddWhiteNoise needs images with 3 channels for"),
-        (
-            lambda: make(images(4, 4, 1), T.ObstructView(0.5, 2, True)),
-            ValueError,
-            "ObstructView needs images with 3 channels for",
-        ),
-        (
-            lambda: make(spaces.Box(0, 1, (4, 4)), T.AddWhiteNoise(0.5)),
-            TypeError,
-            r"AddWhiteNoise needs images as Box\(0, 255",
-        ),
-        (lambda: make(spaces.Discrete(3), T.ObstructView(0.5, 2)), TypeError, r"ObstructView needs images as Box\(0, 255"),
-    ],
-)
-def test_noise_wrong_arguments_and_spaces_raise(build, error, match):
-    with pytest.raises(error, match=match):
-        build()

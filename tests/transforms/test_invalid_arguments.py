@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 
@@ -58,11 +59,7 @@ INTEGERS = [
     (lambda v: T.StickyAction(0.5, (3, v)), {ValueError: (2, -1)}, "StickyAction needs repeat_action_duration of at least 3"),
     (lambda v: T.StickyAction(0.5, v), {ValueError: ((), [1], (1, 2, 3))}, "StickyAction needs repeat_action_duration as"),
     (lambda v: T.StickyAction(0.5, v), TOO_LARGE, "StickyAction needs repeat_action_duration of at most 2147483648"),
-    (
-        lambda v: T.StickyAction(0.5, (1, v)),
-        {ValueError: (2**31 + 1,)},
-        "StickyAction needs repeat_action_duration of at most",
-    ),
+    (lambda v: T.StickyAction(0.5, (1, v)), TOO_LARGE, "StickyAction needs repeat_action_duration of at most 2147483648"),
     (T.RunningMeanStd, {ValueError: ((),)}, "RunningMeanStd needs a shape of at least one dimension"),
     (T.RunningMeanStd, SHAPE, "RunningMeanStd needs shape as a tuple"),
     (lambda v: T.RunningMeanStd((3, v)), SIZE, "RunningMeanStd needs an integer shape of at least 0"),
@@ -74,12 +71,10 @@ INTEGERS = [
 FLAG = {TypeError: (None, 0, 1, 1.0, "yes", [True], np.True_, torch.tensor(True))}
 TEXT = {TypeError: (None, 3, 0.5, b"time", ["time"], ("time",))}
 NO_NAMES = ("speed", [3], [None], b"ab", ["reward"], None, 3, ["a", "a"], {"a": 1}, {"a"}, [""], [["a"]], np.array(["a"]))
+NO_PADDING = {ValueError: ("", "rest", "Zero", b"0.5", b"zero")}
 FLAGS_AND_STRINGS = [
-    (
-        lambda v: T.FrameStackObservation(2, padding_type=v),
-        {ValueError: ("", "rest", "Zero", b"0.5", b"zero")},
-        'FrameStackObservation needs padding_type "reset", "zero" or',
-    ),
+    (lambda v: T.FrameStackObservation(2, padding_type=v), NO_PADDING, "FrameStackObservation needs padding_type"),
+    (lambda v: T.GrayscaleObservation(formula=v), NO_PADDING, 'GrayscaleObservation needs formula "gymnasium" or "opencv"'),
     (lambda v: T.RecordEpisodeStatistics(9, v), TEXT, "RecordEpisodeStatistics needs a word as stats_key"),
     (lambda v: T.DiscretizeObservation(3, v), FLAG, "DiscretizeObservation needs multidiscrete as a bool"),
     (lambda v: T.DiscretizeAction(3, v), FLAG, "DiscretizeAction needs multidiscrete as a bool"),
@@ -130,13 +125,7 @@ NUMBERS = [
 # Bounds in pairs.
 
 NO_BOUNDS = ((None, 1), (0, None), ("a", "b"), (0, 1j), ({}, {}), ({0}, {1}), ([[0], [0, 0]], 1), ([0, 0], [1, 1, 1]))
-NO_BOUNDS += (
-    (False, True),
-    ("0", "1"),
-    (b"0", b"1"),
-    (np.timedelta64(0, "s"), np.timedelta64(1, "s")),
-    (0, np.complex64(1 + 1j)),
-)
+NO_BOUNDS += ((False, True), ("0", "1"), (b"0", b"1"), (np.timedelta64(0, "s"), np.timedelta64(1, "s")), (0, np.complex64(1j)))
 NO_BOUNDS += ((10**309, 10**310), (0, [True]), (torch.tensor(0.0, requires_grad=True), 1))
 UNORDERED = ((1, 1), (1, 0), (NAN, 1), (0, NAN), (INF, -INF), ([0, 1], [1, 1]), (0, [1, NAN]), (torch.tensor([0, 1]), 1))
 INFINITE = ((-INF, 1), (0, INF), (-INF, INF), ([0, -INF], 1), (0, np.array([1, INF])))
@@ -151,19 +140,11 @@ NO_FLOAT = {TypeError: (None, "float32", np.float32, float, torch.int64, torch.b
 DTYPE = {TypeError: ("float31", "torch.float32", "", 3, 2.5, ["f4"], {"f4"}, torch.bfloat16, torch.float8_e5m2, np.floating)}
 DTYPE[TypeError] += (None, np.float32(3), np.finfo("f4"), torch.zeros(1), torch.FloatTensor, np, [], {}, object, complex, str)
 DTYPE[TypeError] += ("U3", "complex64", "float128", "uint16", np.uint32, torch.uint64, "f4,f4", "f4,,", "(2,)f4", ">f4")
+NO_DEVICE = {ValueError: ("nope", "", "cuda:x"), TypeError: (None, 1.5, torch.float32)}
 KEYS = {TypeError: ("kind", None, 3, {"kind"}, {"kind": 1}, np.array(["kind"])), ValueError: ([], (), ["a", "a"], [1, 0, 1])}
 KEYS[TypeError] += (b"\0\1", bytearray(2), [["a"]], [{}], [np.array(0)], [None], [1.0], [True], [np.True_], [("a",)])
 DTYPES_AND_KEYS = [
-    (
-        lambda v: T.RunningMeanStd((3,), v),
-        {ValueError: ("nope", "", "cuda:x")},
-        "RunningMeanStd needs a torch.device or its name",
-    ),
-    (
-        lambda v: T.RunningMeanStd((3,), v),
-        {TypeError: (None, 1.5, torch.float32)},
-        "RunningMeanStd needs a torch.device or its name",
-    ),
+    (lambda v: T.RunningMeanStd((3,), v), NO_DEVICE, "RunningMeanStd needs a torch.device or its name"),
     (lambda v: T.RunningMeanStd((3,), dtype=v), NO_FLOAT, "RunningMeanStd needs dtype torch.float32 or torch.float64"),
     (T.DtypeObservation, DTYPE, "DtypeObservation needs a dtype of NumPy or PyTorch"),
     (T.FilterObservation, KEYS, "FilterObservation needs filter_keys"),
@@ -173,35 +154,26 @@ DTYPES_AND_KEYS = [
 
 FUNCTION = {TypeError: (None, 3, "tanh", [math.tanh], torch.zeros(2))}
 SPACE = {TypeError: ((3,), "Box", spaces.Box, [spaces.Box(-INF, INF, (3,))], 3, np.float32)}
-UNSUPPORTED = {
-    TypeError: (
-        *(spaces.Text(3), spaces.Box(0, 9, (3,), np.uint16), spaces.Sequence(spaces.Discrete(3))),
-        spaces.Tuple([spaces.Text(3)]),
-    ),
-    ValueError: (spaces.Dict({}), spaces.Tuple([]), spaces.Dict({1: spaces.Box(-INF, INF, (3,))})),
-}
+TEXTS, NUMBERED = spaces.Text(3), spaces.Dict({1: spaces.Box(-INF, INF, (3,))})
+UNSUPPORTED = {TypeError: (TEXTS, spaces.Box(0, 9, (3,), np.uint16), spaces.Sequence(TEXTS), spaces.Tuple([TEXTS]))}
+UNSUPPORTED[ValueError] = (spaces.Dict({}), spaces.Tuple([]), NUMBERED)
+NEEDS_OBSERVATION_SPACE = "TransformObservation needs an observation_space that tensors can hold, but got"
+NEEDS_ACTION_SPACE = "TransformAction needs an action_space that tensors can hold, but got"
 FUNCTIONS = [
     (T.TransformObservation, FUNCTION, "TransformObservation needs a callable func"),
     (T.TransformReward, FUNCTION, "TransformReward needs a callable func"),
     (T.TransformAction, FUNCTION, "TransformAction needs a callable func"),
     (lambda v: T.TransformObservation(torch.tanh, v), SPACE, "TransformObservation needs a gymnasium Space as"),
-    (
-        lambda v: T.TransformObservation(torch.tanh, v),
-        UNSUPPORTED,
-        "TransformObservation needs an observation_space that tensors can hold, but got",
-    ),
+    (lambda v: T.TransformObservation(torch.tanh, v), UNSUPPORTED, NEEDS_OBSERVATION_SPACE),
     (lambda v: T.TransformAction(torch.tanh, v), SPACE, "TransformAction needs a gymnasium Space as"),
-    (
-        lambda v: T.TransformAction(torch.tanh, v),
-        UNSUPPORTED,
-        "TransformAction needs an action_space that tensors can hold, but got",
-    ),
+    (lambda v: T.TransformAction(torch.tanh, v), UNSUPPORTED, NEEDS_ACTION_SPACE),
 ]
 
 # Lists of transforms.
 
 ONE = T.ClipReward(-1, 1)
 NO_LIST = ("", "ab", b"", {}, {"clip": ONE}, torch.zeros(0), torch.tensor(1), np.array(1), np.array([ONE]), TensorDict())
+RESERVED = {ValueError: ({"done": ()}, {"": ()}, {2: ()}, {"observation": (64,)})}
 LISTS = [
     (T.Compose, {TypeError: (None, 3, math.tanh, ONE, *NO_LIST)}, "Compose needs a list of Transforms"),
     (T.Compose, {TypeError: (["ab"], {"ab"})}, "Compose needs Transforms, but got str at transforms[0]"),
@@ -209,55 +181,50 @@ LISTS = [
     (T.Compose, {TypeError: ([ONE, [ONE]],)}, "Compose needs Transforms, but got list at transforms[1]"),
     (T.Compose, {TypeError: ([T.ClipAction],)}, "Compose needs Transforms, but got the class ClipAction at transforms[0]"),
     (T.PolicyState, {TypeError: (None, {}, (64,), "hidden")}, 'PolicyState needs shapes by name, such as {"hidden": (64,)}'),
-    (
-        T.PolicyState,
-        {ValueError: ({"done": ()}, {"": ()}, {2: ()})},
-        "PolicyState needs names that roots and steps do not use, but got",
-    ),
+    (T.PolicyState, RESERVED, "PolicyState needs names that roots and steps do not use, but got"),
     (lambda v: T.PolicyState({"h": v}), {TypeError: (64, "64", None)}, "PolicyState needs the shape of h as a tuple"),
     (lambda v: T.PolicyState({"h": (v,)}), SIZE, "PolicyState needs an integer sizes of h of at least 1"),
     (lambda v: T.PolicyState({"h": (3, v)}), NATURAL, "PolicyState needs sizes of h of at least 1"),
     (lambda v: T.PolicyState({"h": ()}, v), {TypeError: ("float32", None, 3)}, "PolicyState needs a torch.dtype"),
-    (
-        T.ObservationGroups,
-        {TypeError: (None, [ONE], {1: []})},
-        "ObservationGroups needs a dict of lists of transforms by name",
-    ),
+    (lambda v: T.PolicyState({"h": ()}, torch.int64, v), {ValueError: (0.5,)}, "PolicyState needs a fill that torch.int64"),
+    (T.ObservationGroups, {TypeError: (None, [ONE], {1: []})}, "ObservationGroups needs a dict of lists of transforms"),
+    (T.ObservationGroups, {ValueError: ({},)}, "ObservationGroups needs at least one group, but got none"),
     (T.Compose, {ValueError: ([ONE, ONE], [ONE, T.Compose([ONE])])}, "Compose needs each transform once, but got ClipReward"),
 ]
 
 CASES = [
-    (make, value, error, start, index == 0)
-    for make, wrong, start in [
-        *INTEGERS,
-        *FLAGS_AND_STRINGS,
-        *NUMBERS,
-        *BOUNDS,
-        *DTYPES_AND_KEYS,
-        *FUNCTIONS,
-        *LISTS,
-    ]
+    (make, value, error, start)
+    for make, wrong, start in [*INTEGERS, *FLAGS_AND_STRINGS, *NUMBERS, *BOUNDS, *DTYPES_AND_KEYS, *FUNCTIONS, *LISTS]
     for error, values in wrong.items()
-    for index, value in enumerate(values)
+    for value in values
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "value", "error", "start"),
-    [pytest.param(*case, id=f"{case[3]}: {case[1]!r}", marks=() if quick else pytest.mark.full) for *case, quick in CASES],
-)
-def test_transform_with_an_invalid_argument_raises(make, value, error, start):
-    with pytest.raises((TypeError, ValueError)) as raised:
-        make(value)
-    message = str(raised.value)
-    assert type(raised.value) is error and message.startswith(start), message
-    is_flag = start.endswith("as a bool") and isinstance(value, np.bool_)
-    given = validation.shown(value) + " of NumPy" * is_flag
-    both = " and ".join(map(validation.shown, value)) if isinstance(value, tuple) else given
-    assert "but got" in start or message.endswith((f", but got {given}.", f", but got {both}.")), message
+def test_transform_with_an_invalid_argument_raises():
+    for make, value, error, start in CASES:
+        with pytest.raises((TypeError, ValueError)) as raised:
+            make(value)
+            pytest.fail(f"{start}: {value!r} is accepted")
+        message = str(raised.value)
+        assert type(raised.value) is error and message.startswith(start), f"{start}: {value!r}: {message}"
+        is_flag = start.endswith("as a bool") and isinstance(value, np.bool_)
+        given = validation.shown(value) + " of NumPy" * is_flag
+        both = " and ".join(map(validation.shown, value)) if isinstance(value, tuple) else given
+        assert "but got" in start or message.endswith((f", but got {given}.", f", but got {both}.")), message
 
 
 def test_every_transform_with_arguments_has_cases():
     with_arguments = {name for name in T.__all__ if {*inspect.signature(getattr(T, name)).parameters} - {"args", "kwargs"}}
-    assert with_arguments == {start.split()[0] for _, _, _, start, _ in CASES}
-    assert len(CASES) >= 150
+    assert with_arguments == {start.split()[0] for _, _, _, start in CASES}
+
+
+def test_arguments_of_numpy_and_at_the_ends_of_their_ranges_are_accepted():
+    for make in (
+        *(functools.partial(T.NormalizeReward, gamma) for gamma in (0, 1)),
+        *(functools.partial(T.NormalizeReward, 0.5, epsilon) for epsilon in (1e-30, 2)),
+        functools.partial(T.FrameStackObservation, np.int64(2)),
+        functools.partial(T.RecordEpisodeStatistics, np.int64(2)),
+        functools.partial(T.TimeLimit, np.int32(3)),
+        functools.partial(T.StickyAction, 0, (2, 2)),
+    ):
+        make()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -46,20 +47,12 @@ def assert_statistics(statistics, rows):
     assert statistics.skipped.tolist() == skipped and int(statistics.count) == len(rows.reshape(-1, 3))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("share", [0, 0.05, 0.5, 0.98])
-def test_statistics_are_those_of_the_finite_values(share, dtype):
-    rows, statistics = batches(share=share, dtype=dtype), RunningMeanStd((3,), dtype=torch.float64)
-    for number, batch in enumerate(rows, 1):
-        statistics.update(torch.from_numpy(batch))
-        assert_statistics(statistics, rows[:number])
-
-
-@pytest.mark.parametrize("value", VALUES)
-def test_one_value_that_is_not_finite_leaves_the_other_components(value):
-    statistics = RunningMeanStd((2,))
-    statistics.update(torch.tensor([[1.0, 5.0], [value, 7.0]]))
-    assert statistics.mean.tolist() == [1, 6] and statistics.var.tolist() == [0, 1] and statistics.skipped.tolist() == [1, 0]
+def test_statistics_are_those_of_the_finite_values():
+    for share, dtype in itertools.product((0, 0.05, 0.5, 0.98), (np.float32, np.float64)):
+        rows, statistics = batches(share=share, dtype=dtype), RunningMeanStd((3,), dtype=torch.float64)
+        for number, batch in enumerate(rows, 1):
+            statistics.update(torch.from_numpy(batch))
+            assert_statistics(statistics, rows[:number])
 
 
 def test_mask_decides_before_values_do():
@@ -70,12 +63,12 @@ def test_mask_decides_before_values_do():
     assert (int(statistics.count), int(statistics.skipped)) == (3, 1)
 
 
-def test_batch_of_values_that_are_not_finite_counts_none_and_the_next_one_sets_the_reference():
+def test_batch_of_values_that_are_not_finite_counts_none():
     statistics = RunningMeanStd((1,))
     statistics.update(torch.full((4, 1), math.nan))
     assert (statistics.mean, statistics.var, int(statistics.skipped)) == (0, 1, 4)
     statistics.update(torch.tensor([[1e7], [1e7 + 1]]))
-    assert statistics.reference == 1e7 and statistics.var == 0.25 and statistics.mean == 1e7 + 0.5
+    assert statistics.var == 0.25 and statistics.mean == 1e7 + 0.5
 
 
 class Breaks(ScriptedEnv):
@@ -149,14 +142,6 @@ def test_values_that_are_not_finite_compiled_match_eager(backend, tolerance):
     assert compiled.transforms[0].statistics.skipped.sum() > 0 and compiled.transforms[1].statistics.skipped.sum() > 0
 
 
-def test_statistics_in_eval_skip_nothing():
-    env = make(T.NormalizeObservation())
-    run(env, 10)
-    before = TensorDict(env.eval().state_dict(), []).clone()
-    run(env, 10)
-    assert_same(TensorDict(env.state_dict(), []), before)
-
-
 def test_returns_with_gamma_1_grow_beyond_what_float32_can_count():
     env = tw.TransformedEnv(ScriptedEnv(1, (1,), None), T.TransformReward(torch.ones_like), T.NormalizeReward(gamma=1))
     env.reset()
@@ -171,29 +156,28 @@ def test_returns_with_gamma_1_grow_beyond_what_float32_can_count():
     np.testing.assert_allclose(env.transforms[1].statistics.mean, theirs.mean, rtol=1e-12)
 
 
-def test_component_without_a_value_so_far_takes_its_reference_from_a_later_batch():
+def test_component_whose_first_values_are_missing_is_as_accurate_as_the_others():
     statistics, rows = RunningMeanStd((2,)), torch.tensor([[1.0, 1e7], [2.0, 1e7 + 1], [4.0, 1e7 + 2]])
     statistics.update(torch.tensor([[0.0, math.nan], [3.0, math.inf]]))
     statistics.update(rows)
-    assert statistics.reference.tolist() == [0, 1e7]
     np.testing.assert_allclose(statistics.var, [2, 2 / 3], rtol=1e-12)
 
 
-@pytest.mark.parametrize("value", [0.1, 12345.678, -1e6])
-def test_constant_component_whose_first_value_is_missing_normalizes_to_zero(value):
-    rows, statistics = torch.full((7, 1), value), RunningMeanStd((1,))
-    rows[0] = math.nan
-    for _ in range(200):
-        normal = statistics.normalize(rows, 1e-8, learn=True)
-        assert statistics.var >= 0 and (normal[1:] == 0).all() and normal[0].isnan()
+def test_constant_component_whose_first_value_is_missing_normalizes_to_zero():
+    for value in (0.1, 12345.678, -1e6):
+        rows, statistics = torch.full((7, 1), value), RunningMeanStd((1,))
+        rows[0] = math.nan
+        for _ in range(200):
+            normal = statistics.normalize(rows, 1e-8, learn=True)
+            assert statistics.var >= 0 and (normal[1:] == 0).all() and normal[0].isnan(), value
 
 
-@pytest.mark.parametrize("value", [1e200, -1e200])
-def test_double_that_cannot_be_squared_is_skipped(value):
-    statistics = RunningMeanStd((1,), dtype=torch.float64)
-    for _ in range(3):
-        statistics.update(torch.tensor([[1.0], [value], [3.0]], dtype=torch.float64))
-    assert (statistics.mean, statistics.var, int(statistics.skipped)) == (2, 1, 3)
+def test_double_that_cannot_be_squared_is_skipped():
+    for value in (1e200, -1e200):
+        statistics = RunningMeanStd((1,), dtype=torch.float64)
+        for _ in range(3):
+            statistics.update(torch.tensor([[1.0], [value], [3.0]], dtype=torch.float64))
+        assert (statistics.mean, statistics.var, int(statistics.skipped)) == (2, 1, 3), value
 
 
 def test_batch_without_rows_counts_nothing():
@@ -222,40 +206,17 @@ def test_normalize_observation_of_a_dict_skips_values_of_one_leaf():
         assert statistics.skipped.tolist() == np.isnan(flat).sum(0).tolist()
 
 
-def test_statistics_without_host_readable_masks_skip_alike(monkeypatch):
-    def recorded():
-        env = make(T.NormalizeObservation(), T.NormalizeReward(0.5))
-        run(env, 20)
-        for chosen in ([True, False, True, True], [False] * 4, [False, True, False, False]):
-            env.reset(mask=torch.tensor(chosen))
-            env.step(torch.zeros(4, 6))
-        return buffers(env.transforms)
-
-    before = recorded()
-    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
-    assert_same(recorded(), before, 1e-12)
-    assert all(before[f"{index}.statistics.skipped"].sum() > 0 for index in (0, 1))
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("value", VALUES)
-def test_normalize_reward_without_an_end_of_the_episode_keeps_the_return_of_that_env_out(value, gamma):
-    rewards = torch.tensor([[[1.0], [2.0]], [[value], [5.0]], [[1.0], [3.0]], [[-value], [4.0]]])
-    env = tw.TransformedEnv(ScriptedEnv(2, (1,), None), T.NormalizeReward(gamma))
-    transform, returns = env.transforms[0], [0.0]
-    for reward in rewards:
-        given = transform.step(TensorDict({"reward": reward}, [2]))["reward"]
-        returns.append(gamma * returns[-1] + float(reward[1]))
-        assert torch.equal(given.isfinite(), reward.isfinite())
-    assert transform.discounted_return.isfinite().tolist() == [[False], [True]]
-    assert (int(transform.statistics.count), int(transform.statistics.skipped)) == (8, 3)
-    np.testing.assert_allclose(transform.statistics.var, np.var([1.0, *returns[1:]]), rtol=1e-12)
-    transform.reset(TensorDict({}, [2]), tw.RowMask(torch.tensor([True, False])))
-    np.testing.assert_allclose(transform.discounted_return, [[0], [returns[-1]]])
-
-
-def test_state_dict_without_the_number_of_skipped_values_raises():
-    state = RunningMeanStd((2,)).state_dict()
-    del state["skipped"]
-    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: .*skipped"):
-        RunningMeanStd((2,)).load_state_dict(state)
+def test_normalize_reward_without_an_end_of_the_episode_keeps_the_return_of_that_env_out():
+    for gamma, value in itertools.product((0.0, 0.9, 1.0), VALUES):
+        rewards = torch.tensor([[[1.0], [2.0]], [[value], [5.0]], [[1.0], [3.0]], [[-value], [4.0]]])
+        env = tw.TransformedEnv(ScriptedEnv(2, (1,), None), T.NormalizeReward(gamma))
+        transform, returns = env.transforms[0], [0.0]
+        for reward in rewards:
+            given = transform.step(TensorDict({"reward": reward}, [2]))["reward"]
+            returns.append(gamma * returns[-1] + float(reward[1]))
+            assert torch.equal(given.isfinite(), reward.isfinite()), (gamma, value)
+        assert transform.discounted_return.isfinite().tolist() == [[False], [True]], (gamma, value)
+        assert (int(transform.statistics.count), int(transform.statistics.skipped)) == (8, 3), (gamma, value)
+        np.testing.assert_allclose(transform.statistics.var, np.var([1.0, *returns[1:]]), rtol=1e-12)
+        transform.reset(TensorDict({}, [2]), tw.RowMask(torch.tensor([True, False])))
+        np.testing.assert_allclose(transform.discounted_return, [[0], [returns[-1]]])

@@ -25,44 +25,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("space", "low", "high"), CASES, ids=str)
-def test_rescale_observation_equals_gymnasiums(space, low, high):
-    oracles = [wrappers.RescaleObservation(RandomEnv(space), low, high) for _ in range(3)]
-    assert_agrees(make(space, T.RescaleObservation(low, high)), oracles)
-
-
-@pytest.mark.parametrize(
-    ("build", "error", "match"),
-    [
-        (lambda: T.RescaleObservation(1, 1), ValueError, "RescaleObservation needs min_obs < max_obs, but got 1 and 1"),
-        (lambda: T.RescaleObservation("a", 1), ValueError, "RescaleObservation needs min_obs < max_obs, but got 'a' and 1"),
-        (lambda: T.RescaleObservation(np.nan, 1), ValueError, "RescaleObservation needs min_obs < max_obs, but got nan and 1"),
-        (lambda: T.RescaleObservation([0, 0], [1, 1, 1]), ValueError, "RescaleObservation needs min_obs < max_obs"),
-        (lambda: make(BOX, T.RescaleObservation([0, 0], 1)), ValueError, r"bounds that fit shape \(3,\), but got \(2,\)"),
-        (
-            lambda: make(BOX, T.RescaleObservation([[0, 0, 0]], 1)),
-            ValueError,
-            r"bounds that fit shape \(3,\), but got \(1, 3\)",
-        ),
-        (lambda: make(BOX, T.RescaleObservation(-INF, 1)), ValueError, "needs bounds that are infinite where those of Box"),
-        (
-            lambda: make(CASES[-1][0], T.RescaleObservation(0, 1)),
-            ValueError,
-            "needs bounds that are infinite where those of Box",
-        ),
-        (
-            lambda: make(spaces.Box(2, 2, (1,)), T.RescaleObservation(0, 1)),
-            ValueError,
-            "needs an observation space with low < high",
-        ),
-        (
-            lambda: make(spaces.Box(0, 9, (2,), np.uint8), T.RescaleObservation(0, 1)),
-            TypeError,
-            "a Box observation space of floats",
-        ),
-        (lambda: make(spaces.Discrete(2), T.RescaleObservation(0, 1)), TypeError, "a Box observation space of floats"),
-    ],
-)
-def test_rescale_observation_wrong_arguments_and_spaces_raise(build, error, match):
-    with pytest.raises(error, match=match):
-        build()
+def test_rescale_observation_equals_gymnasiums():
+    for space, low, high in CASES:
+        oracles = [wrappers.RescaleObservation(RandomEnv(space), low, high) for _ in range(3)]
+        assert_agrees(make(space, T.RescaleObservation(low, high)), oracles)

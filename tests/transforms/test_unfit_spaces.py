@@ -28,7 +28,7 @@ FREE, FINITE, HALF = spaces.Box(-INF, INF, (3,)), spaces.Box(0, 40, (3,)), space
 FLAT, SCALAR = spaces.Box(np.float32([0, 1, 0]), np.float32([1, 1, 1])), spaces.Box(-9, 9, ())
 WHOLE, BYTES = images(3, low=-5, high=5, dtype=int), images(3)
 BOOLS, WIDE = images(3, high=1, dtype=bool), images(3, low=-3e38, high=3e38, dtype=np.float32)
-DOUBLES, HALVES = images(3, high=40, dtype=np.float64), images(3, high=1, dtype=np.float16)
+WIDER, HALVES = images(3, high=40, dtype=np.float64), images(3, high=1, dtype=np.float16)
 GRAY, COLOR, FLOATS = images(4, 4), images(4, 4, 3), images(4, 4, 3, high=1, dtype=np.float32)
 COUNT, BITS, GRID = spaces.Discrete(3), spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])
 DICT, PAIR = spaces.Dict(kind=COUNT, position=FINITE), spaces.Tuple([COUNT, FINITE])
@@ -44,30 +44,12 @@ NUMBERS = [
     (lambda: T.ClipObservation(1.2, 1.8), (WHOLE,), ValueError, "ClipObservation needs .* int64 .*, but got .*=1.2", FREE),
     (lambda: T.ClipObservation(-9, -1), (COLOR,), ValueError, "ClipObservation needs .* uint8 .*, but got .*=-9", WHOLE),
     (lambda: T.ClipObservation(0, 1), (BOOLS,), TypeError, "ClipObservation needs a Box observation space of numbers", FREE),
-    (
-        lambda: T.ClipObservation(1e39, 1e40),
-        (FREE, HALVES),
-        ValueError,
-        "ClipObservation .* float.*, but got .*=1e.39",
-        DOUBLES,
-    ),
-    (
-        lambda: T.ClipObservation(-1e40, -1e39),
-        (FREE,),
-        ValueError,
-        "ClipObservation .* float32 .*, but got .*=-1e.40",
-        DOUBLES,
-    ),
+    (lambda: T.ClipObservation(1e39, 1e40), (FREE, HALVES), ValueError, "ClipObservation .* float.*, but got .*=1e.39", WIDER),
+    (lambda: T.ClipObservation(-1e40, -1e39), (FREE,), ValueError, "ClipObservation .* float32 .*but got .*=-1e.40", WIDER),
     (lambda: T.ClipObservation(1e5, 2e5), (HALVES,), ValueError, "ClipObservation .* float16 .*, but got .*=100000.0", FREE),
     (lambda: T.ClipObservation(INF, INF), (FREE, BYTES, WHOLE), ValueError, "ClipObservation needs .*, but got .*=inf"),
     (lambda: T.ClipObservation(-INF, -INF), (FREE, BYTES, WHOLE), ValueError, "ClipObservation needs .*, but got .*=-inf"),
-    (
-        T.NormalizeObservation,
-        (BOOLS, spaces.Dict(a=BOOLS)),
-        TypeError,
-        "NormalizeObservation needs .* of numbers, but got",
-        BYTES,
-    ),
+    (T.NormalizeObservation, (BOOLS, spaces.Dict(a=BOOLS)), TypeError, "NormalizeObservation .* of numbers, but got", BYTES),
     (T.NormalizeObservation, (COUNT, BITS, GRID), TypeError, "NormalizeObservation needs a Box observation space", SCALAR),
     (T.NormalizeObservation, (DICT, PAIR), TypeError, "NormalizeObservation needs a Box .*, but got .*Discrete", COLOR),
     (lambda: T.ReshapeObservation((3, 1)), NO_BOX, TypeError, "ReshapeObservation needs a Box observation space", FINITE),
@@ -86,15 +68,15 @@ NUMBERS = [
         (FINITE, WIDE),
         ValueError,
         "RescaleObservation .* float32 .*, but got",
-        DOUBLES,
+        WIDER,
     ),
-    (lambda: T.RescaleObservation(0, 1e-46), (FINITE,), ValueError, "RescaleObservation .* float32 .*, but got", DOUBLES),
-    (lambda: T.RescaleObservation(1, 1 + 1e-9), (FINITE,), ValueError, "RescaleObservation .* float32 .*, but got", DOUBLES),
+    (lambda: T.RescaleObservation(0, 1e-46), (FINITE,), ValueError, "RescaleObservation .* float32 .*, but got", WIDER),
+    (lambda: T.RescaleObservation(1, 1 + 1e-9), (FINITE,), ValueError, "RescaleObservation .* float32 .*, but got", WIDER),
     (lambda: T.RescaleObservation(-1e300, INF), (HALF,), ValueError, "RescaleObservation needs .* float32 .*, but got"),
     (lambda: T.RescaleObservation(-1, 1), (spaces.Box(0, 1e-45, (2,)),), ValueError, "RescaleObservation .*, but got", WIDE),
-    (lambda: T.RescaleAction(-1e300, 1e300), (FINITE,), ValueError, "RescaleAction needs .* float32 .*, but got", DOUBLES),
-    (lambda: T.RescaleAction(0, 1e-46), (FINITE,), ValueError, "RescaleAction needs .* float32 .*, but got", DOUBLES),
-    (lambda: T.RescaleAction(1, 1 + 1e-9), (FINITE,), ValueError, "RescaleAction needs .* float32 .*, but got", DOUBLES),
+    (lambda: T.RescaleAction(-1e300, 1e300), (FINITE,), ValueError, "RescaleAction needs .* float32 .*, but got", WIDER),
+    (lambda: T.RescaleAction(0, 1e-46), (FINITE,), ValueError, "RescaleAction needs .* float32 .*, but got", WIDER),
+    (lambda: T.RescaleAction(1, 1 + 1e-9), (FINITE,), ValueError, "RescaleAction needs .* float32 .*, but got", WIDER),
     (lambda: T.RescaleAction(0, 1), NO_FLOATS, TypeError, "RescaleAction needs a Box action space of floats", FLOATS),
     (lambda: T.RescaleAction(0, 1), (FREE, HALF), ValueError, "RescaleAction needs .* with finite bounds", FINITE),
     (lambda: T.RescaleAction(0, 1), (FLAT,), ValueError, "RescaleAction needs an action space with low < high", SCALAR),
@@ -119,7 +101,7 @@ DISCRETIZED = [
         lambda: T.DiscretizeAction(1291),
         (FINITE,),
         ValueError,
-        "DiscretizeAction needs at most 2147483648 .*, but got 1291",
+        "DiscretizeAction needs at most 2147483648 .*but got 1291",
         SCALAR,
     ),
     (lambda: T.DiscretizeAction(3), (WIDE,), ValueError, "DiscretizeAction needs a box .* finite width", FINITE),
@@ -181,13 +163,7 @@ FUNCTIONS = [
     (lambda: observe(same, COLOR), (FREE, COUNT, GRAY), ValueError, r"TransformObservation needs .*, but got \(2", COLOR),
     (lambda: observe(same, BYTES), (FREE, WHOLE), TypeError, "TransformObservation needs .*, but got torch", BYTES),
     (lambda: observe(same, DICT), (FREE, COUNT), TypeError, "TransformObservation needs .*, but got Tensor"),
-    (
-        lambda: observe(lambda x: x @ x),
-        (FINITE,),
-        ValueError,
-        "TransformObservation needs a func .*, but got RuntimeError",
-        GRAY,
-    ),
+    (lambda: observe(lambda x: x @ x), (FINITE,), ValueError, "TransformObservation needs a func .*but got Runtime", GRAY),
     (lambda: observe(lambda x, y: x), (FREE, DICT), TypeError, "TransformObservation needs a func .*, but got TypeError"),
     (lambda: act(lambda x: x["kind"]), (FREE,), ValueError, "TransformAction needs a func .*, but got IndexError"),
     (lambda: act(lambda: 0), (FREE, COUNT), TypeError, "TransformAction needs a func .*, but got TypeError"),
@@ -226,7 +202,7 @@ CASES = [
     for make, unfit, error, words, *fits in [*NUMBERS, *DISCRETIZED, *IMAGES, *DTYPES_AND_KEYS, *HISTORY, *FUNCTIONS]
     for space in unfit
 ]
-QUICK = {words.split()[0]: index for index, (*_, words, _) in reversed([*enumerate(CASES)])}  # the first case of each class
+FIRST = list({words.split()[0]: case for case in reversed(CASES) for words in [case[3]]}.values())  # of each class
 
 
 def outermost(transform):
@@ -245,32 +221,36 @@ def trajectory(env, td):
     return dict(tw.rollout(env, None, 5, td)[0].items(True, True))
 
 
-def assert_same(one, other):
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+def assert_same(one, other, name):
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
 
 
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")  # Gymnasium's, from Box.contains
-@pytest.mark.parametrize(
-    ("make", "space", "error", "words", "fits"),
-    [
-        pytest.param(*case, id=f"{case[3]}: {case[1]}", marks=() if index in QUICK.values() else pytest.mark.full)
-        for index, case in enumerate(CASES)
-    ],
-)
-def test_transform_on_an_unfit_space_raises_and_changes_nothing(make, space, error, words, fits):
-    transform, env, untouched = make(), env_with(space, make()), env_with(space, make())
-    name, index = type(outermost(transform)).__name__, len([*transform.flat()]) - 1
-    td = env.reset(seed=0)
-    with pytest.raises((TypeError, ValueError)) as raised:
-        tw.TransformedEnv(env, transform)
-    message = str(raised.value)
-    position = rf"transforms\[{index}\] \({name}\): "
-    assert type(raised.value) is error and re.match(position + words, message), message
-    assert re.search(rf"\b{name} needs .*, but got ", message), message
-    assert "but got" in words or f", but got {space}" in message, message
-    assert not any(part.attached for part in transform.flat())
-    assert env.signature == untouched.signature
-    assert_same(trajectory(env, td), trajectory(untouched, untouched.reset(seed=0)))
-    for fit in fits:
-        one, other = (tw.TransformedEnv(env_with(fit, transform), part) for part in (transform, make()))
-        assert_same(trajectory(one, one.reset(seed=0)), trajectory(other, other.reset(seed=0)))
+def test_transform_on_an_unfit_space_raises_with_its_position_and_is_not_attached():
+    for make, space, error, words, _ in CASES:
+        transform, env = make(), env_with(space, make())
+        name, index, signature = type(outermost(transform)).__name__, len([*transform.flat()]) - 1, env.signature
+        with pytest.raises((TypeError, ValueError)) as raised:
+            tw.TransformedEnv(env, transform)
+            pytest.fail(f"{name} accepts {space}")
+        message = str(raised.value)
+        position = rf"transforms\[{index}\] \({name}\): "
+        assert type(raised.value) is error and re.match(position + words, message), message
+        assert re.search(rf"\b{name} needs .*, but got ", message), message
+        assert "but got" in words or f", but got {space}" in message, message
+        assert not any(part.attached for part in transform.flat()), name
+        assert env.signature == signature, name
+
+
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+@pytest.mark.parametrize("cases", [FIRST, pytest.param(CASES, marks=pytest.mark.full)], ids=["first", "all"])
+def test_transform_that_was_refused_changes_nothing_and_works_on_a_space_that_fits(cases):
+    for make, space, error, words, fits in cases:
+        transform, env, untouched = make(), env_with(space, make()), env_with(space, make())
+        td = env.reset(seed=0)
+        with pytest.raises(error):
+            tw.TransformedEnv(env, transform)
+        assert_same(trajectory(env, td), trajectory(untouched, untouched.reset(seed=0)), words)
+        for fit in fits:
+            one, other = (tw.TransformedEnv(env_with(fit, transform), part) for part in (transform, make()))
+            assert_same(trajectory(one, one.reset(seed=0)), trajectory(other, other.reset(seed=0)), words)

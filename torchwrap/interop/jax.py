@@ -19,7 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from torchwrap import spaces
 from torchwrap._core import nested, validation
-from torchwrap._core.row_mask import RowMask
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.random import Stream, bits

@@ -47,10 +47,9 @@ class TransformAction(ActionTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_action_space
-        space = below if self.action_space is None else self.action_space
-        n, device = signature.num_envs, signature.device
-        spaces.check_function("TransformAction", "actions", self.func, space, below, n, device)
-        return signature.replace(single_action_space=space)
+        above = below if self.action_space is None else self.action_space
+        spaces.check_function("TransformAction", "actions", self.func, above, below, signature.num_envs, signature.device)
+        return signature.replace(single_action_space=above)
 
     def action(self, action: Value) -> Value:
         return self.func(action)
@@ -82,11 +81,10 @@ class StickyAction(Transform):
 
     def __init__(self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1) -> None:
         super().__init__()
-        self.repeat_action_probability = validation.probability(
-            "StickyAction", "repeat_action_probability", repeat_action_probability
-        )
-        self.repeat_action_duration = repeat_action_duration
-        bounds = repeat_action_duration if isinstance(repeat_action_duration, tuple | list) else (repeat_action_duration,) * 2
+        name, duration = "repeat_action_probability", repeat_action_duration
+        self.repeat_action_probability = validation.probability("StickyAction", name, repeat_action_probability)
+        self.repeat_action_duration = duration
+        bounds = duration if isinstance(duration, tuple | list) else (duration, duration)
         if len(bounds) != 2:
             raise ValueError(f"StickyAction needs repeat_action_duration as one number or two, but got {bounds!r}.")
         name, limit = "repeat_action_duration", 2**31  # the largest count that random.integers takes
@@ -96,9 +94,8 @@ class StickyAction(Transform):
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_action_space
         self.buffer_names = {path: f"last_action_{number}" for number, (path, _) in enumerate(spaces.leaves(space))}
-        zeros = spaces.zeros(space, signature.num_envs, signature.device)
-        for path, name in self.buffer_names.items():
-            self.register_env_buffer(name, zeros[path] if path else zeros)
+        for path, leaf in spaces.leaves(space):
+            self.register_env_buffer(self.buffer_names[path], spaces.zeros(leaf, signature.num_envs, signature.device))
         self.stream, signature = signature.stream()
         return signature
 
@@ -136,19 +133,13 @@ class ClipAction(ActionTransform):
     tensor([[1.]])
     """
 
-    low = ConstantBuffer()
-    high = ConstantBuffer()
+    low, high = ConstantBuffer(), ConstantBuffer()
 
     def setup(self, signature: Signature) -> Signature:
-        space = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
-        for name, bound in (("low", space.low), ("high", space.high)):
-            self.register_buffer(name, torch.as_tensor(bound, device=signature.device), persistent=False)
-        # Equal bounds in all dimensions become two floats, because these clamp several times faster than tensors do.
-        uniform = np.unique(space.low).size == np.unique(space.high).size == 1
-        self.scalar_bounds = (float(space.low.flat[0]), float(space.high.flat[0])) if uniform else None
-        unbounded: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
-        return signature.replace(single_action_space=unbounded)
+        box = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
+        self.register_buffer("low", torch.as_tensor(box.low, device=signature.device), persistent=False)
+        self.register_buffer("high", torch.as_tensor(box.high, device=signature.device), persistent=False)
+        return signature.replace(single_action_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype))
 
     def action(self, action: Tensor) -> Tensor:
-        low, high = self.scalar_bounds or (self.low, self.high)
-        return action.clamp(low, high)
+        return action.clamp(self.low, self.high)

@@ -14,26 +14,15 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature
-from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
+from torchwrap.transforms.transform import ActionTransform, ObservationTransform
 
 
 class _Bins(nn.Module):
     """The bins of a box: an index per dimension, or one flat index in row-major order."""
 
-    edges = ConstantBuffer()
-    upper_edges = ConstantBuffer()
-    centers = ConstantBuffer()
-    counts = ConstantBuffer()
-    strides = ConstantBuffer()
+    edges, upper_edges, centers, counts, strides = (ConstantBuffer() for _ in range(5))
 
-    def __init__(
-        self,
-        owner: str,
-        box: gymnasium.spaces.Box,
-        bins: int | tuple[int, ...],
-        device: torch.device,
-        max_total: int = 2**63 - 1,
-    ) -> None:
+    def __init__(self, owner: str, box: gymnasium.spaces.Box, bins: Any, device: torch.device, max_total: int) -> None:
         super().__init__()
         low, high = box.low.ravel(), box.high.ravel()
         with np.errstate(all="ignore"):
@@ -46,36 +35,28 @@ class _Bins(nn.Module):
         if math.prod(counts) > max_total:
             raise ValueError(f"{owner} needs at most {max_total} bins in all, but got {bins!r} in {low.size} dimensions.")
         self.shape, self.dtype = box.shape, spaces.dtype(box)
-        self.work_dtype = torch.float64
-        # Gymnasium's edges, in the dtype of the box. Dimensions with fewer bins are padded, with edges at infinity.
+        # Gymnasium's edges, in its dtype. Dimensions with fewer bins are padded, with edges at infinity.
         lines = [np.linspace(*ends) for ends in zip(low, high, np.add(counts, 1), strict=True)]
         width = max(counts) + 1
-        edges = [np.pad(line, (0, width - len(line)), constant_values=np.inf) for line in lines]
-        centers = [np.pad(0.5 * (line[:-1] + line[1:]), (0, width - len(line))) for line in lines]
-        strides = np.cumprod([1, *counts[:0:-1]])[::-1].copy()
-        for name, value in (("edges", edges), ("centers", centers), ("counts", counts), ("strides", strides)):
-            array = np.array(value, np.float64 if name in ("edges", "centers") else np.int64)
-            self.register_buffer(name, torch.as_tensor(array, device=device), persistent=False)
-        self.register_buffer("upper_edges", self.edges[:, 1:].contiguous(), persistent=False)
+        edges = np.array([np.pad(line, (0, width - len(line)), constant_values=np.inf) for line in lines], np.float64)
+        centers = np.array([np.pad(0.5 * (line[:-1] + line[1:]), (0, width - len(line))) for line in lines], np.float64)
+        # Steps compute in the dtype of the box if it has floats. A value is at or above an edge where it is at or above the
+        # next number of its dtype.
+        work = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
+        upper = edges[:, 1:].astype(work)
+        upper = np.where(upper < edges[:, 1:], np.nextafter(upper, np.array(np.inf, work)), upper)
+        strides = np.cumprod([1, *counts[:0:-1]])[::-1]
+        constants = {"edges": edges.astype(work), "upper_edges": upper, "centers": centers.astype(work)}
+        for name, value in {**constants, "counts": np.array(counts), "strides": strides.copy()}.items():
+            self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
 
     def space(self, multidiscrete: bool) -> gymnasium.Space[Any]:
         counts = self.counts.tolist()
         return gymnasium.spaces.MultiDiscrete(counts) if multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
 
-    def flatten(self, value: Tensor) -> Tensor:
-        """Values of the box as float64 `(..., dimensions)`, or in the dtype that `freeze` has chosen."""
-        batch = value.shape[: value.dim() - len(self.shape)]
-        return value.to(self.work_dtype).reshape(*batch, -1)
-
-    def freeze(self) -> None:
-        """Keeps the centers in the dtype of the box, and the edges in float32 where it holds every value. The bins stay."""
-        for name in ("centers", "edges"):
-            self.register_buffer(name, self.get_buffer(name).to(self.dtype), persistent=False)
-        if self.dtype not in (torch.float64, torch.int64, torch.int32):
-            self.work_dtype, edges = torch.float32, self.upper_edges
-            narrow = edges.float()  # a value is at or above an edge where it is at or above the next float32
-            above = torch.nextafter(narrow, torch.full_like(narrow, math.inf))
-            self.register_buffer("upper_edges", torch.where(narrow < edges, above, narrow), persistent=False)
+    def flatten(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """Values of the box as `(..., dimensions, 1)`."""
+        return value.to(dtype).reshape(*value.shape[: value.dim() - len(self.shape)], -1, 1)
 
     def ravel(self, indices: Tensor) -> Tensor:
         """Indices `(..., dimensions)` to flat indices `(...)`."""
@@ -84,6 +65,11 @@ class _Bins(nn.Module):
     def unravel(self, flat_index: Tensor) -> Tensor:
         """Flat indices `(...)` to indices `(..., dimensions)`."""
         return flat_index.unsqueeze(-1) // self.strides % self.counts
+
+    @staticmethod
+    def select(table: Tensor, indices: Tensor) -> Tensor:
+        """The entries of a table `(dimensions, width)` at indices `(..., dimensions)`."""
+        return table.expand(*indices.shape, -1).gather(-1, indices.unsqueeze(-1)).squeeze(-1)
 
 
 def _bins(name: str, bins: Any) -> int | tuple[int, ...]:
@@ -110,8 +96,6 @@ class DiscretizeObservation(ObservationTransform):
     tensor([[0, 1]])
     """
 
-    is_frozen = False
-
     def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
         self.bins = _bins("DiscretizeObservation", bins)
@@ -119,32 +103,22 @@ class DiscretizeObservation(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space, of="numbers")
-        self.grid = _Bins("DiscretizeObservation", box, self.bins, signature.device)
+        self.grid = _Bins("DiscretizeObservation", box, self.bins, signature.device, 2**63 - 1)
         return signature.replace(single_observation_space=self.grid.space(self.multidiscrete))
 
     def observation(self, observation: Tensor) -> Tensor:
-        flat = self.grid.flatten(observation)
-        # The index is the number of upper edges at or below the value. A value beyond the last edge stays in the last bin.
-        if self.is_frozen:  # ONNX has no searchsorted; NaN is sorted to the end
-            indices = (~(flat.unsqueeze(-1) < self.grid.upper_edges)).sum(-1).minimum(self.grid.counts - 1)
-            return indices if self.multidiscrete else self.grid.ravel(indices)
-        columns = flat.flatten(end_dim=-2).t().contiguous() if flat.dim() > 1 else flat.unsqueeze(-1)
-        indices = torch.searchsorted(self.grid.upper_edges, columns, right=True)
-        indices = indices.t().reshape(flat.shape).minimum(self.grid.counts - 1)
-        return indices if self.multidiscrete else self.grid.ravel(indices)
-
-    def _frozen(self) -> Transform:
-        self.grid.freeze()
-        self.is_frozen = True
-        return self
+        grid = self.grid
+        # The index is the number of upper edges at or below the value. A value beyond the last edge stays in the last bin, and
+        # so does NaN. Compared with every edge, and not searched, because ONNX has no search.
+        below = grid.flatten(observation, grid.upper_edges.dtype) < grid.upper_edges
+        indices = (~below).sum(-1).minimum(grid.counts - 1)
+        return indices if self.multidiscrete else grid.ravel(indices)
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the lower and upper edges of bins, both `(..., dimensions)` in the dtype of the box."""
         grid = self.grid
-        indices = (observation if self.multidiscrete else grid.unravel(observation)).unsqueeze(-1)
-        edges = grid.edges.expand(*indices.shape[:-1], -1)
-        low, high = edges.gather(-1, indices), edges.gather(-1, indices + 1)
-        return low.squeeze(-1).to(grid.dtype), high.squeeze(-1).to(grid.dtype)
+        indices = observation if self.multidiscrete else grid.unravel(observation)
+        return grid.select(grid.edges, indices).to(grid.dtype), grid.select(grid.edges, indices + 1).to(grid.dtype)
 
 
 class DiscretizeAction(ActionTransform):
@@ -180,18 +154,13 @@ class DiscretizeAction(ActionTransform):
 
     def action(self, action: Tensor) -> Tensor:
         grid = self.grid
-        indices = (action if self.multidiscrete else grid.unravel(action)).unsqueeze(-1)
-        centers = grid.centers.expand(*indices.shape[:-1], -1).gather(-1, indices).squeeze(-1)
-        return centers.reshape(*indices.shape[:-2], *grid.shape).to(grid.dtype)
-
-    def _frozen(self) -> Transform:
-        self.grid.freeze()
-        return self
+        centers = grid.select(grid.centers, action if self.multidiscrete else grid.unravel(action))
+        return centers.reshape(*centers.shape[:-1], *grid.shape).to(grid.dtype)
 
     def revert_action(self, action: Tensor) -> Tensor:
         """Returns the bins with the nearest centers, in the form that `action` takes."""
         grid = self.grid
         padding = torch.arange(grid.centers.shape[1], device=action.device) >= grid.counts.unsqueeze(-1)
-        distances = (grid.centers - grid.flatten(action).unsqueeze(-1)).abs().masked_fill(padding, math.inf)
+        distances = (grid.centers - grid.flatten(action, torch.float64)).abs().masked_fill(padding, math.inf)
         indices = distances.argmin(-1)
         return indices if self.multidiscrete else grid.ravel(indices)

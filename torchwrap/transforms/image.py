@@ -15,21 +15,18 @@ from torch.nn import functional
 from torchwrap import random
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
-
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ObservationTransform
 
 
-def _require_images(owner: str, signature: Signature) -> gymnasium.spaces.Box:
+def _require_images(owner: str, signature: Signature, channels: str = "") -> gymnasium.spaces.Box:
     space = signature.single_observation_space
     is_image = isinstance(space, gymnasium.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
     if not is_image or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
         raise TypeError(f"{owner} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
+    if channels and space.shape[2:] != (3,):  # type: ignore[index]
+        raise ValueError(f"{owner} needs images {channels}, but got {space}.")
     return space  # type: ignore[return-value]
-
-
-def _image_space(*shape: int) -> gymnasium.spaces.Box:
-    return gymnasium.spaces.Box(0, 255, shape, np.uint8)
 
 
 class GrayscaleObservation(ObservationTransform):
@@ -58,21 +55,19 @@ class GrayscaleObservation(ObservationTransform):
         self.formula = formula
 
     def setup(self, signature: Signature) -> Signature:
-        space = _require_images("GrayscaleObservation", signature)
-        if space.shape[2:] != (3,):
-            raise ValueError(f"GrayscaleObservation needs images with 3 channels, but got {space}.")
-        height, width, _ = space.shape
-        return signature.replace(single_observation_space=_image_space(height, width, *(1,) * self.keep_dim))
+        height, width, _ = _require_images("GrayscaleObservation", signature, "with 3 channels").shape
+        shape = (height, width, *(1,) * self.keep_dim)
+        return signature.replace(single_observation_space=gymnasium.spaces.Box(0, 255, shape, np.uint8))
 
     def observation(self, observation: Tensor) -> Tensor:
         channels = observation.unbind(-1)
         if self.formula == "opencv":  # in units of 2**-15
             red, green, blue = (channel.int() for channel in channels)
-            gray = (red.mul_(9798).add_(green.mul_(19235)).add_(blue.mul_(3735)).add_(16384) >> 15).to(torch.uint8)
+            gray = (9798 * red + 19235 * green + 3735 * blue + 16384) >> 15
         else:
             red, green, blue = (channel.double() for channel in channels)
-            gray = red.mul_(0.2125).add_(green.mul_(0.7154)).add_(blue.mul_(0.0721)).to(torch.uint8)
-        return gray.unsqueeze(-1) if self.keep_dim else gray
+            gray = 0.2125 * red + 0.7154 * green + 0.0721 * blue
+        return (gray.unsqueeze(-1) if self.keep_dim else gray).to(torch.uint8)
 
 
 class ResizeObservation(ObservationTransform):
@@ -94,10 +89,7 @@ class ResizeObservation(ObservationTransform):
     """
 
     masked_reset = True
-    row_indices = ConstantBuffer()
-    row_weights = ConstantBuffer()
-    column_indices = ConstantBuffer()
-    column_weights = ConstantBuffer()
+    row_indices, row_weights, column_indices, column_weights = (ConstantBuffer() for _ in range(4))
 
     def __init__(self, shape: tuple[int, int]) -> None:
         super().__init__()
@@ -111,27 +103,25 @@ class ResizeObservation(ObservationTransform):
         old, new = space.shape[:2], self.shape
         if new[0] > old[0] or new[1] > old[1]:
             raise ValueError(f"ResizeObservation needs a shape of at most {old}, but got {new}: it makes images smaller.")
-        self.row_dim, self.column_dim = (-3, -2) if len(space.shape) == 3 else (-2, -1)
+        self.row, self.column = (-3, -2) if len(space.shape) == 3 else (-2, -1)
         # The pixels (height, width) per new pixel, if both are integers.
         self.block = (old[0] // new[0], old[1] // new[1]) if old[0] % new[0] == old[1] % new[1] == 0 else None
         for name, old_size, new_size in (("row", old[0], new[0]), ("column", old[1], new[1])):
             indices, weights = _area_taps(old_size, new_size)
             self.register_buffer(f"{name}_indices", indices.to(signature.device), persistent=False)
             self.register_buffer(f"{name}_weights", weights.to(signature.device), persistent=False)
-        return signature.replace(single_observation_space=_image_space(*new, *space.shape[2:]))
+        return signature.replace(single_observation_space=gymnasium.spaces.Box(0, 255, (*new, *space.shape[2:]), np.uint8))
 
     def observation(self, observation: Tensor) -> Tensor:
-        row, column = self.row_dim, self.column_dim
-        # Realized because each pixel is read several times, and Inductor would compute it as often.
-        image = observation
+        row, column = self.row, self.column
         if self.block is not None:
-            total = _sum_blocks(_sum_blocks(image.int(), row, self.block[0]), column, self.block[1])
+            total = _sum_blocks(_sum_blocks(observation.int(), row, self.block[0]), column, self.block[1])
             if self.block == (2, 2):
                 return (total + 2 >> 2).to(torch.uint8)
             mean = total.float() * (1 / math.prod(self.block))
         else:
             # Columns are transposed to rows first, because the pixels of a row are contiguous in memory.
-            image = image.transpose(row, column).to(torch.float32, memory_format=torch.contiguous_format)
+            image = observation.transpose(row, column).to(torch.float32, memory_format=torch.contiguous_format)
             mean = _sum_taps(image, row, self.column_indices, self.column_weights).transpose(row, column).contiguous()
             mean = _sum_taps(mean, row, self.row_indices, self.row_weights)
         return mean.round().clamp(0, 255).to(torch.uint8)
@@ -144,10 +134,8 @@ class _Noise(ObservationTransform):
     is_noise_grayscale: bool
 
     def setup(self, signature: Signature) -> Signature:
-        name = type(self).__name__
-        space = _require_images(name, signature)
-        if self.is_noise_grayscale and space.shape[2:] != (3,):
-            raise ValueError(f"{name} needs images with 3 channels for is_noise_grayscale, but got {space}.")
+        channels = "with 3 channels for is_noise_grayscale" if self.is_noise_grayscale else ""
+        _require_images(type(self).__name__, signature, channels)
         # Gymnasium's gray noise is a sum of three integers, below 255 * 0.2989, 255 * 0.5870 and 255 * 0.1140, rounded down.
         self.register_buffer("gray_limits", torch.tensor([76, 149, 29], device=signature.device), persistent=False)
         self.stream, signature = signature.stream()
@@ -178,9 +166,8 @@ class AddWhiteNoise(_Noise):
 
     def __init__(self, probability_of_noise_per_pixel: float, is_noise_grayscale: bool = False) -> None:
         super().__init__()
-        self.probability_of_noise_per_pixel = validation.probability(
-            "AddWhiteNoise", "probability_of_noise_per_pixel", probability_of_noise_per_pixel
-        )
+        name, probability = "probability_of_noise_per_pixel", probability_of_noise_per_pixel
+        self.probability_of_noise_per_pixel = validation.probability("AddWhiteNoise", name, probability)
         self.is_noise_grayscale = validation.flag("AddWhiteNoise", "is_noise_grayscale", is_noise_grayscale)
 
     def observation(self, observation: Tensor) -> Tensor:
@@ -208,9 +195,8 @@ class ObstructView(_Noise):
 
     def __init__(self, obstructed_pixels_ratio: float, obstruction_width: int, is_noise_grayscale: bool = False) -> None:
         super().__init__()
-        self.obstructed_pixels_ratio = validation.probability(
-            "ObstructView", "obstructed_pixels_ratio", obstructed_pixels_ratio
-        )
+        ratio = validation.probability("ObstructView", "obstructed_pixels_ratio", obstructed_pixels_ratio)
+        self.obstructed_pixels_ratio = ratio
         self.obstruction_width = validation.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
         self.is_noise_grayscale = validation.flag("ObstructView", "is_noise_grayscale", is_noise_grayscale)
 
@@ -234,20 +220,14 @@ class ObstructView(_Noise):
 def _area_taps(old_size: int, new_size: int) -> tuple[Tensor, Tensor]:
     # For each new pixel along a dimension: the indices of the old pixels that it covers, and their weights. Both tensors are
     # `(max_taps, new_size)`, padded with weight 0. Source: OpenCV's computeResizeAreaTab.
-    scale, taps = old_size / new_size, []
-    for cell in range(new_size):
-        first, last = cell * scale, cell * scale + scale
-        width = min(scale, old_size - first)
-        end = min(math.floor(last), old_size - 1)
-        start = min(math.ceil(first), end)
-        covered = [(start - 1, (start - first) / width)] if start - first > 1e-3 else []
-        covered += [(pixel, 1 / width) for pixel in range(start, end)]
-        covered += [(end, min(last - end, 1, width) / width)] if last - end > 1e-3 else []
-        taps.append(covered)
-    max_taps = max(map(len, taps))
-    filled = [covered + [(0, 0.0)] * (max_taps - len(covered)) for covered in taps]
-    padded = torch.tensor(filled, dtype=torch.float64, device="cpu")
-    return padded[..., 0].long().t().contiguous(), padded[..., 1].float().t().contiguous()
+    scale, pixels = old_size / new_size, np.arange(old_size)
+    first = np.arange(new_size)[:, None] * scale
+    covered = np.minimum(first + scale, pixels + 1) - np.maximum(first, pixels)
+    covered[covered <= 1e-3] = 0
+    max_taps = (covered > 0).sum(1).max()
+    indices = ((covered > 0).argmax(1) + np.arange(max_taps)[:, None]) % old_size
+    weights = covered[np.arange(new_size), indices] / np.minimum(scale, old_size - first[:, 0])
+    return torch.from_numpy(indices), torch.from_numpy(weights.astype(np.float32))
 
 
 def _sum_blocks(image: Tensor, dim: int, size: int) -> Tensor:
@@ -258,7 +238,5 @@ def _sum_blocks(image: Tensor, dim: int, size: int) -> Tensor:
 def _sum_taps(image: Tensor, dim: int, indices: Tensor, weights: Tensor) -> Tensor:
     # Weighted sums, tap by tap, because OpenCV rounds each product before it adds it.
     weights = weights.view(*weights.shape, *(1,) * (-1 - dim))
-    total = image.index_select(dim, indices[0]) * weights[0]
-    for tap_indices, weight in zip(indices[1:], weights[1:], strict=True):
-        total = total + image.index_select(dim, tap_indices) * weight
-    return total
+    products = [image.index_select(dim, tap) * weight for tap, weight in zip(indices, weights, strict=True)]
+    return functools.reduce(torch.add, products)

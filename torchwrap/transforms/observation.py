@@ -47,10 +47,10 @@ class TransformObservation(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        space = below if self.observation_space is None else self.observation_space
-        n, device = signature.num_envs, signature.device
-        spaces.check_function("TransformObservation", "observations", self.func, below, space, n, device)
-        return signature.replace(single_observation_space=space)
+        above = below if self.observation_space is None else self.observation_space
+        num_envs, device = signature.num_envs, signature.device
+        spaces.check_function("TransformObservation", "observations", self.func, below, above, num_envs, device)
+        return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
         return self.func(observation)
@@ -111,9 +111,6 @@ class FlattenObservation(ObservationTransform):
             [0, 1, 0]])
     """
 
-    space: Space[Any]
-    dtype: torch.dtype
-
     def setup(self, signature: Signature) -> Signature:
         self.space = signature.single_observation_space
         flat = gymnasium.spaces.utils.flatten_space(self.space)
@@ -144,12 +141,18 @@ class DtypeObservation(ObservationTransform):
     def __init__(self, dtype: Any) -> None:
         super().__init__()
         self.dtype = dtype
-        self.numpy_dtype = _numpy_dtype(dtype)
-        if spaces.torch_dtype(self.numpy_dtype) is None:
-            raise TypeError(
-                f"DtypeObservation needs a dtype of NumPy or PyTorch with which both compute real numbers, but got "
-                f"{validation.shown(dtype)}."
-            )
+        named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
+        try:
+            if isinstance(dtype, torch.dtype):
+                self.numpy_dtype = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+            else:
+                self.numpy_dtype = np.dtype(dtype if named else "O")  # PyTorch has no dtype of objects
+            is_shared = spaces.torch_dtype(self.numpy_dtype) is not None
+        except (TypeError, ValueError, SyntaxError):
+            is_shared = False
+        if not is_shared:
+            needed = "a dtype of NumPy or PyTorch with which both compute real numbers"
+            raise TypeError(f"DtypeObservation needs {needed}, but got {validation.shown(dtype)}.")
 
     def setup(self, signature: Signature) -> Signature:
         space, dtype = signature.single_observation_space, self.numpy_dtype
@@ -175,17 +178,6 @@ class DtypeObservation(ObservationTransform):
 
     def observation(self, observation: Tensor) -> Tensor:
         return observation.to(self.torch_dtype)
-
-
-def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    # The object dtype, which PyTorch does not have, stands for anything that is not a dtype.
-    named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
-    try:
-        if isinstance(dtype, torch.dtype):
-            return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
-        return np.dtype(dtype if named else "O")
-    except (TypeError, ValueError, SyntaxError):
-        return np.dtype("O")
 
 
 class FilterObservation(ObservationTransform):
@@ -222,15 +214,13 @@ class FilterObservation(ObservationTransform):
         space, keys = signature.single_observation_space, self.filter_keys
         if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
             raise TypeError(f"FilterObservation needs a Dict or Tuple observation space, but got {space}.")
-        known = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set(range(len(space.spaces)))
-        if not set(keys) <= known:
-            raise ValueError(f"FilterObservation needs filter_keys among {sorted(known)}, but got {keys!r}.")
-        if isinstance(space, gymnasium.spaces.Dict):
-            self.source_of = {str(key): str(key) for key in keys}
-            new: Space[Any] = gymnasium.spaces.Dict({key: space.spaces[key] for key in self.source_of})
-        else:
-            self.source_of = {str(index): str(key) for index, key in enumerate(keys)}
-            new = gymnasium.spaces.Tuple([space.spaces[int(key)] for key in keys])
+        is_dict = isinstance(space, gymnasium.spaces.Dict)
+        parts: dict[Any, Any] = {**space.spaces} if isinstance(space, gymnasium.spaces.Dict) else dict(enumerate(space.spaces))
+        if not set(keys) <= set(parts):
+            raise ValueError(f"FilterObservation needs filter_keys among {sorted(parts)}, but got {keys!r}.")
+        self.source_of = {str(key if is_dict else index): str(key) for index, key in enumerate(keys)}
+        kept = [(str(key), parts[key]) for key in keys]
+        new = gymnasium.spaces.Dict(kept) if is_dict else gymnasium.spaces.Tuple([part for _, part in kept])
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Value) -> Value:

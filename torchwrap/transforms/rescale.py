@@ -7,60 +7,63 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature
-from torchwrap.transforms.transform import ActionTransform, ObservationTransform
+from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
 
 
-def _bounds(name: str, what: tuple[str, str], low: Any, high: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    try:
-        given = [np.asarray(bound) for bound in (low, high)]
-        ordered = all(bound.dtype.kind in "iuf" for bound in given) and bool((given[0] < given[1]).all())
-    except (TypeError, ValueError, RuntimeError):
-        ordered = False
-    if not ordered:
-        got = f"{validation.shown(low)} and {validation.shown(high)}"
-        raise ValueError(f"{name} needs {what[0]} < {what[1]}, but got {got}.")
-    lower, upper = np.broadcast_arrays(*given)  # in the given dtypes, because Gymnasium computes in them
-    return lower, upper
+class _Rescale(Transform):
+    """Base of the two directions of new = gradient * old + intercept, with the formula and roundings of `rescale_box`."""
+
+    gradient, intercept = ConstantBuffer(), ConstantBuffer()
+
+    def _set_bounds(self, names: str, low: Any, high: Any, finite: bool = False) -> None:
+        # In the given dtypes, because Gymnasium computes in them.
+        self.shown = f"{validation.shown(low)} and {validation.shown(high)}"
+        try:
+            given = self.low, self.high = np.asarray(low), np.asarray(high)
+            fits = all(bound.dtype.kind in "iuf" and (np.isfinite(bound).all() or not finite) for bound in given)
+            fits = fits and bool((self.low < self.high).all())
+        except (TypeError, ValueError, RuntimeError):
+            fits = False
+        if not fits:
+            raise ValueError(f"{type(self).__name__} needs {names}, but got {self.shown}.")
+
+    def _rescale(self, what: str, box: gymnasium.spaces.Box, device: torch.device) -> gymnasium.spaces.Box:
+        # Registers the coefficients, and returns the new box. A dimension with a single finite bound is shifted, not scaled.
+        name = type(self).__name__
+        try:
+            low, high = (np.broadcast_to(bound, box.shape) for bound in np.broadcast_arrays(self.low, self.high))
+        except ValueError:
+            shape = np.broadcast(self.low, self.high).shape
+            raise ValueError(f"{name} needs bounds that fit shape {box.shape}, but got {shape}.") from None
+        if not (box.low < box.high).all():
+            raise ValueError(f"{name} needs {what} space with low < high, but got {box}.")
+        for new, old in ((low, box.low), (high, box.high)):
+            if not np.array_equal(np.where(np.isinf(new), new, 0), np.where(np.isinf(old), old, 0)):
+                raise ValueError(f"{name} needs bounds that are infinite where those of {box} are, but got {self.shown}.")
+        bounded_below, bounded_above = np.isfinite(low), np.isfinite(high)
+        bounded = bounded_below & bounded_above
+        gradient, intercept = np.ones(box.shape, box.dtype), np.zeros(box.shape, box.dtype)
+        with np.errstate(all="ignore"):
+            gradient[bounded] = (high[bounded] - low[bounded]) / (box.high[bounded].astype(np.longdouble) - box.low[bounded])
+            intercept[bounded_above] = high[bounded_above] - box.high[bounded_above]
+            intercept[bounded_below] = gradient[bounded_below] * -box.low[bounded_below] + low[bounded_below]
+            lower, upper = low.astype(box.dtype), high.astype(box.dtype)
+        if not ((lower < upper) & (gradient > 0) & np.isfinite(gradient) & np.isfinite(intercept)).all():
+            raise ValueError(
+                f"{name} needs bounds that {box.dtype} can represent and distinguish, but got {self!r} for {box}."
+            )
+        self.register_buffer("gradient", torch.as_tensor(gradient, device=device), persistent=False)
+        self.register_buffer("intercept", torch.as_tensor(intercept, device=device), persistent=False)
+        return gymnasium.spaces.Box(lower, upper, box.shape, box.dtype)
 
 
-def _rescale(owner: nn.Module, box: gymnasium.spaces.Box, low: Any, high: Any, device: torch.device) -> gymnasium.spaces.Box:
-    # Registers the coefficients of new = gradient * old + intercept, and returns the new box. The formula is that of
-    # Gymnasium's rescale_box, with its roundings. A dimension with a single finite bound is shifted, not scaled.
-    low, high = (np.broadcast_to(bound, box.shape) for bound in (low, high))
-    bounded_below, bounded_above = np.isfinite(low), np.isfinite(high)
-    bounded = bounded_below & bounded_above
-    gradient, intercept = np.ones(box.shape, box.dtype), np.zeros(box.shape, box.dtype)
-    with np.errstate(all="ignore"):
-        gradient[bounded] = (high[bounded] - low[bounded]) / (box.high[bounded].astype(np.longdouble) - box.low[bounded])
-        intercept[bounded_above] = high[bounded_above] - box.high[bounded_above]
-        intercept[bounded_below] = gradient[bounded_below] * -box.low[bounded_below] + low[bounded_below]
-        lower, upper = low.astype(box.dtype), high.astype(box.dtype)
-    if not ((lower < upper) & (gradient > 0) & np.isfinite(gradient) & np.isfinite(intercept)).all():
-        name = type(owner).__name__
-        raise ValueError(f"{name} needs bounds that {box.dtype} can represent and distinguish, but got {owner!r} for {box}.")
-    for name, value in (("gradient", gradient), ("intercept", intercept)):
-        owner.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
-    return gymnasium.spaces.Box(lower, upper, box.shape, box.dtype)
-
-
-def _check_fits(name: str, what: str, box: gymnasium.spaces.Box, shape: tuple[int, ...]) -> None:
-    try:
-        fits = np.broadcast_shapes(shape, box.shape) == box.shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name} needs bounds that fit shape {box.shape}, but got {shape}.")
-    if not (box.low < box.high).all():
-        raise ValueError(f"{name} needs {what} space with low < high, but got {box}.")
-
-
-class RescaleObservation(ObservationTransform):
+class RescaleObservation(_Rescale, ObservationTransform):
     """Maps observations affinely from the bounds of their space to [min_obs, max_obs], without clipping.
 
     The formula is that of Gymnasium's `rescale_box`.
@@ -82,30 +85,21 @@ class RescaleObservation(ObservationTransform):
     tensor([[-1.0000, -0.5000,  0.0000]])
     """
 
-    gradient = ConstantBuffer()
-    intercept = ConstantBuffer()
-
     def __init__(self, min_obs: float | Any, max_obs: float | Any) -> None:
         super().__init__()
-        _bounds("RescaleObservation", ("min_obs", "max_obs"), min_obs, max_obs)
+        self._set_bounds("min_obs < max_obs", min_obs, max_obs)
         self.min_obs = min_obs
         self.max_obs = max_obs
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleObservation", "observation", signature.single_observation_space, of="floats")
-        low, high = _bounds("RescaleObservation", ("min_obs", "max_obs"), self.min_obs, self.max_obs)
-        _check_fits("RescaleObservation", "an observation", box, low.shape)
-        for new, old in ((low, box.low), (high, box.high)):
-            if not np.array_equal(np.where(np.isinf(new), new, 0) + np.zeros(box.shape), np.where(np.isinf(old), old, 0)):
-                got = f"{validation.shown(self.min_obs)} and {validation.shown(self.max_obs)}"
-                raise ValueError(f"RescaleObservation needs bounds that are infinite where those of {box} are, but got {got}.")
-        return signature.replace(single_observation_space=_rescale(self, box, low, high, signature.device))
+        return signature.replace(single_observation_space=self._rescale("an observation", box, signature.device))
 
     def observation(self, observation: Tensor) -> Tensor:
         return self.gradient * observation + self.intercept
 
 
-class RescaleAction(ActionTransform):
+class RescaleAction(_Rescale, ActionTransform):
     """Maps actions affinely from [min_action, max_action] to the bounds of the action space below, without clipping.
 
     The formula is that of Gymnasium's `rescale_box`.
@@ -126,15 +120,9 @@ class RescaleAction(ActionTransform):
     tensor([[7.5000]])
     """
 
-    gradient = ConstantBuffer()
-    intercept = ConstantBuffer()
-
     def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
         super().__init__()
-        low, high = _bounds("RescaleAction", ("finite min_action", "max_action"), min_action, max_action)
-        if not (np.isfinite(low) & np.isfinite(high)).all():
-            got = f"{validation.shown(min_action)} and {validation.shown(max_action)}"
-            raise ValueError(f"RescaleAction needs finite min_action < max_action, but got {got}.")
+        self._set_bounds("finite min_action < max_action", min_action, max_action, finite=True)
         self.min_action = min_action
         self.max_action = max_action
 
@@ -142,9 +130,7 @@ class RescaleAction(ActionTransform):
         box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")
         if not (np.isfinite(box.low) & np.isfinite(box.high)).all():
             raise ValueError(f"RescaleAction needs an action space with finite bounds, low < high, but got {box}.")
-        low, high = _bounds("RescaleAction", ("finite min_action", "max_action"), self.min_action, self.max_action)
-        _check_fits("RescaleAction", "an action", box, low.shape)
-        return signature.replace(single_action_space=_rescale(self, box, low, high, signature.device))
+        return signature.replace(single_action_space=self._rescale("an action", box, signature.device))
 
     def action(self, action: Tensor) -> Tensor:
         return (action - self.intercept) / self.gradient

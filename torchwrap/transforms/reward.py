@@ -36,8 +36,8 @@ class TransformReward(RewardTransform):
         self.func = func
 
     def setup(self, signature: Signature) -> Signature:
-        n, device = signature.num_envs, signature.device
-        spaces.check_function("TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, n, device)
+        space, num_envs, device = spaces.REWARD, signature.num_envs, signature.device
+        spaces.check_function("TransformReward", "rewards", self.func, space, space, num_envs, device)
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:
@@ -63,14 +63,12 @@ class ClipReward(RewardTransform):
         super().__init__()
         if min_reward is None and max_reward is None:
             raise ValueError("ClipReward needs min_reward, max_reward or both, but got neither.")
-        lowest_max = -_MAX_REWARD
         if min_reward is not None:
             min_reward = validation.number("ClipReward", "min_reward", min_reward, high=_MAX_REWARD)
-            lowest_max = max(lowest_max, min_reward)
         if max_reward is not None:
-            max_reward = validation.number("ClipReward", "max_reward", max_reward, low=lowest_max)
-        self.min_reward = min_reward
-        self.max_reward = max_reward
+            lowest = -_MAX_REWARD if min_reward is None else max(-_MAX_REWARD, min_reward)
+            max_reward = validation.number("ClipReward", "max_reward", max_reward, low=lowest)
+        self.min_reward, self.max_reward = min_reward, max_reward
         # Bounds that float32 cannot represent become infinite, because clamp refuses them.
         self.low = None if min_reward is None else spaces.bound(min_reward, torch.float32)
         self.high = None if max_reward is None else spaces.bound(max_reward, torch.float32)
