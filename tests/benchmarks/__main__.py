@@ -20,7 +20,6 @@ SUITES = (
     "resets",
     "bridge",
     "collector",
-    "alternating",
     "ppo",
     "startup",
     "memory",

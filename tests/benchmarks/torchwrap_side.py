@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import itertools
 import json
@@ -27,7 +26,6 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.alternating import AlternatingCollector
 from torchwrap.envs.cartpole import CartPole, State
 from torchwrap.random import Key
 
@@ -256,36 +254,6 @@ def collector(num_envs: int, num_steps: int, compiled: bool = False, device: str
         _, td = collect(td)
 
     return Timed(call, num_steps, wait(device))
-
-
-def simulators(id: str, groups: Sequence[int], threads: int, num_steps: int) -> Timed:
-    """A rollout of EnvPool's envs, in one group or in several; the network is CleanRL's for frames or for vectors."""
-    torch.manual_seed(0)
-    firsts = itertools.accumulate([0, *groups[:-1]])
-    make = functools.partial(tw.make, id, backend="envpool", seed=0, num_threads=threads)
-    envs = [make(size, first_index=first) for size, first in zip(groups, firsts, strict=True)]
-    frames = isinstance(envs[0].single_action_space, gymnasium.spaces.Discrete)
-    linear, tanh, relu, conv = torch.nn.Linear, torch.nn.Tanh(), torch.nn.ReLU(), torch.nn.Conv2d
-    if frames:
-        layers = [conv(4, 32, 8, 4), relu, conv(32, 64, 4, 2), relu, conv(64, 64, 3, 1), relu, torch.nn.Flatten()]
-        layers += [linear(3136, 512), relu, linear(512, 6)]
-    else:
-        layers = [linear(17, 64), tanh, linear(64, 64), tanh, linear(64, 6)]
-        names = ["ClipAction", "RecordEpisodeStatistics", "NormalizeObservation", "ClipObservation", "NormalizeReward"]
-        envs = [_build(env, names, compiled=False) for env in envs]
-    network = torch.nn.Sequential(*layers)
-
-    def policy(td: TensorDict) -> Tensor:
-        return network(td["observation"] / 255).argmax(-1) if frames else network(td["observation"]).double()
-
-    collect = tw.Collector(envs[0], policy, num_steps) if len(envs) == 1 else AlternatingCollector(envs, policy, num_steps)
-    _, td = collect()
-
-    def call() -> None:
-        nonlocal td
-        _, td = collect(td)
-
-    return Timed(call, num_steps)
 
 
 def floor(device: str = "cpu", seconds: float = 0.2, num_bytes: int = 2**30) -> dict[str, Any]:
