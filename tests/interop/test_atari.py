@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, ResizeObservation, TransformObservation
+from helpers import mostly_full
 from stable_baselines3.common import atari_wrappers as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
@@ -63,7 +64,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("preset", REFERENCES)
+@pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl", "gymnasium"))
 @pytest.mark.parametrize(("game", "at_least"), [("Breakout", 1), *(pytest.param(g, 3, marks=pytest.mark.full) for g in GAMES)])
 def test_preset_equals_its_reference_over_whole_games(game: str, preset: str, at_least: int) -> None:
     make_reference, id = REFERENCES[preset]

@@ -220,9 +220,10 @@ class TensorEnv(Env):
             try:
                 found = _at(value, path)
             except (IndexError, KeyError, TypeError):
-                found = value
-            what = f"observation{''.join([f'[{key!r}]' for key in path])} of {space}"
-            self._check_tensor(function, what, found, (self.num_envs, *(space.shape or ())), to=spaces.dtype(space))
+                found = None
+            shape, what = (self.num_envs, *(space.shape or ())), "".join([f"[{key!r}]" for key in path])
+            if not self._fits(found, shape) or not torch.can_cast(found.dtype, spaces.dtype(space)):
+                self._refuse(function, f"observation{what} of {space}", shape, value if found is None else found)
 
     def _check_step(self, result: Any) -> None:
         if not isinstance(result, tuple | list) or len(result) != len(_STEP) or not isinstance(result[-1], dict):
@@ -234,13 +235,15 @@ class TensorEnv(Env):
             raise ValueError(f"from_functions needs info_keys that the info contains, but got {unknown}. {known}")
         columns = dict(zip(_STEP[1:4], result[1:4], strict=True))
         for name, value in {**columns, **{name: info[name] for name in self.info_spaces}}.items():
-            self._check_tensor("step", f"{name} as one number per env", value, (self.num_envs,), (self.num_envs, 1))
+            if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
+                self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
 
-    def _check_tensor(self, function: str, what: str, value: Any, *shapes: Any, to: torch.dtype = torch.float32) -> None:
-        is_tensor = isinstance(value, Tensor) and tuple(value.shape) in shapes and value.device == self._simulator_device
-        if not is_tensor or not torch.can_cast(value.dtype, to):
-            needed = f"{what}, a tensor of shape {shapes[0]} on {self._simulator_device}"
-            raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
+    def _fits(self, value: Any, *shapes: tuple[int, ...]) -> bool:
+        return isinstance(value, Tensor) and tuple(value.shape) in shapes and value.device == self._simulator_device
+
+    def _refuse(self, function: str, what: str, shape: tuple[int, ...], value: Any) -> None:
+        needed = f"{what}, a tensor of shape {shape} on {self._simulator_device}"
+        raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
 
     def _read_clock(self) -> Tensor:
         clock: Tensor = self.elapsed if self.functions["clock"] is None else self.functions["clock"]()
