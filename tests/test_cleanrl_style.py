@@ -13,7 +13,7 @@ import torch
 import tyro
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from helpers import EXAMPLES, load_example
+from helpers import EXAMPLES, load_example, mostly_full
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -30,11 +30,11 @@ def example():
 SMALL = dict(num_envs=4, num_steps=16, total_timesteps=512, num_minibatches=2, update_epochs=2)
 
 
-@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("id", mostly_full(["CartPole-v1", "Pendulum-v1"], "CartPole-v1"))
 def test_example_runs_and_repeats_itself(example, id):
-    args = {**SMALL, "total_timesteps": 1024}  # each env 256, and an episode of Pendulum has 200
+    args = {**SMALL, "total_timesteps": 512 if id == "CartPole-v1" else 1024}  # an episode of Pendulum has 200 steps
     first, second, other = (example.main(example.Args(env_id=id, seed=seed, **args)) for seed in (1, 1, 2))
-    assert first["env_steps"] == 1024
+    assert first["env_steps"] == args["total_timesteps"]
     assert first["mean_return"] == second["mean_return"] != other["mean_return"]
 
 

@@ -10,16 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers import assert_same
-from processes import Processes, init
+from helpers import assert_same, load_example
+from processes import Processes, init, kill_and_compare
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 from torchwrap.transforms.statistics import RunningMeanStd
-
-SIZES = [1, 2, 4]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +59,7 @@ def count_and_sync(rank, group, kind, rounds):
     return state(module), module.mean, module.var
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", ["numbers", "integers", "holes"])
+@pytest.mark.parametrize(("size", "kind"), [(1, "numbers"), (2, "holes"), (4, "numbers"), (4, "integers"), (4, "holes")])
 def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
     results = processes.run(size, count_and_sync, kind, 5)
     rows = torch.cat([rows for rank in range(size) for rows in batches(rank, size, 5, kind)]).numpy()
@@ -76,8 +73,7 @@ def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
 
 
 def test_sums_of_integers_are_those_of_one_process(processes):
-    found = processes.run(4, count_and_sync, "integers", 5)[2][0]
-    module = RunningMeanStd((3,))
+    found, module = processes.run(4, count_and_sync, "integers", 5)[2][0], RunningMeanStd((3,))
     for index in range(5):
         for rank in range(4):
             if len(rows := batches(rank, 4, 5, "integers")[index]):
@@ -115,7 +111,7 @@ def sync_an_env(rank, group, backend):
     return TensorDict(env.state_dict(), [])
 
 
-@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.compiles)])
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=[pytest.mark.compiles, pytest.mark.full])])
 def test_statistics_of_an_env(processes, backend):
     results = processes.run(2, sync_an_env, backend)
     assert_same(results[1], results[0])
@@ -140,9 +136,11 @@ def load_and_sync(rank, group, loaded, restored):
     return state(other)
 
 
-def test_loaded_statistics_count_once(processes):
+def test_loaded_statistics_count_once_and_a_snapshot_remembers_what_was_shared(processes):
     for found in processes.run(4, load_and_sync, True, False):
         assert found["count"] == 4 * 3 + 2  # what rank 0 had
+    for found in processes.run(4, load_and_sync, False, True):
+        assert found["count"] == 4 * 3 + 2 + 3 + 4 + 5
 
 
 def load_nothing_and_sync(rank, group):
@@ -156,11 +154,6 @@ def load_nothing_and_sync(rank, group):
 def test_a_load_without_statistics_shares_nothing(processes):
     for found in processes.run(2, load_nothing_and_sync):
         assert found["count"] == 2 + 2
-
-
-def test_a_snapshot_remembers_what_was_shared(processes):
-    for found in processes.run(4, load_and_sync, False, True):
-        assert found["count"] == 4 * 3 + 2 + 3 + 4 + 5
 
 
 def load_different(rank, group, kind):
@@ -184,9 +177,9 @@ def load_different(rank, group, kind):
     return str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["total", "reference", "only one", "other names"])
-def test_every_process_refuses_different_statistics(processes, kind):
-    assert len(set(processes.run(4, load_different, kind))) == 1
+def test_every_process_refuses_different_statistics(processes):
+    for kind in ("total", "reference", "only one", "other names"):
+        assert len(set(processes.run(4, load_different, kind))) == 1
 
 
 def test_failed_load_leaves_what_was_shared():
@@ -205,14 +198,10 @@ def play(rank, group, env_id, backend, num_envs):
     return TensorDict({"data": data, "td": td}, [shard])
 
 
-@pytest.mark.parametrize(
-    ("env_id", "backend"), [("CartPole-v1", "torch"), ("CartPole-v1", "gymnasium"), ("Pendulum-v1", "torch")]
-)
-def test_processes_see_the_data_of_one(processes, env_id, backend):
-    (whole,) = processes.run(1, play, env_id, backend, 8)
-    for size in (2, 4):
-        parts = processes.run(size, play, env_id, backend, 8)
-        assert_same(torch.cat(parts), whole)
+@pytest.mark.parametrize("backend", ["torch", "gymnasium"])
+def test_processes_see_the_data_of_one(processes, backend):
+    (whole,) = processes.run(1, play, "CartPole-v1", backend, 8)
+    assert_same(torch.cat(processes.run(4, play, "CartPole-v1", backend, 8)), whole)
 
 
 def test_without_processes_nothing_happens():
@@ -226,7 +215,7 @@ def test_without_processes_nothing_happens():
 
 
 def one_dies(rank, folder, queue):
-    init(rank, 2, folder, seconds=10)
+    init(rank, 2, folder)
     module = RunningMeanStd((1,))
     module.update(torch.ones(2, 1))
     tw.sync_statistics(module)
@@ -239,9 +228,72 @@ def one_dies(rank, folder, queue):
         queue.put((str(error), module.count.item(), time.monotonic() - start))
 
 
+@pytest.mark.full
 def test_a_process_that_ends_is_an_error_on_the_others(tmp_path):
     queue = mp.get_context("spawn").SimpleQueue()
     mp.spawn(one_dies, (str(tmp_path), queue), 2)
     message, count, seconds = queue.get()
     assert "sync_statistics needs all 2 processes of the group" in message and "rank 1" in message
     assert count == 4 and seconds < 30
+
+
+# examples/ppo.py in processes that torchrun starts: what they share, and what happens when one of them ends.
+
+
+@pytest.mark.full
+def test_process_killed_at_ten_random_moments(tmp_path):
+    kill_and_compare(tmp_path, 131_072, kills=10, seed=1)
+
+
+def update_of_half(rank, group, world_size):
+    ppo = load_example("ppo")
+    args = ppo.Args(norm_adv=False, max_grad_norm=0.5)
+    torch.manual_seed(0)
+    agent = ppo.Agent(ppo.make_env(args, 2))
+    data = torch.Generator().manual_seed(1)
+    batch = dict(observation=torch.randn(64, 4, generator=data), action=torch.randint(2, (64,), generator=data))
+    batch |= {name: torch.randn(64, generator=data) for name in ("logprob", "advantage", "value", "ret")}
+    tensors = ppo.adam_tensors(torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5))
+    for _ in range(3):
+        ppo.update(agent, tensors, batch, torch.arange(64)[rank::world_size], args)
+    return TensorDict(agent.state_dict(), [])
+
+
+def test_processes_average_their_gradients(processes):
+    whole, halves = update_of_half(0, None, 1), processes.run(2, update_of_half, 2)
+    for name, value in whole.items():
+        torch.testing.assert_close(halves[0][name], halves[1][name], rtol=0, atol=0)
+        torch.testing.assert_close(halves[0][name], value, rtol=1e-4, atol=1e-5)
+
+
+def train(rank, group, folder):
+    ppo = load_example("ppo")
+    args = ppo.Args(
+        num_envs=6, num_steps=16, total_timesteps=192, save_every=1, num_minibatches=2, update_epochs=2, out=folder
+    )
+    args.normalize, args.target_kl = True, 1.0
+    return ppo.train(args, tw.make, rank, 2)
+
+
+def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
+    metrics, nothing = processes.run(2, train, tmp_path)
+    assert (metrics["processes"], metrics["num_envs"], metrics["env_steps"], nothing) == (2, 6, 192, {})
+    checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert checkpoint["env"]["transforms.2.statistics.count"] > 6 * 33  # of all ranks
+    first, second = checkpoint["processes"]
+    assert len(first["snapshot"]["observation"]) == len(second["snapshot"]["observation"]) == 3
+    assert not torch.equal(first["rng"][0], second["rng"][0])
+    buffers = first["snapshot"]["buffers"], second["snapshot"]["buffers"]
+    for key, value in checkpoint["env"].items():
+        assert all(torch.equal(part[key], value) for part in buffers)
+
+
+def test_envs_that_the_processes_cannot_share_are_refused(processes):
+    assert processes.run(2, refused) == ["ppo.py needs --num-envs that 2 processes can share, but got 5."] * 2
+
+
+def refused(rank, group):
+    ppo = load_example("ppo")
+    with pytest.raises(ValueError) as error:
+        ppo.train(ppo.Args(num_envs=5), tw.make, rank, 2)
+    return str(error.value)

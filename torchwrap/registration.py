@@ -153,7 +153,7 @@ def make(
     given = {
         **{"num_envs": num_envs, "backend": backend, "device": None if device is None else str(target)},
         **{"first_index": first_index, "max_episode_steps": max_episode_steps, "render_mode": render_mode},
-        **{"vectorization_mode": vectorization_mode, "info_keys": info_keys, **kwargs},
+        **{"vectorization_mode": vectorization_mode, "info_keys": info_keys or None, **kwargs},
     }
     given = {name: value for name, value in given.items() if value is not None}
     if worker_timeout != 60.0:
@@ -173,58 +173,56 @@ def make(
         raise ValueError(f'make needs backend "torch", "gymnasium" or "envpool", but got {backend!r}.')
     if vectorization_mode not in (None, "sync", "async"):
         raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
-    common: dict[str, Any] = {"device": target, "first_index": first_index or 0}
-    limits = {"max_episode_steps": max_episode_steps, "render_mode": render_mode}
-    optional: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    func_env = None if backend == "envpool" else _functions_of(id, backend)
+    unfit = [name for name in ("info_keys", "vectorization_mode", "worker_timeout") if name in given]
+    if (func_env and unfit) or (backend == "envpool" and unfit not in ([], ["info_keys"])):
+        raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
+    spec = specs.Spec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
+    spec.kwargs = {**spec.kwargs, **given}
+    common: dict[str, Any] = {"device": target, "first_index": first_index or 0, "spec": spec}
+    optional = {name: given[name] for name in ("max_episode_steps", "render_mode") if name in given}
+    bridge = {**common, "info_keys": info_keys or (), "worker_timeout": worker_timeout}
     if backend == "envpool":
-        if vectorization_mode is not None or worker_timeout != 60.0:
-            needed = "make takes vectorization_mode and worker_timeout for Gymnasium's envs only"
-            raise ValueError(f'{needed}, but got {id!r} with backend="envpool".')
-        return make_envpool(id, count, given=given, info_keys=info_keys or (), **common, **optional, **kwargs)
+        return make_envpool(id, count, bridge, **optional, **kwargs)
+    if max_episode_steps is not None:
+        spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
+    try:
+        if func_env is None:
+            return make_gymnasium(id, count, vectorization_mode or "sync", bridge, **optional, **kwargs)
+        functions = func_env(**kwargs)
+    except TypeError as error:
+        if "seed" in kwargs and "'seed'" in str(error):  # there are envs that take one
+            got = f"seed={kwargs['seed']!r}: reset takes it, `td = env.reset(seed={kwargs['seed']!r})`"
+            raise ValueError(f"make needs arguments that the env's constructor takes, but got {got}.") from None
+        if func_env is None:
+            raise
+        remedy = ' in torch, or backend="gymnasium"' if id in NATIVE else ""
+        raise ValueError(f"make needs arguments that {id} takes{remedy}, but got: {error}") from None
+    limits: dict[str, Any] = {"max_episode_steps": spec.max_episode_steps, "render_mode": render_mode}
+    return FunctionalEnv(functions, count, **limits, **common)
+
+
+def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
+    """What makes the functions of a registered id, or None for an env of Gymnasium's."""
     module, _, name = id.rpartition(":")  # in Gymnasium's "module:id", importing the module registers the id
     try:
         if module:
             importlib.import_module(module)
-        spec = gymnasium.spec(name)
+        gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         remedy = ""
         if isinstance(error, gymnasium.error.NamespaceNotFound) and not module:
             package = {"ALE": "ale_py"}.get(name.partition("/")[0], "package")
             remedy = f' A package registers its ids when it is imported: `make("{package}:{name}")` imports it.'
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}{remedy}") from None
-    own = _REGISTERED.get(name)
-    func_env = own or NATIVE.get(id)
+    if backend == "gymnasium":
+        if name in _REGISTERED:
+            raise ValueError(f'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium" for {id!r}.')
+        return None
+    func_env = _REGISTERED.get(name) or NATIVE.get(id)
     if backend == "torch" and func_env is None:
         raise ValueError(f'make needs an id in {sorted({*NATIVE, *_REGISTERED})} for backend="torch", but got {id!r}.')
-    if backend == "gymnasium" and own:
-        raise ValueError(f'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium" for {id!r}.')
-    spec = specs.replace(spec, kwargs={**spec.kwargs, **given})
-    if max_episode_steps is not None:
-        spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
-    if func_env is not None and backend != "gymnasium":
-        if vectorization_mode is not None or info_keys or worker_timeout != 60.0:
-            needed = (
-                "make takes vectorization_mode, info_keys and worker_timeout for Gymnasium's envs only"
-                if own
-                else ('make needs backend="gymnasium" for vectorization_mode, info_keys and worker_timeout')
-            )
-            raise ValueError(f"{needed}, but got {id!r} on the torch backend.")
-        try:
-            functions = func_env(**kwargs)
-        except TypeError as error:
-            _check_no_seed(kwargs, error)
-            takes = f"{id} takes" if own else f'{id} takes in torch, or backend="gymnasium"'
-            raise ValueError(f"make needs arguments that {takes}, but got: {error}") from None
-        common.update(max_episode_steps=spec.max_episode_steps, render_mode=render_mode, spec=spec)
-        return FunctionalEnv(functions, count, **common)
-    kwargs.update(optional, worker_timeout=worker_timeout)
-    try:
-        return make_gymnasium(
-            id, count, vectorization_mode or "sync", spec=spec, info_keys=info_keys or (), **common, **kwargs
-        )
-    except TypeError as error:
-        _check_no_seed(kwargs, error)
-        raise
+    return func_env
 
 
 def _instead_of(env: Any) -> str:
@@ -235,10 +233,3 @@ def _instead_of(env: Any) -> str:
     if isinstance(env, gymnasium.Env):
         return ': `from_gymnasium(gymnasium.vector.SyncVectorEnv([lambda: env], autoreset_mode="Disabled"))` wraps it'
     return ""
-
-
-def _check_no_seed(kwargs: dict[str, Any], error: TypeError) -> None:
-    # Only once a constructor has refused it, because there are envs that take a seed.
-    if "seed" in kwargs and "'seed'" in str(error):
-        got = f"seed={kwargs['seed']!r}: reset takes it, `td = env.reset(seed={kwargs['seed']!r})`"
-        raise ValueError(f"make needs arguments that the env's constructor takes, but got {got}.") from None

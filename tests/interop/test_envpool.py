@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -16,7 +14,6 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.alternating import AlternatingCollector
 
 envpool = pytest.importorskip("envpool")
 
@@ -138,20 +135,6 @@ def test_second_reset_of_a_finished_row_starts_another_episode():
     follow(env, pools, td, 5)
 
 
-def test_transitions_without_auto_reset_match_those_with_it():
-    env, same = [tw.make("CartPole-v1", 3, backend="envpool", seed=2) for _ in range(2)]
-    td, expected, ends = env.reset(), same.reset(), 0
-    for _ in range(60):
-        reference, expected = sample_and_step(same, expected)
-        transition, td = env.transition(td.set("action", reference["action"]))
-        done = transition["next", "done"].squeeze(-1)
-        ends += int(done.sum())
-        td = env.reset(mask=done)
-        assert_equal_trees(to_tree(transition["next"]), to_tree(reference["next"]))
-        assert_equal_trees(to_tree(td["observation"]), to_tree(expected["observation"]))
-    assert ends >= 5
-
-
 # Seeds.
 
 
@@ -228,18 +211,6 @@ def test_returned_tensors_are_never_changed(id):
     held.assert_unchanged()
 
 
-def test_writing_into_returned_tensors_does_not_change_the_env():
-    env, untouched = [tw.make("CartPole-v1", 3, backend="envpool", seed=1) for _ in range(2)]
-    td, expected = env.reset(), untouched.reset()
-    for _ in range(40):
-        td.apply_(lambda leaf: leaf.fill_(9))
-        transition, td = sample_and_step(env, td)
-        reference, expected = sample_and_step(untouched, expected)
-        assert_equal_trees(to_tree(transition["next"]), to_tree(reference["next"]))
-        assert torch.equal(td["observation"], expected["observation"])
-        transition.apply_(lambda leaf: leaf.fill_(1))
-
-
 # With the rest of torchwrap.
 
 
@@ -286,55 +257,6 @@ def test_render_returns_a_frame_of_each_env():
     frames = env.render()
     assert len(frames) == 3 and (frames[0] != frames[1]).any()
     np.testing.assert_array_equal(env.render([2])[0], frames[2])
-
-
-@pytest.mark.parametrize("id, num_steps", [("CartPole-v1", 30), ("Pong-v5", 10), ("HalfCheetah-v5", 10)])
-def test_alternating_collector_equals_a_collector_of_all_envs(id, num_steps):
-    envs = [tw.make(id, 2, backend="envpool", seed=6, first_index=first, max_episode_steps=8) for first in (0, 2)]
-    whole = tw.make(id, 4, backend="envpool", seed=6, max_episode_steps=8)
-    space = whole.single_action_space
-
-    def policy(td):
-        features = td["observation"].flatten(1).double().sum(1)
-        if isinstance(space, gymnasium.spaces.Discrete):
-            return (features.abs() * 1000).long() % int(space.n)
-        return (features.unsqueeze(-1) + torch.arange(space.shape[0])).sin()
-
-    collect, collect_all = AlternatingCollector(envs, policy, num_steps), tw.Collector(whole, policy, num_steps)
-    td, expected_td = None, None
-    for _ in range(2):
-        (data, td), (expected, expected_td) = collect(td), collect_all(expected_td)
-        assert_equal_trees(to_tree(data), to_tree(expected))
-        assert_equal_trees(to_tree(td), to_tree(expected_td))
-        assert data["next", "done"].any(1).all()
-
-
-def test_interrupt_of_an_alternating_collector_leaves_pools_that_a_reset_brings_back():
-    envs = [tw.make("CartPole-v1", 2, backend="envpool", seed=6, first_index=first) for first in (0, 2)]
-    calls = []
-
-    def policy(td):
-        calls.append(1)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return torch.zeros(2, dtype=torch.int64)
-
-    collect = AlternatingCollector(envs, policy, 8)
-    td = TensorDict.cat([env.reset() for env in envs])
-    with pytest.raises(KeyboardInterrupt):
-        collect(td)
-    with pytest.raises(RuntimeError, match=r"CartPole-v1 needs reset\(\), because an earlier collection did not finish"):
-        collect(td)
-    data, _ = collect()
-    assert (data["next", "reward"] == 1).all() and len(calls) == 6 + 16
-
-
-def test_benchmark_of_groups_runs(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    suite, measure = (importlib.import_module(f"tests.benchmarks.{name}") for name in ("alternating", "measure"))
-    figures = suite.run(measure.Options(seconds=0.01, repeats=1, num_steps=2))
-    assert len(figures) == 4 and not any("skipped" in row for row in figures.values())
-    assert suite.show(figures).count("AlternatingCollector") == 2
 
 
 # Refusals.

@@ -140,21 +140,16 @@ def test_fault_in_a_constructor_makes_make_raise_with_the_env(fault):
         make(fault=fault, method="__init__", worker_timeout=0.4)
 
 
-def test_fault_in_render_raises_with_the_command():
+def test_error_of_a_worker_names_the_command_and_shows_its_traceback_and_cause():
     env = make(fault="raise", method="render", render_mode="rgb_array")
     env.reset(seed=0)
-    with pytest.raises(RuntimeError, match=r"env 1 raised .* in render"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)env 1 raised .* in render. Call env.close.*Traceback.*lambda: 1 / 0"
+    ) as caught:
         env.render()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
     with pytest.raises(RuntimeError, match="make a new env"):
         env.render()
-    close(env)
-
-
-def test_error_of_a_worker_shows_its_traceback_and_has_its_exception_as_the_cause():
-    env = make(fault="raise", method="step")
-    with pytest.raises(RuntimeError, match=r"(?s)Call env.close.*Traceback.*lambda: 1 / 0") as caught:
-        play(env)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
     close(env)
 
 
@@ -202,7 +197,7 @@ def test_exception_of_a_synchronous_env_is_not_changed_and_reset_continues():
     check_transitions(env, scripted(2))
 
 
-@pytest.mark.parametrize("moment", [pytest.param(i, marks=pytest.mark.full if i >= 4 else ()) for i in range(20)])
+@pytest.mark.parametrize("moment", [pytest.param(i, marks=pytest.mark.full if i >= 2 else ()) for i in range(20)])
 def test_worker_killed_at_a_random_moment_raises_with_its_env_and_leaves_no_process(moment):
     rng = random.Random(moment)
     env, victim = make(), rng.randrange(3)
@@ -279,12 +274,12 @@ def interrupt(call, after):
         torch.set_grad_enabled(True)  # `torch.no_grad` of the interrupted call may not have come to its end
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("shared_memory", mostly_full([True, False], True))
 @every_mode
 def test_reset_after_an_interrupt_at_a_random_moment_starts_over(bridge, mode, shared_memory):
     makers, rng = scripted(2, lengths=[(3,), (2,)]), random.Random(0)
     env = bridge(makers, AsyncVectorEnv, mode, shared_memory=shared_memory)
-    for seed in range(12):
+    for seed in range(6):
         interrupt(lambda: play(env), after=rng.uniform(0.0001, 0.004))
         for _ in range(seed % 3):
             interrupt(env.reset, after=rng.uniform(0.0001, 0.001))
@@ -361,13 +356,6 @@ def test_worker_that_ends_after_an_interrupt_is_named_by_the_reset():
     close(env)
 
 
-def test_close_after_an_interrupt_ends_the_workers(monkeypatch):
-    env = make(2, delay=0.2)
-    interrupt(lambda: play(env), after=0.05)
-    close(env)
-    assert [process.exitcode for process in env.vector_env.processes] == [0, 0]
-
-
 def test_same_step_reset_after_an_interrupt_resets_every_row(bridge, monkeypatch):
     env = bridge(scripted(2, lengths=[(1,), (5,)]), mode=SAME_STEP)
     td = env.reset(seed=0)
@@ -404,11 +392,11 @@ def test_ctrl_c_in_a_terminal_does_not_end_the_workers_of_make(bridge):
 # Arguments.
 
 
-@pytest.mark.parametrize("worker_timeout", [0, -1.0, float("nan"), float("inf"), "60", True])
-def test_invalid_worker_timeout_raises(bridge, worker_timeout):
-    for make_env in (functools.partial(tw.from_gymnasium, bridge(scripted(2)).vector_env), make):
-        with pytest.raises((TypeError, ValueError), match="needs a finite worker_timeout above 0, but got"):
-            make_env(worker_timeout=worker_timeout)
+def test_invalid_worker_timeout_raises(bridge):
+    for worker_timeout in (0, -1.0, float("nan"), "60", True):
+        for make_env in (functools.partial(tw.from_gymnasium, bridge(scripted(2)).vector_env), make):
+            with pytest.raises((TypeError, ValueError), match="needs a finite worker_timeout above 0, but got"):
+                make_env(worker_timeout=worker_timeout)
 
 
 @pytest.mark.parametrize("worker_timeout", [None, 1e300])
@@ -419,11 +407,6 @@ def test_worker_timeout_is_part_of_the_spec(worker_timeout):
         assert each.spec.kwargs["worker_timeout"] == worker_timeout
         check_transitions(each, [Faulty] * each.num_envs)
         close(each)
-
-
-def test_worker_timeout_of_a_native_env_raises():
-    with pytest.raises(ValueError, match=r"needs backend=.gymnasium. for .*worker_timeout, but got 'CartPole-v1'"):
-        tw.make("CartPole-v1", worker_timeout=5)
 
 
 def test_default_timeout_of_sockets_does_not_apply_to_workers(monkeypatch):

@@ -135,30 +135,24 @@ each_reset = pytest.mark.parametrize(
 
 
 @each_reset
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_steps_with_staggered_ends_equal_the_simulator_by_hand(ending, kwargs):
-    assert assert_equals_by_hand(make(20, ending, **kwargs), Simulator(20, ending))["done"].sum() > 50
-
-
-@each_reset
-@pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
-def test_steps_whose_episodes_end_all_at_once_equal_the_simulator_by_hand(ending, kwargs):
-    assert assert_equals_by_hand(make(20, ending, 4, **kwargs), Simulator(20, ending, 4), 13)["done"].sum() == 60
-
-
-@each_reset
-def test_steps_without_an_end_equal_the_simulator_by_hand(kwargs):
+def test_steps_equal_the_simulator_by_hand_however_episodes_end(kwargs):
+    for ending in ENDINGS:
+        assert assert_equals_by_hand(make(20, ending, **kwargs), Simulator(20, ending))["done"].sum() > 50
+        assert assert_equals_by_hand(make(20, ending, 4, **kwargs), Simulator(20, ending, 4), 13)["done"].sum() == 60
     env = make(3, length=99, **kwargs)
     assert not assert_equals_by_hand(env, Simulator(3, length=99))["done"].any()
     assert len(env.functions["reset"].__self__.resets) == 1
 
 
 @each_reset
-def test_steps_with_a_limit_equal_the_simulator_by_hand(kwargs):
-    env = make(7, max_episode_steps=4, **kwargs)
-    assert env.signature.max_episode_steps == 4
-    seen = assert_equals_by_hand(env, Simulator(7), limit=4)
-    assert seen["done"].sum() > 50 and (seen["truncated"] & seen["terminated"]).any()
+def test_steps_with_a_limit_equal_the_simulator_by_hand_whoever_counts(kwargs):
+    for has_clock in (False, True):
+        simulator = Simulator(7, auto_reset=kwargs.get("auto_reset", False))
+        clock = (lambda simulator=simulator: simulator.elapsed) if has_clock else None
+        env = wrap(simulator, clock=clock, max_episode_steps=4, reset_by=kwargs.get("reset_by", "mask"))
+        assert env.signature.max_episode_steps == 4
+        seen = assert_equals_by_hand(env, Simulator(7), limit=4)
+        assert seen["done"].sum() > 50 and (seen["truncated"] & seen["terminated"]).any()
 
 
 @each_reset
@@ -199,42 +193,25 @@ def test_rows_that_the_simulator_has_reset_are_not_reset_again():
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
-def test_reset_with_a_seed_starts_rows_again_that_the_simulator_has_reset(auto_reset):
-    env, other = make(3, length=2, auto_reset=auto_reset), make(3)
-    td = env.reset(seed=0)
-    for _ in range(2):
-        transition, td = env.transition(td.set("action", env.sample_action()))
-    assert transition["next", "done"].all()
-    assert_same(env.reset(seed=5), other.reset(seed=5))
-
-
-@pytest.mark.parametrize("auto_reset", [False, True])
-def test_rows_that_step_on_after_their_end_are_reset_when_asked(auto_reset):
+def test_reset_reaches_the_rows_that_it_was_asked_for(auto_reset):
     simulator = Simulator(3, length=2, auto_reset=auto_reset)
     env = wrap(simulator, reset_by="ids")
     td = env.reset(seed=0)
-    for _ in range(3):
+    assert_same(env.reset(mask=torch.zeros(3, dtype=torch.bool)), td)
+    assert len(simulator.resets) == 1  # none for no row
+    for _ in range(2):
+        transition, td = env.transition(td.set("action", env.sample_action()))
+    assert transition["next", "done"].all()
+    assert_same(env.reset(seed=5), make(3).reset(seed=5))  # also in rows that the simulator has reset
+    for _ in range(3):  # also in rows that step on after their end
         _, td = env.transition(td.set("action", env.sample_action()))
     env.reset()
     assert simulator.resets[-1] == [0, 1, 2] and simulator.elapsed.tolist() == [0, 0, 0]
-
-
-def test_reset_of_no_row_does_not_reach_the_simulator():
-    simulator = Simulator()
-    env = wrap(simulator)
-    td = env.reset(seed=0)
-    assert_same(env.reset(mask=torch.zeros(5, dtype=torch.bool)), td)
-    assert len(simulator.resets) == 1
-
-
-@pytest.mark.parametrize("auto_reset", [False, True])
-def test_reset_after_an_auto_reset_starts_another_episode(auto_reset):
-    simulator = Simulator(3, length=1, auto_reset=auto_reset)
-    env = wrap(simulator, reset_by="ids")
-    td = env.reset(seed=0)
-    env.step(td.set("action", env.sample_action()))
-    env.reset()
-    assert simulator.resets[-1] == [0, 1, 2] and simulator.episode.tolist() == [2, 2, 2]
+    episodes = simulator.episode.clone()
+    for _ in range(2):
+        env.step(env.sample_action())
+    env.reset()  # after an auto-reset, another episode
+    assert simulator.resets[-1] == [0, 1, 2] and (simulator.episode == episodes + 2).all()
 
 
 def test_interrupted_step_asks_for_a_reset_which_starts_every_row_again():
@@ -301,10 +278,10 @@ def test_simulator_that_makes_new_tensors_is_not_copied():
 # Values.
 
 
-@pytest.mark.parametrize("flags", [torch.bool, torch.uint8, torch.int64, torch.float32])
-@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
-def test_rewards_and_flags_of_any_dtype_become_columns(flags, shape):
-    assert_equals_by_hand(wrap(Simulator(flags=flags, shape=shape)), Simulator())
+def test_rewards_and_flags_of_any_dtype_become_columns():
+    for flags in (torch.bool, torch.uint8, torch.int64, torch.float32):
+        for shape in ((-1,), (-1, 1)):
+            assert_equals_by_hand(wrap(Simulator(flags=flags, shape=shape)), Simulator())
 
 
 def test_info_keys_are_columns_of_numbers():
@@ -349,18 +326,14 @@ def test_nested_values_reach_the_functions_and_come_back():
 # Clocks and seeds.
 
 
-def test_elapsed_steps_move_the_limit():
-    env = make(3, "terminated", 100, max_episode_steps=10)
+@pytest.mark.parametrize("auto_reset", [False, True])
+def test_elapsed_steps_are_those_of_the_simulators_clock_and_move_the_limit(auto_reset):
+    env = make(3, "terminated", 100, max_episode_steps=10, auto_reset=auto_reset)
     env.reset(seed=0)
     env.elapsed_steps = torch.tensor([0, 9, 8])
     transition, _ = env.step(env.sample_action())
     assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
-    assert not transition["next", "terminated"].any()
-    assert env.elapsed_steps.tolist() == [1, 0, 9]
-
-
-@pytest.mark.parametrize("auto_reset", [False, True])
-def test_elapsed_steps_are_those_of_the_simulators_clock(auto_reset):
+    assert not transition["next", "terminated"].any() and env.elapsed_steps.tolist() == [1, 0, 9]
     simulator = Simulator(3, "truncated", 10, auto_reset)
     env = wrap(simulator, clock=lambda: simulator.elapsed, max_episode_steps=10)
     env.reset(seed=0)
@@ -370,13 +343,6 @@ def test_elapsed_steps_are_those_of_the_simulators_clock(auto_reset):
     assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
     assert env.elapsed_steps.tolist() == simulator.elapsed.tolist() == [1, 0, 9]
     assert env.elapsed_steps.dtype == torch.int64 and env.elapsed_steps.data_ptr() != simulator.elapsed.data_ptr()
-
-
-@each_reset
-def test_limit_counts_by_the_simulators_clock(kwargs):
-    simulator = Simulator(7, auto_reset=kwargs.get("auto_reset", False))
-    env = wrap(simulator, clock=lambda: simulator.elapsed, max_episode_steps=4, reset_by=kwargs.get("reset_by", "mask"))
-    assert assert_equals_by_hand(env, Simulator(7), limit=4)["done"].sum() > 50
 
 
 def test_seed_of_a_shard_is_shifted_and_bounded():
@@ -421,6 +387,7 @@ def test_close_closes_the_simulator():
     wrap(simulator, close=None).close()
 
 
+@pytest.mark.full
 def test_compile_compiles_the_transforms():
     assert_transforms_compile(lambda: make(20))
 
@@ -432,9 +399,10 @@ def test_collector_collects_what_step_returns():
 # Errors.
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
-    [
+def test_arguments_that_do_not_fit_are_refused_at_construction():
+    simulator = Simulator(2)
+    good = dict(reset=simulator.reset, step=simulator.step, num_envs=2, observation_space=BOX, action_space=ACTIONS)
+    for kwargs, error, message in (
         (dict(reset=3), TypeError, "from_functions needs a function as reset, but got 3"),
         (dict(step=None), TypeError, "from_functions needs a function as step, but got None"),
         (dict(clock=torch.zeros(2)), TypeError, "from_functions needs a function as clock, but got tensor"),
@@ -446,21 +414,21 @@ def test_collector_collects_what_step_returns():
         (dict(reuses_memory=1), TypeError, "reuses_memory"),
         (dict(num_envs=0), ValueError, "num_envs of at least 1"),
         (dict(device="nope"), ValueError, "from_functions needs a torch.device or its name"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_at_construction(kwargs, error, message):
-    simulator = Simulator(2)
-    good = dict(reset=simulator.reset, step=simulator.step, num_envs=2, observation_space=BOX, action_space=ACTIONS)
-    with pytest.raises(error, match=message):
-        from_functions(**{**good, **kwargs})
+    ):
+        with pytest.raises(error, match=message):
+            from_functions(**{**good, **kwargs})
 
 
 META = torch.zeros(2, 3, device="meta")
 
 
-@pytest.mark.parametrize(
-    ("space", "returned", "got"),
-    [
+@pytest.mark.parametrize("function", ["reset", "step", "step's final observations"])
+def test_observation_that_does_not_fit_is_refused_at_the_first_call(function):
+    def step(action):
+        return result["step"], torch.zeros(2), done, done, {"final": result["step's final observations"]}
+
+    done = torch.ones(2, dtype=torch.bool)
+    for space, returned, got in (
         (
             BOX,
             torch.zeros(2, 2),
@@ -475,25 +443,17 @@ META = torch.zeros(2, 3, device="meta")
         (S.Dict(a=BOX), torch.zeros(2, 3), r"observation\['a'\] of .* but got float32\[2, 3\] on cpu"),
         (S.Dict(a=BOX), {"b": torch.zeros(2, 3)}, r"observation\['a'\] of .* but got {'b': float32\[2, 3\] on cpu}"),
         (S.Dict(a=S.Dict(b=BOX)), {"a": {"b": torch.zeros(2)}}, r"observation\['a'\]\['b'\] of .* but got float32\[2\]"),
-    ],
-)
-@pytest.mark.parametrize("function", ["reset", "step", "step's final observations"])
-def test_observation_that_does_not_fit_is_refused_at_the_first_call(function, space, returned, got):
-    good, done = tw.spaces.zeros(space, 2), torch.ones(2, dtype=torch.bool)
-    result = {name: returned if name == function else good for name in ("reset", "step", "step's final observations")}
-
-    def step(action):
-        return result["step"], torch.zeros(2), done, done, {"final": result["step's final observations"]}
-
-    env = from_functions(lambda rows: result["reset"], step, 2, space, ACTIONS, final_key="final")
-    with pytest.raises(ValueError, match=f"from_functions needs {function} to return {got if got[0] == 'o' else '.*' + got}"):
-        env.reset()
-        env.step(env.sample_action())
+    ):
+        good = tw.spaces.zeros(space, 2)
+        result = {name: returned if name == function else good for name in ("reset", "step", "step's final observations")}
+        env = from_functions(lambda rows, result=result: result["reset"], step, 2, space, ACTIONS, final_key="final")
+        with pytest.raises(ValueError, match=f"from_functions needs {function} to return .*{got}"):
+            env.reset()
+            env.step(env.sample_action())
 
 
-@pytest.mark.parametrize(
-    ("change", "kwargs", "error", "message"),
-    [
+def test_step_that_does_not_fit_is_refused_at_the_first_call():
+    for change, kwargs, error, message in (
         (lambda *values: values[:4], {}, TypeError, r"step to return \(.*, info\) with a dict as info, but got \(float32"),
         (lambda *values: (*values[:4], None), {}, TypeError, "with a dict as info"),
         (lambda *values: values[0], {}, TypeError, r"with a dict as info, but got float32\[2, 3\]"),
@@ -513,14 +473,12 @@ def test_observation_that_does_not_fit_is_refused_at_the_first_call(function, sp
             ValueError,
             r"needs step to return info\['final'\] where an episode ends, but got an info with \['steps', 'vector'\]",
         ),
-    ],
-)
-def test_step_that_does_not_fit_is_refused_at_the_first_call(change, kwargs, error, message):
-    simulator = Simulator(2, length=9, flags=torch.uint8)
-    env = from_functions(simulator.reset, lambda a: change(*simulator.step(a)), 2, BOX, ACTIONS, **kwargs)
-    env.reset()
-    with pytest.raises(error, match=message):
-        env.step(env.sample_action())
+    ):
+        simulator = Simulator(2, length=9, flags=torch.uint8)
+        env = from_functions(simulator.reset, lambda a, s=simulator, c=change: c(*s.step(a)), 2, BOX, ACTIONS, **kwargs)
+        env.reset()
+        with pytest.raises(error, match=message):
+            env.step(env.sample_action())
 
 
 # mjlab, on the CPU.

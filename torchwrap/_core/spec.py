@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
@@ -23,31 +23,26 @@ class Spec(EnvSpec):
         Raises:
             ValueError: for functions, arrays, and other arguments that JSON cannot represent.
         """
-        for spec in (self, *self.additional_wrappers):
-            _check_json(spec)
+        _check_json(self.name, "", [self.kwargs, *self.additional_wrappers])
         return super().to_json()
 
 
-def _check_json(spec: Any) -> None:
-    for name, value in (spec.kwargs or {}).items():
-        for item in _items(value):
-            if isinstance(item, WrapperSpec):
-                _check_json(item)
-                continue
-            try:
-                json.dumps(item)
-            except TypeError:
-                got = f"{name}={item!r} of {spec.name}"
-                raise ValueError(
-                    f"to_json needs arguments that JSON can represent, but got {got}. make(env.spec) accepts it."
-                ) from None
-
-
-def _items(value: Any) -> list[Any]:
-    """What lists and dicts hold, however deep."""
-    if not isinstance(value, list | dict):
-        return [value]
-    return [item for part in (value.values() if isinstance(value, dict) else value) for item in _items(part)]
+def _check_json(owner: str, name: str, value: Any) -> None:
+    """Raises for a part of an argument that JSON cannot represent."""
+    if isinstance(value, WrapperSpec):
+        _check_json(value.name, "", value.kwargs)
+    elif isinstance(value, list):
+        for part in value:
+            _check_json(owner, name, part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _check_json(owner, name or key, part)
+    else:
+        try:
+            json.dumps(value)
+        except TypeError:
+            needed = "to_json needs arguments that JSON can represent"
+            raise ValueError(f"{needed}, but got {name}={value!r} of {owner}. make(env.spec) accepts it.") from None
 
 
 def replace(spec: EnvSpec, **changes: Any) -> Spec:
@@ -71,27 +66,27 @@ def record(part: Any) -> WrapperSpec:
     missing = [name for name in parameters if not hasattr(part, name)]
     if missing:
         raise ValueError(f"{kind.__name__} needs its arguments as attributes for its spec, but got none for {missing}.")
-    arguments = {
-        name: _recorded(_listed(getattr(part, name)) if parameter.kind is parameter.VAR_POSITIONAL else getattr(part, name))
-        for name, parameter in parameters.items()
-    }
+    arguments = {}
+    for name, parameter in parameters.items():
+        value = getattr(part, name)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            # A single Compose would be taken for the whole.
+            value = [value] if len(value) == 1 and type(next(iter(value))) is type(value) else list(value)
+        arguments[name] = _map(lambda leaf: record(leaf) if isinstance(leaf, BatchedModule) else leaf, value)
     return WrapperSpec(kind.__name__, f"{kind.__module__}:{kind.__qualname__}", arguments)
 
 
-def _listed(values: Any) -> list[Any]:
-    # A single Compose would be taken for the whole.
-    parts = list(values)
-    return [values] if len(parts) == 1 and type(parts[0]) is type(values) else parts
-
-
-def _recorded(value: Any) -> Any:
-    if isinstance(value, BatchedModule):  # a transform
-        return record(value)
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to the parts of lists and dicts, however deep. A spec is one part."""
     if isinstance(value, list):
-        return [_recorded(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _recorded(item) for name, item in value.items()}
-    return value
+        return [_map(function, part) for part in value]
+    if isinstance(value, dict) and not _is_spec(value):
+        return {name: _map(function, part) for name, part in value.items()}
+    return function(value)
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, WrapperSpec) or (isinstance(value, Mapping) and set(value) == {"name", "entry_point", "kwargs"})
 
 
 def rebuild(spec: Any, *env: Any) -> Any:
@@ -114,23 +109,8 @@ def rebuild(spec: Any, *env: Any) -> Any:
     except (ImportError, AttributeError):
         needed = "make needs a spec of wrappers and transforms that can be imported"
         raise ValueError(f"{needed}, but got {spec.entry_point}.") from None
-    arguments = {name: _rebuilt(value) for name, value in (spec.kwargs or {}).items()}
-    positional = [
-        value
-        for name, parameter in inspect.signature(kind).parameters.items()
-        if parameter.kind is parameter.VAR_POSITIONAL
-        for value in arguments.pop(name, ())
-    ]
-    return kind(*env, *positional, **arguments)
-
-
-def _rebuilt(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rebuilt(item) for item in value]
-    if isinstance(value, dict) and not _is_spec(value):
-        return {name: _rebuilt(item) for name, item in value.items()}
-    return rebuild(value) if _is_spec(value) else value
-
-
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, WrapperSpec) or (isinstance(value, Mapping) and set(value) == {"name", "entry_point", "kwargs"})
+    arguments = _map(lambda leaf: rebuild(leaf) if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            env = (*env, *arguments.pop(name, ()))
+    return kind(*env, **arguments)

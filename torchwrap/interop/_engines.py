@@ -20,9 +20,8 @@ class Engine:
 
     modes: tuple[AutoresetMode, ...] = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
     remedy = (
-        "Make it with gymnasium.make_vec(id, num_envs, "
-        'vectorization_mode="sync", vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}), '
-        'or with torchwrap.make(id, num_envs, backend="gymnasium").'
+        'Pass vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} to make_vec, '
+        'or make it with torchwrap.make(id, num_envs, backend="gymnasium").'
     )
     takes_options = True
     has_threads = False  # of which one may still hold the results of an interrupted call
@@ -39,10 +38,8 @@ class Engine:
     def _read_mode(self) -> Any:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
 
-    @property
-    def max_episode_steps(self) -> int | None:
-        """The time limit in force, where no spec of Gymnasium's has it."""
-        return None
+    max_episode_steps: int | None = None
+    """The time limit in force, where no spec of Gymnasium's has it."""
 
     def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
         """The seed that a reset uses if it is given `seed`. None is left to the caller.
@@ -131,22 +128,18 @@ class EnvPool(Engine):
     def __init__(self, vector_env: Any) -> None:
         super().__init__(vector_env)
         if vector_env is not vector_env.unwrapped:
-            raise ValueError(
-                f"from_gymnasium needs EnvPool's env itself, but got {type(vector_env).__name__} around it: wrappers of "
-                "Gymnasium take its auto-reset for a step. Put torchwrap's transforms on the result instead."
-            )
+            remedy = "Gymnasium's wrappers take its auto-reset for a step. Put torchwrap's transforms on the result instead"
+            got = f"{type(vector_env).__name__} around it"
+            raise ValueError(f"from_gymnasium needs EnvPool's env itself, but got {got}: {remedy}.")
         config = vector_env.config
         _check_batch("EnvPool", config["num_envs"], config["batch_size"])
         if config.get("max_num_players", 1) != 1:
             raise ValueError(f"from_gymnasium needs envs of one player, but got max_num_players={config['max_num_players']}.")
         self._seed = [*config.get("env_seed", ()), config["seed"]][0]  # of row 0
+        limit = config.get("max_episode_steps")
+        self.max_episode_steps = None if limit == _NO_LIMIT else limit
         self._was_reset = False
         self._finished, self._actions = np.zeros(config["num_envs"], bool), None
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        limit = self.vector_env.config.get("max_episode_steps")
-        return None if limit == _NO_LIMIT else limit
 
     def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
         made_with = (self._seed - first_index) % _SEEDS
@@ -168,12 +161,15 @@ class EnvPool(Engine):
         finished, running = rows & self._finished, rows & ~self._finished
         if running.any():
             observation, info = self._reset_mask(running, None, options)
-            last = observation if running.all() else _assign(last, info["env_id"], observation)
+            if running.all():
+                last = observation
+            else:
+                _assign(last, info["env_id"], observation)
         if finished.any():
             # EnvPool's own auto-reset. With episodic_life, it goes on with the lives that are left; reset() starts a new game.
             env_ids = np.flatnonzero(finished)
             observation, _, _, _, info = self.vector_env.step(_select(self._actions, env_ids), env_ids)
-            last = _assign(last, info["env_id"], observation)
+            _assign(last, info["env_id"], observation)
         self._finished = self._finished & ~rows
         return last
 
@@ -220,22 +216,17 @@ def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> A
 
 def _check_batch(owner: str, num_envs: int, batch_size: int) -> None:
     if batch_size not in (0, num_envs):
-        raise ValueError(
-            f"from_gymnasium needs {owner} to step all {num_envs} envs at once, but got batch_size={batch_size}: "
-            "leave batch_size out."
-        )
+        needed = f"{owner} to step all {num_envs} envs at once"
+        raise ValueError(f"from_gymnasium needs {needed}, but got batch_size={batch_size}: leave batch_size out.")
 
 
 def _select(values: Any, rows: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: _select(value, rows) for key, value in values.items()}
-    return values[rows]
+    return {key: _select(value, rows) for key, value in values.items()} if isinstance(values, dict) else values[rows]
 
 
-def _assign(values: Any, rows: Any, given: Any) -> Any:
+def _assign(values: Any, rows: Any, given: Any) -> None:
     if isinstance(values, dict):
         for key, value in values.items():
             _assign(value, rows, given[key])
     else:
         values[rows] = given
-    return values

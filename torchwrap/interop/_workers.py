@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import signal
 import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-import gymnasium
-import numpy as np
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import write_to_shared_memory
 
 PATIENCE = 5.0
 """Seconds in which workers can end by themselves before `close` terminates them."""
@@ -151,19 +152,19 @@ class WorkerPipe(Connection):
             index, _, cause, trace = self._errors.get(timeout=5.0 if error is None else 0.05)
             what = f"env {index} raised {cause!r} in {command}"
         except Exception:  # the queue is empty, or the exception cannot be unpickled
-            # A worker that does not answer may wait for one that has ended.
+            # A worker that does not answer may wait for one that has ended. One whose pipe is closed is about to end.
             sentinels: list[Any] = [process.sentinel for process in self._processes]
-            ended = wait(sentinels, 0 if isinstance(error, BlockingIOError) else 1)
-            mine = sentinels[self._index]
-            index = self._index if mine in ended or not ended else sentinels.index(ended[0])
+            is_silent = isinstance(error, BlockingIOError)
+            ended = wait(sentinels, 0.0 if is_silent or error is None else 5.0)
+            index = self._index if sentinels[self._index] in ended or not ended else sentinels.index(ended[0])
             code = self._processes[index].exitcode
-            slow = code is None or (code == -signal.SIGALRM and command == CONSTRUCTOR)
+            slow = (is_silent and not ended) or (code == -signal.SIGALRM and command == CONSTRUCTOR)
             if error is None:
                 what = f"env {self._index} raised an exception in {command} that could not be sent to this process"
             elif slow:
                 what = f"env {index} did not finish {command} within {self._timeout} s"
             else:
-                reason = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
+                reason = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
                 what = f"the process of env {index} {reason} in {command}"
         remedy = "Call env.close() and make a new env"
         if command == CONSTRUCTOR:
@@ -173,42 +174,63 @@ class WorkerPipe(Connection):
         raise RuntimeError(f"{self.fault}\n\n{trace}".rstrip()) from cause
 
 
-class ShortAnswers(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Returns what is read of a step, in types that take little time to pickle.
+def work(
+    timeout: float | None,
+    index: int,
+    env_fn: Callable[[], Any],
+    pipe: Any,
+    parent_pipe: Any,
+    shared_memory: Any,
+    errors: Any,
+    autoreset_mode: AutoresetMode,
+    semaphore: Any = None,
+) -> None:
+    """The worker of the vector envs that `make` makes, in `AutoresetMode.DISABLED`. All but `timeout` comes from Gymnasium.
 
-    At the end of an episode `info` has all entries, for the error about names that it lacks.
-
-    Args:
-        env: the env to wrap.
-        info_keys: the names of the entries of `info` that are read.
+    It reports an exception of the constructor, ends a constructor that exceeds the timeout, and outlives Ctrl-C.
     """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], info_keys: Collection[str]) -> None:
-        super().__init__(env)
-        self._info_keys = info_keys
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        observation, *numbers, info = self.env.step(action)
-        reward, terminated, truncated = [one.item() if isinstance(one, np.generic) else one for one in numbers]
-        if not (terminated or truncated):
-            info = {name: info[name] for name in self._info_keys if name in info}
-        return observation, reward, terminated, truncated, info
-
-
-def work(timeout: float | None, info_keys: Collection[str], index: int, env_fn: Callable[[], Any], *rest: Any) -> None:
-    """Gymnasium's worker, for the vector envs of `make`. It reports or ends a failing constructor, and outlives Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but it is for the parent
-    if hasattr(signal, "setitimer"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
-        signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+    signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
+    parent_pipe.close()
     try:
-        env = ShortAnswers(env_fn(), info_keys)
+        env = env_fn()
     except Exception as error:
-        rest[3].put((index, type(error), error, traceback.format_exc()))
+        errors.put((index, type(error), error, traceback.format_exc()))
         return
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-    _async_worker(index, lambda: env, *rest)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    observation: Any = None
+    try:
+        while True:
+            verb, data = pipe.recv()
+            answer: Any = None
+            if verb in ("reset", "step"):
+                with semaphore or contextlib.nullcontext():
+                    observation, *answer = env.reset(**data) if verb == "reset" else env.step(data)
+                    if shared_memory:
+                        write_to_shared_memory(env.observation_space, index, observation, shared_memory)
+                        observation = None
+                answer = (observation, *answer)
+            elif verb == "reset-noop":  # a row outside of the mask
+                answer = (observation, {})
+            elif verb == "_call":
+                name, arguments, keywords = data
+                answer = env.get_wrapper_attr(name)
+                answer = answer(*arguments, **keywords) if callable(answer) else answer
+            elif verb == "_setattr":
+                env.set_wrapper_attr(*data)
+            elif verb == "_check_spaces":
+                mode, observation_space, action_space = data
+                fits = operator.eq if mode == "same" else is_space_dtype_shape_equiv
+                answer = fits(observation_space, env.observation_space), action_space == env.action_space
+            pipe.send((answer, True))
+            if verb == "close":
+                break
+    except Exception as error:
+        errors.put((index, type(error), error, traceback.format_exc()))
+        pipe.send((None, False))
+    finally:
+        env.close()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
@@ -13,21 +15,22 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import nested, validation
-from torchwrap._core import spec as specs
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
-from torchwrap.interop import _engines, _workers
-from torchwrap.interop._vector_env import to_gymnasium as to_gymnasium
+from torchwrap.interop import _checks, _engines, _workers
 from torchwrap.random import fresh_seed
 from torchwrap.spaces import Signature
+from torchwrap.transforms.episode import RecordEpisodeStatistics
 
+Mask = NDArray[np.bool_]
 InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
 _SCALAR: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -72,60 +75,56 @@ def from_gymnasium(
     return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=worker_timeout)
 
 
-def make(
-    id: str,
-    num_envs: int,
-    vectorization_mode: str,
-    *,
-    device: torch.device | str,
-    first_index: int,
-    info_keys: InfoKeys,
-    spec: Any,
-    worker_timeout: float | None,
-    vector_kwargs: dict[str, Any] | None = None,
-    **kwargs: Any,
-) -> GymnasiumEnv:
-    """Makes a Gymnasium env for `torchwrap.make(..., backend="gymnasium")`, whose arguments these are.
+def make(id: str, num_envs: int, vectorization_mode: str, env: dict[str, Any], **kwargs: Any) -> GymnasiumEnv:
+    """Makes a Gymnasium env for `torchwrap.make(..., backend="gymnasium")`. `env` has the arguments of `GymnasiumEnv`.
 
     The vector env does not auto-reset and does not copy its observations, because the conversion to tensors copies them.
     """
-    worker_timeout = _seconds("make", worker_timeout)
-    work = functools.partial(_workers.work, worker_timeout, tuple(info_keys))
-    defaults = {"worker": work} if vectorization_mode == "async" else {}
+    timeout = env["worker_timeout"] = _seconds("make", env["worker_timeout"])
+    is_async = vectorization_mode == "async" and hasattr(signal, "setitimer")  # Windows has Gymnasium's worker
+    defaults = {"worker": functools.partial(_workers.work, timeout)} if is_async else {}
     overrides = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    vector_kwargs = {**defaults, **(vector_kwargs or {}), **overrides}
-    with _workers.constructing(id, worker_timeout):
-        vector_env = gymnasium.make_vec(
-            id, num_envs, vectorization_mode=vectorization_mode, vector_kwargs=vector_kwargs, **kwargs
-        )
-    return GymnasiumEnv(
-        vector_env, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=worker_timeout, spec=spec
-    )
+    kwargs["vector_kwargs"] = {**defaults, **(kwargs.get("vector_kwargs") or {}), **overrides}
+    kwargs["wrappers"] = [*(kwargs.get("wrappers") or ()), functools.partial(_ReadInfo, names=tuple(env["info_keys"]))]
+    with _workers.constructing(id, timeout):
+        vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode, **kwargs)
+    return GymnasiumEnv(vector_env, **env)
+
+
+class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Drops the entries of `info` that nobody reads, which Gymnasium would batch one by one, or could not batch.
+
+    At the end of an episode `info` keeps all entries, for the error about names that it lacks.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], names: Sequence[str]) -> None:
+        super().__init__(env)
+        self._names = names
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *result, terminated, truncated, info = self.env.step(action)
+        if not (terminated or truncated):
+            info = {name: info[name] for name in self._names if name in info}
+        return *result, terminated, truncated, info  # type: ignore[return-value]
 
 
 def make_envpool(
     id: str,
     num_envs: int,
+    env: dict[str, Any],
     *,
-    device: torch.device | str,
-    first_index: int,
-    info_keys: InfoKeys,
-    given: dict[str, Any],
     seed: int | None = None,
     max_episode_steps: int | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`, whose arguments these are.
-
-    `given` is for the spec.
-    """
-    first_index = validation.integer("make", "first_index", first_index, at_least=0)
+    """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`. `env` has the arguments of `GymnasiumEnv`."""
+    first_index = validation.integer("make", "first_index", env["first_index"], at_least=0)
     seed = fresh_seed() if seed is None else validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
     pool = _engines.make_envpool(id, num_envs, seed + first_index, kwargs)
-    spec = specs.Spec(id, max_episode_steps=_engines.engine(pool).max_episode_steps, kwargs=given)
-    return GymnasiumEnv(pool, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=None, spec=spec)
+    env["spec"].max_episode_steps = _engines.engine(pool).max_episode_steps
+    return GymnasiumEnv(pool, **env)
 
 
 def _seconds(owner: str, worker_timeout: float | None) -> float | None:
@@ -153,10 +152,8 @@ class GymnasiumEnv(Env):
         spec: Any = None,
     ) -> None:
         if not isinstance(vector_env, VectorEnv):
-            raise TypeError(
-                f"from_gymnasium needs a gymnasium.vector.VectorEnv, but got {type(vector_env).__name__}: "
-                "gymnasium.make_vec makes one."
-            )
+            needed = "from_gymnasium needs a gymnasium.vector.VectorEnv"
+            raise TypeError(f"{needed}, but got {type(vector_env).__name__}: gymnasium.make_vec makes one.")
         engine = _engines.engine(vector_env)
         if spec is None and isinstance(vector_env.spec, EnvSpec):
             spec = copy.deepcopy(vector_env.spec)
@@ -177,7 +174,6 @@ class GymnasiumEnv(Env):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
         self.vector_env, self._engine = vector_env, engine
         self.same_step = engine.mode is AutoresetMode.SAME_STEP
-        self._steps_each = type(vector_env) is SyncVectorEnv and not self.same_step  # others may do more in a step
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
         for space in self.info_spaces.values():
             spaces.dtype(space)
@@ -203,12 +199,9 @@ class GymnasiumEnv(Env):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
-        if self._steps_each:
-            successor, reward, terminated, truncated, info = self._step_each(actions)
-        else:
-            with self._workers:
-                self._last_observation, reward, terminated, truncated, info = self._engine.step(actions)
-            successor = self._to_tensors(self._last_observation)
+        with self._workers:
+            self._last_observation, reward, terminated, truncated, info = self._engine.step(actions)
+        successor = self._to_tensors(self._last_observation)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:
             self._already_reset = terminated | truncated
@@ -216,7 +209,10 @@ class GymnasiumEnv(Env):
                 has_final = self._engine.has_final(info, self._already_reset)
                 rows = np.flatnonzero(has_final)
                 if rows.size:
-                    successor[spaces.tensor(rows, self.device)] = self._batch(info["final_obs"][rows])
+                    final, space = info["final_obs"][rows], self.single_observation_space
+                    empty: Any = create_empty_array(space, len(rows))
+                    batch = concatenate(space, tuple(final), empty)
+                    successor[spaces.tensor(rows, self.device)] = self._to_tensors(batch)
         result = {
             "observation": successor,
             "reward": self._column(reward, np.float32),
@@ -226,20 +222,6 @@ class GymnasiumEnv(Env):
         if self.info_spaces:
             result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
         return nested.tensordict(result, self.num_envs)
-
-    def _step_each(self, actions: Any) -> tuple[Any, ...]:
-        """A step of each env of a `SyncVectorEnv`, whose own takes longer: it batches infos, and copies once more."""
-        base: Any = self.vector_env
-        results = [env.step(action) for env, action in zip(base.envs, iterate(base.action_space, actions), strict=True)]
-        observations, reward, terminated, truncated, infos = zip(*results, strict=True)
-        base._env_obs = list(observations)
-        info: dict[str, Any] = {}
-        if self.info_spaces:
-            for row, entries in enumerate(infos):
-                if not self._unseen_info_keys:  # about a misspelt name, the error says what there is
-                    entries = {name: entries[name] for name in self.info_spaces if name in entries}
-                info = base._add_info(info, entries, row)
-        return self._batch(observations), reward, terminated, truncated, info
 
     def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
         rows = mask.numpy()
@@ -285,16 +267,6 @@ class GymnasiumEnv(Env):
     def _to_tensors(self, observation: Any) -> spaces.Value:
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
 
-    def _batch(self, observations: Any) -> spaces.Value:
-        # From one observation per env. Gymnasium's function takes five times as long, but knows every space.
-        space = self.single_observation_space
-        if isinstance(space, gymnasium.spaces.Box):
-            array = np.array(observations)
-            if array.shape[1:] == space.shape and array.dtype == space.dtype:
-                return spaces.tensor(array, self.device)
-        empty: Any = create_empty_array(space, len(observations))
-        return self._to_tensors(concatenate(space, tuple(observations), empty))
-
     def _column(self, values: Any, dtype: Any) -> Tensor:
         return spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
 
@@ -306,3 +278,159 @@ class GymnasiumEnv(Env):
 
     def close(self) -> None:
         self._workers.close()
+
+
+def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
+    """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
+
+    Rewards are float64 `(num_envs,)`, terminations and truncations bool `(num_envs,)`, observations batched as in
+    `SyncVectorEnv`. All arrays are copies: no later step changes them. Infos have the structure of `SyncVectorEnv`'s, with
+    `(num_envs,)` for a number per env; those of a reset are empty. If the env has `RecordEpisodeStatistics`, the infos of a
+    step in which episodes end contain `episode` with `r`, `l` and `t`, as with Gymnasium's vector wrapper of that name, and
+    `final_info` contains it, as with the single one in a `SyncVectorEnv`. Gymnasium's own vector wrappers of observations
+    need `DISABLED`; torchwrap's transforms below the export work in both modes.
+
+    Args:
+        env: the env. The result owns it from now on.
+        autoreset_mode: `SAME_STEP`, in which `infos["final_obs"]` holds the final observations and `infos["final_info"]` the
+            infos of the finished envs, or `DISABLED`, in which `reset(options={"reset_mask": mask})` resets them.
+
+    Returns:
+        The vector env. Its `close()` closes `env`.
+
+    Raises:
+        TypeError: if `env` is no torchwrap env.
+        ValueError: for another mode.
+
+    >>> from torchwrap.testing import ScriptedEnv
+    >>> envs = to_gymnasium(ScriptedEnv(2, (1,), episode_lengths=(1, 2)))
+    >>> observations, infos = envs.reset(seed=0)
+    >>> observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+    >>> observations.tolist(), infos["final_obs"].tolist()
+    ([[0.0], [1001.0]], [array([1.], dtype=float32), None])
+    """
+    return TorchwrapVectorEnv(env, autoreset_mode)
+
+
+class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
+    """A torchwrap env as a Gymnasium vector env; made by `to_gymnasium`."""
+
+    def __init__(self, env: Env, autoreset_mode: AutoresetMode | str) -> None:
+        self.env = _checks.env("to_gymnasium", env)
+        modes = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
+        mode = next((mode for mode in modes if autoreset_mode in (mode, mode.value)), None)
+        if mode is None:
+            remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
+            needed = "to_gymnasium needs autoreset_mode AutoresetMode.SAME_STEP or DISABLED"
+            raise ValueError(f"{needed}, but got {autoreset_mode!r}: {remedy}.")
+        self.metadata = {**env.metadata, "autoreset_mode": mode}
+        self.spec, self.render_mode, self.num_envs = env.spec, env.render_mode, env.num_envs
+        self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
+        self.single_action_space, self.action_space = env.single_action_space, env.action_space
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._stats_keys = list(dict.fromkeys(record.stats_key for record in RecordEpisodeStatistics.of(env)))
+        self._start_times = np.full(self.num_envs, time.perf_counter())
+        self._to_reset = np.zeros(self.num_envs, np.bool_)  # finished envs, if they do not reset themselves
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if isinstance(seed, list | tuple | np.ndarray):
+            remedy = "pass reset(seed=0), from which every env gets a random stream of its own"
+            raise TypeError(f"{self}.reset needs one seed, an integer, but got {seed!r}: {remedy}.")
+        mask = np.ones(self.num_envs, np.bool_)
+        if isinstance(options, dict):
+            options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this call
+            mask = self._mask(options.pop("reset_mask", mask))
+        rows = None if mask.all() else torch.as_tensor(mask, device=self.env.device)
+        td = self.env.reset(seed, rows, options)
+        super().reset(seed=None if seed is None else int(seed))
+        self._start_times[mask] = time.perf_counter()
+        self._to_reset[mask] = False
+        return spaces.to_numpy(self.single_observation_space, td["observation"]), {}
+
+    def _mask(self, mask: Any) -> Mask:
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
+            needed = f"options['reset_mask'] as an array ({self.num_envs},) of np.bool_ with at least one True"
+            got = f"{mask.dtype} {mask!r}" if isinstance(mask, np.ndarray) else repr(mask)
+            raise ValueError(f"{self}.reset needs {needed}, but got {got}.")
+        return mask
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]:
+        if self._to_reset.any():
+            raise RuntimeError(
+                f"{self} needs a reset of envs {np.flatnonzero(self._to_reset).tolist()}, whose episodes have ended, before "
+                'step(): in AutoresetMode.DISABLED, call reset(options={"reset_mask": terminations | truncations}).'
+            )
+        transition, td = (self.env.step if self._same_step else self.env.transition)(self._to_tensors(actions))
+        successor = transition["next"]
+        names = ("reward", "terminated", "truncated")
+        reward, terminated, truncated = (successor[name].squeeze(-1).numpy(force=True) for name in names)
+        done = terminated | truncated
+        infos = self._infos(successor, done)
+        if not self._same_step:
+            self._to_reset = done
+        self._start_times[done] = time.perf_counter()
+        observation = spaces.to_numpy(self.single_observation_space, td["observation"])
+        return observation, reward.astype(np.float64), terminated, truncated, infos
+
+    def _to_tensors(self, actions: Any) -> spaces.Value:
+        for path, space in spaces.leaves(self.single_action_space):
+            part = actions
+            try:
+                for key in path:
+                    part = part[int(key) if isinstance(part, tuple) else key]
+                dtype = np.asarray(part).dtype
+            except (IndexError, KeyError, TypeError, ValueError):
+                raise ValueError(f"{self}.step needs actions of {self.action_space}, but got {actions!r}.") from None
+            if not isinstance(space, gymnasium.spaces.Box) and dtype.kind not in "iub":
+                raise ValueError(f"{self}.step needs integers as actions of {space}, but got {part!r} of dtype {dtype}.")
+        return spaces.from_numpy(self.single_action_space, actions, self.env.device)
+
+    def _infos(self, successor: TensorDict, done: Mask) -> dict[str, Any]:
+        info = dict(successor.get("info", {}).items())
+        infos = _batch_infos(info, ~done if self._same_step else np.ones_like(done))
+        if not done.any():
+            return infos
+        statistics = self._statistics(successor, done)
+        if self._same_step:
+            infos["final_obs"], infos["_final_obs"] = np.full(self.num_envs, None), done.copy()
+            ended = torch.as_tensor(done, device=self.env.device)
+            final = spaces.to_numpy(self.single_observation_space, successor["observation"][ended])
+            for row, observation in zip(np.flatnonzero(done), iterate(self.observation_space, final), strict=True):
+                infos["final_obs"][row] = observation
+            # Where Gymnasium's statistics of single envs are; those of its vector wrapper are at the top, as below.
+            infos["final_info"], infos["_final_info"] = _batch_infos({**info, **statistics}, done), done.copy()
+        for key, value in statistics.items():
+            infos[key], infos[f"_{key}"] = value, done.copy()
+        return infos
+
+    def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, dict[str, NDArray[Any]]]:
+        seconds = np.where(done, np.round(time.perf_counter() - self._start_times, 6), 0)
+        statistics = {}
+        for key in self._stats_keys:
+            names = (f"{key}_return", f"{key}_length")
+            if names[0] in successor:  # a layer above may have dropped them
+                total, length = (successor[name].squeeze(-1).numpy(force=True) for name in names)
+                totals = np.where(done, total.astype(np.float64), 0), np.where(done, length, 0)
+                statistics[key] = dict(zip("rlt", (*totals, seconds.copy()), strict=True))
+        return statistics
+
+    def render(self) -> tuple[Any, ...]:
+        return self.env.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        if hasattr(self, "env"):  # Gymnasium before 1.4 also closes what the constructor has refused
+            self.env.close()
+
+
+def _batch_infos(values: dict[str, Any] | TensorDict, mask: Mask) -> dict[str, Any]:
+    """Infos as Gymnasium batches them: zeros outside the mask, and the mask under the name with an underscore."""
+    infos: dict[str, Any] = {}
+    for name, value in values.items() if mask.any() else ():
+        if isinstance(value, dict | TensorDict):
+            infos[name] = _batch_infos(value, mask)
+        else:
+            array = np.array(value.numpy(force=True) if isinstance(value, torch.Tensor) else value)
+            array[~mask] = 0
+            infos[name] = array[:, 0] if array.shape[1:] == (1,) else array
+        infos[f"_{name}"] = mask.copy()
+    return infos

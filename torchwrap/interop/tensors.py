@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -137,8 +137,7 @@ class TensorEnv(Env):
     ) -> None:
         super().__init__(signature)
         self.functions, self.reset_by, self.final_key, self.reuses_memory = functions, reset_by, final_key, reuses_memory
-        number = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, number)
+        self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, Box(-np.inf, np.inf, (1,), np.float32))
         self._simulator_device = signature.device
         self._unchecked = {"reset", "step", "step's final observations"}
         # Of the rows that are already reset.
@@ -182,10 +181,10 @@ class TensorEnv(Env):
 
     def _successor(self, initial: spaces.Value, done: RowMask, info: dict[str, Any]) -> spaces.Value:
         final = info.get(self.final_key or "")
+        if final is None and done.tensor.any():
+            needed = f"info[{self.final_key!r}] where an episode ends"
+            raise ValueError(f"from_functions needs step to return {needed}, but got an info with {sorted(info)}.")
         if final is None:
-            if done.tensor.any():
-                needed = f"info[{self.final_key!r}] where an episode ends"
-                raise ValueError(f"from_functions needs step to return {needed}, but got an info with {sorted(info)}.")
             return initial
         self._initial = initial
         return done.where(self._observation("step's final observations", final, copy=False), initial)
@@ -218,14 +217,13 @@ class TensorEnv(Env):
 
     def _check_observation(self, function: str, value: Any) -> None:
         for path, space in spaces.leaves(self.single_observation_space):
-            shape = (self.num_envs, *(space.shape or ()))
             try:
                 found = _at(value, path)
             except (IndexError, KeyError, TypeError):
                 found = None
+            shape, what = (self.num_envs, *(space.shape or ())), "".join([f"[{key!r}]" for key in path])
             if not self._fits(found, shape) or not torch.can_cast(found.dtype, spaces.dtype(space)):
-                what = f"observation{''.join([f'[{key!r}]' for key in path])} of {space}"
-                self._refuse(function, what, shape, _describe(value if found is None else found))
+                self._refuse(function, f"observation{what} of {space}", shape, value if found is None else found)
 
     def _check_step(self, result: Any) -> None:
         if not isinstance(result, tuple | list) or len(result) != len(_STEP) or not isinstance(result[-1], dict):
@@ -238,14 +236,14 @@ class TensorEnv(Env):
         columns = dict(zip(_STEP[1:4], result[1:4], strict=True))
         for name, value in {**columns, **{name: info[name] for name in self.info_spaces}}.items():
             if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
-                self._refuse("step", f"{name} as one number per env", (self.num_envs,), _describe(value))
+                self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
 
     def _fits(self, value: Any, *shapes: tuple[int, ...]) -> bool:
         return isinstance(value, Tensor) and tuple(value.shape) in shapes and value.device == self._simulator_device
 
-    def _refuse(self, function: str, what: str, shape: tuple[int, ...], got: str) -> None:
+    def _refuse(self, function: str, what: str, shape: tuple[int, ...], value: Any) -> None:
         needed = f"{what}, a tensor of shape {shape} on {self._simulator_device}"
-        raise ValueError(f"from_functions needs {function} to return {needed}, but got {got}.")
+        raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
 
     def _read_clock(self) -> Tensor:
         clock: Tensor = self.elapsed if self.functions["clock"] is None else self.functions["clock"]()

@@ -1,0 +1,551 @@
+"""`from_gymnasium` and `make(..., backend="gymnasium")`, against single Gymnasium envs that are stepped and reset by hand."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from single_envs import (
+    BOX,
+    DISABLED,
+    NEVER,
+    SAME_STEP,
+    SPACES,
+    Scripted,
+    Singles,
+    assert_equal_trees,
+    check_transitions,
+    every_kind,
+    every_mode,
+    follow,
+    sample_and_step,
+    scripted,
+    stack_values,
+    to_tree,
+)
+from tensordict import TensorDict
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+LENGTHS = {
+    "staggered": [(5, 2), (3,), (1, 4), NEVER],
+    "one step": [(1,)] * 4,
+    "all at once": [(4,)] * 4,
+    "one of them": [NEVER, NEVER, (3,), NEVER],
+    "never": [NEVER] * 4,
+}
+STAGGERED = [(4,), (2, 5), (1,)]
+by_vectorization = pytest.mark.parametrize("vectorization_mode", ["sync", pytest.param("async", marks=pytest.mark.full)])
+
+
+def make(id="TorchwrapTest/Scripted-v0", num_envs=2, **kwargs):
+    return tw.make(id, num_envs, backend="gymnasium", **kwargs)
+
+
+# Transitions.
+
+
+@pytest.mark.parametrize("id, kwargs", [("HalfCheetah-v5", {"max_episode_steps": 7}), ("CartPole-v1", {})])
+@every_kind
+def test_transitions_of_every_vector_env_match_single_envs(bridge, kind, mode, id, kwargs):
+    makers = [functools.partial(gymnasium.make, id, **kwargs)] * 3
+    assert check_transitions(bridge(makers, kind, mode), makers, steps=40) >= 3
+
+
+@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
+def test_transitions_of_make_match_single_envs(vectorization_mode):
+    with make("CartPole-v1", 3, vectorization_mode=vectorization_mode) as env:
+        assert check_transitions(env, [functools.partial(gymnasium.make, "CartPole-v1")] * 3, steps=40) >= 3
+
+
+@every_kind
+def test_transitions_with_every_observation_space_match_single_envs(bridge, kind, mode):
+    for space in SPACES.values():
+        makers = scripted(3, lengths=STAGGERED, space=space)
+        for arguments in ({}, {"copy": False}, *([{"shared_memory": False}] if kind is AsyncVectorEnv else [])):
+            assert check_transitions(bridge(makers, kind, mode, **arguments), makers, steps=12) > 12
+
+
+@every_kind
+def test_transitions_with_every_ending_match_single_envs(bridge, kind, mode):
+    for lengths in LENGTHS.values():
+        for ending in ("terminated", "truncated", "both"):
+            makers = scripted(4, lengths=lengths, ending=ending)
+            ends = check_transitions(bridge(makers, kind, mode), makers, steps=13)
+            assert ends == sum(int(np.searchsorted(np.cumsum(list(each) * 13), 13, side="right")) for each in lengths)
+
+
+@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
+def test_transitions_with_every_action_space_match_single_envs(vectorization_mode):
+    numbers = [spaces.Discrete(4, start=3), spaces.MultiDiscrete([3, 5]), spaces.MultiBinary(3)]
+    nested = [spaces.Tuple([BOX, spaces.Discrete(3)]), spaces.Dict({"b": BOX, "a": spaces.Discrete(3)})]
+    for space in [*numbers, spaces.Box(0, 9, (2, 2), np.int64), *nested]:
+        with make(vectorization_mode=vectorization_mode, lengths=(3,), action_space=space) as env:
+            check_transitions(env, scripted(2, lengths=(3,), action_space=space), steps=5)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("observation_mode", ["same", "different"])
+def test_workers_of_make_take_every_option_of_async_vector_env(shared_memory, observation_mode):
+    options = {"shared_memory": shared_memory, "observation_mode": observation_mode}
+    if "max_concurrency" in AsyncVectorEnv.__init__.__annotations__:  # from Gymnasium 1.4 on
+        options["max_concurrency"] = 1
+    with make(num_envs=3, vectorization_mode="async", lengths=(3,), vector_kwargs=options) as env:
+        singles = Singles(scripted(3, lengths=(3,)), 3)
+        follow(env, singles, env.reset(seed=3), 5)
+        singles.now[1] = singles.envs[1].reset()[0]
+        follow(env, singles, env.reset(mask=torch.tensor([False, True, False])), 5)
+        env.vector_env.set_attr("mark", [1, 2, 3])
+        assert env.vector_env.get_attr("mark") == (1, 2, 3)
+
+
+class Converting(Scripted):
+    """Returns observations that are converted by a function."""
+
+    convert = staticmethod(np.asarray)
+
+    def _observe(self):
+        return self.convert(super()._observe())
+
+
+@every_mode
+def test_observations_of_another_type_are_converted_as_gymnasium_does(bridge, monkeypatch, mode):
+    makers = [functools.partial(Converting, lengths=(3,), space=spaces.Box(-1, 1, (2, 3), np.float32))] * 2
+    for convert in (np.float16, np.ndarray.tolist, np.asfortranarray):
+        monkeypatch.setattr(Converting, "convert", staticmethod(convert))
+        env, same = bridge(makers, mode=mode), SyncVectorEnv(makers, autoreset_mode=mode)
+        td, (expected, _) = env.reset(seed=0), same.reset(seed=[0, 1])
+        for _ in range(2):
+            np.testing.assert_array_equal(td["observation"], expected)
+            action = env.sample_action()
+            (_, td), (expected, *_) = env.step(td.set("action", action)), same.step(action.numpy())
+        assert td["observation"].dtype == torch.float32
+    monkeypatch.setattr(Converting, "convert", staticmethod(lambda observation: observation[:1]))
+    with pytest.raises((ValueError, TypeError)):
+        sample_and_step(env, td)
+
+
+@every_kind
+def test_time_limit_in_every_autoreset_mode_matches_gymnasium(bridge, kind, mode):
+    makers = scripted(4, lengths=[(3, 9), NEVER, (4, 1, 9), (1,)])
+    limited = [lambda maker=maker: gymnasium.wrappers.TimeLimit(maker(), 4) for maker in makers]
+    for arguments in [{}, {"shared_memory": False}][: 1 + (kind is AsyncVectorEnv)]:
+        env = tw.TransformedEnv(bridge(makers, kind, mode, **arguments), T.TimeLimit(4))
+        assert check_transitions(env, limited, steps=17) > 17
+
+
+@every_mode
+def test_record_episode_statistics_matches_gymnasium(bridge, mode):
+    makers = scripted(3, lengths=[(3, 5), (4,), (1,)])
+    env = tw.TransformedEnv(bridge(makers, mode=mode), T.RecordEpisodeStatistics())
+    singles = Singles([lambda m=m: gymnasium.wrappers.RecordEpisodeStatistics(m()) for m in makers], 3)
+    td = env.reset(seed=3)
+    for _ in range(12):
+        td, actions = singles.act(td)
+        transition, td = env.step(td)
+        for i in np.flatnonzero(singles.step(actions)["done"][:, 0]):
+            assert transition["next", "episode_return"][i].item() == pytest.approx(singles.infos[i]["episode"]["r"], abs=1e-5)
+            assert transition["next", "episode_length"][i].item() == singles.infos[i]["episode"]["l"]
+
+
+# Resets, seeds and options.
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_shards_by_first_index_equal_their_rows_of_the_whole(bridge, kind):
+    makers = scripted(4, lengths=(3,))
+    env, shards = bridge(makers, kind), [bridge(makers[:2], kind, first_index=first) for first in (0, 2)]
+    td, halves = env.reset(seed=5), [shard.reset(seed=5) for shard in shards]
+    for _ in range(8):
+        assert torch.equal(td["observation"], torch.cat([half["observation"] for half in halves]))
+        transition, td = sample_and_step(env, td)
+        actions = transition["action"].split(2)
+        stepped = [s.step(h.set("action", a)) for s, h, a in zip(shards, halves, actions, strict=True)]
+        halves = [half for _, half in stepped]
+        assert torch.equal(transition["next", "reward"], torch.cat([each["next", "reward"] for each, _ in stepped]))
+
+
+def test_seed_of_env_i_is_seed_plus_its_global_index(bridge):
+    for seed, first_index in ((40, 0), (40, 3), (2**63, 0), (2**64 - 1, 1), (np.int64(5), 0)):
+        expected = [Scripted().reset(seed=int(seed) + first_index + i)[0] for i in range(2)]
+        env = bridge(scripted(2), first_index=first_index)
+        assert_equal_trees(to_tree(env.reset(seed=seed)["observation"]), np.stack(expected))
+
+
+@pytest.mark.parametrize("seed", [None, 77])
+@every_kind
+def test_partial_reset_starts_episodes_in_its_rows_only(bridge, kind, mode, seed):
+    makers = scripted(4, lengths=[(3, 9), (9,), (2, 9), NEVER])
+    env, singles = bridge(makers, kind, mode), Singles(makers, 3)
+    td, _ = follow(env, singles, env.reset(seed=3), 2)
+    for rows in ([], [1, 2], [0, 1, 2, 3]):  # env 2 has just been reset automatically
+        for i in rows:
+            singles.now[i] = singles.envs[i].reset(seed=None if seed is None else seed + i)[0]
+        mask = torch.zeros(4, dtype=torch.bool)
+        mask[rows] = True
+        td = env.reset(seed=seed, mask=mask)
+        assert_equal_trees(to_tree(td["observation"]), stack_values(singles.now))
+        td, _ = follow(env, singles, td, 4)
+
+
+@every_kind
+def test_options_are_passed_to_the_rows_of_the_mask_only(bridge, kind, mode):
+    env, options = bridge([functools.partial(gymnasium.make, "CartPole-v1")] * 3, kind, mode), {"low": 0.06, "high": 0.07}
+    first = env.reset(seed=0)["observation"]
+    observation = env.reset(mask=torch.tensor([True, False, True]), options=options)["observation"]
+    assert torch.equal(observation[1], first[1])
+    for given in (observation[[0, 2]], env.reset(seed=0, options=options)["observation"]):
+        assert ((given >= 0.06) & (given <= 0.07)).all()
+    assert options == {"low": 0.06, "high": 0.07}
+
+
+@every_mode
+def test_each_episode_starts_with_one_reset_and_options_apply_to_one(bridge, mode):
+    env = bridge(scripted(3, lengths=[(1,), (2,), NEVER]), mode=mode)
+    td = env.reset(options={"difficulty": 3})
+    _, td = sample_and_step(env, td)
+    assert [bool(options) for options in env.vector_env.get_attr("options")] == [False, True, True]
+    for _ in range(3):
+        _, td = sample_and_step(env, td)
+    assert env.vector_env.get_attr("episode") == (5, 3, 1)
+
+
+class Failing(Scripted):
+    """Refuses options."""
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            raise ValueError("no such option")
+        return super().reset(seed=seed)
+
+
+def test_reset_that_is_refused_leaves_no_seed_behind(bridge):
+    makers = [functools.partial(Failing, lengths=(3,))] * 2
+    env, singles = bridge(makers), Singles(makers, 3)
+    td = env.reset(seed=3)
+    for seed in (-1, 1.0, True, "a", 2**64):
+        with pytest.raises(ValueError, match=r"reset needs a seed that is an integer in \[0, 2\*\*64\), but got"):
+            env.reset(seed=seed)
+    follow(env, singles, td, 2)
+    with pytest.raises(ValueError, match="no such option"):
+        env.reset(seed=9, options={"a": 1})
+    singles.now = [single.reset()[0] for single in singles.envs]
+    follow(env, singles, env.reset(), 7)
+
+
+# Info.
+
+
+@every_kind
+def test_requested_info_is_that_of_single_envs_at_every_step(bridge, kind, mode):
+    names, position = ("elapsed", "even", "late", "final"), spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    declared = {"position": position, "elapsed": spaces.Box(0, 99, (), np.int64), "elapsd": BOX}
+    makers = scripted(3, lengths=[(3,), (2,), (4, 1)])
+    env, other, singles = bridge(makers, kind, mode, names), bridge(makers, kind, mode, declared), Singles(makers, 3)
+    td, same = env.reset(seed=3), other.reset(seed=3)
+    for _ in range(7):
+        td, actions = singles.act(td)
+        transition, td = env.step(td)
+        typed, same = other.step(same.set("action", transition["action"]))
+        singles.step(actions)
+        expected = {key: np.array([[info.get(key, 0)] for info in singles.infos]).astype(np.float32) for key in names}
+        assert_equal_trees(to_tree(transition["next", "info"]), expected)
+        elapsed = np.array([info["elapsed"] for info in singles.infos], np.int64)
+        expected = {"elapsed": elapsed, "position": np.stack([info["position"] for info in singles.infos])}
+        assert_equal_trees(to_tree(typed["next", "info"]), {**expected, "elapsd": np.zeros((3, 3), np.float32)})
+
+
+class Ragged(Scripted):
+    """Its infos do not fit into one array, because the vectors in them have different lengths."""
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return *results, {**info, "ragged": np.zeros(int(self.np_random.integers(1, 9)))}
+
+
+gymnasium.register("TorchwrapTest/Ragged-v0", entry_point=Ragged)
+
+
+@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
+def test_info_of_make_is_that_of_single_envs_and_a_misspelt_key_raises_with_all_keys(vectorization_mode):
+    arguments = {"vectorization_mode": vectorization_mode, "lengths": NEVER}
+    with make("TorchwrapTest/Ragged-v0", info_keys=("elapsed", "late"), **arguments) as env:
+        td = env.reset(seed=0)
+        for step in range(1, 5):  # a vector env of Gymnasium's could not batch "ragged"
+            transition, td = sample_and_step(env, td)
+            columns = {"elapsed": np.full((2, 1), step, "f4"), "late": np.full((2, 1), 10 * step if step > 1 else 0, "f4")}
+            assert_equal_trees(to_tree(transition["next", "info"]), columns)
+    with make(info_keys=("elapsed", "elapsd"), **{**arguments, "lengths": (2,)}) as env:
+        _, td = sample_and_step(env, env.reset())
+        known = re.escape("['elapsed', 'even', 'final', 'late', 'name', 'position']")
+        with pytest.raises(ValueError, match=rf"but got \['elapsd'\]. It contains {known}"):
+            sample_and_step(env, td)
+
+
+@every_mode
+def test_misspelt_info_key_raises_at_the_first_episode_end(bridge, mode):
+    for info_keys, wrong in ((("elapsd",), "elapsd"), (("elapsed", "elapsd"), "elapsd"), (("reset only",), "reset only")):
+        env = bridge(scripted(2, lengths=[(2,), (3,)]), mode=mode, info_keys=info_keys)
+        _, td = sample_and_step(env, env.reset())
+        needed = rf"needs info_keys that its info contains, but got \['{wrong}'\]. It contains .*'elapsed'"
+        with pytest.raises(ValueError, match=needed):
+            sample_and_step(env, td)
+
+
+def test_info_that_does_not_fit_its_space_raises_and_without_keys_it_is_absent(bridge):
+    for info_keys in (("name",), {"position": spaces.Box(0, 1, (3,))}, ("position",)):
+        env = bridge(scripted(2), info_keys=info_keys)
+        with pytest.raises((ValueError, TypeError), match=next(iter(info_keys))):
+            sample_and_step(env, env.reset())
+    env = bridge(scripted(2))
+    assert "info" not in sample_and_step(env, env.reset())[0]["next"]
+
+
+# Ownership.
+
+
+class Overwriting(Scripted):
+    """Writes into its action."""
+
+    def step(self, action):
+        result = super().step(action)
+        action[...] = 7
+        return result
+
+
+gymnasium.register("TorchwrapTest/Overwriting-v0", entry_point=Overwriting)
+
+
+@every_kind
+def test_returned_tensors_are_never_changed(bridge, kind, mode):
+    for space in (BOX, SPACES["nested"], SPACES["image"]):
+        for copy in (True, False):
+            makers = scripted(3, lengths=[(2,), (3,), NEVER], space=space)
+            env, kept = bridge(makers, kind, mode, copy=copy, info_keys=("elapsed",)), []
+            td = env.reset(seed=0)
+            for _ in range(6):
+                kept.append((td["observation"], td["observation"].clone()))
+                transition, td = sample_and_step(env, td)
+                kept.append((transition["next"], transition["next"].clone()))
+            env.reset()
+            for returned, copied in kept:
+                assert_equal_trees(to_tree(returned), to_tree(copied))
+
+
+@every_kind
+def test_writing_into_returned_tensors_does_not_change_the_env(bridge, kind, mode):
+    makers = scripted(3, lengths=[(2,), (3,), NEVER])
+    env, untouched = bridge(makers, kind, mode, copy=False), bridge(makers, kind, mode, copy=False)
+    mask = torch.tensor([False, True, False])
+    td, expected = env.reset(seed=0), untouched.reset(seed=0)
+    for step in range(8):
+        td.apply_(lambda leaf: leaf.fill_(9))
+        if step in (0, 3):
+            td, expected = env.reset(mask=mask), untouched.reset(mask=mask)
+            assert torch.equal(td["observation"][mask], expected["observation"][mask])
+            assert (td["observation"][~mask] == 9).all()  # as the caller left it
+            td.apply_(lambda leaf: leaf.fill_(9))
+        transition, td = sample_and_step(env, td)
+        reference, expected = sample_and_step(untouched, expected)
+        assert_equal_trees(to_tree(transition), {**to_tree(reference), "observation": np.full((3, 3), 9, np.float32)})
+        assert torch.equal(td["observation"], expected["observation"])
+        transition.apply_(lambda leaf: leaf.fill_(1))
+    ours, theirs = dict(env.named_buffers()), dict(untouched.named_buffers())
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@by_vectorization
+def test_actions_of_the_caller_and_of_the_simulator_do_not_share_memory(vectorization_mode):
+    with make("TorchwrapTest/Overwriting-v0", vectorization_mode=vectorization_mode) as env:
+        transition, _ = env.step(env.reset(seed=0).set("action", torch.zeros(2, 2)))
+        assert torch.equal(transition["action"], torch.zeros(2, 2))
+    with make(lengths=NEVER, vectorization_mode=vectorization_mode) as env:
+        action = torch.zeros(2, 2)
+        env.step(env.reset(seed=0).set("action", action.requires_grad_()))
+        action.detach().fill_(1)
+        assert all((kept == 0).all() for kept in env.vector_env.get_attr("action"))
+
+
+def test_steps_leave_the_global_generators_unchanged(bridge):
+    env = bridge(scripted(2, lengths=(2,)))
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    _, td = sample_and_step(env, env.reset(seed=0))
+    sample_and_step(env, td)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (np.random.get_state()[1] == numpy_before).all()
+
+
+# Refusals, before the simulator moves.
+
+gymnasium.register("TorchwrapTest/Text-v0", entry_point=Scripted, kwargs={"space": spaces.Text(5)})
+
+
+class NoMode(SyncVectorEnv):
+    def __init__(self, makers):
+        super().__init__(makers)
+        self.metadata = {"render_modes": []}
+
+
+def test_from_gymnasium_without_a_suitable_vector_env_raises_with_a_remedy():
+    text = scripted(2, space=spaces.Text(5))
+    for make_one, error, match in (
+        (lambda: SyncVectorEnv(scripted(2)), ValueError, "DISABLED or SAME_STEP, but got .*NEXT_STEP.*vector_kwargs="),
+        (lambda: gymnasium.make_vec("CartPole-v1", 2), ValueError, "NEXT_STEP.*or make it with torchwrap.make"),
+        (lambda: NoMode(scripted(2)), ValueError, "DISABLED or SAME_STEP, but got None"),
+        (lambda: gymnasium.make("CartPole-v1"), TypeError, r"needs a gymnasium.vector.VectorEnv, but got .*make_vec"),
+        (lambda: None, TypeError, "VectorEnv, but got NoneType"),
+        (lambda: SyncVectorEnv(text, autoreset_mode=DISABLED), TypeError, "Dict or Tuple, but got Text"),
+    ):
+        with pytest.raises(error, match=match):
+            tw.from_gymnasium(make_one())
+
+
+ONE = TensorDict({"a": torch.zeros(2, dtype=torch.int64)}, [2])
+FLOATS = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, 3)}, [2])
+LARGE = TensorDict({"a": torch.full((2,), 3), "b": torch.zeros(2, 3)}, [2])
+ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
+NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": BOX})
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_invalid_action_raises_before_the_simulator_moves(bridge, kind):
+    for space, action, error, match in (
+        (ACTIONS, torch.zeros(2, 3), ValueError, r"an action of shape \(2, 2\) \(num_envs first\), but got \(2, 3\)"),
+        (ACTIONS, torch.zeros(3, 2), ValueError, r"of shape \(2, 2\)"),
+        (ACTIONS, torch.zeros(2, 2, dtype=torch.float64), TypeError, "dtype torch.float32 .* but got torch.float64"),
+        (NESTED, torch.zeros(2, 3), TypeError, r"an action as a TensorDict with keys \['a', 'b'\], but got Tensor"),
+        (NESTED, ONE, TypeError, r"keys \['a', 'b'\], but got \['a'\]"),
+        (NESTED, FLOATS, TypeError, r"an action\['a'\] of dtype torch.int64"),
+        (NESTED, LARGE, ValueError, r"an action\['a'\] in Discrete"),
+        (spaces.Discrete(3), torch.tensor([0, 3]), ValueError, "needs an action in .*, but got values from"),
+        (spaces.Discrete(3), torch.tensor([-1, 0]), ValueError, "needs an action in .*, but got values from"),
+        (spaces.Discrete(3, start=5), torch.tensor([5, 0]), ValueError, "needs an action in .*, but got values from"),
+        (spaces.MultiDiscrete([2, 4]), torch.tensor([[1, 3], [2, 3]]), ValueError, "needs an action in .*, but got values"),
+    ):
+        env = bridge(scripted(2, action_space=space), kind)
+        td = env.reset(seed=0)
+        with pytest.raises(error, match=match):
+            env.step(td.set("action", action) if action.shape[0] == 2 else TensorDict({"action": action}, []))
+        assert env.vector_env.get_attr("steps") == (0, 0)
+
+
+def test_invalid_masks_and_calls_out_of_order_raise(bridge):
+    env = bridge(scripted(2))
+    with pytest.raises(RuntimeError, match=r"Call reset\(\) before step\(\)"):
+        env.step(TensorDict({"action": torch.zeros(2, 2)}, batch_size=[2]))
+    with pytest.raises(RuntimeError, match="needs a first reset of every env"):
+        env.reset(mask=torch.tensor([True, False]))
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r'needs td\["action"\]'):
+        env.step(TensorDict({}, batch_size=[]))
+    column, three = torch.ones(2, 1, dtype=torch.bool), torch.ones(3, dtype=torch.bool)
+    for mask in ([True, False], torch.ones(2), three, column, np.ones(2, bool)):
+        with pytest.raises(ValueError, match=r"reset needs a mask of shape \(2,\) torch.bool on cpu, but got"):
+            env.reset(mask=mask)
+    assert env.vector_env.get_attr("episode") == (1, 1)
+
+
+def test_snapshot_and_restore_of_a_simulator_on_the_host_raise(bridge):
+    env, native = bridge([functools.partial(gymnasium.make, "CartPole-v1")] * 2), tw.make("CartPole-v1", 2)
+    env.reset(seed=0)
+    native.reset(seed=0)
+    snapshot = native.snapshot()
+    for call in (
+        env.snapshot,
+        lambda: env.restore(snapshot),
+        lambda: tw.TransformedEnv(env, T.TimeLimit(4)).restore(snapshot),
+    ):
+        with pytest.raises(RuntimeError, match=r"needs its state in tensors.* but a simulator outside of PyTorch"):
+            call()
+
+
+def test_make_that_fails_leaves_no_process_behind():
+    before = set(multiprocessing.active_children())
+    for id, kwargs in (("Text", {}), ("Scripted", {"first_index": -1}), ("Scripted", {"info_keys": 3})):
+        with pytest.raises((TypeError, ValueError)):
+            make(f"TorchwrapTest/{id}-v0", vectorization_mode="async", **kwargs)
+    left = set(multiprocessing.active_children()) - before
+    for process in left:
+        process.terminate()
+        process.join()
+    assert not left
+
+
+# Description, frames and arguments.
+
+
+def test_description_matches_the_vector_env():
+    vector_env = gymnasium.make_vec("HalfCheetah-v5", 3, "sync", vector_kwargs={"autoreset_mode": SAME_STEP})
+    env = tw.from_gymnasium(vector_env)
+    for name in ("num_envs", "single_observation_space", "observation_space", "action_space"):
+        assert getattr(env, name) == getattr(vector_env, name)
+    assert env.metadata["autoreset_mode"] is SAME_STEP
+    assert env.spec.id == "HalfCheetah-v5" and env.signature.max_episode_steps == 1000
+    env.close()
+    assert vector_env.closed
+
+
+def test_make_passes_on_constructor_vector_and_wrapper_arguments():
+    options = {"observation_mode": "same"}
+    wrappers = [functools.partial(gymnasium.wrappers.TransformReward, func=lambda reward: 3.0)]
+    env = make(lengths=(2,), ending="both", vector_kwargs=options, wrappers=wrappers, render_mode="rgb_array")
+    _, td = sample_and_step(env, env.reset(seed=0))
+    assert env.render_mode == "rgb_array" and np.array_equal(env.render(), np.ones((2, 2, 2, 3)))
+    transition, _ = sample_and_step(env, td)
+    assert transition["next", "terminated"].all() and transition["next", "truncated"].all()
+    assert (transition["next", "reward"] == 3).all()
+
+
+# On a GPU.
+
+
+@pytest.mark.cuda
+@every_mode
+def test_transitions_on_cuda_match_the_cpu(bridge, mode):
+    for space in SPACES.values():
+        makers = scripted(3, lengths=STAGGERED, space=space)
+        env, same = bridge(makers, mode=mode, device="cuda"), bridge(makers, mode=mode)
+        td, expected = env.reset(seed=3), same.reset(seed=3)
+        for _ in range(12):
+            action = same.sample_action()
+            transition, td = env.step(td.set("action", action.cuda()))
+            reference, expected = same.step(expected.set("action", action))
+            assert transition["next", "reward"].device.type == "cuda"
+            assert_equal_trees(to_tree(transition["next"]), to_tree(reference["next"]))
+            assert_equal_trees(to_tree(td["observation"]), to_tree(expected["observation"]))
+
+
+@pytest.mark.cuda
+@every_kind
+def test_pinned_copies_on_cuda_never_change_earlier_outputs(bridge, kind, mode):
+    large = spaces.Box(0, 255, (256, 256, 3), np.uint8)
+    makers = scripted(4, lengths=[(2,), (3,), NEVER, (1,)], space=large)
+    env, same = bridge(makers, kind, mode, copy=False, device="cuda"), bridge(makers, kind, mode)
+    td, expected, kept = env.reset(seed=0), same.reset(seed=0), []
+    for _ in range(10):
+        action = same.sample_action()
+        transition, td = env.step(td.set("action", action.cuda()))
+        reference, expected = same.step(expected.set("action", action))
+        kept.append((transition, td["observation"], reference, expected["observation"]))
+    torch.cuda.synchronize()
+    for transition, now, reference, reference_now in kept:
+        assert_equal_trees(to_tree(transition["next"]), to_tree(reference["next"]))
+        assert_equal_trees(to_tree(now), to_tree(reference_now))
+
+
+@pytest.mark.cuda
+def test_mask_and_action_of_the_cpu_on_cuda_raise(bridge):
+    env = bridge(scripted(2), device="cuda")
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="an action on device cuda"):
+        env.step(TensorDict({"action": torch.zeros(2, 2)}, batch_size=[2]))
+    with pytest.raises(ValueError, match=r"torch\.bool on cuda"):
+        env.reset(mask=torch.ones(2, dtype=torch.bool))
