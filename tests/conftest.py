@@ -38,13 +38,16 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "compiles: needs a torch that `tw.compile` accepts")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # because tests interrupt themselves and their workers
-    if config.getoption("--fresh-seeds"):
+    worker = getattr(config, "workerinput", None)  # of pytest-xdist
+    if worker is not None:
+        torch.set_num_threads(max(1, torch.get_num_threads() // worker["workercount"]))
+    elif config.getoption("--fresh-seeds"):  # workers get the option from the process that starts them
         config.option.first_seed = secrets.randbelow(10**9)
 
 
 def pytest_sessionstart(session):
     config = session.config
-    if config.getoption("--fresh-seeds"):  # not in the header, which -q leaves out
+    if config.getoption("--fresh-seeds") and not hasattr(config, "workerinput"):  # not in the header, which -q leaves out
         first = f"--first-seed={config.getoption('--first-seed')}"
         config.get_terminal_writer().line(f"fresh seeds, which {first} repeats")
 
@@ -87,18 +90,6 @@ def pytest_runtest_makereport(item, call):
     if not COMPILES and report.failed and refusal in report.longreprtext + report.capstdout + report.capstderr:
         report.outcome, report.longrepr = "skipped", (*item.location[:2], f"Skipped: compilation needs torch>={MIN_TORCH}")
     return report
-
-
-@pytest.fixture(scope="module", autouse=True)
-def functions_in_pytorch(request):
-    """Where graphs are compared with eager mode, the functions of small batches are computed in PyTorch as well.
-
-    Sines of NumPy are rounded in another way, and differences add up from step to step.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name == "compile" or request.path.stem in ("test_fuzz_compiled", "test_fuzz_interrupts"):
-            patch.setattr("torchwrap.functional._SMALL", 0)
-        yield
 
 
 @pytest.fixture
