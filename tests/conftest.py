@@ -15,10 +15,8 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import torchwrap as tw
-from torchwrap._compile.api import MIN_TORCH
 from torchwrap.random import stream
 
-COMPILES = torch.__version__ >= MIN_TORCH
 # Tests with "gymnasiums" in their names, and those of differences, compare with its wrappers as they are since 1.4.
 COMPARES = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
 
@@ -35,7 +33,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "cuda: needs a CUDA device, and is skipped where there is none")
-    config.addinivalue_line("markers", "compiles: needs a torch that `tw.compile` accepts")
+    config.addinivalue_line("markers", "compiles: compiles graphs, for -m")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # because tests interrupt themselves and their workers
     worker = getattr(config, "workerinput", None)  # of pytest-xdist
@@ -62,8 +60,6 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
         keep(config, items, [item for item in items if item.get_closest_marker("full") is None])
     for item in items:
-        if not COMPILES and (item.get_closest_marker("compiles") or item.nodeid.startswith("torchwrap/_compile/")):
-            item.add_marker(pytest.mark.skip(reason=f"compilation needs torch>={MIN_TORCH}"))
         if not COMPARES and re.search(r"gymnasiums|test_differences", item.nodeid.partition("[")[0]):
             item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
     if not torch.cuda.is_available():
@@ -80,16 +76,6 @@ def pytest_runtest_setup(item):
     """Envs that are given no seed draw the same one in every run of a test, so that it passes each time or never."""
     seed = f"{item.nodeid} {item.config.getoption('--first-seed')}"
     stream.secrets = SimpleNamespace(randbits=random.Random(seed).getrandbits)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """With a PyTorch that `tw.compile` refuses, a test that fails by that refusal is skipped, and the reason says so."""
-    report = yield
-    refusal = f"compile needs torch>={MIN_TORCH}, but got torch "
-    if not COMPILES and report.failed and refusal in report.longreprtext + report.capstdout + report.capstderr:
-        report.outcome, report.longrepr = "skipped", (*item.location[:2], f"Skipped: compilation needs torch>={MIN_TORCH}")
-    return report
 
 
 @pytest.fixture

@@ -159,7 +159,6 @@ def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_no
 
 
 @pytest.mark.full
-@pytest.mark.compiles
 def test_ppo_update_is_one_graph_for_each_size_of_a_minibatch(ppo, graphs):
     agents = [ppo.Agent(ppo.make_env(ppo.Args(), 2))]
     agents.append(copy.deepcopy(agents[0]))
