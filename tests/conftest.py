@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`, which take most of the time")
     parser.addoption("--fresh-seeds", action="store_true", help="use seeds that nobody used before; the first one is printed")
-    parser.addoption("--share", metavar="I/N", help="run every N-th test from the I-th on, so that N processes run all")
     parser.addoption("--first-seed", type=int, default=0, help="use the seeds from this one on, to repeat a run")
 
 
@@ -50,15 +49,12 @@ def pytest_sessionstart(session):
         config.get_terminal_writer().line(f"fresh seeds, which {first} repeats")
 
 
-def keep(config, items, kept):
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
-
-
 @pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
-        keep(config, items, [item for item in items if item.get_closest_marker("full") is None])
+        full = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         if not COMPARES and re.search(r"gymnasiums|test_differences", item.nodeid.partition("[")[0]):
             item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
@@ -66,9 +62,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    if share := config.getoption("--share"):
-        first, number = map(int, share.split("/"))
-        keep(config, items, items[first - 1 :: number])
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are set up

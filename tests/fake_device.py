@@ -31,8 +31,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchwrap._core import tracing
-from torchwrap._env import batched_functions
+from torchwrap import functional
+from torchwrap._core import rows
 from torchwrap.random import generator
 
 ROOT = Path(__file__).parents[1]
@@ -180,11 +180,18 @@ def prepare():
         from torch.utils import backend_registration
 
         backend_registration._setup_privateuseone_for_python_backend("fake", backend_registration._DummyBackendModule())
-    tracing.FakeTensor = ()
+    rows._PLAIN = (*rows._PLAIN, FakeTensor)
     FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
-    batched_functions._storages = lambda *values: {leaf.data_ptr() for leaf in tree_leaves(values)}
+    functional._storages = lambda tensors: {leaf.data_ptr() for leaf in tensors}
     # Ten rounds of the generator are the same few operators again and again.
-    generator._rounds = lambda *words: (functools.reduce(operator.xor, words),) * 4
+    for module in [module for name, module in sys.modules.items() if name.startswith("torchwrap")]:
+        if getattr(module, "philox", None) is generator.philox and module is not generator:
+            module.philox = _philox
+    generator.philox = _philox
+
+
+def _philox(key, counter):
+    return (functools.reduce(operator.xor, (*key, *counter)),) * 4
 
 
 def run(make, moved):

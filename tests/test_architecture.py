@@ -79,6 +79,7 @@ TOP = "torchwrap"  # as `here`, every module; as an allowed module, torchwrap/__
 BASES = members("torchwrap.transforms", "transform compose")
 STACKS = ["torchwrap.transforms.presets"]  # of several families
 FAMILIES = [name for name in SOURCES if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES, *STACKS}]
+OF_ENV = ["torchwrap.transforms.policy_state"]
 LADDER = members("torchwrap", "_core random spaces env")
 ABOVE_TRANSFORMS = members("torchwrap", "env wrappers envs interop functional collector _compile _deploy")
 
@@ -93,7 +94,11 @@ ARROWS = [  # here, there, allowed modules, allowed targets
     ([TOP], ["torchwrap._compile"], [TOP, "torchwrap._compile", "torchwrap.testing"], []),
     ([TOP], ["torchwrap._deploy"], [TOP, "torchwrap._deploy"], []),
     # Each package imports from torchwrap only itself and what stands below it.
-    *(([package], [TOP], [], LADDER[: height + 1]) for height, package in enumerate(LADDER)),
+    # The last one also reads the state of a policy that PolicyState declares.
+    *(
+        ([package], [TOP], [], [*LADDER[: height + 1], *OF_ENV * (package == LADDER[-1])])
+        for height, package in enumerate(LADDER)
+    ),
 ]
 
 
@@ -169,7 +174,7 @@ def modules_do_not_shadow_functions(sources):
     return found
 
 
-DRAWING = r"torch\.(rand|normal|bernoulli|poisson)|Generator|manual_seed|multinomial|np\.random|secrets"
+DRAWING = r"torch\.(rand|normal|bernoulli|poisson)|Generator\(|manual_seed|multinomial\(|np\.random|secrets"
 HOMES = [  # a pattern, and where it may be used
     (r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo", ["torchwrap._compile"]),
     (r"CUDAGraph|cuda\.graph", ["torchwrap._compile.cuda_graph"]),
@@ -288,7 +293,7 @@ VIOLATIONS = [
     (arrows, "torchwrap", "def f():\n    import examples.ppo"),
     (arrows, "torchwrap.collector", "from torchwrap._compile.trace import trace"),
     (arrows, "torchwrap.wrappers.repeat", "import torchwrap._deploy"),
-    (arrows, "torchwrap._core.row_mask", "from torchwrap.random import Key"),
+    (arrows, "torchwrap._core.rows", "from torchwrap.random import Key"),
     (arrows, "torchwrap.random.key", "if TYPE_CHECKING:\n    from torchwrap import spaces"),
     (arrows, "torchwrap.env", "from torchwrap.collector import Collector"),
     (dependencies_are_known, "torchwrap.wrappers.repeat", "def f():\n    import imageio"),
