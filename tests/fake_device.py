@@ -1,7 +1,8 @@
 """A device without values, on any build of PyTorch, and what envs do on it that costs a wait or fails on a GPU.
 
 `python tests/fake_device.py made` plays `device_cases` with envs that are made on the device, `moved` with envs that are
-moved there. A further argument is a module with more `CASES`. Each finding is a line of JSON.
+moved there, and `quick` with some that are moved. A further argument is a module with more `CASES`. Each finding is a line of
+JSON.
 
 Tensors on the device are FakeTensors: operators check devices, dtypes and shapes as CUDA's would, and compute nothing. A
 build with CUDA fakes "cuda" itself. Others fake PyTorch's hook for backends in Python, which cannot be removed again: hence
@@ -215,12 +216,12 @@ def run(make, moved):
 def main(way, *modules):
     warnings.filterwarnings("ignore")
     prepare()
-    chosen = device_cases.cases()
+    chosen = device_cases.cases(quick=way == "quick")
     for module in modules:
         chosen |= importlib.import_module(module).CASES
     operators = 0
     for name, make in chosen.items():
-        found, number = run(make, moved=way == "moved")
+        found, number = run(make, moved=way != "made")
         operators += number
         for finding in found:
             fields = ("case", "phase", "kind", "operator", "where", "count")
