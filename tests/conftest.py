@@ -15,10 +15,8 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import torchwrap as tw
-MIN_TORCH = "2.7"
 from torchwrap.random import stream
 
-COMPILES = torch.__version__ >= MIN_TORCH
 # Tests with "gymnasiums" in their names, and those of differences, compare with its wrappers as they are since 1.4.
 COMPARES = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
 
@@ -28,48 +26,42 @@ sys.path.insert(0, str(Path(__file__).parent))
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`, which take most of the time")
     parser.addoption("--fresh-seeds", action="store_true", help="use seeds that nobody used before; the first one is printed")
-    parser.addoption("--share", metavar="I/N", help="run every N-th test from the I-th on, so that N processes run all")
     parser.addoption("--first-seed", type=int, default=0, help="use the seeds from this one on, to repeat a run")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "cuda: needs a CUDA device, and is skipped where there is none")
-    config.addinivalue_line("markers", "compiles: needs a torch that `tw.compile` accepts")
+    config.addinivalue_line("markers", "compiles: compiles graphs, for -m")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # because tests interrupt themselves and their workers
-    if config.getoption("--fresh-seeds"):
+    worker = getattr(config, "workerinput", None)  # of pytest-xdist
+    if worker is not None:
+        torch.set_num_threads(max(1, torch.get_num_threads() // worker["workercount"]))
+    elif config.getoption("--fresh-seeds"):  # workers get the option from the process that starts them
         config.option.first_seed = secrets.randbelow(10**9)
 
 
 def pytest_sessionstart(session):
     config = session.config
-    if config.getoption("--fresh-seeds"):  # not in the header, which -q leaves out
+    if config.getoption("--fresh-seeds") and not hasattr(config, "workerinput"):  # not in the header, which -q leaves out
         first = f"--first-seed={config.getoption('--first-seed')}"
         config.get_terminal_writer().line(f"fresh seeds, which {first} repeats")
-
-
-def keep(config, items, kept):
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
 
 
 @pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
-        keep(config, items, [item for item in items if item.get_closest_marker("full") is None])
+        full = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
-        if not COMPILES and (item.get_closest_marker("compiles") or item.nodeid.startswith("torchwrap/_compile/")):
-            item.add_marker(pytest.mark.skip(reason=f"compilation needs torch>={MIN_TORCH}"))
         if not COMPARES and re.search(r"gymnasiums|test_differences", item.nodeid.partition("[")[0]):
             item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    if share := config.getoption("--share"):
-        first, number = map(int, share.split("/"))
-        keep(config, items, items[first - 1 :: number])
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are set up
@@ -77,28 +69,6 @@ def pytest_runtest_setup(item):
     """Envs that are given no seed draw the same one in every run of a test, so that it passes each time or never."""
     seed = f"{item.nodeid} {item.config.getoption('--first-seed')}"
     stream.secrets = SimpleNamespace(randbits=random.Random(seed).getrandbits)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """With a PyTorch that `tw.compile` refuses, a test that fails by that refusal is skipped, and the reason says so."""
-    report = yield
-    refusal = f"compile needs torch>={MIN_TORCH}, but got torch "
-    if not COMPILES and report.failed and refusal in report.longreprtext + report.capstdout + report.capstderr:
-        report.outcome, report.longrepr = "skipped", (*item.location[:2], f"Skipped: compilation needs torch>={MIN_TORCH}")
-    return report
-
-
-@pytest.fixture(scope="module", autouse=True)
-def functions_in_pytorch(request):
-    """Where graphs are compared with eager mode, the functions of small batches are computed in PyTorch as well.
-
-    Sines of NumPy are rounded in another way, and differences add up from step to step.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name == "compile" or request.path.stem in ("test_fuzz_compiled", "test_fuzz_interrupts"):
-            pass
-        yield
 
 
 @pytest.fixture

@@ -11,20 +11,19 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from tests import versions
 from tests.benchmarks import plot
 from tests.benchmarks.each import TRANSFORMS
 from tests.benchmarks.measure import Case, Options, instruction_sets
@@ -42,36 +41,27 @@ class Step(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Steps by name, the seconds that they may take in all, and how many of them run at a time."""
+    """Steps by name, and the seconds that they may take in all."""
 
     seconds: float
     steps: dict[str, Step]
-    at_once: int = 1
 
 
 # Steps.
 
 
 def tests(*arguments: str) -> Step:
-    flags = ["-v", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
-    return Step([sys.executable, "-m", "pytest", *flags, *arguments], read_tests)
+    workers = ["-n", str(max(2, os.cpu_count() or 2) // 2)] if find_spec("xdist") else []
+    flags = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
+    return Step([sys.executable, "-m", "pytest", *flags, *workers, *arguments], read_tests)
 
 
 def read_tests(output: str, code: int, file: Path) -> dict[str, Any]:
-    """Counts, and a line for each failure. Without a summary, the test that was running when the process ended."""
-    lines = output.splitlines()
-    results = [
-        found
-        for found in (re.match(r"(\S*::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", line) for line in lines)
-        if found
-    ]
-    counts = {name.lower(): sum(found[2] == name for found in results) for name in {found[2] for found in results}}
-    failures = [line for line in lines if re.match(r"(FAILED|ERROR):? \S+", line)]
-    failures = failures or [f"{found[2]} {found[1]}" for found in results if found[2] in ("FAILED", "ERROR")]
-    if code not in (0, 1, 5):  # tests failed, or none was selected
-        running = [line for line in lines if "::" in line][-1:]
-        failures += [f"pytest ended with {code}: {' '.join(running or lines[-1:])}"]
-    return {"status": "failed" if failures or code == 1 else "done", "counts": counts, "failures": failures}
+    """Counts, and a line for each failure."""
+    counts, failures = versions.read_tests(code, output)
+    if code == 5:  # no test was selected
+        failures = []
+    return {"status": "failed" if failures else "done", "counts": counts, "failures": failures}
 
 
 def benchmark(device: str, suite: str, num_envs: int, *more: str) -> Step:
@@ -112,10 +102,9 @@ def outcome(code: int, output: str) -> dict[str, Any]:
 
 def parts(device: str) -> dict[str, Part]:
     """The parts in the order of their importance; 25 minutes in all, the last one not counted."""
-    cuda, cores, (small, middle, large) = device != "cpu", max(2, os.cpu_count() or 2), SIZES[torch.device(device).type]
+    cuda, (small, middle, large) = device != "cpu", SIZES[torch.device(device).type]
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in path.read_text()]
     marked = [path.relative_to(ROOT).as_posix() for path in marked if path.stem != "test_cuda_day"]
-    shares = [f"{number}/{16 if cuda else 1}" for number in range(1, (16 if cuda else 1) + 1)]
     names = list(TRANSFORMS) if cuda else ["ClipAction", "TimeLimit"]
     quarters = [names[start::4] for start in range(min(4, len(names)))]
     floor = call("floor", device=device, **({} if cuda else {"num_bytes": 10**6, "seconds": 0.01}))
@@ -129,7 +118,7 @@ def parts(device: str) -> dict[str, Part]:
 
     every = {
         "machine": Part(60, {"floor": floor}),
-        "tests": Part(240, {f"tests/{n}": tests("-m", "cuda", "--full", "--share", n, *marked) for n in shares}, cores // 2),
+        "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked)}),
         "rehearsal": Part(120, {"rehearsal": tests("tests/test_cuda_rehearsal.py")}),
         "glue": Part(180, sized("glue", small, large, middle)),
         "cartpole": Part(210, sized("cartpole", large, small, middle)),
@@ -187,25 +176,18 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 def run_parts(found: dict[str, Any], chosen: dict[str, Part], deadline: float, keep: Callable[[], None], log: Path) -> None:
     """Runs what `found["steps"]` does not have as done, and writes each result there."""
-    lock = threading.Lock()
     for name, part in chosen.items():
-        left, until = deadline - time.monotonic(), time.monotonic() + part.seconds
-
-        def one(item: tuple[str, Step], name: str = name, until: float = min(until, deadline)) -> None:
-            key, step = item
+        todo = {key: step for key, step in part.steps.items() if found["steps"].get(key, {}).get("status") != "done"}
+        until = min(deadline, time.monotonic() + part.seconds)
+        print(f"\n{name}: {len(todo)} steps, at most {max(until - time.monotonic(), 0):.0f} s", flush=True)
+        for key, step in todo.items():
             seconds = until - time.monotonic()
             result = {"status": "not run: no time was left"} if seconds < START else run(step, seconds, log)
-            with lock:
-                found["steps"][key] = {"part": name, **result}
-                keep()
+            found["steps"][key] = {"part": name, **result}
+            keep()
             print(f"{name}: {key}: {result['status']}, {result.get('seconds', 0):.0f} s", flush=True)
             for line in result.get("failures", []):
                 print(f"    {line}", flush=True)
-
-        todo = {key: step for key, step in part.steps.items() if found["steps"].get(key, {}).get("status") != "done"}
-        print(f"\n{name}: {len(todo)} steps, at most {min(part.seconds, max(left, 0)):.0f} s", flush=True)
-        with ThreadPoolExecutor(part.at_once) as pool:
-            list(pool.map(one, todo.items()))
 
 
 def ratios(steps: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from catalogue import ACTIONS, BOXES, DICT, FINITE, IMAGE, TRANSFORMS, UNCAPTURED, WRAPPERS
+from catalogue import ACTIONS, BOXES, DICT, FINITE, IMAGE, REPRESENTATIVE, TRANSFORMS, UNCAPTURED, WRAPPERS
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
@@ -36,11 +36,12 @@ SPACES = {  # of observations, and of actions
     "MultiDiscrete": (MultiDiscrete([2, 3]), MultiDiscrete([2, 3])),
     "MultiBinary": (MultiBinary(3), MultiBinary(3)),
 }
+QUICK = ("CartPole-v1", "custom_env", "pool", "ScriptedEnv, Dict", "RepeatAction", "PassiveEnvChecker", *REPRESENTATIVE)
 RENDERING = ("AddRenderObservation", "RenderCollection", "RecordVideo", "HumanRendering")
 
 
-def cases():
-    """Functions that make an env on a device, by name."""
+def cases(quick=False):
+    """Functions that make an env on a device, by name; of some of them if `quick`."""
     sys.path.insert(0, str(ROOT / "examples"))
     custom_env, grid_world = map(importlib.import_module, ("custom_env", "grid_world"))
     make, functional = functools.partial, tw.FunctionalEnv
@@ -55,7 +56,7 @@ def cases():
     for name in {**TRANSFORMS, **UNCAPTURED}:
         found[name] = make(transformed, *{**TRANSFORMS, **UNCAPTURED}[name])
     found |= {name: make(wrap, N) for name, wrap in WRAPPERS.items() if name not in RENDERING and "Gymnasium" not in name}
-    return found
+    return {name: found[name] for name in QUICK} if quick else found
 
 
 def transformed(transform, make_env, device="cpu"):
@@ -98,7 +99,7 @@ def play(device, env, policy=None):
     policies = [None, policy] if policy is not None else [None]
     if policy is None and isinstance(env.single_action_space, Discrete | Box) and not env.signature.policy_state:
         policies.append(Sampler(env))
-    with device.phase("reset"):
+    with device.phase("reset", answer=1):
         td = env.reset(seed=0)
     with device.phase("sample_action"):
         action = env.sample_action()

@@ -1,7 +1,8 @@
 """A device without values, on any build of PyTorch, and what envs do on it that costs a wait or fails on a GPU.
 
 `python tests/fake_device.py made` plays `device_cases` with envs that are made on the device, `moved` with envs that are
-moved there. A further argument is a module with more `CASES`. Each finding is a line of JSON.
+moved there, and `quick` with some that are moved. A further argument is a module with more `CASES`. Each finding is a line of
+JSON.
 
 Tensors on the device are FakeTensors: operators check devices, dtypes and shapes as CUDA's would, and compute nothing. A
 build with CUDA fakes "cuda" itself. Others fake PyTorch's hook for backends in Python, which cannot be removed again: hence
@@ -31,8 +32,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchwrap._core import tracing
-from torchwrap._env import batched_functions
+from torchwrap import functional
+from torchwrap._core import rows
 from torchwrap.random import generator
 
 ROOT = Path(__file__).parents[1]
@@ -180,11 +181,18 @@ def prepare():
         from torch.utils import backend_registration
 
         backend_registration._setup_privateuseone_for_python_backend("fake", backend_registration._DummyBackendModule())
-    tracing.FakeTensor = ()
+    rows._PLAIN = (*rows._PLAIN, FakeTensor)
     FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
-    batched_functions._storages = lambda *values: {leaf.data_ptr() for leaf in tree_leaves(values)}
+    functional._storages = lambda tensors: {leaf.data_ptr() for leaf in tensors}
     # Ten rounds of the generator are the same few operators again and again.
-    generator._rounds = lambda *words: (functools.reduce(operator.xor, words),) * 4
+    for module in [module for name, module in sys.modules.items() if name.startswith("torchwrap")]:
+        if getattr(module, "philox", None) is generator.philox and module is not generator:
+            module.philox = _philox
+    generator.philox = _philox
+
+
+def _philox(key, counter):
+    return (functools.reduce(operator.xor, (*key, *counter)),) * 4
 
 
 def run(make, moved):
@@ -208,12 +216,12 @@ def run(make, moved):
 def main(way, *modules):
     warnings.filterwarnings("ignore")
     prepare()
-    chosen = device_cases.cases()
+    chosen = device_cases.cases(quick=way == "quick")
     for module in modules:
         chosen |= importlib.import_module(module).CASES
     operators = 0
     for name, make in chosen.items():
-        found, number = run(make, moved=way == "moved")
+        found, number = run(make, moved=way != "made")
         operators += number
         for finding in found:
             fields = ("case", "phase", "kind", "operator", "where", "count")

@@ -69,99 +69,61 @@ def within(name, *packages):
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-# Rules: each returns the violations in the sources of modules by name.
+def members(package, names):
+    return [f"{package}.{name}" for name in names.split()]
 
 
-def arrows(sources, here, there, allowed=()):
-    """Imports of `there` by modules in `here`, except for the allowed ones."""
+# Arrows: modules in `here` import nothing in `there`, except for the modules and the targets that are allowed.
+
+TOP = "torchwrap"  # as `here`, every module; as an allowed module, torchwrap/__init__.py alone
+BASES = members("torchwrap.transforms", "transform compose")
+STACKS = ["torchwrap.transforms.presets"]  # of several families
+FAMILIES = [name for name in SOURCES if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES, *STACKS}]
+OF_ENV = ["torchwrap.transforms.policy_state"]
+LADDER = members("torchwrap", "_core random spaces env")
+ABOVE_TRANSFORMS = members("torchwrap", "env wrappers envs interop functional collector _compile _deploy")
+
+ARROWS = [  # here, there, allowed modules, allowed targets
+    (["torchwrap.transforms"], ABOVE_TRANSFORMS, [], []),
+    (["torchwrap.envs"], ["torchwrap.transforms"], [], []),
+    (BASES, FAMILIES, [], []),
+    *(([family], FAMILIES, [], [family]) for family in FAMILIES),
+    # Gymnasium is a core dependency: `tw.make` and `tw.from_gymnasium` bridge to it.
+    ([TOP], ["torchwrap.interop"], [TOP, "torchwrap.interop", "torchwrap.registration"], []),
+    ([TOP], ["torchwrap.testing", "tests", "examples"], ["torchwrap.testing"], []),
+    ([TOP], ["torchwrap._compile"], [TOP, "torchwrap._compile", "torchwrap.testing"], []),
+    ([TOP], ["torchwrap._deploy"], [TOP, "torchwrap._deploy"], []),
+    # Each package imports from torchwrap only itself and what stands below it.
+    # The last one also reads the state of a policy that PolicyState declares.
+    *(
+        ([package], [TOP], [], [*LADDER[: height + 1], *OF_ENV * (package == LADDER[-1])])
+        for height, package in enumerate(LADDER)
+    ),
+]
+
+
+def arrows(sources):
     return [
         f"{name} -> {target}"
+        for here, there, modules, targets in ARROWS
         for name, source in sources.items()
-        if within(name, *here) and not within(name, *allowed)
-        for target in sorted(imports(source))
-        if within(target, *there)
+        if within(name, *here) and name not in modules and not within(name, *{*modules} - {TOP})
+        for target in imports(source)
+        if within(target, *there) and not within(target, *targets)
     ]
 
 
-ABOVE_TRANSFORMS = [
-    f"torchwrap.{name}" for name in ("env", "wrappers", "envs", "interop", "functional", "collector", "_compile")
-]
-BASES = [f"torchwrap.transforms.{name}" for name in ("transform", "compose", "statistics")]
-STACKS = ["torchwrap.transforms.presets"]  # of several families
-FAMILIES = sorted(
-    name for name in SOURCES if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES, *STACKS}
-)
-
-
-def transforms_know_no_env(sources):
-    return arrows(sources, ["torchwrap.transforms"], ABOVE_TRANSFORMS)
-
-
-def envs_know_no_transform(sources):
-    return arrows(sources, ["torchwrap.envs"], ["torchwrap.transforms"])
-
-
-def transform_families_are_independent(sources):
-    return [
-        arrow for family in FAMILIES for arrow in arrows(sources, [family], [other for other in FAMILIES if other != family])
-    ]
-
-
-def transform_bases_know_no_family(sources):
-    return arrows(sources, BASES, FAMILIES)
-
-
-def below_the_top(sources):
-    return {name: source for name, source in sources.items() if name != "torchwrap"}
-
-
-def interop_is_imported_where_envs_are_made(sources):
-    # Gymnasium is a core dependency: `tw.make` and `tw.from_gymnasium` bridge to it.
-    allowed = ["torchwrap.interop", "torchwrap.registration"]
-    return arrows(below_the_top(sources), ["torchwrap"], ["torchwrap.interop"], allowed)
-
-
-def media_is_imported_by_wrappers_that_render(sources):
-    return arrows(
-        sources,
-        ["torchwrap"],
-        ["torchwrap._media"],
-        ["torchwrap._media", "torchwrap.wrappers.render", "torchwrap.wrappers.video"],
-    )
-
-
-def library_knows_no_testing(sources):
-    return arrows(sources, ["torchwrap"], ["torchwrap.testing", "tests", "examples"], ["torchwrap.testing"])
-
-
-def compile_is_imported_at_the_top_and_by_testing(sources):
-    allowed = ["torchwrap._compile", "torchwrap.testing"]
-    return arrows(below_the_top(sources), ["torchwrap"], ["torchwrap._compile"], allowed)
-
-
-LADDER = ["torchwrap._core", "torchwrap.random", "torchwrap.spaces", "torchwrap._env", "torchwrap.env"]
-
-
-def ladder_has_no_upward_arrow(sources):
-    """Each package imports from torchwrap only itself and what stands below it."""
-    found = []
-    for height, package in enumerate(LADDER):
-        for name, source in sources.items():
-            if within(name, package):
-                targets = {target for target in imports(source) if within(target, "torchwrap")}
-                found += [f"{name} -> {target}" for target in targets if not within(target, *LADDER[: height + 1])]
-    return found
-
+# Other rules: each returns the violations in the sources of modules by name.
 
 LIBRARIES = {
-    **{"torchwrap._media.video": {"imageio"}, "torchwrap._media.window": {"pygame"}},
     **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
     **{"torchwrap.interop.jax": {"jax", "brax", "gymnax"}, "torchwrap.interop._jax_functions": {"jax"}},
     **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
     **{"torchwrap.interop._engines": {"envpool"}, "torchwrap.interop.atari": {"ale_py"}},
-    "torchwrap.interop.mujoco_torch": {"mujoco", "mujoco_torch"},
+    **{"torchwrap.wrappers.video": {"imageio"}, "torchwrap.wrappers.render": {"pygame"}},
 }
-DEPENDENCIES = {"torch", "tensordict", "gymnasium", "numpy", "torchwrap", *sys.stdlib_module_names}
+FOREIGN = ("torch", "tensordict", "gymnasium", "numpy")
+DEPENDENCIES = {*FOREIGN, "torchwrap", *sys.stdlib_module_names}
 
 
 def dependencies_are_known(sources):
@@ -212,43 +174,75 @@ def modules_do_not_shadow_functions(sources):
     return found
 
 
-def used_only_in(sources, pattern, *homes):
-    return [name for name, source in sources.items() if not within(name, *homes) and re.search(pattern, code_of(source))]
+DRAWING = r"torch\.(rand|normal|bernoulli|poisson)|Generator\(|manual_seed|multinomial\(|np\.random|secrets"
+HOMES = [  # a pattern, and where it may be used
+    (r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo", ["torchwrap._compile"]),
+    (r"CUDAGraph|cuda\.graph", ["torchwrap._compile.cuda_graph"]),
+    (r"torch\.distributed", ["torchwrap.distributed"]),
+    (rf"{DRAWING}|\.(uniform|normal|random|exponential|bernoulli)_\(", ["torchwrap.random"]),
+    (r"weights_only=False|\b(import|from) \w*pickle|\bpickle\.", []),
+    (r"getrefcount|weakref\.finalize|gc\.(freeze|disable)", []),
+    (r"\bexec\(", []),
+]
 
 
-def compilers_are_used_in_compile(sources):
-    pattern = r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo"
-    return used_only_in(sources, pattern, "torchwrap._compile", "torchwrap._env.translation")
+def acts_stay_at_home(sources):
+    return [
+        f"{name}: {found[0]}"
+        for pattern, homes in HOMES
+        for name, source in sources.items()
+        if not within(name, *homes) and (found := re.search(pattern, code_of(source)))
+    ]
 
 
-def cuda_graphs_are_used_in_replay(sources):
-    return used_only_in(sources, r"CUDAGraph|cuda\.graph", "torchwrap._compile.replay")
+def dotted(node):
+    """The name of a chain of attributes, such as "torch.nn.Module"; empty for other expressions."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
-def reference_counts_are_not_used(sources):
-    return used_only_in(sources, r"getrefcount")
+def foreign_names(tree):
+    """Names in a file that are modules, classes or functions of other libraries, with their full names."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                names |= {alias.asname: alias.name} if alias.asname else {top: top}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return {name: full for name, full in names.items() if full.split(".")[0] in FOREIGN}
 
 
-def processes_are_used_in_distributed(sources):
-    return used_only_in(sources, r"torch\.distributed", "torchwrap.distributed")
+def nothing_is_patched(sources):
+    """No attribute of another library is assigned or deleted."""
+    found = []
+    for name, source in sources.items():
+        foreign = foreign_names(parse(source))
+        for node in ast.walk(parse(source)):
+            written = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+            sets = isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr")
+            target = dotted(node) if written else dotted(node.args[0]) if sets else ""
+            if target.split(".")[0] in foreign:
+                found.append(f"{name}: {ast.unparse(node)}")
+    return found
 
 
-def random_numbers_come_from_random(sources):
-    drawing = r"torch\.(rand|normal|bernoulli|poisson)|Generator|manual_seed|multinomial|np\.random|secrets"
-    return used_only_in(
-        sources,
-        rf"{drawing}|\.(uniform|normal|random|exponential|bernoulli)_\(",
-        "torchwrap.random",
-        "torchwrap._core.reachable",
-    )
-
-
-def pickle_is_not_used(sources):
-    return used_only_in(sources, r"weights_only=False|\b(import|from) \w*pickle|\bpickle\.")
-
-
-def files_have_at_most_320_lines(sources):
-    return [f"{name}: {len(source.splitlines())}" for name, source in sources.items() if len(source.splitlines()) > 320]
+def private_names_are_in_at_most_four_files(sources):
+    """Private names of other libraries, by import or by attribute."""
+    found = {}
+    for name, source in sources.items():
+        foreign = foreign_names(parse(source))
+        used = {full for full in imports(source) if full.split(".")[0] in FOREIGN}
+        for node in ast.walk(parse(source)):
+            root, _, rest = dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
+            used |= {f"{foreign[root]}.{rest}"} if root in foreign else set()
+        found[name] = sorted(full for full in used if re.search(r"(^|\.)_(?!_)", full))
+    files = {name: private for name, private in found.items() if private}
+    return [f"{name}: {private}" for name, private in files.items()] if len(files) > 4 else []
 
 
 HOST_CODE = {  # exceptions, by file
@@ -263,19 +257,15 @@ HOST_CODE = {  # exceptions, by file
 }
 
 
-def host_code_of(source):
-    code = code_of(source)
-    names = re.findall(r"\b(is_tracing|is_host_readable|is_compiling|FakeTensor|_core\.tracing)\b", code)
-    methods, casts = r"\.(numpy|item|cpu|tolist|nonzero|argwhere)\(", r"\b(?:int|bool|float)\(self"
-    return {*names, *re.findall(methods, code), *re.findall(casts, code)}
-
-
 def transforms_contain_no_host_code(sources):
-    # RowMask is where host code and graph code part, so that authors of transforms write one path.
+    """A transform reads no value, and does not ask whether it may: RowMask is where host code and graph code part."""
+    names = r"\b(is_tracing|is_host_readable|can_look|is_compiling|is_fake|FakeTensor|_core\.tracing)\b"
+    acts = r"\.(numpy|item|cpu|tolist|nonzero|argwhere)\(|\b((?:int|bool|float)\(self)"
     found = []
     for name, source in sources.items():
         if within(name, "torchwrap.transforms"):
-            used, allowed = host_code_of(source), HOST_CODE.get(name, set())
+            code, allowed = code_of(source), HOST_CODE.get(name, set())
+            used = {*re.findall(names, code), *(word for words in re.findall(acts, code) for word in words if word)}
             found += [f"{name}: {word}" for word in used - allowed] + [f"{name}: no {word}" for word in allowed - used]
     return found
 
@@ -291,62 +281,76 @@ def public_definitions_have_docstrings(sources):
 
 # A module, and code that violates the rule if it is appended to the module.
 VIOLATIONS = [
-    (transforms_know_no_env, "torchwrap.transforms.reward", "def f():\n    from torchwrap import env"),
-    (transforms_know_no_env, "torchwrap.transforms", "importlib.import_module('torchwrap.wrappers')"),
-    (transforms_know_no_env, "torchwrap.transforms.transform", "import torchwrap._compile.graph"),
-    (envs_know_no_transform, "torchwrap.envs.cartpole", "from torchwrap import transforms"),
-    (transform_families_are_independent, "torchwrap.transforms.reward", "from torchwrap.transforms.action import ClipAction"),
-    (transform_bases_know_no_family, "torchwrap.transforms.compose", "from torchwrap.transforms import reward"),
-    (interop_is_imported_where_envs_are_made, "torchwrap.env", "from torchwrap.interop.gymnasium import from_gymnasium"),
-    (interop_is_imported_where_envs_are_made, "torchwrap.wrappers", "__import__('torchwrap.interop')"),
-    (media_is_imported_by_wrappers_that_render, "torchwrap.wrappers.repeat", "from torchwrap._media import video"),
-    (library_knows_no_testing, "torchwrap.env", "from torchwrap.testing import ScriptedEnv"),
-    (library_knows_no_testing, "torchwrap", "def f():\n    import examples.ppo"),
-    (compile_is_imported_at_the_top_and_by_testing, "torchwrap.env", "from torchwrap._compile.api import compile"),
-    (ladder_has_no_upward_arrow, "torchwrap._core.rows", "from torchwrap.random import Key"),
-    (ladder_has_no_upward_arrow, "torchwrap._env.executor", "if TYPE_CHECKING:\n    from torchwrap.env import Env"),
-    (ladder_has_no_upward_arrow, "torchwrap.random.key", "from torchwrap import spaces"),
-    (dependencies_are_known, "torchwrap.wrappers.render", "def f():\n    import imageio"),
-    (module_imports_have_no_circle, "torchwrap._core.rows", "from torchwrap._core import row_mask"),
+    (arrows, "torchwrap.transforms.reward", "def f():\n    from torchwrap import env"),
+    (arrows, "torchwrap.transforms", "importlib.import_module('torchwrap.wrappers')"),
+    (arrows, "torchwrap.transforms.transform", "import torchwrap._compile.graph"),
+    (arrows, "torchwrap.envs.cartpole", "from torchwrap import transforms"),
+    (arrows, "torchwrap.transforms.reward", "from torchwrap.transforms.action import ClipAction"),
+    (arrows, "torchwrap.transforms.compose", "from torchwrap.transforms import reward"),
+    (arrows, "torchwrap.collector", "from torchwrap.interop.gymnasium import from_gymnasium"),
+    (arrows, "torchwrap.wrappers", "__import__('torchwrap.interop')"),
+    (arrows, "torchwrap.functional", "from torchwrap.testing import ScriptedEnv"),
+    (arrows, "torchwrap", "def f():\n    import examples.ppo"),
+    (arrows, "torchwrap.collector", "from torchwrap._compile.trace import trace"),
+    (arrows, "torchwrap.wrappers.repeat", "import torchwrap._deploy"),
+    (arrows, "torchwrap._core.rows", "from torchwrap.random import Key"),
+    (arrows, "torchwrap.random.key", "if TYPE_CHECKING:\n    from torchwrap import spaces"),
+    (arrows, "torchwrap.env", "from torchwrap.collector import Collector"),
+    (dependencies_are_known, "torchwrap.wrappers.repeat", "def f():\n    import imageio"),
+    (module_imports_have_no_circle, "torchwrap.random.key", "from torchwrap.random.stream import Stream"),
     (modules_do_not_shadow_functions, "torchwrap.compile", ""),
     (modules_do_not_shadow_functions, "torchwrap.random.uniform", ""),
-    (compilers_are_used_in_compile, "torchwrap.collector", "torch.compile(print)"),
-    (compilers_are_used_in_compile, "torchwrap.env", "import torch._dynamo"),
-    (cuda_graphs_are_used_in_replay, "torchwrap._compile.graph", "torch.cuda.CUDAGraph()"),
-    (reference_counts_are_not_used, "torchwrap._core.buffer_pool", "sys.getrefcount(None)"),
-    (processes_are_used_in_distributed, "torchwrap.collector", "import torch.distributed"),
-    (random_numbers_come_from_random, "torchwrap.transforms.image", "torch.rand(3)"),
-    (random_numbers_come_from_random, "torchwrap.functional", "x.normal_()"),
-    (pickle_is_not_used, "torchwrap.env", "import pickle"),
-    (pickle_is_not_used, "torchwrap.env", "torch.load(path, weights_only=False)"),
-    (files_have_at_most_320_lines, "torchwrap.env", "pass\n" * 320),
+    (acts_stay_at_home, "torchwrap.collector", "torch.compile(print)"),
+    (acts_stay_at_home, "torchwrap.env", "import torch._dynamo"),
+    (acts_stay_at_home, "torchwrap._compile.trace", "torch.cuda.CUDAGraph()"),
+    (acts_stay_at_home, "torchwrap.collector", "import torch.distributed"),
+    (acts_stay_at_home, "torchwrap.transforms.image", "torch.rand(3)"),
+    (acts_stay_at_home, "torchwrap.functional", "x.normal_()"),
+    (acts_stay_at_home, "torchwrap.env", "import pickle"),
+    (acts_stay_at_home, "torchwrap.env", "torch.load(path, weights_only=False)"),
+    (acts_stay_at_home, "torchwrap._core.nested", "sys.getrefcount(None)"),
+    (acts_stay_at_home, "torchwrap.functional", "exec('pass')"),
+    (nothing_is_patched, "torchwrap.env", "import torch\ntorch.backends.cudnn.benchmark = True"),
+    (nothing_is_patched, "torchwrap.env", "from tensordict import TensorDict\nTensorDict.shape = None"),
+    (nothing_is_patched, "torchwrap.env", "import numpy as np\ndef f():\n    setattr(np, 'float', float)"),
     (transforms_contain_no_host_code, "torchwrap.transforms.reward", "reward.item()"),
     (transforms_contain_no_host_code, "torchwrap.transforms.history", "is_host_readable(frames)"),
+    (transforms_contain_no_host_code, "torchwrap.transforms.normalize", "torch.compiler.is_compiling()"),
     (public_definitions_have_docstrings, "torchwrap.env", "def f():\n    pass"),
 ]
-RULES = list(dict.fromkeys(rule for rule, _, _ in VIOLATIONS))
+RULES = [*dict.fromkeys(rule for rule, _, _ in VIOLATIONS), private_names_are_in_at_most_four_files]
+
+
+@functools.cache
+def violations(rule):
+    return set(rule(SOURCES))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_library_follows_the_rule(rule):
-    assert rule(SOURCES) == []
+    assert violations(rule) == set()
 
 
 @pytest.mark.parametrize(
     ("rule", "module", "code"), VIOLATIONS, ids=[f"{rule.__name__}-{name}" for rule, name, _ in VIOLATIONS]
 )
 def test_rule_reports_a_planted_violation(rule, module, code):
-    assert rule({**SOURCES, module: f"{SOURCES.get(module, '')}\n{code}\n"}) != []
+    planted = {**SOURCES, module: f"{SOURCES.get(module, '')}\n{code}\n"}
+    assert set(rule(planted)) - violations(rule)
+
+
+def test_private_names_in_five_files_are_reported():
+    planted = ("import torch._inductor", "torch._C._x()", "from tensordict import _td", "np.a._b", "gymnasium.Env._c()")
+    files = {f"torchwrap.f{n}": f"import torch, gymnasium\nimport numpy as np\n{code}\n" for n, code in enumerate(planted)}
+    assert len(private_names_are_in_at_most_four_files(files)) == 5
+    assert private_names_are_in_at_most_four_files({**files, "torchwrap.f0": "import torch\ntorch.__version__\n"}) == []
 
 
 def test_importing_torchwrap_imports_no_optional_dependency():
     code = "import sys, torch, tensordict, gymnasium; known = {*sys.modules}; import torchwrap; print(*{*sys.modules} - known)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    added = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names - {"torch", "tensordict", "gymnasium", "numpy"}
+    added = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names - {*FOREIGN}
     assert {name for name in added if not name.startswith("__editable__")} == {"torchwrap"}
-
-
-# The tests themselves.
 
 
 def test_test_modules_have_unique_names_and_import_no_other_test_module():

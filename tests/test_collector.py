@@ -6,31 +6,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers import assert_same, buffers
 from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
-
-
-def test_rollout_holds_the_transitions_of_steps():
-    env, other = ScriptedEnv(3), ScriptedEnv(3)
-    data, td = tw.rollout(env, None, 6, env.reset(seed=0))
-    assert data.shape == (3, 6) and data.names == [None, "time"]
-    other_td = other.reset(seed=0)
-    for step in range(6):
-        transition, other_td = other.step(other_td.set("action", other.sample_action()))
-        assert all((data[:, step][key] == transition[key]).all() for key in transition.keys(True, True))
-    assert (td["observation"] == other_td["observation"]).all()
-
-
-def test_rollout_from_last_root_continues():
-    env, other = ScriptedEnv(2), ScriptedEnv(2)
-    first, td = tw.rollout(env, None, 3, env.reset(seed=0))
-    second, _ = tw.rollout(env, None, 4, td)
-    whole, _ = tw.rollout(other, None, 7, other.reset(seed=0))
-    both = torch.cat([first, second], 1)
-    assert all((both[key] == whole[key]).all() for key in whole.keys(True, True))
 
 
 def test_root_is_previous_successor_unless_episode_ended():
@@ -40,17 +21,15 @@ def test_root_is_previous_successor_unless_episode_ended():
     assert done.any() and not done.all()
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        lambda td: torch.full((2, 6), 0.5),
-        lambda td: td.set("action", torch.full((2, 6), 0.5)),
-        lambda td: TensorDict({"observation": td["observation"], "action": torch.full((2, 6), 0.5)}, [2]),
-    ],
-)
-def test_policy_may_return_action_or_td(policy):
-    data, _ = tw.rollout(ScriptedEnv(2), policy, 3)
-    assert (data["next", "info", "action"] == 0.5).all()
+def test_policy_may_return_action_or_td():
+    action = torch.full((2, 6), 0.5)
+    for policy in (
+        lambda td: action,
+        lambda td: td.set("action", action),
+        lambda td: TensorDict({"observation": td["observation"], "action": action}, [2]),
+    ):
+        data, _ = tw.rollout(ScriptedEnv(2), policy, 3)
+        assert (data["next", "info", "action"] == 0.5).all()
 
 
 def test_policy_that_writes_further_keys_has_them_kept():
@@ -69,26 +48,27 @@ REPLACEMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", REPLACEMENTS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_observation_that_policy_replaces_is_kept_as_replaced(name, compiled):
-    change, make = REPLACEMENTS[name], lambda: ScriptedEnv(3, episode_lengths=(2, 3))
+def test_observation_that_policy_replaces_is_kept_as_replaced(compiled):
+    for name in ["another of another shape"] if compiled else REPLACEMENTS:
+        change = REPLACEMENTS[name]
 
-    def policy(td):
-        assert td["observation"].dtype == torch.float32
-        return td.update({"observation": change(td["observation"]), "action": torch.ones(3, 6)})
+        def policy(td, change=change):
+            assert td["observation"].dtype == torch.float32
+            return td.update({"observation": change(td["observation"]), "action": torch.ones(3, 6)})
 
-    collect = tw.Collector(make(), policy, 5)
-    plain = tw.Collector(make(), lambda td: torch.ones(3, 6), 5)
-    if compiled:
-        tw.compile(collect, backend="eager")
-    td, plain_td = collect.env.reset(), plain.env.reset()
-    for _ in range(3):
-        (data, td), (expected, plain_td) = collect(td), plain(plain_td)
-        seen = change(expected["observation"].flatten(0, 1).clone()).unflatten(0, (3, 5))
-        assert data["observation"].dtype == seen.dtype and (data["observation"] == seen).all()
-        assert (data["next", "observation"] == expected["next", "observation"]).all()
-        assert (td["observation"] == plain_td["observation"]).all()
+        collect, plain = (
+            tw.Collector(ScriptedEnv(3, episode_lengths=(2, 3)), each, 5) for each in (policy, lambda td: torch.ones(3, 6))
+        )
+        if compiled:
+            tw.compile(collect, backend="eager")
+        td, plain_td = collect.env.reset(), plain.env.reset()
+        for _ in range(3):
+            (data, td), (expected, plain_td) = collect(td), plain(plain_td)
+            seen = change(expected["observation"].flatten(0, 1).clone()).unflatten(0, (3, 5))
+            assert data["observation"].dtype == seen.dtype and (data["observation"] == seen).all()
+            assert (data["next", "observation"] == expected["next", "observation"]).all()
+            assert (td["observation"] == plain_td["observation"]).all()
 
 
 def test_observation_of_bools_keeps_its_dtype():
@@ -109,13 +89,6 @@ def test_policy_runs_without_gradient():
     network = torch.nn.Linear(17, 6)
     data, _ = tw.rollout(ScriptedEnv(2), lambda td: network(td["observation"] / 1000).clamp(-1, 1), 3)
     assert not data["action"].requires_grad and network(data["observation"]).requires_grad
-
-
-@pytest.mark.parametrize("num_steps", [0, -1, 1.5, True, None])
-def test_num_steps_below_one_is_refused(num_steps):
-    error = ValueError if isinstance(num_steps, int) else TypeError
-    with pytest.raises(error, match=f"Collector needs (an integer )?num_steps of at least 1, but got {num_steps}"):
-        tw.rollout(ScriptedEnv(2), None, num_steps)
 
 
 DICT = spaces.Dict(where=spaces.Box(-9, 9, (2,)), rest=spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)]))
@@ -145,24 +118,6 @@ def test_key_that_policy_writes_may_be_the_only_one():
     assert list(data.keys()) == ["extra"] and data["extra", "step"].tolist() == [[0, 1, 2]] * 2
 
 
-@pytest.mark.parametrize(
-    ("keys", "error", "message"),
-    [
-        ([], ValueError, r"Collector needs keys as a list of at least one, but got \[\]"),
-        ("action", ValueError, "Collector needs keys as a list of at least one, but got 'action'"),
-        (3, ValueError, "Collector needs keys as a list of at least one, but got 3"),
-        ([["action"]], ValueError, r"Collector needs keys as a list of at least one, but got \[\['action'\]\]"),
-        ([("next", 3)], ValueError, r"Collector needs keys as a list of at least one, but got \[\('next', 3\)\]"),
-        (["action", "value"], ValueError, r"Collector needs keys among .*reward.*, but got \['value'\]"),
-        ([("next", "value")], ValueError, r"Collector needs keys among .*, but got \[\('next', 'value'\)\]"),
-        (["reward", "done"], ValueError, r"Collector needs keys among .*, but got \['reward', 'done'\]"),
-    ],
-)
-def test_bad_keys_are_refused(keys, error, message):
-    with pytest.raises(error, match=message):
-        tw.Collector(ScriptedEnv(2), None, 3, keys=keys)()
-
-
 def test_random_actions_equal_sample_action():
     space = spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(4, start=-1))
     env, other = (ScriptedEnv(3, action_space=space) for _ in range(2))
@@ -174,6 +129,7 @@ def test_random_actions_equal_sample_action():
 
 
 def test_repeated_calls_equal_one_run_of_steps():
+    assert tw.rollout(ScriptedEnv(3), None, 6)[0].names == [None, "time"]
     make = lambda: tw.TransformedEnv(ScriptedEnv(3), T.NormalizeObservation(), T.TimeLimit(4), T.FrameStackObservation(2))  # noqa: E731
     env, other = make(), make()
     collect, td, other_td = tw.Collector(env, None, 6), env.reset(seed=0), other.reset(seed=0)
@@ -208,90 +164,80 @@ def test_repr_shows_env_and_num_steps():
     assert repr(tw.Collector(ScriptedEnv(2), None, 3)) == "Collector(<ScriptedEnv(num_envs=2, device=cpu)>, num_steps=3)"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((T.TimeLimit(3), None, 3), TypeError, "Collector needs an Env, but got TimeLimit"),
-        ((None, None, 3), TypeError, "Collector needs an Env, but got NoneType"),
-        ((ScriptedEnv(2), "random", 3), TypeError, "Collector needs a policy that can be called, or None, but got 'random'"),
-        (
-            (ScriptedEnv(2), torch.zeros(2, 6), 3),
-            TypeError,
-            "Collector needs a policy that can be called, or None, but got tensor",
-        ),
-        ((ScriptedEnv(2), None, 0), ValueError, "Collector needs num_steps of at least 1, but got 0"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        tw.Collector(*arguments)
-    with pytest.raises(error, match=message.replace("Collector", "evaluate").replace("num_steps", "num_episodes")):
-        tw.evaluate(*arguments)
+LIST = "Collector needs keys as a list of at least one, but got "
+AT_LEAST = r"Collector needs (an integer )?num_steps of at least 1, but got "
+POLICY = "needs a policy that can be called, or None, but got "
+BAD_ARGUMENTS = [  # of Collector
+    (dict(keys=[]), ValueError, LIST + r"\[\]"),
+    (dict(keys="action"), ValueError, LIST + "'action'"),
+    (dict(keys=3), ValueError, LIST + "3"),
+    (dict(keys=[["action"]]), ValueError, LIST + r"\[\['action'\]\]"),
+    (dict(keys=[("next", 3)]), ValueError, LIST + r"\[\('next', 3\)\]"),
+    (dict(keys=["action", "value"]), ValueError, r"Collector needs keys among .*reward.*, but got \['value'\]"),
+    (dict(keys=[("next", "value")]), ValueError, r"Collector needs keys among .*, but got \[\('next', 'value'\)\]"),
+    (dict(num_steps=0), ValueError, AT_LEAST + "0"),
+    (dict(num_steps=-1), ValueError, AT_LEAST + "-1"),
+    (dict(num_steps=True), ValueError, AT_LEAST + "True"),
+    (dict(num_steps=1.5), TypeError, AT_LEAST + "1.5"),
+    (dict(num_steps=None), TypeError, AT_LEAST + "None"),
+    (dict(env=T.TimeLimit(3)), TypeError, "Collector needs an Env, but got TimeLimit"),
+    (dict(env=None), TypeError, "Collector needs an Env, but got NoneType"),
+    (dict(policy="random"), TypeError, f"Collector {POLICY}'random'"),
+    (dict(policy=torch.zeros(2, 6)), TypeError, f"Collector {POLICY}tensor"),
+]
+BAD_ROOTS = [
+    (lambda: ScriptedEnv(3).reset(), ValueError, r"shape \(2, 17\) .*but got \(3, 17\)"),
+    (lambda: ScriptedEnv(2, (4,)).reset(), ValueError, r"shape \(2, 17\) .*but got \(2, 4\)"),
+    (lambda: TensorDict({"observation": torch.zeros(2, 17).double()}, [2]), TypeError, "dtype torch.float32"),
+    (lambda: ScriptedEnv(2, observation_space=DICT).reset(), TypeError, "as a torch.Tensor, but got"),
+    (lambda: TensorDict({"observation": torch.zeros(2, 17, device="meta")}, [2]), ValueError, "device cpu, but got meta"),
+    (lambda: TensorDict({"action": torch.zeros(2, 6)}, [2]), ValueError, "observation"),
+    (lambda: torch.zeros(2, 17), TypeError, "TensorDict"),
+]
+BAD_POLICIES = [
+    (lambda td: torch.zeros(2, 5), ValueError, r"needs an action of shape \(2, 6\)"),
+    (lambda td: torch.zeros(2, 6).double(), TypeError, "needs an action of dtype torch.float32"),
+    (lambda td: td, ValueError, r'needs td\["action"\]'),
+    (lambda td: None, (TypeError, ValueError), "action"),
+]
 
 
-def state(env):
-    return {name: buffer.clone() for name, buffer in env.named_buffers()}
+def test_bad_arguments_are_refused():
+    for arguments, error, message in BAD_ARGUMENTS:
+        with pytest.raises(error, match=message):
+            tw.Collector(**{"env": ScriptedEnv(2), "policy": None, "num_steps": 3, **arguments})()
+    for arguments, error, message in BAD_ARGUMENTS:
+        if not {"keys", "num_steps"} & set(arguments):
+            with pytest.raises(error, match=message.replace("Collector", "evaluate")):
+                tw.evaluate(**{"env": ScriptedEnv(2), "policy": None, "num_episodes": 3, **arguments})
 
 
-BAD_ROOTS = {
-    "of another number of envs": (lambda: ScriptedEnv(3).reset(), ValueError, r"shape \(2, 17\) .*but got \(3, 17\)"),
-    "of another shape": (lambda: ScriptedEnv(2, (4,)).reset(), ValueError, r"shape \(2, 17\) .*but got \(2, 4\)"),
-    "of another dtype": (
-        lambda: TensorDict({"observation": torch.zeros(2, 17).double()}, [2]),
-        TypeError,
-        "dtype torch.float32",
-    ),
-    "of another structure": (lambda: ScriptedEnv(2, observation_space=DICT).reset(), TypeError, "as a torch.Tensor, but got"),
-    "on another device": (
-        lambda: TensorDict({"observation": torch.zeros(2, 17, device="meta")}, [2]),
-        ValueError,
-        "on device cpu, but got meta",
-    ),
-    "without an observation": (lambda: TensorDict({"action": torch.zeros(2, 6)}, [2]), ValueError, "observation"),
-    "that is no TensorDict": (lambda: torch.zeros(2, 17), TypeError, "needs a TensorDict|TensorDict"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_ROOTS)
-@pytest.mark.parametrize("allocated", [False, True])
-def test_root_of_another_env_is_refused_and_changes_nothing(name, allocated):
-    make, error, message = BAD_ROOTS[name]
+@pytest.mark.parametrize("collected", [False, True])
+def test_root_of_another_env_is_refused_and_changes_nothing(collected):
     env = ScriptedEnv(2)
     collect = tw.Collector(env, None, 3)
-    env.reset()
-    if allocated:
-        collect()
-    before = state(env)
-    with pytest.raises(error, match=message):
-        collect(make())
-    assert all((value == before[key]).all() for key, value in state(env).items())
-
-
-def test_root_before_first_reset_is_refused():
-    env = ScriptedEnv(2)
     with pytest.raises(RuntimeError, match=r"Call reset\(\) before a rollout of ScriptedEnv"):
-        tw.Collector(env, None, 3)(ScriptedEnv(2).reset())
+        collect(ScriptedEnv(2).reset())
+    env.reset()
+    if collected:
+        collect()
+    for make, error, message in BAD_ROOTS:
+        before = buffers(env)
+        with pytest.raises(error, match=message):
+            collect(make())
+        assert_same(buffers(env), before)
 
 
-@pytest.mark.parametrize(
-    ("policy", "error", "message"),
-    [
-        (lambda td: torch.zeros(2, 5), ValueError, r"needs an action of shape \(2, 6\)"),
-        (lambda td: torch.zeros(2, 6).double(), TypeError, "needs an action of dtype torch.float32"),
-        (lambda td: td, ValueError, r'needs td\["action"\]'),
-        (lambda td: None, (TypeError, ValueError), "action"),
-    ],
-)
-def test_policy_without_valid_action_is_refused_before_the_env_steps(policy, error, message):
-    env = ScriptedEnv(2)
-    td = env.reset()
-    before = state(env)
-    with pytest.raises(error, match=message):
-        tw.Collector(env, policy, 3)(td)
-    assert all((value == before[key]).all() for key, value in state(env).items())
+def test_policy_without_valid_action_is_refused_before_the_env_steps():
+    for policy, error, message in BAD_POLICIES:
+        env = ScriptedEnv(2)
+        td, before = env.reset(), buffers(env)
+        with pytest.raises(error, match=message):
+            tw.Collector(env, policy, 3)(td)
+        assert_same(buffers(env), before)
 
 
-@pytest.mark.parametrize("num_envs", [3, 20_000])  # small storage, and large
+@pytest.mark.parametrize("num_envs", [3, pytest.param(20_000, marks=pytest.mark.full)])  # small storage, and large
 def test_outputs_that_are_held_never_overlap(num_envs):
     collect = tw.Collector(ScriptedEnv(num_envs, (4,)), lambda td: torch.zeros(num_envs, 6), 4)
     held, td = [], collect.env.reset()
@@ -330,74 +276,26 @@ def keeping_policy(kept):
 class TestPolicyThatKeepsItsInput:
     """The observation that an eager policy is given belongs to it: neither later steps nor later calls change it."""
 
-    @pytest.mark.parametrize("keys", [[("next", "reward")], ["observation"], None], ids=["reward", "observation", "all"])
+    KEYS = ([("next", "reward")], ["observation"], None)
+
     @pytest.mark.parametrize("num_envs", [1, 3])
-    def test_sees_it_unchanged_later(self, keys, num_envs):
-        kept = []
-        collect = tw.Collector(ScriptedEnv(num_envs, (1,), None), keeping_policy(kept), 5, keys=keys)
-        data, _ = collect()
-        assert [observation[0].item() for observation in kept] == [0, 1, 2, 3, 4]
-        for leaf in data.values(True, True):
-            leaf.fill_(-1)
-        assert [observation[0].item() for observation in kept] == [0, 1, 2, 3, 4]
+    def test_sees_it_unchanged_later(self, num_envs):
+        for keys in self.KEYS:
+            kept = []
+            collect = tw.Collector(ScriptedEnv(num_envs, (1,), None), keeping_policy(kept), 5, keys=keys)
+            data, _ = collect()
+            for leaf in data.values(True, True):
+                leaf.fill_(-1)
+            assert [observation[0].item() for observation in kept] == [0, 1, 2, 3, 4]
 
-    @pytest.mark.parametrize("keys", [[("next", "reward")], ["observation"], None], ids=["reward", "observation", "all"])
-    def test_sees_it_unchanged_after_data_is_dropped(self, keys):
-        kept = []
-        collect = tw.Collector(ScriptedEnv(3, (1,), None), keeping_policy(kept), 5, keys=keys)
-        td = collect.env.reset()
-        for _ in range(8):  # the storage of each call is reused by the next
-            td = collect(td)[1]
-        assert [observation[0].item() for observation in kept] == list(range(40))
-
-
-def test_evaluate_weighs_every_env_equally():
-    # Env 0 has episodes of 1 step (return 1), env 1 of 4 (return 10). Taken as they end, most of the six would be of env 0.
-    class Scripted(ScriptedEnv):
-        def _step(self, action):
-            self.episode.zero_()
-            return super()._step(action)
-
-    result = tw.evaluate(Scripted(2, episode_lengths=(1, 4)), None, 6)
-    assert result["episode_return"].tolist() == [1, 1, 1, 10, 10, 10]
-    assert result["episode_length"].tolist() == [1, 1, 1, 4, 4, 4]
-
-
-def test_evaluate_rounds_episodes_up_to_multiple_of_num_envs():
-    assert tw.evaluate(ScriptedEnv(3), None, 4).shape == (6,)
-
-
-def test_evaluate_below_reward_transforms_returns_raw_return():
-    env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=3), T.RecordEpisodeStatistics(), T.ClipReward(-1, 1))
-    assert tw.evaluate(env, None, 2)["episode_return"].tolist() == [6, 6]
-    without = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=3), T.ClipReward(-1, 1))
-    assert tw.evaluate(without, None, 2)["episode_return"].tolist() == [3, 3]
-
-
-def test_evaluate_freezes_statistics_and_restores_modes():
-    env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeObservation(), T.NormalizeReward())
-    env.transforms[1].eval()
-    tw.rollout(env, None, 5)
-    before = {name: value.clone() for name, value in env.state_dict().items()}
-    tw.evaluate(env, None, 8)
-    assert all((value == before[name]).all() for name, value in env.state_dict().items())
-    assert env.training and env.transforms[0].training and not env.transforms[1].training
-
-
-@pytest.mark.parametrize("num_episodes", [0, -1, 1.5, True, None])
-def test_evaluate_num_episodes_below_one_is_refused(num_episodes):
-    error = ValueError if isinstance(num_episodes, int) else TypeError
-    with pytest.raises(error, match=f"evaluate needs (an integer )?num_episodes of at least 1, but got {num_episodes}"):
-        tw.evaluate(ScriptedEnv(2), None, num_episodes)
-
-
-def test_evaluate_leaves_the_env_at_its_last_root():
-    env = tw.make("CartPole-v1", 2)
-    env.reset(seed=0)
-    tw.evaluate(env, None, 4)
-    snapshot = env.snapshot()
-    state = torch.stack([snapshot["buffers"][f"state_{name}"] for name in ("x", "x_dot", "theta", "theta_dot")], -1)
-    assert (snapshot["observation"] == state).all()
+    def test_sees_it_unchanged_after_data_is_dropped(self):
+        for keys in self.KEYS:
+            kept = []
+            collect = tw.Collector(ScriptedEnv(3, (1,), None), keeping_policy(kept), 5, keys=keys)
+            td = collect.env.reset()
+            for _ in range(8):
+                td = collect(td)[1]
+            assert [observation[0].item() for observation in kept] == list(range(40))
 
 
 def test_dict_action_with_key_action_is_kept():
@@ -408,44 +306,15 @@ def test_dict_action_with_key_action_is_kept():
     assert set(data["action"].keys()) == set(again["action"].keys()) == {"action", "other"}
 
 
-def test_evaluate_with_seed_repeats():
-    env = tw.make("CartPole-v1", 3)
-    env.reset(seed=0)
-    first, second, other = (
-        tw.evaluate(env, lambda td: (td["observation"][:, 2] > 0).long(), 9, seed=seed) for seed in (5, 5, 6)
-    )
-    assert (first["episode_return"] == second["episode_return"]).all()
-    assert (first["episode_return"] != other["episode_return"]).any()
-
-
-def test_evaluate_with_max_steps_returns_the_episodes_that_ended():
-    env = ScriptedEnv(2, episode_lengths=(2, 50))  # env 0 has episodes of 2, 50 steps, env 1 of 50, 2
-    result = tw.evaluate(env, None, 6, max_steps=53)
-    assert result["episode_length"].tolist() == [2, 50, 50, 2]
-    assert tw.evaluate(env, None, 6, max_steps=1).shape == (0,)
-
-
-@pytest.mark.parametrize(("max_steps", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, ValueError)])
-def test_evaluate_max_steps_below_one_is_refused(max_steps, error):
-    with pytest.raises(error, match=f"evaluate needs (an integer )?max_steps of at least 1, but got {max_steps}"):
-        tw.evaluate(ScriptedEnv(2), None, 2, max_steps=max_steps)
-
-
-def test_evaluate_of_episodes_that_do_not_end_raises_with_remedy(monkeypatch):
-    monkeypatch.setattr("torchwrap.collector._PATIENCE", 20)
-    env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=None), T.NormalizeObservation())
-    with pytest.raises(RuntimeError, match=r"evaluate needs episodes that end, but .* 20 steps .*TimeLimit.*max_steps"):
-        tw.evaluate(env, None, 2)
-    assert env.training
-
-
-@pytest.mark.parametrize(("name", "value"), [("env", None), ("num_steps", 7), ("keys", ["observation"])])
-def test_collector_keeps_what_it_was_made_with(name, value):
+def test_collector_keeps_what_it_was_made_with():
     collect = tw.Collector(ScriptedEnv(2), None, 3)
-    before = getattr(collect, name)
-    with pytest.raises(AttributeError, match=f"Collector needs the {name} that it was made with, but got .*: make a new one"):
-        setattr(collect, name, value)
-    assert getattr(collect, name) is before
+    for name, value in (("env", None), ("num_steps", 7), ("keys", ["observation"])):
+        before = getattr(collect, name)
+        with pytest.raises(
+            AttributeError, match=f"Collector needs the {name} that it was made with, but got .*: make a new one"
+        ):
+            setattr(collect, name, value)
+        assert getattr(collect, name) is before
 
 
 def test_policy_that_returns_other_keys_or_shapes_in_another_call_is_followed():

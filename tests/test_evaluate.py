@@ -1,4 +1,4 @@
-"""`torchwrap.evaluate`: seeds, and episodes that take long."""
+"""`torchwrap.evaluate`: which episodes count, seeds, modes, and episodes that take long."""
 
 from __future__ import annotations
 
@@ -26,66 +26,100 @@ def test_evaluate_with_a_seed_is_reproducible():
     assert unseeded != first and values(tw.evaluate(other, None, 8, seed=4)) != first
 
 
-def test_evaluate_of_an_env_that_never_ends_raises(monkeypatch):
-    monkeypatch.setattr(collector, "_PATIENCE", 7)
-    with pytest.raises(
-        RuntimeError, match=r"evaluate needs episodes that end, but an episode of .* has taken 7 steps"
-    ) as raised:
-        tw.evaluate(endless(), None, 2)
-    assert "TimeLimit" in str(raised.value) and "max_steps" in str(raised.value)
+def test_evaluate_weighs_every_env_equally():
+    # Env 0 has episodes of 1 step (return 1), env 1 of 4 (return 10). Taken as they end, most of the six would be of env 0.
+    class Scripted(ScriptedEnv):
+        def _step(self, action):
+            self.episode.zero_()
+            return super()._step(action)
+
+    result = tw.evaluate(Scripted(2, episode_lengths=(1, 4)), None, 6)
+    assert result["episode_return"].tolist() == [1, 1, 1, 10, 10, 10]
+    assert result["episode_length"].tolist() == [1, 1, 1, 4, 4, 4]
 
 
-def test_evaluate_waits_for_an_episode_of_one_env(monkeypatch):
+def test_evaluate_rounds_episodes_up_to_multiple_of_num_envs():
+    assert tw.evaluate(ScriptedEnv(3), None, 4).shape == (6,)
+
+
+def test_evaluate_below_reward_transforms_returns_raw_return():
+    env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=3), T.RecordEpisodeStatistics(), T.ClipReward(-1, 1))
+    assert tw.evaluate(env, None, 2)["episode_return"].tolist() == [6, 6]
+    without = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=3), T.ClipReward(-1, 1))
+    assert tw.evaluate(without, None, 2)["episode_return"].tolist() == [3, 3]
+
+
+def test_evaluate_freezes_statistics_and_restores_modes():
+    env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeObservation(), T.NormalizeReward())
+    env.transforms[1].eval()
+    tw.rollout(env, None, 5)
+    before = {name: value.clone() for name, value in env.state_dict().items()}
+    tw.evaluate(env, None, 8)
+    assert all((value == before[name]).all() for name, value in env.state_dict().items())
+    assert env.training and env.transforms[0].training and not env.transforms[1].training
+
+
+def test_evaluate_leaves_the_env_at_its_last_root():
+    env = tw.make("CartPole-v1", 2)
+    env.reset(seed=0)
+    tw.evaluate(env, None, 4)
+    snapshot = env.snapshot()
+    state = torch.stack([snapshot["buffers"][f"state_{name}"] for name in ("x", "x_dot", "theta", "theta_dot")], -1)
+    assert (snapshot["observation"] == state).all()
+
+
+# Episodes that take long.
+
+
+@pytest.fixture
+def impatient(monkeypatch):
     monkeypatch.setattr(collector, "_PATIENCE", 7)
+
+
+def test_evaluate_of_an_env_that_never_ends_raises_and_restores_the_modes(impatient):
+    env = tw.TransformedEnv(endless(), T.NormalizeReward())
+    message = r"evaluate needs episodes that end, but an episode of .* has taken 7 steps.*TimeLimit.*max_steps"
+    with pytest.raises(RuntimeError, match=message):
+        tw.evaluate(env, None, 2)
+    assert env.training and env.transforms[0].training
+
+
+def test_evaluate_waits_for_an_episode_of_one_env(impatient):
     env = ScriptedEnv(2, episode_lengths=(2, 10**9))  # env 0 starts with the short episode, env 1 with the long one
     with pytest.raises(RuntimeError, match="has taken 7 steps"):
         tw.evaluate(env, None, 2)
 
 
-def test_evaluate_of_a_long_episode_with_a_time_limit_waits_for_it(monkeypatch):
-    monkeypatch.setattr(collector, "_PATIENCE", 7)
+def test_evaluate_of_a_long_episode_with_a_time_limit_waits_for_it(impatient):
     env = tw.TransformedEnv(endless(), T.TimeLimit(25))  # more than _PATIENCE, less than four times the limit
     assert tw.evaluate(env, None, 2)["episode_length"].tolist() == [25, 25]
-
-
-def test_evaluate_that_raises_leaves_the_training_mode(monkeypatch):
-    monkeypatch.setattr(collector, "_PATIENCE", 7)
-    env = tw.TransformedEnv(endless(), T.NormalizeReward())
-    with pytest.raises(RuntimeError):
-        tw.evaluate(env, None, 2)
-    assert env.training and env.transforms[0].training
 
 
 def test_evaluate_with_max_steps_returns_the_episodes_that_ended():
     env = ScriptedEnv(2, episode_lengths=(2, 3))  # env 0: 2, 3, 2, ... steps; env 1: 3, 2, 3, ...
     assert values(tw.evaluate(env, None, 8, max_steps=6)) == ([3, 6, 6, 3], [2, 3, 3, 2])
+    env = ScriptedEnv(2, episode_lengths=3)
+    assert tw.evaluate(env, None, 2, max_steps=100)["episode_length"].tolist() == [3, 3]  # enough episodes
+    assert env.elapsed.flatten().tolist() == [0, 0]
 
 
-def test_evaluate_with_max_steps_of_an_env_that_never_ends_is_empty(monkeypatch):
-    monkeypatch.setattr(collector, "_PATIENCE", 7)
+def test_evaluate_with_max_steps_of_an_env_that_never_ends_is_empty(impatient):
     result = tw.evaluate(endless(), None, 2, max_steps=20)
     assert result.batch_size == (0,)
     assert (result["episode_return"].dtype, result["episode_length"].dtype) == (torch.float32, torch.int64)
 
 
-def test_evaluate_with_max_steps_stops_after_enough_episodes():
-    env = ScriptedEnv(2, episode_lengths=3)
-    assert tw.evaluate(env, None, 2, max_steps=100)["episode_length"].tolist() == [3, 3]
-    assert env.elapsed.flatten().tolist() == [0, 0]
+def test_evaluate_with_invalid_arguments_raises_and_keeps_the_training_mode():
+    cases = [(name, value) for name in ("max_steps", "num_episodes") for value in (0, -1, 2.5, True, "3")]
+    for name, value in [*cases, ("num_episodes", None), *(("seed", seed) for seed in (-1, 1.5, True, 2**64))]:
+        env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeReward())
+        message = "needs a seed that is an integer" if name == "seed" else rf"evaluate needs .*{name} of at least 1, but got"
+        with pytest.raises((TypeError, ValueError), match=message):
+            tw.evaluate(env, None, **{"num_episodes": 2, name: value})
+        assert env.training and env.transforms[0].training
 
 
-@pytest.mark.parametrize("max_steps", [0, -1, 2.5, True, "3"])
-def test_evaluate_with_invalid_max_steps_raises(max_steps):
-    with pytest.raises((TypeError, ValueError), match=r"evaluate needs .*max_steps of at least 1, but got"):
-        tw.evaluate(endless(), None, 2, max_steps=max_steps)
-
-
-@pytest.mark.parametrize("seed", [-1, 1.5, True, 2**64])
-def test_evaluate_with_an_invalid_seed_raises_and_keeps_the_training_mode(seed):
-    env = tw.TransformedEnv(endless(), T.NormalizeReward())
-    with pytest.raises(ValueError, match="needs a seed that is an integer"):
-        tw.evaluate(env, None, 2, seed=seed)
-    assert env.training and env.transforms[0].training
+# The policy's modes.
 
 
 class Drops(torch.nn.Module):
@@ -108,16 +142,14 @@ class Agent:
         return self.network(td)
 
 
-@pytest.mark.parametrize(
-    "hold", [lambda agent: agent.network, lambda agent: agent.act, lambda agent: lambda td: agent.act(td)]
-)
-@pytest.mark.parametrize("train", [True, False])
-def test_evaluate_puts_the_policy_into_eval_mode_and_back(hold, train):
-    agent = Agent()
-    agent.network.train(train).dropout.train()
-    tw.evaluate(ScriptedEnv(2, episode_lengths=3), hold(agent), 2)
-    assert agent.network.modes == [(False, False)] * 3
-    assert (agent.network.training, agent.network.dropout.training) == (train, True)
+def test_evaluate_puts_the_policy_into_eval_mode_and_back():
+    for hold in (lambda agent: agent.network, lambda agent: agent.act, lambda agent: lambda td: agent.act(td)):
+        for train in (True, False):
+            agent = Agent()
+            agent.network.train(train).dropout.train()
+            tw.evaluate(ScriptedEnv(2, episode_lengths=3), hold(agent), 2)
+            assert agent.network.modes == [(False, False)] * 3
+            assert (agent.network.training, agent.network.dropout.training) == (train, True)
 
 
 def test_evaluate_of_a_policy_that_raises_puts_it_back():

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import ast
 import copy
-import dataclasses
-import itertools
 import json
 import signal
 import subprocess
@@ -29,44 +26,28 @@ def ppo():
     torch.set_num_threads(threads)
 
 
-GOALS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
-
-METRICS = {
-    *(
-        "env",
-        "backend",
-        "num_envs",
-        "processes",
-        "device",
-        "seed",
-        "env_steps",
-        "wall_seconds",
-        "steps_per_second",
-        "target_return",
-    ),
-    *("env_steps_to_target", "seconds_to_target", "final_mean_return", "eval_mean_return"),
-    *("steps_per_second_steady", "compile_seconds"),
-}
+METRICS = """
+    env backend num_envs processes device seed env_steps wall_seconds steps_per_second steps_per_second_steady compile_seconds
+    target_return env_steps_to_target seconds_to_target final_mean_return eval_mean_return
+"""
 
 
 @pytest.mark.parametrize(
     ("env", "backend", "used"),
     [
         ("CartPole-v1", None, "torch"),
-        ("CartPole-v1", "gymnasium", "gymnasium"),
-        ("InvertedPendulum-v5", None, "gymnasium"),
+        pytest.param("InvertedPendulum-v5", None, "gymnasium", marks=pytest.mark.full),
     ],
 )
 def test_ppo_runs_and_writes_its_results(ppo, tmp_path, env, backend, used):
-    args = ppo.Args(
-        **dict(env_id=env, backend=backend, num_envs=4, num_steps=64, total_timesteps=512),
-        **dict(num_minibatches=2, update_epochs=1, out=tmp_path, seed=3),
-    )
+    small = dict(num_envs=4, num_steps=64, total_timesteps=512, num_minibatches=2, update_epochs=1)
+    args = ppo.Args(env_id=env, backend=backend, **small, out=tmp_path, seed=3)
     ppo.main(args)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert set(metrics) >= METRICS
+    assert set(metrics) >= set(METRICS.split())
     assert (metrics["backend"], metrics["env_steps"], metrics["seed"]) == (used, 512, 3)
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob("events.out.tfevents.*"))
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     fresh = ppo.make_env(args, 3)
     fresh.load_state_dict(checkpoint["env"])
@@ -131,15 +112,15 @@ def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path):
     assert set(torch.load(tmp_path / "checkpoint.pt", weights_only=True)) == {"agent", "optimizer"}
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 5, 32, 33])
-def test_ppo_gae_equals_the_loop_from_the_last_step_to_the_first(ppo, num_steps):
-    generator = torch.Generator().manual_seed(num_steps)
-    delta = torch.randn(6, num_steps, generator=generator, dtype=torch.float64)
-    decay = 0.95 * (torch.rand(6, num_steps, generator=generator) < 0.8).double()  # 0 where an episode ends
-    expected, following = torch.zeros_like(delta), 0
-    for t in reversed(range(num_steps)):
-        expected[:, t] = following = delta[:, t] + decay[:, t] * following
-    torch.testing.assert_close(ppo.gae(delta, decay), expected)
+def test_ppo_gae_equals_the_loop_from_the_last_step_to_the_first(ppo):
+    for num_steps in (1, 2, 5, 32, 33):
+        generator = torch.Generator().manual_seed(num_steps)
+        delta = torch.randn(6, num_steps, generator=generator, dtype=torch.float64)
+        decay = 0.95 * (torch.rand(6, num_steps, generator=generator) < 0.8).double()  # 0 where an episode ends
+        expected, following = torch.zeros_like(delta), 0
+        for t in reversed(range(num_steps)):
+            expected[:, t] = following = delta[:, t] + decay[:, t] * following
+        torch.testing.assert_close(ppo.gae(delta, decay), expected)
 
 
 def minibatches(agent, sizes=(12, 12, 8)):
@@ -154,7 +135,7 @@ def minibatches(agent, sizes=(12, 12, 8)):
     return batch, torch.randperm(32, generator=generator).split(sizes)
 
 
-@pytest.mark.parametrize(("env", "max_grad_norm"), [("CartPole-v1", 0.5), ("CartPole-v1", 1e9), ("Pendulum-v1", 0.5)])
+@pytest.mark.parametrize(("env", "max_grad_norm"), [("CartPole-v1", 1e9), ("Pendulum-v1", 0.5)])
 def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_norm):
     args = ppo.Args(env_id=env, ent_coef=0.01, max_grad_norm=max_grad_norm)
     ours = ppo.Agent(ppo.make_env(args, 2))
@@ -177,7 +158,7 @@ def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_no
     torch.testing.assert_close(optimizers[0].state_dict()["state"], optimizers[1].state_dict()["state"])
 
 
-@pytest.mark.compiles
+@pytest.mark.full
 def test_ppo_update_is_one_graph_for_each_size_of_a_minibatch(ppo, graphs):
     agents = [ppo.Agent(ppo.make_env(ppo.Args(), 2))]
     agents.append(copy.deepcopy(agents[0]))
@@ -196,9 +177,7 @@ def test_ppo_update_is_one_graph_for_each_size_of_a_minibatch(ppo, graphs):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("env", "backend"), [("CartPole-v1", "torch"), ("Pendulum-v1", "torch"), ("Pendulum-v1", "gymnasium")]
-)
+@pytest.mark.parametrize(("env", "backend"), [("CartPole-v1", "torch"), ("Pendulum-v1", "gymnasium")])
 def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_sizes(ppo, tmp_path, env, backend):
     found = []
     for compiled in (False, True):
@@ -209,17 +188,22 @@ def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_size
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
+def run_killed(ppo, folder, args):
+    """A run that leaves the checkpoint of its second iteration, as if it had been killed later, and goes on from it."""
+    save = ppo.save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None)
+        ppo.main(ppo.Args(**args, out=folder))
+    assert reached(folder) == 2
+    ppo.main(ppo.Args(**args, out=folder, resume=True))
+
+
 @pytest.mark.full
-def test_ppo_compiled_and_resumed_from_a_checkpoint_ends_in_the_same_state(ppo, tmp_path, monkeypatch):
+def test_ppo_compiled_and_resumed_from_a_checkpoint_ends_in_the_same_state(ppo, tmp_path):
     args = dict(num_envs=4, num_steps=16, total_timesteps=384, save_every=2, num_minibatches=2, update_epochs=2, compile=True)
     ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
-    save, killed = ppo.save, tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        patch.setattr(ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None)
-        ppo.main(ppo.Args(**args, out=killed))
-    assert reached(killed) == 2
-    ppo.main(ppo.Args(**args, out=killed, resume=True))
-    ends = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (killed, tmp_path / "whole")]
+    run_killed(ppo, tmp_path / "killed", args)
+    ends = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("killed", "whole")]
     for name in ("agent", "optimizer", "processes"):
         torch.testing.assert_close(ends[0][name], ends[1][name], rtol=0, atol=0)
 
@@ -315,22 +299,12 @@ def test_ppo_flags_with_cleanrl_names_are_parsed(ppo):
     assert (ppo.Args().anneal_lr, ppo.Args().norm_adv, ppo.Args().tensorboard) == (True, True, False)
 
 
-def test_ppo_flags_all_have_a_docstring(ppo):
-    tree = ast.parse((EXAMPLES / "ppo.py").read_text())
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args").body
-    documented = [
-        field.target.id
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    ]
-    assert documented == [field.name for field in dataclasses.fields(ppo.Args)]
-
-
 def test_ppo_presets_set_the_same_hyperparameters_and_cover_every_native_env(ppo):
     rows = list(ppo.PRESETS.values())
-    assert all(row.keys() == rows[0].keys() for row in rows)
+    assert all(row.keys() == rows[0].keys() for row in rows) and set(tw.registration.NATIVE) - {"CartPole-v0"} < set(
+        ppo.PRESETS
+    )
     assert all(getattr(ppo.Args(), name) is None for name in rows[0])
-    assert set(GOALS) < set(ppo.PRESETS)
 
 
 def test_ppo_update_runs_every_minibatch_of_every_epoch_unless_target_kl_ends_it(ppo, tmp_path):
@@ -369,25 +343,12 @@ def test_ppo_with_tensorboard_writes_cleanrl_scalars(ppo, tmp_path):
     assert all(value <= 1 for value in found["losses/explained_variance"].values())
 
 
-def test_ppo_without_tensorboard_writes_no_events_and_learns_the_same(ppo, tmp_path):
-    agents = []
-    for tensorboard in (False, True):
-        out = tmp_path / str(tensorboard)
-        ppo.main(ppo.Args(num_envs=4, num_steps=8, total_timesteps=96, out=out, tensorboard=tensorboard))
-        assert bool(list(out.glob("events.out.tfevents.*"))) == tensorboard
-        agents.append(torch.load(out / "checkpoint.pt", weights_only=True)["agent"])
-    torch.testing.assert_close(*agents, rtol=0, atol=0)
-
-
-def test_ppo_with_tensorboard_resumed_from_a_checkpoint_has_each_step_once(ppo, tmp_path, monkeypatch):
+@pytest.mark.full
+def test_ppo_with_tensorboard_resumed_from_a_checkpoint_has_each_step_once(ppo, tmp_path):
     args = dict(num_envs=4, num_steps=32, total_timesteps=640, save_every=2, tensorboard=True)
+    killed = tmp_path / "killed"
     ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
-    save, killed = ppo.save, tmp_path / "killed"
-    with monkeypatch.context() as patch:  # as if killed after its last scalar, with the checkpoint of iteration 2
-        patch.setattr(ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None)
-        ppo.main(ppo.Args(**args, out=killed))
-    assert reached(killed) == 2
-    ppo.main(ppo.Args(**args, out=killed, resume=True))
+    run_killed(ppo, killed, args)
     assert len(list(killed.glob("events.out.tfevents.*"))) == 2
     found, expected = (scalars(folder) for folder in (killed, tmp_path / "whole"))
     events = EventAccumulator(str(killed)).Reload().Scalars("losses/value_loss")
@@ -402,9 +363,8 @@ def test_ppo_learns_with_few_steps(ppo, tmp_path):
 
 @pytest.mark.full
 def test_ppo_killed_at_random_moments_and_resumed_ends_with_the_same_figures(tmp_path):
-    flags = (
-        "--total-timesteps 32768 --num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
-    )
+    small = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
+    flags = f"--total-timesteps 32768 {small}"
 
     def start(out):
         command = [sys.executable, str(EXAMPLES / "ppo.py"), *flags.split(), "--out", str(out)]
@@ -444,10 +404,9 @@ def test_ppo_resume_with_other_arguments_or_a_simulator_on_the_host_is_refused(p
         ppo.main(ppo.Args(**small, backend="gymnasium", resume=True))
 
 
-def test_custom_env_keeps_the_contract_and_is_trained_by_ppo(ppo, tmp_path):
+def test_custom_env_is_short_and_trained_by_ppo(ppo, tmp_path):
     custom = load_example("custom_env")
     assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 50
-    check_env(lambda num_envs, **more: tw.FunctionalEnv(custom.PointMass(), num_envs, max_episode_steps=9, **more))
     small = dict(num_envs=4, num_steps=32, total_timesteps=512, num_minibatches=2)
     ppo.main(ppo.Args(env_id="PointMass", **small, out=tmp_path), custom.make)
     assert json.loads((tmp_path / "metrics.json").read_text())["target_return"] is None
@@ -455,9 +414,10 @@ def test_custom_env_keeps_the_contract_and_is_trained_by_ppo(ppo, tmp_path):
 
 
 @pytest.mark.full
-def test_grid_world_keeps_the_contract():
-    grid = load_example("grid_world")
-    check_env(lambda num_envs, **more: tw.FunctionalEnv(grid.KeyAndDoor(), num_envs, max_episode_steps=9, **more))
+@pytest.mark.parametrize(("script", "name"), [("custom_env", "PointMass"), ("grid_world", "KeyAndDoor")])
+def test_custom_envs_keep_the_contract(script, name):
+    func_env = getattr(load_example(script), name)()
+    check_env(lambda num_envs, **more: tw.FunctionalEnv(func_env, num_envs, max_episode_steps=9, **more))
 
 
 def test_grid_world_moves_and_renders_its_state():

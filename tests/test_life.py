@@ -8,7 +8,7 @@ from helpers import load_example
 from processes import kill_and_compare
 
 import torchwrap as tw
-from torchwrap.transforms.statistics import RunningMeanStd
+from torchwrap.transforms import RunningMeanStd
 
 NUM_ENVS, NUM_STEPS, ITERATIONS, LIMIT = 16, 32, 15, 200
 

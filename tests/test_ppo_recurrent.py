@@ -17,7 +17,7 @@ def recurrent():
 
 
 def test_states_computed_through_time_equal_those_that_were_carried(recurrent):
-    args = recurrent.Args(num_envs=16, num_steps=40)
+    args = recurrent.Args(num_envs=6, num_steps=40)
     torch.manual_seed(0)
     env, agent = recurrent.make_env(args, args.num_envs), recurrent.Agent(args)
     collect = tw.Collector(env, agent.act, args.num_steps)
@@ -30,7 +30,7 @@ def test_states_computed_through_time_equal_those_that_were_carried(recurrent):
 
 
 def test_loss_of_a_fresh_batch_has_ratios_of_one_and_gradients_through_time(recurrent):
-    args = recurrent.Args(num_envs=8, num_steps=20)
+    args = recurrent.Args(num_envs=4, num_steps=12)
     env, agent = recurrent.make_env(args, args.num_envs), recurrent.Agent(args)
     data, _ = tw.rollout(env, agent.act, args.num_steps)
     batch = recurrent.make_batch(agent, data, args)

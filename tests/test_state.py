@@ -53,19 +53,16 @@ def assert_load_raises(env, state, message, **arguments):
 
 
 @pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
-def test_load_state_dict_that_raises_changes_nothing(wrong, message, assign):
+def test_load_state_dict_that_raises_changes_nothing(assign):
     env, teacher = normalized(), normalized(episode_lengths=9)
     after(env, 3)
     after(teacher, 20)
-    assert_load_raises(env, {**teacher.state_dict(), **wrong}, message, assign=assign)
-
-
-def test_load_state_dict_with_a_missing_key_changes_nothing():
-    env, state = normalized(), normalized(episode_lengths=9).state_dict()
-    after(env, 3)
-    del state[LAST]
-    assert_load_raises(env, state, r"Missing key\(s\) in state_dict: .*transforms\.1\.statistics\.count")
+    for wrong, message in WRONG.values():
+        assert_load_raises(env, {**teacher.state_dict(), **wrong}, message, assign=assign)
+    missing = {name: value for name, value in teacher.state_dict().items() if name != LAST}
+    assert_load_raises(env, missing, r"Missing key\(s\) in state_dict: .*transforms\.1\.statistics\.count", assign=assign)
+    with pytest.raises(TypeError, match="state_dict"):
+        env.load_state_dict(3)
 
 
 def test_load_state_dict_that_is_interrupted_changes_nothing():
@@ -83,24 +80,14 @@ def test_load_state_dict_that_is_interrupted_changes_nothing():
     assert_same(buffers(env), before)
 
 
-@torch.inference_mode()
-def made_in_inference_mode():
-    env = normalized()
-    after(env, 3)
-    return env
-
-
 def test_load_state_dict_that_raises_into_buffers_of_inference_mode_changes_nothing():
-    env = made_in_inference_mode()
+    with torch.inference_mode():
+        env = normalized()
+        after(env, 3)
     before = buffers(env)
     with pytest.raises(RuntimeError, match="size mismatch"):
         env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]})
     assert_same(buffers(env), before)
-
-
-def test_load_state_dict_of_what_is_no_mapping_raises():
-    with pytest.raises(TypeError, match="state_dict"):
-        normalized().load_state_dict(3)
 
 
 def test_load_state_dict_not_strict_returns_the_keys_that_differ():
@@ -128,20 +115,16 @@ def test_load_state_dict_with_assign_stores_the_tensors_themselves():
     assert (state[COUNT] > before[COUNT]).all()
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_load_state_dict_with_assign_refuses_what_cannot_be_a_buffer():
+    env = normalized()
+    after(env, 3)
+    for value, message in (
         (torch.zeros(1, dtype=torch.float64).expand(2), r"on cpu with strides \(1,\), but got cpu with strides \(0,\)"),
         (torch.zeros(2, dtype=torch.float64, device="meta"), "on cpu with strides .1,., but got meta"),
         (torch.zeros(2), r"as torch\.float64, but got torch\.float32"),
-    ],
-)
-def test_load_state_dict_with_assign_refuses_what_cannot_be_a_buffer(value, message):
-    env = normalized()
-    after(env, 3)
-    assert_load_raises(
-        env, {**normalized().state_dict(), TOTAL: value}, rf"RunningMeanStd needs {TOTAL} {message}", assign=True
-    )
+    ):
+        state = {**normalized().state_dict(), TOTAL: value}
+        assert_load_raises(env, state, rf"RunningMeanStd needs {TOTAL} {message}", assign=True)
 
 
 def test_load_state_dict_without_assign_copies_other_strides():
@@ -150,20 +133,17 @@ def test_load_state_dict_without_assign_copies_other_strides():
     assert env.get_buffer(TOTAL).tolist() == [1, 1] and env.get_buffer(TOTAL).stride() == (1,)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: T.RunningMeanStd((2,)), lambda: normalized().transforms[0], lambda: normalized().transforms]
-)
-def test_load_state_dict_of_a_part_that_raises_changes_nothing(make):
-    part = make()
-    state = {name: value + 1 for name, value in part.state_dict().items()}
-    before = buffers(part)
-    last = list(state)[-1]
-    for wrong in ("3", torch.zeros(9), state[last].float()):
-        with pytest.raises(RuntimeError, match=last.rpartition(".")[2]):
-            part.load_state_dict({**state, last: wrong})
-        assert_same(buffers(part), before)
-    part.load_state_dict(state)
-    assert all((part.state_dict()[name] == value).all() for name, value in state.items())
+def test_load_state_dict_of_a_part_that_raises_changes_nothing():
+    for part in (T.RunningMeanStd((2,)), normalized().transforms[0], normalized().transforms):
+        state = {name: value + 1 for name, value in part.state_dict().items()}
+        before = buffers(part)
+        last = list(state)[-1]
+        for wrong in ("3", torch.zeros(9), state[last].float()):
+            with pytest.raises(RuntimeError, match=last.rpartition(".")[2]):
+                part.load_state_dict({**state, last: wrong})
+            assert_same(buffers(part), before)
+        part.load_state_dict(state)
+        assert all((part.state_dict()[name] == value).all() for name, value in state.items())
 
 
 class Encoder(T.ObservationTransform):
@@ -204,33 +184,30 @@ def through_file(snapshot):
 @pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])
 def test_restore_of_another_configuration_keeps_the_own_one(store):
     other, env = (tw.TransformedEnv(ScriptedEnv(2), T.RescaleAction(-limit, limit), T.TimeLimit(limit)) for limit in (1, 10))
-    expected = env.transforms[0].gradient.clone()
     after(other, 1)
     td = env.restore(store(other.snapshot()))
-    assert (env.transforms[0].gradient == expected).all() and (other.transforms[0].gradient != expected).all()
     transition, _ = env.step(td.set("action", torch.full((2, 6), 10.0)))
     assert (transition["next", "info", "action"] == 1).all() and not transition["next", "truncated"].all()
 
 
-ENVS = {
-    "Dict observations": functools.partial(ScriptedEnv, observation_space=DICT),
-    "Dict actions": functools.partial(ScriptedEnv, action_space=ACTIONS),
-    "CartPole": functools.partial(tw.make, "CartPole-v1"),
-    "normalized": normalized,
-}
+ENVS = [
+    functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
+    functools.partial(tw.make, "CartPole-v1"),
+    normalized,
+]
 
 
 @pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])
-@pytest.mark.parametrize("make", ENVS.values(), ids=ENVS)
-def test_restore_of_another_num_envs_raises_before_anything_changed(make, store):
-    env, other = make(2), make(3)
-    td = after(env, 3)
-    after(other, 5)
-    before = env.snapshot()
-    with pytest.raises(ValueError, match=r"restore needs .* of shape \(2,.*, but got \(3,"):
-        env.restore(store(other.snapshot()))
-    assert_same(env.snapshot(), before)
-    env.step(td.set("action", env.sample_action()))
+def test_restore_of_another_num_envs_raises_before_anything_changed(store):
+    for make in ENVS:
+        env, other = make(2), make(3)
+        td = after(env, 3)
+        after(other, 5)
+        before = env.snapshot()
+        with pytest.raises(ValueError, match=r"restore needs .* of shape \(2,.*, but got \(3,"):
+            env.restore(store(other.snapshot()))
+        assert_same(env.snapshot(), before)
+        env.step(td.set("action", env.sample_action()))
 
 
 # What is wrong with a snapshot, as a function that changes its dict.
@@ -247,74 +224,71 @@ GARBLED = {
 }
 
 
-@pytest.mark.parametrize("garble", GARBLED.values(), ids=GARBLED)
-def test_restore_of_a_garbled_snapshot_raises_before_anything_changed(garble):
+def test_restore_of_a_garbled_snapshot_raises_before_anything_changed():
     env = ScriptedEnv(2, observation_space=DICT)
     td = after(env, 3)
     before = env.snapshot()
-    garbled = {name: dict(value) for name, value in env.snapshot().to_dict().items()}
-    after(env, 0, seed=1)
-    garble(garbled)
-    now = env.snapshot()
-    with pytest.raises((TypeError, ValueError), match=r"^ScriptedEnv\.restore needs "):
-        env.restore(garbled)
-    assert_same(env.snapshot(), now)
+    for name, garble in GARBLED.items():
+        garbled = {key: dict(value) for key, value in before.to_dict().items()}
+        after(env, 0, seed=1)
+        garble(garbled)
+        now = env.snapshot()
+        with pytest.raises((TypeError, ValueError), match=r"^ScriptedEnv\.restore needs "):
+            env.restore(garbled)
+            pytest.fail(name)
+        assert_same(env.snapshot(), now)
     assert_same(env.restore(before), td)
 
 
 # Constructor arguments and parts.
 
-ARGUMENTS = {  # a module, and the name of one of its constructor arguments
-    "ClipReward": (lambda: T.ClipReward(-1, 1), "max_reward"),
-    "ClipObservation": (lambda: T.ClipObservation(-1, 1), "min_obs"),
-    "NormalizeReward": (T.NormalizeReward, "gamma"),
-    "TimeLimit": (lambda: T.TimeLimit(3), "max_episode_steps"),
-    "Compose": (lambda: T.Compose([]), "transforms"),
-    "Wrapper": (lambda: tw.Wrapper(ScriptedEnv(1)), "env"),
-    "RepeatAction": (lambda: W.RepeatAction(ScriptedEnv(1), 2), "num_repeats"),
-    "TransformedEnv": (normalized, "transforms"),
-    "the env of TransformedEnv": (normalized, "env"),
-    "the signature": (normalized, "signature"),
-    "FunctionalEnv": (lambda: tw.make("CartPole-v1"), "action_repeat"),
-    "the functions of FunctionalEnv": (lambda: tw.make("CartPole-v1"), "func_env"),
-    "num_envs": (lambda: tw.make("CartPole-v1"), "num_envs"),
-    "render_mode": (lambda: tw.make("CartPole-v1"), "render_mode"),
-    "ScriptedEnv": (lambda: ScriptedEnv(1), "ending"),
-    "the stream of actions": (lambda: ScriptedEnv(1), "action_stream"),
-    "statistics": (lambda: normalized().transforms[1], "statistics"),
-    "statistics of observations": (lambda: normalized().transforms[0], "statistics"),
-}
+KEPT = "needs the {} that it was made with"
+ARGUMENTS = [  # a module, and the name of one of its constructor arguments or parts
+    (lambda: T.ClipReward(-1, 1), "max_reward"),
+    (lambda: T.ClipObservation(-1, 1), "min_obs"),
+    (T.NormalizeReward, "gamma"),
+    (lambda: T.Compose([]), "transforms"),
+    (lambda: tw.Wrapper(ScriptedEnv(1)), "env"),
+    (lambda: W.RepeatAction(ScriptedEnv(1), 2), "num_repeats"),
+    (normalized, "transforms"),
+    (normalized, "env"),
+    (normalized, "signature"),
+    (lambda: tw.make("CartPole-v1"), "action_repeat"),
+    (lambda: tw.make("CartPole-v1"), "func_env"),
+    (lambda: tw.make("CartPole-v1"), "num_envs"),
+    (lambda: tw.make("CartPole-v1"), "render_mode"),
+    (lambda: ScriptedEnv(1), "ending"),
+    (lambda: ScriptedEnv(1), "action_stream"),
+    (lambda: normalized().transforms[1], "statistics"),
+    (lambda: normalized().transforms[0], "statistics"),
+]
 
 
 @each_copy
-@pytest.mark.parametrize(("make", "name"), ARGUMENTS.values(), ids=ARGUMENTS)
-def test_constructor_argument_or_part_assigned_raises(make, name, replicate):
-    for module in (make(), replicate(make())):
-        before = getattr(module, name)
-        for value in (3, before):
-            with pytest.raises(
-                AttributeError, match=rf"{type(module).__name__} needs the {name} that it was made with, but got"
-            ):
-                setattr(module, name, value)
-        assert getattr(module, name) is before or name == "transforms"
+def test_constructor_argument_or_part_assigned_raises(replicate):
+    for make, name in ARGUMENTS:
+        for module in (make(), replicate(make())):
+            before = getattr(module, name)
+            for value in (3, before):
+                with pytest.raises(AttributeError, match=f"{type(module).__name__} {KEPT.format(name)}"):
+                    setattr(module, name, value)
+            assert getattr(module, name) is before or name == "transforms"
 
 
-@pytest.mark.parametrize("name", [*TRANSFORMS, *UNCAPTURED])
-def test_constructor_arguments_of_every_transform_stay(name):
-    make, make_env = {**TRANSFORMS, **UNCAPTURED}[name]
-    loose, attached = make(), tw.TransformedEnv(make_env(2), make()).transforms
-    for part in [*loose.flat(), *attached.flat()]:
-        for argument in set(type(part)._constructor_arguments) - {"self"}:
-            with pytest.raises(AttributeError, match=f"needs the {argument} that it was made with"):
-                setattr(part, argument, getattr(part, argument))
+def assert_arguments_stay(module):
+    for argument in set(type(module)._constructor_arguments) - {"self"}:
+        with pytest.raises(AttributeError, match=KEPT.format(argument)):
+            setattr(module, argument, getattr(module, argument, None))
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_constructor_arguments_of_every_wrapper_stay(name):
-    with WRAPPERS[name](2) as env:
-        for argument in set(type(env)._constructor_arguments) - {"self"}:
-            with pytest.raises(AttributeError, match=f"needs the {argument} that it was made with"):
-                setattr(env, argument, None)
+def test_constructor_arguments_of_every_transform_and_wrapper_stay():
+    for make, make_env in {**TRANSFORMS, **UNCAPTURED}.values():
+        loose, attached = make(), tw.TransformedEnv(make_env(2), make()).transforms
+        for part in [*loose.flat(), *attached.flat()]:
+            assert_arguments_stay(part)
+    for make in WRAPPERS.values():
+        with make(2) as env:
+            assert_arguments_stay(env)
 
 
 class Fading(T.RewardTransform):
@@ -331,10 +305,6 @@ class Fading(T.RewardTransform):
         return reward * self.factor
 
 
-class HalfFading(Fading):
-    """Without a constructor around that of its base."""
-
-
 class FastFading(Fading):
     """With a constructor around that of its base."""
 
@@ -344,7 +314,7 @@ class FastFading(Fading):
         self.power = power
 
 
-@pytest.mark.parametrize("make", [lambda: Fading(0.5), lambda: HalfFading(0.5), lambda: FastFading(1)])
+@pytest.mark.parametrize("make", [lambda: Fading(0.5), lambda: FastFading(1)])
 def test_other_attributes_of_a_transform_can_be_assigned(make):
     env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), make())
     td, rewards = env.reset(), []
@@ -354,7 +324,7 @@ def test_other_attributes_of_a_transform_can_be_assigned(make):
     assert rewards == [0.5, 2 * 0.25]
     env.transforms[0].factor = 8.0
     assert env.step(env.sample_action())[0]["next", "reward"].item() == 3 * 4
-    with pytest.raises(AttributeError, match=f"{type(env.transforms[0]).__name__} needs the rate that it was made with"):
+    with pytest.raises(AttributeError, match=f"{type(env.transforms[0]).__name__} {KEPT.format('rate')}"):
         env.transforms[0].rate = 0.1
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-THIS = ".".join(map(str, sys.version_info[:2]))
 PASSED = "..s [100%]\n5 passed, 2 skipped, 3 deselected in 61.25s (0:01:01)\n"
 FAILED = "F\nFAILED tests/test_env.py::test_step - AssertionError\n1 failed, 4 passed, 2 errors in 3.10s\n"
 
@@ -58,18 +57,15 @@ def test_failed_tests_are_named_and_the_exit_code_is_one(main):
     assert problem == "newest-3.12: FAILED tests/test_env.py::test_step - AssertionError"
 
 
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [
+def test_run_that_tests_nothing_or_dies_has_failed(main):
+    for answer, problem in (
         ((139, "collecting\nSegmentation fault\n"), "pytest ended with 139: Segmentation fault"),
         ((124, "..\nstopped after 5 s\n"), "pytest ended with 124: stopped after 5 s"),
         ((5, "3 deselected in 0.01s\n"), "pytest ended with 5: 3 deselected in 0.01s"),
         ((0, "2 skipped in 0.01s\n"), "pytest ended with 0: 2 skipped in 0.01s"),
-    ],
-)
-def test_run_that_tests_nothing_or_dies_has_failed(main, answer, problem):
-    code, output, _ = main({"pytest": answer}, "--only", "newest-3.12")
-    assert code == 1 and output.endswith(f"newest-3.12: {problem}\n")
+    ):
+        code, output, _ = main({"pytest": answer}, "--only", "newest-3.12")
+        assert code == 1 and output.endswith(f"newest-3.12: {problem}\n")
 
 
 def test_what_cannot_be_installed_is_named_and_the_others_run(main):
@@ -88,25 +84,7 @@ def test_lowest_versions_are_the_ones_that_setup_cfg_asks_for(versions):
     assert versions.combinations()["newest-3.12"].requirements == ()
 
 
-def test_dry_run_prints_the_commands_and_runs_none(main):
-    code, output, commands = main({}, "--dry-run", "--only", "lowest", "--", "tests/core")
-    assert code == 0 and commands == []
-    assert "pip install -q torch==" in output and output.endswith("no:cacheprovider tests/core\n")
-
-
-def test_python_is_found_by_its_version(versions, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert versions.find_python(THIS) is None
-    (tmp_path / f"python{THIS}").write_text("#!/bin/sh\nexit 127\n")  # as a shim of pyenv
-    (tmp_path / f"python{THIS}").chmod(0o755)
-    assert versions.find_python(THIS) is None
-    own = tmp_path / "versions" / f"{THIS}.99" / "bin" / "python"
-    own.parent.mkdir(parents=True)
-    own.symlink_to(sys.executable)
-    assert versions.find_python(THIS) == str(own) and versions.find_python("3.1") is None
-
-
+@pytest.mark.full
 def test_command_that_takes_too_long_is_stopped_and_python_path_is_not_inherited(versions, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     assert versions.call([sys.executable, "-c", "import os; print(os.environ.get('PYTHONPATH'))"], 60) == (0, "None\n")

@@ -145,15 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.versions", description="Runs the tests with other versions.")
     parser.add_argument("--only", nargs="+", choices=list(every), default=list(every), help="defaults to all")
     parser.add_argument("--minutes", type=float, default=90, help="for each command of a combination")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands")
     parser.add_argument("tests", nargs="*", help="arguments for pytest, after --")
     arguments = parser.parse_args(argv)
-    if arguments.dry_run:
-        for name in arguments.only:
-            python = f"python{every[name].pythons[0]}"
-            for _, command in commands(python, "FOLDER", every[name], arguments.tests):
-                print(f"{name}: {' '.join(command)}")
-        return 0
     results = [run(name, every[name], arguments.tests, 60 * arguments.minutes) for name in arguments.only]
     print(f"\n{table(results)}")
     return 1 if any(result.problems for result in results) else 0

@@ -1,4 +1,4 @@
-"""Random operations on an env: steps, masked and seeded resets, changes of mode, and what a caller does with a root."""
+"""Random operations on an env: steps, rollouts, masked and seeded resets, changes of mode, and writes to a root."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ import random
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import spaces
 
 
-def chunks(number, size, quick=0):
-    """Parameters for a test of so many stacks: ranges of `size`, which run with --full only, and before them `quick` ones."""
-    starts = [*range(quick, number, size)]
-    ranges = [range(start, min(start + size, number)) for start in starts]
-    named = [pytest.param(part, id=f"{part[0]}-{part[-1]}", marks=pytest.mark.full) for part in ranges]
-    return ([pytest.param(range(quick), id=f"0-{quick - 1}")] if quick else []) + named
+def numbers(quick, full):
+    """The parameter `number` of a test: so many stacks by default, and so many with --full."""
+    full = [pytest.param(number, marks=pytest.mark.full) for number in range(quick, full)]
+    return pytest.mark.parametrize("number", [*range(quick), *full])
 
 
 @contextlib.contextmanager
@@ -49,7 +46,7 @@ class Operations:
         kinds: how often each kind is drawn, by name.
     """
 
-    KINDS = {"step": 16, "masked reset": 3, "reset": 1, "mode": 1, "sample": 1, "write": 1}
+    KINDS = {"step": 16, "collect": 2, "masked reset": 3, "reset": 1, "mode": 1, "sample": 1, "write": 1}
 
     def __init__(self, seed, env, kinds=None):
         self.rng, self.kinds = random.Random(f"operations {seed!r}"), kinds or self.KINDS
@@ -62,17 +59,14 @@ class Operations:
         rng = self.rng
         kind = kind or rng.choices(list(self.kinds), self.kinds.values())[0]
         if kind == "step":
-            action = spaces.sample(self.space, self.stream)
-            action = action.to_dict() if isinstance(action, TensorDict) else action
-            return {"kind": kind, "action": action, "bare": rng.random() < 0.3}
+            return {"kind": kind, "action": spaces.sample(self.space, self.stream), "bare": rng.random() < 0.3}
         if kind == "masked reset":
-            mask = some_rows(rng, self.num_envs)
+            mask = torch.tensor([rng.random() < 0.4 for _ in range(self.num_envs)])
+            mask[rng.randrange(self.num_envs)] = True
             return {"kind": kind, "mask": mask, "seed": rng.choice([None, None, 3]), "options": rng.choice(self.options)}
         if kind == "reset":
             return {"kind": kind, "seed": rng.choice([None, 5, 2**40 + 7]), "options": rng.choice(self.options)}
-        if kind == "mode":
-            return {"kind": kind, "training": rng.random() < 0.5}
-        return {"kind": kind}
+        return {"kind": kind, "training": rng.random() < 0.5}
 
     def several(self, number):
         return [self.draw() for _ in range(number)]
@@ -81,17 +75,11 @@ class Operations:
 # Performing.
 
 
-def action_of(operation, num_envs):
-    """The action of a step, as new tensors."""
-    action = operation["action"]
-    return TensorDict(action, [num_envs]).clone() if isinstance(action, dict) else action.clone()
-
-
 def perform(env, operation, td, collect=None):
     """Performs an operation on an env whose last root is `td`. Returns what came back, by name, and the root."""
     kind = operation["kind"]
     if kind == "step":
-        action = action_of(operation, env.num_envs)
+        action = operation["action"].clone()
         transition, td = env.step(action if operation["bare"] else td.set("action", action))
         return {"transition": transition, "td": td}, td
     if kind == "collect":
@@ -109,7 +97,7 @@ def perform(env, operation, td, collect=None):
         return {"snapshot": env.snapshot()}, td
     if kind == "mode":
         env.train(operation["training"])
-    elif kind == "write":  # the root is the caller's: each row takes the first one's observation
+    else:  # "write": the root is the caller's, so each row takes the first one's observation
         for leaf in leaves_of(td["observation"]).values():
             leaf.copy_(leaf[:1].clone().expand_as(leaf))
     return {}, td
@@ -121,7 +109,7 @@ def leaves_of(value):
 
 
 def tensors(result):
-    """Copies of all tensors, by path: a plain dict, which `torch.save` writes."""
+    """Copies of all tensors, by path."""
     return {
         "/".join([name, *([path] if isinstance(path, str) else path)]): leaf.clone(memory_format=torch.contiguous_format)
         for name, value in result.items()

@@ -14,11 +14,6 @@ from torchwrap.envs.pendulum import Pendulum
 from torchwrap.testing import ScriptedEnv
 
 
-def test_obstruct_view_of_no_square_compiles():
-    images = spaces.Box(0, 255, (5, 7, 3), "uint8")
-    tw.compile(tw.TransformedEnv(ScriptedEnv(2, observation_space=images), T.ObstructView(0, 1)), backend="eager")
-
-
 def test_initial_states_of_repeated_actions_do_not_depend_on_other_envs():
     alone, batch = (
         W.RepeatAction(tw.FunctionalEnv(Pendulum(), num_envs, max_episode_steps=3, reset_pool=300), 2) for num_envs in (1, 2)
@@ -50,19 +45,3 @@ def test_statistics_of_an_interrupted_step_have_no_negative_variance(monkeypatch
         patch.setattr(torch.Tensor, "square_", interrupted)
         env.step(env.sample_action())
     assert env.reset()["observation"].isfinite().all()
-
-
-def test_spec_of_a_compose_in_a_compose_rebuilds_both():
-    env = tw.TransformedEnv(tw.make("CartPole-v1"), T.Compose([T.Compose([T.NormalizeReward()])]))
-    tw.make(env.spec).load_state_dict(env.state_dict())
-
-
-def test_collector_without_observations_compiles_with_three_steps_per_graph():
-    collect = tw.Collector(ScriptedEnv(2), None, 4, keys=[("next", "reward")])
-    tw.compile(collect, backend="eager", unroll=3)
-
-
-@pytest.mark.full
-def test_env_with_tensors_outside_of_buffers_compiles_with_inductor():
-    env = tw.compile(ScriptedEnv(2, observation_space=spaces.MultiDiscrete([3])))
-    env.step(env.reset(seed=0).set("action", env.sample_action()))
