@@ -157,7 +157,9 @@ class Collector:
         if td is last:
             return
         if "next" in td.keys():
-            raise ValueError(f'Collector needs a root, but got a TensorDict with "next", which has been stepped: {_NEXT_ROOT}.')
+            raise ValueError(
+                f'Collector needs a root, but got a TensorDict with "next", which has been stepped: {_NEXT_ROOT}.'
+            )
         env._check_value("a rollout from an observation", env.single_observation_space, td["observation"])
         if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
             needed = f"the root that the last reset, step or collection of {env._name()} returned"

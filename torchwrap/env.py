@@ -587,7 +587,9 @@ class Env(BatchedModule):
         if not isinstance(observation, Tensor):
             observation = TensorDict(observation.to_dict() if isinstance(observation, TensorDict) else observation)
         observation = spaces.to_device(observation, self.device).clone()
-        spaces.check(owner, "a snapshot with observations", self.single_observation_space, observation, self.num_envs, self.device)
+        spaces.check(
+            owner, "a snapshot with observations", self.single_observation_space, observation, self.num_envs, self.device
+        )
         if isinstance(observation, TensorDict):
             observation = TensorDict(observation.to_dict(), batch_size=[self.num_envs])
         return observation

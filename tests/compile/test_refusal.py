@@ -308,7 +308,11 @@ def test_bad_target_or_argument_is_refused():
     for call, error, message in [
         (lambda: eager(HalfReward(bare())), ValueError, "HalfReward._step: it reads values"),
         (lambda: eager(ReadsMask(NUM_ENVS)), ValueError, "ReadsMask._reset: it reads values"),
-        (lambda: eager(tw.make("CartPole-v1", 2, backend="gymnasium")), ValueError, "nothing to compile: a simulator on the host"),
+        (
+            lambda: eager(tw.make("CartPole-v1", 2, backend="gymnasium")),
+            ValueError,
+            "nothing to compile: a simulator on the host",
+        ),
         (lambda: eager(tw.Collector(gymnasium_cartpole(), None, 3)), ValueError, "CartPole-v1.*: compile the env"),
         (lambda: twice(bare()), ValueError, "<ScriptedEnv.* is already compiled"),
         (lambda: twice(gymnasium_cartpole()), ValueError, "is already compiled"),
@@ -318,7 +322,11 @@ def test_bad_target_or_argument_is_refused():
         (lambda: tw.TransformedEnv(eager(gymnasium_cartpole()), T.TimeLimit(3)), ValueError, "an env that is not compiled"),
         (lambda: eager(tw.Collector(bare(), None, 3), unroll=0), ValueError, "unroll of at least 1, but got 0"),
         (lambda: tw.compile(bare(), backend="nope"), ValueError, "a backend of torch.compile, but got 'nope'"),
-        (lambda: eager(bare(), options={"cpp_wrapper": False}), ValueError, "backend=\"inductor\" for options, but got 'eager'"),
+        (
+            lambda: eager(bare(), options={"cpp_wrapper": False}),
+            ValueError,
+            "backend=\"inductor\" for options, but got 'eager'",
+        ),
         (lambda: eager(nn.Linear(2, 2)), TypeError, "an Env or a Collector, but got Linear"),
         (lambda: eager(bare), TypeError, "an Env or a Collector, but got function"),
         (lambda: eager(tw.Collector(bare(), None, 3, keys=["value"])), ValueError, r"keys among .*, but got \['value'\]"),

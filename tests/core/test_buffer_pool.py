@@ -11,7 +11,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-
 from torchwrap._core.buffer_pool import BufferPool
 
 LARGE = (3, 2**18)

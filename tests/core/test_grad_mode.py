@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from torchwrap._core.grad_mode import without_grad
 
 

@@ -7,11 +7,11 @@ import pickle
 
 import pytest
 import torch
+from torchwrap._core.zero_pool import ZeroPool
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap._core import row_mask
-from torchwrap._core.zero_pool import ZeroPool
 from torchwrap.testing import ScriptedEnv
 
 NUM_ROWS = 6

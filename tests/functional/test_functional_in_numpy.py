@@ -11,10 +11,10 @@ import torch
 from func_envs import BroadcastWalk
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Discrete
+from torchwrap._env.host_function import HostFunction
 
 import torchwrap as tw
 from torchwrap import random
-from torchwrap._env.host_function import HostFunction
 
 NATIVE = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchwrap._compile.backend import Options, Run, compile_graph
 from torchwrap._compile import cuda_graph
+from torchwrap._compile.backend import Options, Run, compile_graph
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._compile.trace import Trace, trace

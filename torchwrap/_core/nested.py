@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap._core.rows import tensordict
 
-Nested: TypeAlias = Union[Tensor, TensorDictBase, Mapping[str, "Nested"], tuple["Nested", ...]]
+Nested: TypeAlias = Tensor | TensorDictBase | Mapping[str, "Nested"] | tuple["Nested", ...]
 Structure: TypeAlias = tuple[object, ...]
 
 

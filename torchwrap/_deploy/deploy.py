@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import nested
 from torchwrap._core.policy import modules_of
-from torchwrap._core.rows import RowMask
+from torchwrap._core.rows import RowMask, tensordict
 from torchwrap._deploy.chain import Chain, Json, chain_of, described, ignores_starts, refusal, state_of
 from torchwrap.collector import Policy
 from torchwrap.env import Env
@@ -194,7 +194,7 @@ class DeployedPolicy(nn.Module):
             if mask is not None and self._recurrent:
                 root |= {name: mask.where(initial[name], state[name]) for name in self._recurrent}
                 root["is_init"] = state["is_first"].clone()
-            action, following = self._act(nested.tensordict(root, number))
+            action, following = self._act(tensordict(root, number))
             following = {**{name: module.get_buffer(key) for name, (module, key) in self._state.items()}, **following}
         plain = _plain(self._action_space, action)
         if not state:
@@ -206,13 +206,13 @@ class DeployedPolicy(nn.Module):
         # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
         # neither terminated nor been truncated. Transforms that do the same in both come first, once.
         ended = torch.zeros(2, number, 1, dtype=torch.bool, device=nested.leaves(raw)[0].device)
-        td = nested.tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
+        td = tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
         remaining = list(self._transforms)
         while remaining and ignores_starts(remaining[0]):
             td = remaining.pop(0).step(td)
         if mask is None:
             return td["observation"]
-        initial = nested.tensordict({"observation": td["observation"].clone()}, number)
+        initial = tensordict({"observation": td["observation"].clone()}, number)
         try:
             for transform in remaining:
                 td = transform.step(td)
@@ -300,7 +300,7 @@ def _value(space: Space[Any], tree: Tree, number: int) -> Value:
     if children is None or not isinstance(tree, Mapping | TensorDictBase):
         return tree
     parts = {key: _value(child, tree[key], number) for key, child in children.items() if key in tree.keys()}
-    return nested.tensordict(parts, number)
+    return tensordict(parts, number)
 
 
 def _plain(space: Space[Any], value: Value) -> Tree:

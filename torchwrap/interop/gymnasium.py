@@ -22,9 +22,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import nested, validation
-from torchwrap._core.rows import RowMask
-from torchwrap.env import Env
+from torchwrap._core import validation
+from torchwrap._core.rows import RowMask, tensordict
+from torchwrap.env import Env, Options
 from torchwrap.interop import _checks, _engines, _workers
 from torchwrap.random import fresh_seed
 from torchwrap.spaces import Signature
@@ -221,9 +221,9 @@ class GymnasiumEnv(Env):
         }
         if self.info_spaces:
             result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
-        return nested.tensordict(result, self.num_envs)
+        return tensordict(result, self.num_envs)
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         rows = mask.numpy()
         first_seed, self._first_seed = self._first_seed, None
         # If this call is interrupted, the next one resets every row.
@@ -234,9 +234,9 @@ class GymnasiumEnv(Env):
             with self._workers:
                 self._last_observation = self._engine.reset(self._last_observation, to_reset, first_seed, options)
         self._already_reset = already_reset & ~rows
-        return nested.tensordict({"observation": self._to_tensors(self._last_observation)}, self.num_envs)
+        return tensordict({"observation": self._to_tensors(self._last_observation)}, self.num_envs)
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def _check_options(self, options: Options) -> None:
         if not self._engine.takes_options:
             super()._check_options(options)
 

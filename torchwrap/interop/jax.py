@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.utils.dlpack import from_dlpack
 
 from torchwrap import spaces
-from torchwrap._core import nested, validation
-from torchwrap._core.rows import RowMask
-from torchwrap.env import Env
+from torchwrap._core import validation
+from torchwrap._core.rows import RowMask, tensordict
+from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
 from torchwrap.random import Stream, bits
 from torchwrap.spaces import Signature
@@ -263,10 +263,10 @@ class JaxEnv(Env):
         successor = {"reward": reward, "terminated": terminated, "truncated": truncated}
         successor["observation"] = self._observation(observation)
         if info:
-            successor["info"] = nested.tensordict(dict(zip(self.functions.info_keys, info, strict=True)), self.num_envs)
-        return nested.tensordict(successor, self.num_envs)
+            successor["info"] = tensordict(dict(zip(self.functions.info_keys, info, strict=True)), self.num_envs)
+        return tensordict(successor, self.num_envs)
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         self.stream.next_episode(mask)
         observation = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
         rows, size = torch.from_numpy(np.flatnonzero(mask.numpy())).to(self.device), self.functions.reset_size
@@ -277,7 +277,7 @@ class JaxEnv(Env):
             state, initial = jax.tree.map(from_dlpack, results)
             self.packed_state.index_copy_(0, some, state[: len(some)])
             observation[some] = self._observation([leaf[: len(some)] for leaf in initial])
-        return nested.tensordict({"observation": observation}, self.num_envs)
+        return tensordict({"observation": observation}, self.num_envs)
 
     def _observation(self, leaves: list[Tensor]) -> spaces.Value:
         remaining, space = iter(leaves), self.single_observation_space

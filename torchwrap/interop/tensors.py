@@ -13,10 +13,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import nested, validation
+from torchwrap._core import validation
 from torchwrap._core.env_buffers import EnvBuffer, EpisodeClock
-from torchwrap._core.rows import RowMask
-from torchwrap.env import Env
+from torchwrap._core.rows import RowMask, tensordict
+from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
 
@@ -176,8 +176,8 @@ class TensorEnv(Env):
         successor = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
         if self.info_spaces:
             entries = {name: self._column(info[name], torch.float32) for name in self.info_spaces}
-            successor["info"] = nested.tensordict(entries, self.num_envs)
-        return nested.tensordict(successor, self.num_envs)
+            successor["info"] = tensordict(entries, self.num_envs)
+        return tensordict(successor, self.num_envs)
 
     def _successor(self, initial: spaces.Value, done: RowMask, info: dict[str, Any]) -> spaces.Value:
         final = info.get(self.final_key or "")
@@ -189,7 +189,7 @@ class TensorEnv(Env):
         self._initial = initial
         return done.where(self._observation("step's final observations", final, copy=False), initial)
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         already_reset = self.already_reset & mask.tensor
         mask.fill_(self.already_reset, False)
         mask.fill_(self.elapsed, 0)
@@ -200,7 +200,7 @@ class TensorEnv(Env):
             observation = self._observation("reset", result, copy=self.reuses_memory)
             if self.final_key is not None:
                 observation = RowMask(already_reset).where(spaces.to_device(self._initial, self.device), observation)
-        return nested.tensordict({"observation": observation}, self.num_envs)
+        return tensordict({"observation": observation}, self.num_envs)
 
     def _observation(self, function: str, value: Any, copy: bool) -> spaces.Value:
         if function in self._unchecked:

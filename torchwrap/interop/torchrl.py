@@ -27,9 +27,8 @@ from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
 from torchrl.envs.transforms import AutoResetEnv
 
 from torchwrap import spaces
-from torchwrap._core import nested
-from torchwrap._core.rows import RowMask
-from torchwrap.env import Env
+from torchwrap._core.rows import RowMask, tensordict
+from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
 from torchwrap.wrappers import HumanRendering, RecordVideo
@@ -125,7 +124,7 @@ class TorchRLEnvBase(EnvBase):
         return tensordict, following.set("observation", root["observation"])
 
     def _action(self, tensordict: TensorDictBase) -> TensorDict:
-        return nested.tensordict({"action": tensordict["action"]}, self.env.num_envs)
+        return tensordict({"action": tensordict["action"]}, self.env.num_envs)
 
     def _tensordict(self, values: TensorDictBase) -> TensorDict:
         return TensorDict(dict(values.items()), batch_size=self.batch_size, device=self.device)
@@ -170,7 +169,7 @@ class _StandIn(Env):
         values |= {key: spec.zero() for key, spec in self.extra_specs.items()}
         return self._reset(RowMask.full(self.num_envs, self.device)).update(values)
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         observation = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
         return TensorDict({"observation": observation}, [self.num_envs])
 
@@ -243,15 +242,15 @@ class TorchRLEnv(Env):
             "truncated": successor.get("truncated", successor["done"] & ~terminated),
             **{key: successor[key] for key in self.extra_specs},
         }
-        return nested.tensordict(result, self.num_envs)
+        return tensordict(result, self.num_envs)
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         if self._root_base is None or mask.numpy().all():
             self._root_base = self.env_base.reset()
         else:  # without the state in the root, which would be the initial one
             self._root_base.set("_reset", mask.column)
             self._root_base = self.env_base.reset(self._root_base, select_reset_only=True)
-        return nested.tensordict({"observation": self._observation(self._root_base.to_tensordict())}, self.num_envs)
+        return tensordict({"observation": self._observation(self._root_base.to_tensordict())}, self.num_envs)
 
     def _observation(self, td: TensorDict) -> spaces.Value:
         value = td["observation"] if self._has_observation else td

@@ -13,7 +13,6 @@ from torchwrap._compile.api import compile
 from torchwrap._core import spec as specs
 from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.rows import RowMask
-from torchwrap.transforms import policy_state
 from torchwrap.testing.comparison import (
     NUM_ENVS,
     MakeEnv,
@@ -27,6 +26,7 @@ from torchwrap.testing.comparison import (
     sample_actions,
 )
 from torchwrap.testing.scripted import ScriptedEnv
+from torchwrap.transforms import policy_state
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers import TransformedEnv
 

@@ -17,7 +17,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
-from torchwrap.env import Env
+from torchwrap.env import Env, Options
 from torchwrap.spaces import Signature
 
 _ENDINGS = ("terminated", "truncated", "both")
@@ -103,7 +103,7 @@ class ScriptedEnv(Env):
             batch_size=[self.num_envs],
         )
 
-    def _reset(self, mask: RowMask, options: dict[str, Any] | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         mask.fill_(self.elapsed, 0)
         self.episode.add_(mask.tensor)
         return TensorDict({"observation": self._observation_now()}, batch_size=[self.num_envs])

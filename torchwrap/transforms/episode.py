@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer, EpisodeClock
+from torchwrap._core.env_buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform

@@ -119,7 +119,5 @@ def read(owner: str, signature: Signature, td: TensorDict) -> State:
 def following(signature: Signature, state: State, done: Tensor) -> State:
     """The entries of the next root, in memory of their own: initial where `done`, bool `(num_envs, 1)`, is set."""
     mask = RowMask(done.clone())
-    entries = {
-        name: value.masked_fill(mask.like(value), signature.policy_state[name].fill) for name, value in state.items()
-    }
+    entries = {name: value.masked_fill(mask.like(value), signature.policy_state[name].fill) for name, value in state.items()}
     return {**entries, IS_INIT: mask.column}
