@@ -14,8 +14,7 @@ try:
 except ImportError:
     inductor = None  # type: ignore[assignment]
 
-Option: TypeAlias = str | int | float | bool | None
-Options: TypeAlias = Mapping[str, Option]
+Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[..., Sequence[Tensor]]
 
 # The C++ wrapper calls the kernels of a graph without Python in between.
@@ -36,7 +35,7 @@ def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, o
         if inductor is not None:
             fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
             return inductor(graph, fakes, options=dict(options))  # type: ignore[no-any-return]
-    compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None)
+    compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None)  # type: ignore[arg-type]
 
     def run(*tensors: Tensor) -> Sequence[Tensor]:
         return compiled(*[tensor.detach() for tensor in tensors])  # type: ignore[no-any-return]

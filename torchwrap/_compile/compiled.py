@@ -31,7 +31,7 @@ Rows = dict[NestedKey, Tensor]
 
 
 class CompiledStep:
-    """Takes the place of `Env._step_and_reset`: a step with its auto-reset as one graph, and one without, if it is asked for."""
+    """Takes the place of `Env._step_and_reset`: one graph with the auto-reset, and one without, if it is asked for."""
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
@@ -89,7 +89,7 @@ class CompiledCollector:
         self._prepare({"observation": observation, **policy_state.initial(env.signature)})
 
     def __call__(self, root: Root) -> tuple[Storage, Root]:
-        collector, env = self.collector, self.collector.env
+        env = self.collector.env
         tensors, storage, programs, parts = self._prepare(root)
         num_buffers, num_root = len(self.inputs), len(nested.leaves(root))
 
@@ -109,14 +109,13 @@ class CompiledCollector:
             graph, storage = self.captured
             results = graph(tensors)
             storage = {key: value.clone() for key, value in storage.items()}
-        if outside := results[num_root:]:
-            if torch.stack(list(outside)).any():
-                space = env.single_action_space
-                raise ValueError(f"{env._name()} needs an action in {space}, but got another one from the policy.")
+        if (outside := results[num_root:]) and torch.stack(list(outside)).any():
+            space = env.single_action_space
+            raise ValueError(f"{env._name()} needs an action in {space}, but got another one from the policy.")
         return storage, cast(Root, nested.builder(root)(iter(results)))
 
     def _prepare(self, root: Root) -> tuple[list[Tensor], Storage, dict[int, Program], list[tuple[Tensor, ...]]]:
-        """The inputs of a rollout, its storage, and what to run: programs by their number of steps, and where each writes to."""
+        """The inputs of a rollout, its storage, programs by their number of steps, and where each of them writes to."""
         collector = self.collector
         state, _ = self.inputs.current()
         if state != self.known:
@@ -130,7 +129,7 @@ class CompiledCollector:
         programs = {}
         for part in (parts[0], parts[-1]):
             if len(part[0]) not in programs:
-                program, tensors = self.steps.prepare(root, dict(zip(storage, part, strict=True)))
+                program, tensors = self.steps.prepare(root, dict(zip(list(storage), part, strict=True)))
                 programs[len(part[0])] = program
         return tensors[: len(tensors) - len(storage)], storage, programs, parts
 

@@ -54,7 +54,8 @@ class Inputs:
         known: dict[int, int] = {}
         for prefix, module in self.modules.named_modules():
             stores: list[Tensors] = [module._parameters, module._buffers]
-            for store, name in [(store, name) for store in stores for name in store if store[name] is not None]:
+            held = [(store, name) for store in stores for name in store if store[name] is not None]
+            for store, name in held:
                 position = known.setdefault(id(store[name]), len(self._slots))
                 if position == len(self._slots):
                     self._slots.append((store, name))

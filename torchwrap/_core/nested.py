@@ -17,7 +17,7 @@ Structure: TypeAlias = tuple[object, ...]
 def _parts(value: Nested) -> list[tuple[object, Nested]]:
     if isinstance(value, tuple):
         return list(enumerate(value))
-    return sorted(value.items(), key=lambda item: str(item[0]))  # type: ignore[union-attr]
+    return sorted(((key, value[key]) for key in value.keys()), key=lambda item: str(item[0]))  # type: ignore[union-attr,index]
 
 
 def structure(value: Nested) -> Structure:

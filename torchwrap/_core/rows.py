@@ -98,9 +98,8 @@ class RowMask:
     def where(self, first: Rows, second: Rows) -> Rows:
         """Rows of `first` if set, else of `second`, as a new value."""
         if isinstance(first, Tensor):
-            return torch.where(self.like(first), first, second)
-        merged = {key: self.where(first[key], second[key]) for key in first.keys()}
-        return TensorDict(merged, batch_size=first.batch_size)
+            return torch.where(self.like(first), first, second)  # type: ignore[arg-type,return-value]
+        return tensordict({key: self.where(first[key], second[key]) for key in first.keys()}, self.num_rows)  # type: ignore[index,misc]
 
     def gather(self, value: Tensor) -> Tensor:
         """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""

@@ -43,6 +43,8 @@ class RecordEpisodeStatistics(Transform):
     """
 
     is_passive = True
+    records: Tensor
+    count: Tensor
     running_return = EnvBuffer((1,), torch.float64)
     running_length = EnvBuffer((1,), torch.int64)
 
