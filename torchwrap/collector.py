@@ -252,20 +252,9 @@ def evaluate(
 
 def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
     """The storage of a chunk as a TensorDict `(num_envs, num_steps)`."""
-    tree: Any = {}
+    data = TensorDict({}, batch_size=[num_envs, num_steps], names=[None, "time"])  # type: ignore[list-item]
     for key, value in storage.items():
-        *path, name = key if isinstance(key, tuple) else (key,)
-        part = tree
-        for step in path:
-            part = part.setdefault(step, {})
-        part[name] = value.transpose(0, 1)
-    return _as_tensordict(tree, num_envs, num_steps)
-
-
-def _as_tensordict(tree: dict[str, Any], *batch_size: int) -> TensorDict:
-    entries = {key: _as_tensordict(part, *batch_size) if isinstance(part, dict) else part for key, part in tree.items()}
-    data = tensordict(entries, *batch_size)
-    data.names = [None, "time"]
+        data.set(key, value.transpose(0, 1))
     return data
 
 

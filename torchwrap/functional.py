@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import random, spaces
-from torchwrap._core import nested, validation
+from torchwrap._core import rows, validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap._core.repeat import repeat
 from torchwrap._core.rows import RowMask, tensordict
@@ -355,8 +355,8 @@ class FunctionalEnv(Env):
         before = _generator_states(self.device)
         try:
             result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
-            leaves = nested.leaves(result)
-            storages, others = _storages(leaves), _storages([*nested.leaves(second), *nested.leaves(arguments)])
+            leaves = rows.leaves(result)
+            storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
         except Exception as error:
             raise TypeError(f"{owner} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
         if not all(map(torch.equal, before, _generator_states(self.device))):

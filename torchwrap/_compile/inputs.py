@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchwrap._core.env_buffers import BatchedModule
-from torchwrap._core.nested import Nested
+from torchwrap._core.rows import Nested
 
 Function: TypeAlias = Callable[..., Nested]
 Layout: TypeAlias = tuple[object, ...]

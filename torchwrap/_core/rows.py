@@ -1,16 +1,18 @@
-"""Rows of a batch: which of them to write to, and TensorDicts that have one row per env."""
+"""Rows of a batch: nested values with one row per env, and which of the rows to write to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 Rows = TypeVar("Rows", Tensor, TensorDict)
+Nested: TypeAlias = Tensor | TensorDictBase | Mapping[str, "Nested"] | tuple["Nested", ...]
+Structure: TypeAlias = tuple[object, ...]
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (Tensor, nn.Parameter)
 
@@ -21,6 +23,56 @@ _unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
 def tensordict(values: dict[str, Tensor | TensorDict], *batch_size: int) -> TensorDict:
     """A TensorDict of values that are known to have this batch size."""
     return _unchecked(values, batch_size=torch.Size(batch_size))  # type: ignore[arg-type,no-any-return]
+
+
+def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Rows, path: tuple[str, ...] = ()) -> Rows:
+    """Returns a value with each tensor replaced by `function(path, tensor)`.
+
+    >>> apply(lambda path, tensor: tensor + 1, TensorDict(a=torch.zeros(2)))["a"]
+    tensor([1., 1.])
+    """
+    if isinstance(value, Tensor):
+        return function(path, value)  # type: ignore[return-value]
+    values = {key: apply(function, value[key], (*path, key)) for key in value.keys()}  # type: ignore[arg-type]
+    return TensorDict(values, batch_size=value.batch_size)  # type: ignore[arg-type]
+
+
+def _parts(value: Nested) -> list[tuple[object, Nested]]:
+    if isinstance(value, tuple):
+        return list(enumerate(value))
+    return sorted(((key, value[key]) for key in value.keys()), key=lambda item: str(item[0]))  # type: ignore[union-attr,index]
+
+
+def structure(value: Nested) -> Structure:
+    """The keys at every level, which values of the same kind share. It can be the key of a dict."""
+    if isinstance(value, Tensor):
+        return ()
+    return tuple([(key, structure(part)) for key, part in _parts(value)])
+
+
+def leaves(value: Nested) -> list[Tensor]:
+    """The tensors, in the order of their keys.
+
+    >>> import torch
+    >>> leaves({"b": torch.zeros(1), "a": {"c": torch.ones(1)}})
+    [tensor([1.]), tensor([0.])]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for _, part in _parts(value) for leaf in leaves(part)]
+
+
+def builder(value: Nested) -> Callable[[Iterator[Tensor]], Nested]:
+    """Returns a function that builds a value like this one from tensors in the order of `leaves`."""
+    if isinstance(value, Tensor):
+        return next
+    parts = {key: builder(part) for key, part in _parts(value)}
+    if isinstance(value, tuple):
+        return lambda tensors: tuple([part(tensors) for part in parts.values()])
+    if isinstance(value, TensorDict):
+        size = tuple(value.batch_size)
+        return lambda tensors: tensordict({str(key): part(tensors) for key, part in parts.items()}, *size)  # type: ignore[misc]
+    return lambda tensors: {key: part(tensors) for key, part in parts.items()}  # type: ignore[return-value,misc]
 
 
 def is_host_readable(tensor: Tensor) -> bool:
