@@ -245,6 +245,13 @@ def test_process_killed_at_ten_random_moments(tmp_path):
     kill_and_compare(tmp_path, 131_072, kills=10, seed=1)
 
 
+@pytest.fixture(scope="module")
+def pair():
+    running = Processes(2)  # `examples/ppo.py` takes all processes of the world
+    yield running
+    running.close()
+
+
 def update_of_half(rank, group, world_size):
     ppo = load_example("ppo")
     args = ppo.Args(norm_adv=False, max_grad_norm=0.5)
@@ -259,8 +266,8 @@ def update_of_half(rank, group, world_size):
     return TensorDict(agent.state_dict(), [])
 
 
-def test_processes_average_their_gradients(processes):
-    whole, halves = update_of_half(0, None, 1), processes.run(2, update_of_half, 2)
+def test_processes_average_their_gradients(pair):
+    whole, halves = update_of_half(0, None, 1), pair.run(2, update_of_half, 2)
     for name, value in whole.items():
         torch.testing.assert_close(halves[0][name], halves[1][name], rtol=0, atol=0)
         torch.testing.assert_close(halves[0][name], value, rtol=1e-4, atol=1e-5)
@@ -275,8 +282,8 @@ def train(rank, group, folder):
     return ppo.train(args, tw.make, rank, 2)
 
 
-def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
-    metrics, nothing = processes.run(2, train, tmp_path)
+def test_rank_0_writes_what_all_need_to_go_on(pair, tmp_path):
+    metrics, nothing = pair.run(2, train, tmp_path)
     assert (metrics["processes"], metrics["num_envs"], metrics["env_steps"], nothing) == (2, 6, 192, {})
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert checkpoint["env"]["transforms.2.statistics.count"] > 6 * 33  # of all ranks
@@ -288,8 +295,8 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
         assert all(torch.equal(part[key], value) for part in buffers)
 
 
-def test_envs_that_the_processes_cannot_share_are_refused(processes):
-    assert processes.run(2, refused) == ["ppo.py needs --num-envs that 2 processes can share, but got 5."] * 2
+def test_envs_that_the_processes_cannot_share_are_refused(pair):
+    assert pair.run(2, refused) == ["ppo.py needs --num-envs that 2 processes can share, but got 5."] * 2
 
 
 def refused(rank, group):
