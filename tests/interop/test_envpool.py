@@ -190,8 +190,8 @@ def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(made, seeds, 
         env.reset(seed=seeds[-1], mask=None if mask is None else torch.tensor(mask))
     if len(seeds) == 1:
         env.reset()
-    assert torch.equal(env._position.root["observation"], same.reset()["observation"])
-    assert torch.equal(sample_and_step(env, env._position.root)[0]["next", "reward"], torch.ones(2, 1))
+    assert torch.equal(env._root["observation"], same.reset()["observation"])
+    assert torch.equal(sample_and_step(env, env._root)[0]["next", "reward"], torch.ones(2, 1))
 
 
 # Ownership.
