@@ -176,9 +176,12 @@ class Env(BatchedModule):
             self._check_options(options)
         rows = RowMask.full(self.num_envs, self.device) if mask is None else RowMask(mask, synchronize=self.host_stepped)
         self._unfinished = "reset()"
-        if seed is not None:
-            self._seed(seed, rows)
-        initial = self._reset(rows, options or None) if root is None or rows.any() else root.select("observation")
+        if root is not None and not rows.any():
+            initial = root.select("observation")
+        else:
+            if seed is not None:
+                self._seed(seed, rows)
+            initial = self._reset(rows, options or None)
         if len(initial.keys()) > 1:
             got = sorted(key for key in initial.keys() if key != "observation")
             raise ValueError(

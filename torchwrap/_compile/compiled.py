@@ -118,10 +118,10 @@ class CompiledCollector:
         parts = self._parts(self.storage)
         self.programs: dict[int, Program] = {}  # by their number of steps
         for part in (parts[0], parts[-1]):
-            self.programs[len(part[0])], _ = self.steps.prepare(root, dict(zip(self.layout, part, strict=True)))
-        self.captured = (
-            CudaGraph(functools.partial(self._run_all, parts), len(self.inputs)) if graph.captures(env.device) else None
-        )
+            targets: Rows = {key: target for key, target in zip(self.layout, part, strict=True)}
+            self.programs[len(part[0])], _ = self.steps.prepare(root, targets)
+        run = functools.partial(self._run_all, parts)
+        self.captured = CudaGraph(run, len(self.inputs)) if graph.captures(env.device) else None
 
     def _allocate(self) -> Storage:
         number, device = self.collector.num_steps, self.collector.env.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 Rows = TypeVar("Rows", Tensor, TensorDict)
-Nested: TypeAlias = Tensor | TensorDictBase | Mapping[str, "Nested"] | tuple["Nested", ...]
+Nested: TypeAlias = Tensor | TensorDictBase | Mapping[Any, "Nested"] | tuple["Nested", ...]
 Structure: TypeAlias = tuple[object, ...]
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (Tensor, nn.Parameter)
