@@ -196,7 +196,7 @@ class FunctionalEnv(Env):
         for name, buffer in self.state.items():
             mask.scatter_(buffer, initial[name])
         observation = self._call("observation", key, initial, params=params)
-        return tensordict({"observation": spaces.apply(lambda _, rows: mask.spread(rows), observation)}, self.num_envs)
+        return tensordict({"observation": mask.spread(observation)}, self.num_envs)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)

@@ -104,6 +104,8 @@ class CompiledCollector:
             )
         return storage, self.build(iter(results))
 
+    @torch.inference_mode(False)  # because later calls can be outside of it
+    @torch.no_grad()
     def _compile(self, root: Root) -> None:
         """Finds out what a transition holds, and compiles graphs for it; on CUDA, into storage that is always the same."""
         env, policy = self.collector.env, self.collector.policy
