@@ -196,7 +196,7 @@ class FunctionalEnv(Env):
         for name, buffer in self.state.items():
             mask.scatter_(buffer, initial[name])
         observation = self._call("observation", key, initial, params=params)
-        return tensordict({"observation": spaces.apply(lambda _, rows: mask.spread(rows), observation)}, self.num_envs)
+        return tensordict({"observation": mask.spread(observation)}, self.num_envs)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
@@ -320,6 +320,7 @@ class FunctionalEnv(Env):
         observation = self._inspect("observation", state)
         spaces.check(f"{owner}.observation", "to return observations", self.single_observation_space, observation, n, device)
         next_state = self._inspect("transition", state, action)
+        _check_tensors(f"{owner}.transition", next_state, n, device)
         if set(next_state) != set(state):
             raise ValueError(f"{owner}.transition needs to return fields {list(state)}, but got {list(next_state)}.")
         for field, value in state.items():

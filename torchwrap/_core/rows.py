@@ -162,11 +162,13 @@ class RowMask:
         """The mask of the rows that `gather` returns: bool, `(num_envs,)`; None if every one of them is set."""
         return self.tensor if self.indices is None else None
 
-    def spread(self, rows: Tensor) -> Tensor:
+    def spread(self, rows: Rows) -> Rows:
         """Rows such as `gather` returns, as a value for all envs. The other rows are 0 or unspecified."""
         if self.indices is None:
             return rows
-        return rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, self.indices, rows)
+        if isinstance(rows, Tensor):
+            return rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, self.indices, rows)
+        return tensordict({key: self.spread(rows[key]) for key in rows.keys()}, self.num_rows)
 
     def scatter_(self, buffer: Tensor, rows: Tensor) -> None:
         """Writes rows such as `gather` returns into the buffer, in place."""
