@@ -57,13 +57,6 @@ def test_writing_into_returned_tensors_does_not_change_the_env(func_env):
     assert equal(env.snapshot()["buffers"], same.snapshot()["buffers"])
 
 
-def test_writing_into_the_root_does_not_change_the_transition():
-    env = FunctionalEnv(Walk(), 2)
-    transition, td = env.step(env.reset(seed=0).set("action", torch.ones(2, 1)))
-    td["observation"].fill_(77)
-    assert transition["next", "observation"].tolist() == [[10, 0]] * 2
-
-
 def test_action_changed_after_the_step_does_not_change_the_state():
     class Remembering(BroadcastWalk):
         def initial(self, rng, params=None):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from func_envs import (
-    Noisy,
+    BroadcastNoisy,
     Walk,
     equal,
     play,
@@ -96,16 +96,16 @@ def test_pool_provides_initial_states_and_is_refreshed():
 
 
 def test_envs_with_a_pool_do_not_depend_on_each_other():
-    actions = some_actions(FunctionalEnv(Noisy(), 5), 30)
-    whole = FunctionalEnv(Noisy(), 5, reset_pool=16)
+    actions = some_actions(FunctionalEnv(BroadcastNoisy(), 5), 30)
+    whole = FunctionalEnv(BroadcastNoisy(), 5, reset_pool=16)
     together, _ = play(whole, whole.reset(seed=3), actions)
     for row in range(5):
-        single = FunctionalEnv(Noisy(), 1, reset_pool=16, first_index=row)
+        single = FunctionalEnv(BroadcastNoisy(), 1, reset_pool=16, first_index=row)
         assert equal(together[:, :, row], play(single, single.reset(seed=3), actions[:, [row]])[0][:, :, 0])
 
 
 def test_pool_is_in_snapshots_and_restarts_with_a_seed():
-    env = FunctionalEnv(Noisy(), 4, reset_pool=8)
+    env = FunctionalEnv(BroadcastNoisy(), 4, reset_pool=8)
     actions = some_actions(env, 40)
     once, _ = play(env, env.reset(seed=2), actions)
     _, td = play(env, env.reset(seed=2), actions[:9])

@@ -215,25 +215,6 @@ def test_gradient_is_not_disturbed_by_later_steps_and_changed_actions():
     torch.testing.assert_close(gradient.flatten(), 2 * x * before)
 
 
-def test_gradient_descent_on_the_actions_improves_the_return():
-    env = FunctionalEnv(Pendulum(), 8)
-    env.reset(seed=0)
-    actions = torch.zeros(20, 8, 1, requires_grad=True)
-    optimizer = torch.optim.Adam([actions], lr=0.1)
-    first = {name: value.clone() for name, value in env.state.items()}
-    returns = []
-    for _ in range(25):
-        total = plan(env, env.state, actions)
-        optimizer.zero_grad()
-        (-total.sum()).backward()
-        optimizer.step()
-        returns.append(total.detach())
-    assert (returns[-1] > returns[0]).all() and (returns[-1] - returns[0]).mean() > 1
-    td, actions = env.reset(mask=torch.zeros(8, dtype=torch.bool)), actions.detach()
-    played, _ = play(env, td, actions)
-    torch.testing.assert_close(played[:, 0]["reward"].sum((0, 2)), plan(env, first, actions), rtol=1e-3, atol=1e-3)
-
-
 class Still(FuncEnv):
     """Returns the action and fields of the state as they are."""
 

@@ -63,23 +63,6 @@ def test_restored_transformed_env_continues_bit_for_bit():
     assert equal(play(other, other.restore(snapshot), actions[7:])[0], expected)
 
 
-def test_snapshot_is_not_changed_by_later_steps_or_by_restore():
-    env = FunctionalEnv(Noisy(), 4)
-    play(env, env.reset(seed=5), some_actions(env, 3))
-    snapshot = env.snapshot()
-    kept = snapshot.clone()
-    td = env.restore(snapshot)
-    td["observation"].zero_()
-    play(env, td, some_actions(env, 9))
-    assert equal(snapshot, kept)
-
-
-def test_restore_of_a_snapshot_of_an_env_like_it_returns_the_root():
-    env, other = FunctionalEnv(Noisy(), 4), FunctionalEnv(Noisy(), 4)
-    other.reset(seed=1)
-    assert env.restore(other.snapshot()).batch_size == (4,)
-
-
 @each_copy
 def test_copy_continues_like_the_env_and_shares_no_memory(replicate):
     env = FunctionalEnv(Noisy(), 4, max_episode_steps=9, reset_pool=8)
