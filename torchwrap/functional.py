@@ -320,6 +320,7 @@ class FunctionalEnv(Env):
         observation = self._inspect("observation", state)
         spaces.check(f"{owner}.observation", "to return observations", self.single_observation_space, observation, n, device)
         next_state = self._inspect("transition", state, action)
+        _check_tensors(f"{owner}.transition", next_state, n, device)
         if set(next_state) != set(state):
             raise ValueError(f"{owner}.transition needs to return fields {list(state)}, but got {list(next_state)}.")
         for field, value in state.items():
