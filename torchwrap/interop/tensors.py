@@ -20,7 +20,6 @@ from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
 
-_STEP = ("observation", "reward", "terminated", "truncated", "info")
 _SEEDS = 2**31
 """NumPy's generator, which many simulators seed too, takes 32 bits. Larger seeds are taken modulo this number."""
 
@@ -52,9 +51,9 @@ def from_functions(
 
     `examples/simulators.py` has these functions for Isaac Lab, mjlab, ManiSkill, Genesis and Newton.
 
-    Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so on. Further entries of an
-    observation are ignored. Rewards and flags are numbers or bools, `(num_envs,)` or `(num_envs, 1)`. Values are converted to
-    the dtypes of the spaces, if PyTorch casts between them. The first result of each function is checked.
+    Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so on. Rewards and flags are
+    numbers or bools, `(num_envs,)` or `(num_envs, 1)`. Values are converted to the dtypes of the spaces, if PyTorch casts
+    between them. The first result of each function is checked.
 
     Args:
         reset, step: the functions. The env owns the simulator from now on.
@@ -160,7 +159,10 @@ class TensorEnv(Env):
         action = spaces.apply(lambda _, leaf: leaf.to(self._simulator_device, copy=self.reuses_memory), action)
         result = self.functions["step"](action if isinstance(action, Tensor) else action.to_dict())
         if "step" in self._unchecked:
-            self._check_step(result)
+            columns = _checks.numbers("from_functions", result, _checks.STEP, list(self.info_spaces), _describe)
+            for name, value in columns.items():
+                if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
+                    self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
         observation, reward, terminated, truncated, info = result
         observation = self._observation("step", observation, copy=self.reuses_memory)
         reward = self._column(reward, torch.float32)
@@ -208,7 +210,7 @@ class TensorEnv(Env):
             self._unchecked.remove(function)
 
         def leaf(path: tuple[str, ...], space: Space[Any]) -> Tensor:
-            return _at(value, path).to(self.device, spaces.dtype(space), copy=copy)
+            return _checks.at(value, path).to(self.device, spaces.dtype(space), copy=copy)
 
         return spaces.build(self.single_observation_space, leaf, self.num_envs)
 
@@ -218,25 +220,12 @@ class TensorEnv(Env):
     def _check_observation(self, function: str, value: Any) -> None:
         for path, space in spaces.leaves(self.single_observation_space):
             try:
-                found = _at(value, path)
-            except (IndexError, KeyError, TypeError):
+                found = _checks.at(value, path)
+            except (IndexError, KeyError, TypeError, ValueError):
                 found = None
             shape, what = (self.num_envs, *(space.shape or ())), "".join([f"[{key!r}]" for key in path])
             if not self._fits(found, shape) or not torch.can_cast(found.dtype, spaces.dtype(space)):
                 self._refuse(function, f"observation{what} of {space}", shape, value if found is None else found)
-
-    def _check_step(self, result: Any) -> None:
-        if not isinstance(result, tuple | list) or len(result) != len(_STEP) or not isinstance(result[-1], dict):
-            needed = f"({', '.join(_STEP)}) with a dict as info"
-            raise TypeError(f"from_functions needs step to return {needed}, but got {_describe(result)}.")
-        info = result[-1]
-        if unknown := sorted(set(self.info_spaces) - set(info)):
-            known = f"It contains {sorted(info)}."
-            raise ValueError(f"from_functions needs info_keys that the info contains, but got {unknown}. {known}")
-        columns = dict(zip(_STEP[1:4], result[1:4], strict=True))
-        for name, value in {**columns, **{name: info[name] for name in self.info_spaces}}.items():
-            if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
-                self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
 
     def _fits(self, value: Any, *shapes: tuple[int, ...]) -> bool:
         return isinstance(value, Tensor) and tuple(value.shape) in shapes and value.device == self._simulator_device
@@ -256,12 +245,6 @@ class TensorEnv(Env):
     def close(self) -> None:
         if self.functions["close"] is not None:
             self.functions["close"]()
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        value = value[name]
-    return value
 
 
 def _describe(value: Any) -> str:

@@ -12,17 +12,7 @@ from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec, Unbounded
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
 from torchrl.envs.transforms import AutoResetEnv
 
@@ -95,11 +85,11 @@ class TorchRLEnvBase(EnvBase):
         running = tensordict.get("_step", None)
         if running is not None:  # rollout(break_when_all_done=True) ignores the other rows, whose episodes have ended
             self.env.reset(mask=~running.reshape(self.env.num_envs))
-        return self._tensordict(self.env.transition(self._action(tensordict))[0]["next"])
+        return self._tensordict(self.env.transition(tensordict["action"])[0]["next"])
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        mask = None if mask is None else mask.reshape(self.env.num_envs)
+        mask = None if mask is None else mask.view(-1)
         root = self.env.reset(**{"seed": self._next_seed, "mask": mask, **kwargs})
         self._next_seed = None
         extras = {key: self.observation_spec[key].zero() for key in self._extra_keys}
@@ -108,7 +98,7 @@ class TorchRLEnvBase(EnvBase):
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)
-        transition, root = self.env.step(self._action(tensordict))
+        transition, root = self.env.step(tensordict["action"])
         successor, preset = self._tensordict(transition["next"]), tensordict.get("next", None)
         if preset is not None:  # as in EnvBase.step: what the policy wrote, such as a recurrent state
             successor.update(preset.exclude(*successor.keys(True, True)))
@@ -122,9 +112,6 @@ class TorchRLEnvBase(EnvBase):
         for key in _FLAGS:
             following.set(key, torch.zeros_like(done))
         return tensordict, following.set("observation", root["observation"])
-
-    def _action(self, tensordict: TensorDictBase) -> TensorDict:
-        return tensordict({"action": tensordict["action"]}, self.env.num_envs)
 
     def _tensordict(self, values: TensorDictBase) -> TensorDict:
         return TensorDict(dict(values.items()), batch_size=self.batch_size, device=self.device)
@@ -167,9 +154,9 @@ class _StandIn(Env):
         if self.info_spaces:
             values["info"] = spaces.zeros(gym_spaces.Dict(self.info_spaces), self.num_envs, self.device)
         values |= {key: spec.zero() for key, spec in self.extra_specs.items()}
-        return self._reset(RowMask.full(self.num_envs, self.device)).update(values)
+        return self._reset().update(values)
 
-    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask | None = None, options: Options | None = None) -> TensorDict:
         observation = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
         return TensorDict({"observation": observation}, [self.num_envs])
 
@@ -280,27 +267,21 @@ def _check(env_base: EnvBase) -> None:
     while isinstance(layer, TransformedEnv) and not isinstance(layer, AutoResetEnv):
         layer = layer.base_env
     if isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False):
-        raise ValueError(
-            f"from_torchrl needs an env that does not reset itself, but got {name} with auto-reset, whose final observations "
-            "are NaN: make it without auto_reset or native_autoreset."
-        )
+        got = f"{name} with auto-reset, whose final observations are NaN"
+        remedy = "make it without auto_reset or native_autoreset"
+        raise ValueError(f"from_torchrl needs an env that does not reset itself, but got {got}: {remedy}.")
     if type(layer) in (GymWrapper, GymEnv):  # others derive from them, such as the wrapper of Isaac Lab
-        raise ValueError(
-            f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: torchwrap.from_gymnasium takes a "
-            "Gymnasium vector env, and torchwrap.make an id."
-        )
+        remedy = "torchwrap.from_gymnasium takes a Gymnasium vector env, and torchwrap.make an id"
+        raise ValueError(f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: {remedy}.")
     batch_size = tuple(env_base.batch_size)
     if len(batch_size) != 1:
-        raise ValueError(
-            f"from_torchrl needs an env of batch size (num_envs,), but got {name} of batch size {batch_size}: "
-            "torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs."
-        )
+        remedy = "torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs"
+        got = f"{name} of batch size {batch_size}"
+        raise ValueError(f"from_torchrl needs an env of batch size (num_envs,), but got {got}: {remedy}.")
     for what, keys in (("action", env_base.full_action_spec), ("reward", env_base.full_reward_spec)):
         if set(keys.keys()) != {what}:
-            raise ValueError(
-                f'from_torchrl needs "{what}" as the only {what} key, but got {sorted(keys.keys())} in {name}: '
-                "RenameTransform changes keys."
-            )
+            got = f"{sorted(keys.keys())} in {name}: RenameTransform changes keys"
+            raise ValueError(f'from_torchrl needs "{what}" as the only {what} key, but got {got}.')
     for key, spec in (("reward", env_base.full_reward_spec["reward"]), *env_base.full_done_spec.items()):
         if isinstance(spec, Composite) or spec.shape != (*batch_size, 1):
             raise ValueError(f'from_torchrl needs "{key}" of shape {(*batch_size, 1)}, but got {tuple(spec.shape)} in {name}.')
