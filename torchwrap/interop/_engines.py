@@ -133,8 +133,6 @@ class EnvPool(Engine):
             raise ValueError(f"from_gymnasium needs EnvPool's env itself, but got {got}: {remedy}.")
         config = vector_env.config
         _check_batch("EnvPool", config["num_envs"], config["batch_size"])
-        if config.get("max_num_players", 1) != 1:
-            raise ValueError(f"from_gymnasium needs envs of one player, but got max_num_players={config['max_num_players']}.")
         self._seed = [*config.get("env_seed", ()), config["seed"]][0]  # of row 0
         limit = config.get("max_episode_steps")
         self.max_episode_steps = None if limit == _NO_LIMIT else limit

@@ -195,7 +195,8 @@ class GymnasiumEnv(Env):
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
-        self._first_seed = seed + self.signature.first_index
+        if mask.any():  # otherwise no `_reset` follows
+            self._first_seed = seed + self.signature.first_index
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
