@@ -186,6 +186,45 @@ def sample_and_step(env, td):
     return env.step(td.set("action", env.sample_action()))
 
 
+class ByHand:
+    """Vector envs of one env each. Where an episode has ended, they take their own auto-reset: a step without a transition.
+
+    Args:
+        envs: the vector envs.
+        space: of observations.
+        seeds: of the first reset, one for each.
+        goes_on: which games go on after an end, by the info of the step.
+    """
+
+    def __init__(self, envs, space, seeds=None, goes_on=lambda info: False):
+        self.envs, self.space, self.goes_on, self.now = envs, space, goes_on, [None] * len(envs)
+        self.reset(range(len(envs)), seeds)
+
+    def reset(self, rows, seeds=None):
+        for i in rows:
+            self.now[i] = self.envs[i].reset(**({} if seeds is None else {"seed": seeds[i]}))[0]
+
+    def observation(self):
+        return _concatenate(self.now, self.space)
+
+    def step(self, actions):
+        results = [env.step(actions[i : i + 1].copy()) for i, env in enumerate(self.envs)]
+        self.now, reward, terminated, truncated, self.infos = [list(part) for part in zip(*results, strict=True)]
+        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
+        flat = {name: np.stack(values).astype(dtype) for name, (values, dtype) in columns.items()}
+        flat["done"], successor = flat["terminated"] | flat["truncated"], self.observation()
+        for i in np.flatnonzero(flat["done"]):
+            if not self.goes_on(self.infos[i]):
+                self.now[i] = self.envs[i].step(actions[i : i + 1].copy())[0]
+        return {"observation": successor, **flat}
+
+
+def _concatenate(observations, space):
+    if isinstance(space, spaces.Dict):
+        return {key: _concatenate([each[key] for each in observations], part) for key, part in space.items()}
+    return np.concatenate(observations).astype(space.dtype)
+
+
 def follow_by_hand(env, others, td, steps):
     """Steps an env and vector envs of one env each with the same actions, and asserts that all values are equal.
 
@@ -246,3 +285,12 @@ def assert_nested_values_pass(env):
     assert (successor["observation", "b", "0"] == torch.stack([turn, many[:, 0]], 1)).all()
     assert (successor["observation", "b", "1"] == many[:, 1]).all()
     assert (successor["reward"] == action["push", "1"].float().unsqueeze(-1)).all()
+
+
+def assert_elapsed_steps_move_the_limit(env):
+    """Of three envs with a limit of 10."""
+    env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([0, 9, 8])
+    transition, _ = env.step(env.sample_action())
+    assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
+    assert not transition["next", "terminated"].any() and env.elapsed_steps.tolist() == [1, 0, 9]

@@ -9,6 +9,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 from helpers import mostly_full
 from single_envs import (
+    ByHand,
     assert_equal_trees,
     check_masked_resets,
     follow_by_hand,
@@ -26,34 +27,11 @@ def make_games(num_envs, game="pong", mode=SAME_STEP, **kwargs):
     return AtariVectorEnv(game, num_envs, autoreset_mode=mode, **kwargs)
 
 
-class Games:
-    """Vector envs of one game each, in `NEXT_STEP`: their steps return final observations, and the next one resets."""
-
-    def __init__(self, num_envs, seeds, **kwargs):
-        self.envs = [make_games(1, mode=NEXT_STEP, **kwargs) for _ in range(num_envs)]
-        self.life_loss_info = kwargs.get("life_loss_info", False)
-        self.reset(range(num_envs), seeds)
-
-    def reset(self, rows, seeds=None):
-        for i in rows:
-            observation, _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
-            self.now = getattr(self, "now", [None] * len(self.envs))
-            self.now[i] = observation[0]
-
-    def observation(self):
-        return np.stack(self.now)
-
-    def step(self, actions):
-        results = [env.step(actions[i : i + 1].copy()) for i, env in enumerate(self.envs)]
-        observation, reward, terminated, truncated, self.infos = zip(*results, strict=True)
-        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
-        flat = {name: np.stack(values).astype(dtype) for name, (values, dtype) in columns.items()}
-        flat["done"], self.now = flat["terminated"] | flat["truncated"], [each[0] for each in observation]
-        successor = np.stack(self.now)
-        goes_on = self.life_loss_info & (np.stack([info["lives"] for info in self.infos]) > 0)
-        for i in np.flatnonzero(flat["done"] & ~goes_on):
-            self.now[i] = self.envs[i].step(actions[i : i + 1].copy())[0][0]
-        return {"observation": successor, **flat}
+def by_hand(num_envs, seeds, **kwargs):
+    """Games in `NEXT_STEP`: their steps return final observations, and the next one resets."""
+    games = [make_games(1, mode=NEXT_STEP, **kwargs) for _ in range(num_envs)]
+    goes_on = kwargs.get("life_loss_info", False)
+    return ByHand(games, games[0].single_observation_space, seeds, lambda info: goes_on and info["lives"] > 0)
 
 
 GAMES = {
@@ -67,7 +45,7 @@ GAMES = {
 @pytest.mark.parametrize("case", mostly_full(GAMES, "life_loss_info"))
 def test_transitions_match_ale_stepped_by_hand(case):
     kwargs, steps, ends = GAMES[case]
-    env, games = tw.from_gymnasium(make_games(3, **kwargs)), Games(3, [5, 6, 7], **kwargs)
+    env, games = tw.from_gymnasium(make_games(3, **kwargs)), by_hand(3, [5, 6, 7], **kwargs)
     td = env.reset(seed=5)
     assert_equal_trees(to_tree(td["observation"]), games.observation())
     assert follow_by_hand(env, games, td, steps)[1].sum() >= ends
@@ -75,7 +53,7 @@ def test_transitions_match_ale_stepped_by_hand(case):
 
 def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
     env = tw.from_gymnasium(make_games(2, "breakout", life_loss_info=True), info_keys=["lives"])
-    games, td, seen = Games(2, [0, 1], game="breakout", life_loss_info=True), env.reset(seed=0), set()
+    games, td, seen = by_hand(2, [0, 1], game="breakout", life_loss_info=True), env.reset(seed=0), set()
     for _ in range(60):
         transition, td = sample_and_step(env, td)
         games.step(transition["action"].numpy())
@@ -87,7 +65,7 @@ def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
 
 def test_masked_reset_starts_episodes_in_its_rows_only():
     kwargs = {"game": "pong", "max_num_frames_per_episode": 48}
-    env, games = tw.from_gymnasium(make_games(4, **kwargs)), Games(4, range(3, 7), **kwargs)
+    env, games = tw.from_gymnasium(make_games(4, **kwargs)), by_hand(4, range(3, 7), **kwargs)
     check_masked_resets(env, games, follow_by_hand(env, games, env.reset(seed=3), 3)[0], 14)
     games.reset([2], range(77, 81))
     td = env.reset(seed=77, mask=torch.arange(4) == 2)
@@ -97,7 +75,7 @@ def test_masked_reset_starts_episodes_in_its_rows_only():
 def test_seed_of_env_i_is_seed_plus_its_global_index_modulo_two_to_the_31():
     env = tw.from_gymnasium(make_games(2), info_keys=["frame_number"], first_index=2)
     for seed, expected in ((8, 10), (2**31 - 1, 1), (2**31 + 8, 10), (2**64 - 1, 1)):
-        games = Games(2, [expected, expected + 1])
+        games = by_hand(2, [expected, expected + 1])
         transition, _ = sample_and_step(env, env.reset(seed=seed))
         games.step(transition["action"].numpy())
         frames = np.stack([info["frame_number"] for info in games.infos])  # the seed decides how many were skipped

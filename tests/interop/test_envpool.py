@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import Held
 from single_envs import (
+    ByHand,
     assert_equal_trees,
     check_masked_resets,
     follow_by_hand,
@@ -31,36 +32,9 @@ def make_pool(id, num_envs, seed=0, **kwargs):
     return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **kwargs)
 
 
-def to_values(observations, space):
-    """Observations of pools of one env as one batch of the space's dtype."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {key: to_values([each[key] for each in observations], part) for key, part in space.items()}
-    return np.concatenate(observations).astype(space.dtype)
-
-
-class Pools:
-    """Pools of one env each. Where an episode has ended, they take EnvPool's own auto-reset: a step without a transition."""
-
-    def __init__(self, id, num_envs, seed, **kwargs):
-        self.pools = [make_pool(id, 1, seed + i, **kwargs) for i in range(num_envs)]
-        self.space, self.now = self.pools[0].observation_space, [pool.reset()[0] for pool in self.pools]
-
-    def reset(self, rows):
-        for i in rows:
-            self.now[i] = self.pools[i].reset()[0]
-
-    def observation(self):
-        return to_values(self.now, self.space)
-
-    def step(self, actions):
-        results = [pool.step(actions[i : i + 1].copy()) for i, pool in enumerate(self.pools)]
-        self.now, reward, terminated, truncated, self.infos = [list(part) for part in zip(*results, strict=True)]
-        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
-        flat = {name: np.stack(values).astype(dtype) for name, (values, dtype) in columns.items()}
-        flat["done"], successor = flat["terminated"] | flat["truncated"], self.observation()
-        for i in np.flatnonzero(flat["done"]):
-            self.now[i] = self.pools[i].step(actions[i : i + 1].copy())[0]
-        return {"observation": successor, **flat}
+def by_hand(id, num_envs, seed, **kwargs):
+    pools = [make_pool(id, 1, seed + i, **kwargs) for i in range(num_envs)]
+    return ByHand(pools, pools[0].observation_space)
 
 
 TASKS = {  # steps, and the least number of terminations and truncations in them
@@ -78,7 +52,7 @@ def test_transitions_match_envpool_stepped_by_hand(task):
     kwargs, steps, (terminations, truncations) = TASKS[task]
     id = task.partition(" ")[0]
     env = tw.from_gymnasium(make_pool(id, 3, seed=5, **kwargs))
-    pools, td = Pools(id, 3, seed=5, **kwargs), env.reset()
+    pools, td = by_hand(id, 3, seed=5, **kwargs), env.reset()
     assert_equal_trees(to_tree(td["observation"]), pools.observation())
     _, ends = follow_by_hand(env, pools, td, steps)
     assert ends[0] >= terminations and ends[1] >= truncations
@@ -88,7 +62,7 @@ def test_transitions_match_envpool_stepped_by_hand(task):
 @pytest.mark.parametrize("id", ["CartPole-v1", "WalkerWalk-v1"])
 def test_masked_reset_starts_episodes_in_its_rows_only(id):
     env = tw.from_gymnasium(make_pool(id, 4, seed=3, max_episode_steps=11))
-    pools, held, td = Pools(id, 4, seed=3, max_episode_steps=11), Held(), env.reset()
+    pools, held, td = by_hand(id, 4, seed=3, max_episode_steps=11), Held(), env.reset()
     held.add(td)
     td, _ = follow_by_hand(env, pools, td, 5)
     held.add(td)
@@ -109,7 +83,7 @@ def test_reset_of_finished_rows_keeps_lives_whatever_other_rows_do():
 
 
 def test_second_reset_of_a_finished_row_starts_another_episode():
-    env, pools = tw.from_gymnasium(make_pool("CartPole-v1", 3, seed=1)), Pools("CartPole-v1", 3, seed=1)
+    env, pools = tw.from_gymnasium(make_pool("CartPole-v1", 3, seed=1)), by_hand("CartPole-v1", 3, seed=1)
     td, done = env.reset(), torch.zeros(3, dtype=torch.bool)
     while not done.any():
         transition, td = sample_and_step(env, td)
@@ -168,7 +142,7 @@ def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(made, seeds, 
 
 def test_info_of_final_steps_is_that_of_the_transition():
     env = tw.make("CartPole-v1", 3, backend="envpool", seed=1, max_episode_steps=12, info_keys=["elapsed_step"])
-    pools, td = Pools("CartPole-v1", 3, 1, max_episode_steps=12), env.reset()
+    pools, td = by_hand("CartPole-v1", 3, 1, max_episode_steps=12), env.reset()
     for _ in range(30):
         transition, td = sample_and_step(env, td)
         pools.step(transition["action"].numpy())

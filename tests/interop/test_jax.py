@@ -1,6 +1,5 @@
 """JAX simulators: their functions under torchwrap's auto-reset, against the same functions in JAX, stepped by hand."""
 
-import copy
 import functools
 import importlib
 import io
@@ -23,7 +22,7 @@ from helpers import (
     assert_transition_and_masked_reset_are_a_step,
     play,
 )
-from single_envs import NESTED, NESTED_ACTIONS, assert_nested_values_pass
+from single_envs import NESTED, NESTED_ACTIONS, assert_elapsed_steps_move_the_limit, assert_nested_values_pass
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -167,12 +166,7 @@ def test_functions_are_traced_once_for_checks_and_any_number_of_finished_rows():
 
 def test_elapsed_steps_move_the_limit():
     env = make(3, "terminated", 100, max_episode_steps=10)
-    env.reset(seed=0)
-    env.elapsed_steps = torch.tensor([0, 9, 8])
-    transition, _ = env.step(env.sample_action())
-    assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
-    assert not transition["next", "terminated"].any()
-    assert env.elapsed_steps.tolist() == [1, 0, 9]
+    assert_elapsed_steps_move_the_limit(env)
 
 
 def test_info_keys_are_columns_of_numbers():
@@ -294,16 +288,6 @@ def test_state_of_every_dtype_steps_as_by_hand_and_survives_a_snapshot(wide):
             assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
         assert np.asarray(other.state[2]).view(np.uint32).tolist() == [0x7FA12345] * 4
         assert_same(play(other, 10, td)[0], play(env, 10, root)[0])
-
-
-def test_copy_continues_as_the_original_and_is_not_compiled_again():
-    env = make()
-    td = env.reset(seed=0)
-    twin = copy.deepcopy(env)
-    assert twin.functions is env.functions
-    first, _ = play(env, 10, td)
-    second, _ = play(twin, 10, twin.reset(mask=torch.zeros(5, dtype=torch.bool)))
-    assert_same(first, second)
 
 
 # Above it.

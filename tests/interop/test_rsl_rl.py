@@ -203,15 +203,6 @@ def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch, algorithm, 
     assert storage.returns.flatten().tolist() == returns
 
 
-@pytest.mark.parametrize(("algorithm", "values"), [(THEIRS, [0, 1000]), (OURS, [1, 1001])])
-def test_one_step_episodes_of_several_envs_bootstrap_row_by_row(monkeypatch, algorithm, values):
-    storage = collect(monkeypatch, algorithm, ScriptedEnv(2, (1,), 1, ending="truncated"), 2, gamma=0.5, lam=1.0).storage
-    assert storage.returns.squeeze(-1).tolist() == [[1 + 0.5 * value for value in values]] * 2
-    storage = collect(monkeypatch, algorithm, ScriptedEnv(2, (1,), None), 3, gamma=0.5, lam=1.0).storage  # none ends
-    assert storage.rewards[..., 0].tolist() == [[1, 1], [2, 2], [3, 3]]
-    assert storage.returns[2, :, 0].tolist() == [3 + 0.5 * 3, 3 + 0.5 * 1003]  # from the observation after the last step
-
-
 def test_bootstrap_leaves_the_critic_normalization_to_rsl_rl():
     def learned(algorithm):
         torch.manual_seed(0)

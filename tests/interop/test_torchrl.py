@@ -22,7 +22,6 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.envs import (
     EnvBase,
     GymEnv,
-    GymWrapper,
     InitTracker,
     PendulumEnv,
     RewardSum,
@@ -638,23 +637,3 @@ def test_from_torchrl_refuses_at_construction(make, kind, message):
 def test_to_torchrl_refuses_what_is_no_env():
     with pytest.raises(TypeError, match=r"to_torchrl needs a torchwrap\.Env, but got"):
         to_torchrl(PendulumEnv())
-
-
-def test_wrapper_that_derives_from_gym_wrapper_gives_true_final_observations():
-    # As TorchRL's wrapper of Isaac Lab, over a simulator that resets itself in the same step.
-    class Wrapper(GymWrapper):
-        pass
-
-    make = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=7)
-    base = from_torchrl(Wrapper(gymnasium.vector.SyncVectorEnv([make] * 3, autoreset_mode="SameStep")))
-    for env, least in ((base, 12), (tw.TransformedEnv(base, T.TimeLimit(4)), 21)):
-        td, ends = env.reset(seed=0), 0
-        for _ in range(30):
-            before = td["observation"].clone()
-            transition, td = env.step(env.sample_action())
-            successor, done = transition["next", "observation"], transition["next", "done"].squeeze(-1)
-            torch.testing.assert_close(successor[:, 0], before[:, 0] + 0.02 * before[:, 1])  # CartPole's own equation
-            assert (td["observation"][done].abs() <= 0.05).all() and (td["observation"][~done] == successor[~done]).all()
-            ends += int(done.sum())
-        assert ends >= least
-    env.close()

@@ -25,6 +25,7 @@ class Engine:
     )
     takes_options = True
     has_threads = False  # of which one may still hold the results of an interrupted call
+    max_episode_steps: int | None = None  # the time limit in force, where no spec of Gymnasium's has it
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
         self.vector_env: Any = vector_env
@@ -38,15 +39,8 @@ class Engine:
     def _read_mode(self) -> Any:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
 
-    max_episode_steps: int | None = None
-    """The time limit in force, where no spec of Gymnasium's has it."""
-
     def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
-        """The seed that a reset uses if it is given `seed`. None is left to the caller.
-
-        Raises:
-            ValueError: if the engine cannot be seeded any more.
-        """
+        """The seed that a reset uses if it is given `seed`. Raises a ValueError if the engine cannot be seeded any more."""
         return seed
 
     def step(self, actions: Any) -> tuple[Any, ...]:
@@ -58,16 +52,9 @@ class Engine:
         return done
 
     def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
-        """Resets the rows, of which row *i* gets the seed `seed + i`.
+        """Resets the rows of a mask, of which row *i* gets the seed `seed + i`, and returns the observations of all rows.
 
-        Args:
-            last: the last observations of all rows. They may be overwritten.
-            rows: a mask with at least one row.
-            seed: of row 0. None continues with the next episode.
-            options: for the envs.
-
-        Returns:
-            The observations of all rows.
+        `last` are the last observations of all rows. They may be overwritten.
         """
         # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
         return self._reset_mask(rows, seed, options)[0]
@@ -179,22 +166,13 @@ _BY_PACKAGE: dict[str, type[Engine]] = {"envpool": EnvPool, "ale_py": Ale}
 
 
 def engine(vector_env: VectorEnv[Any, Any, Any]) -> Engine:
-    """The engine of a vector env, by the package that defines it.
-
-    Raises:
-        ValueError: if it auto-resets in a mode that has no exact transitions, or does not step all envs at once.
-    """
+    """The engine of a vector env, by the package that defines it."""
     packages = [base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__]
     return next((_BY_PACKAGE[package] for package in packages if package in _BY_PACKAGE), Engine)(vector_env)
 
 
 def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
-    """Makes EnvPool's vector env of an id, with `seed + i` for env *i*, and without a time limit if it is -1.
-
-    Raises:
-        ImportError: if EnvPool is not installed.
-        ValueError: for an id or arguments that it does not have.
-    """
+    """Makes EnvPool's vector env of an id, with `seed + i` for env *i*, and without a time limit if it is -1."""
     try:
         envpool = importlib.import_module("envpool")
     except ImportError as error:

@@ -54,10 +54,8 @@ def from_jax(
 
     The functions are pure, and know nothing of auto-reset. A `step` that draws random numbers keeps a key in the state. Both
     are compiled once each, with `jax.vmap` around them. Arrays pass between JAX and PyTorch by DLPack, without a copy on the
-    host. The key of an episode depends on the seed, the global index of the env, and the number of the episode.
-
-    Values of a `Dict` space are dicts, of a `Tuple` space tuples. Unless JAX is configured for 64 bits, it computes with 32:
-    values of spaces of 64 bits are converted.
+    host. Values of a `Dict` space are dicts, of a `Tuple` space tuples. Values of spaces of 64 bits are converted, unless JAX
+    is configured for 64 bits.
 
     Args:
         reset, step: the functions.
@@ -69,9 +67,6 @@ def from_jax(
             `(num_envs, 1)` float32.
         device: of all tensors, and of JAX's computation.
         first_index: global index of the first env, for a shard of a larger run.
-
-    Returns:
-        The env. It has snapshots.
 
     Raises:
         TypeError, ValueError: if an argument is invalid, or if the functions do not fit each other or the spaces.
@@ -165,8 +160,6 @@ def from_gymnax(
 ) -> JaxEnv:
     """Makes a torchwrap env of an env of gymnax 1.0.
 
-    It calls `reset_env`, `step_env` and `is_truncated`, so gymnax's own auto-reset does not take part.
-
     Args:
         env: a name, as for `gymnax.make`, or the env itself, without wrappers.
         num_envs, info_keys, device, first_index: as for `from_jax`.
@@ -186,10 +179,9 @@ def from_gymnax(
     if isinstance(env, str):
         env = gymnax.make(env)[0]
     if not isinstance(env, environment.Environment):
-        raise TypeError(
-            f"from_gymnax needs an env of gymnax without wrappers, or its name, but got {type(env).__name__}: torchwrap's "
-            "transforms do what gymnax's wrappers do."
-        )
+        remedy = "torchwrap's transforms do what gymnax's wrappers do"
+        needed = "an env of gymnax without wrappers, or its name"
+        raise TypeError(f"from_gymnax needs {needed}, but got {type(env).__name__}: {remedy}.")
     if params is None:
         params = env.default_params
     if max_episode_steps is not None:
@@ -231,10 +223,7 @@ def _make(
 
 
 class JaxEnv(Env):
-    """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`.
-
-    The state is in a buffer, so the env has snapshots. `state` unpacks it.
-    """
+    """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`. It has snapshots."""
 
     host_stepped = True
     packed_state: Tensor

@@ -65,11 +65,10 @@ def from_functions(
             the entry of `info` with the final observations, in the finished rows of a value for all envs. It may be missing
             where no episode ended. None: `observation` is the true successor in every row, and episodes start in `reset` only.
         reuses_memory: whether the simulator keeps or overwrites what it returned or was given, as most do. Everything is then
-            copied once. False passes tensors on where their dtypes fit: the simulator then makes new ones for each result,
-            none of which overlap, and never reads them again.
+            copied once. False passes tensors on where their dtypes fit.
         max_episode_steps: truncates episodes at this length, in addition to `truncated`. None disables it.
-        clock: returns the simulator's own count of steps since the start of each episode, integers `(num_envs,)`, which
-            `env.elapsed_steps` then reads and writes in place. None: the env counts.
+        clock: returns the simulator's own count of steps of each episode, integers `(num_envs,)`, which `env.elapsed_steps`
+            then reads and writes in place. None: the env counts.
         seed: seeds the simulator with an int below 2**31: `reset(seed=seed)` calls it with `seed + first_index`, before
             `reset`. The rows then share what it seeds, so that the numbers of one depend on the others. Without it, a reset
             takes no seed.
@@ -78,9 +77,6 @@ def from_functions(
             `(num_envs, 1)` float32.
         device: of the simulator's tensors. `.to(device)` moves the env, and not the simulator.
         first_index: global index of the first env, for a shard of a larger run.
-
-    Returns:
-        The env. It has no snapshots, because the simulator keeps its own state.
 
     Raises:
         TypeError, ValueError: if an argument is invalid; from the first `reset` or `step`, if what a function returns does not
@@ -113,10 +109,7 @@ def from_functions(
 
 
 class TensorEnv(Env):
-    """A simulator on tensors as a torchwrap env; made by `from_functions`.
-
-    The simulator keeps its own state, so the env has no snapshots.
-    """
+    """A simulator on tensors as a torchwrap env; made by `from_functions`. It has no snapshots."""
 
     can_snapshot = False
     host_stepped = True

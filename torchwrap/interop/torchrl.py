@@ -34,14 +34,12 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
 
     `step_and_maybe_reset`, which `rollout` and `Collector` call, is one step of `env`, auto-reset included: without a device
-    synchronization, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it takes more
-    time for the same values: a step, a synchronization to see whether an episode ended, and a masked reset. Put torchwrap's
-    transforms on `env` instead where there is a choice.
+    synchronization, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it
+    synchronizes in every step: put torchwrap's transforms on `env` instead where there is a choice.
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
     categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
-    because TorchRL wants to know all keys; roots of new episodes hold zeros there. A step of a copy of `env` finds them; in
-    place of a simulator that cannot be copied, it steps a stand-in with the same `info_spaces`.
+    because TorchRL wants to know all keys; roots of new episodes hold zeros there. A step of a copy of `env` finds them.
 
     `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. TorchRL's global seeds have
     no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
@@ -167,17 +165,15 @@ class _StandIn(Env):
 def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
     """Makes a torchwrap env of a batched TorchRL env: for torchwrap's transforms, collectors and statistics.
 
-    It calls `step` and masked `reset` of the env, which return true final observations. If the env has an observation under
-    "observation", that is the observation, and its other observation keys, such as "step_count", are passed on in "next" under
-    their names. Otherwise all observation keys together are a `Dict` observation. One-hot actions become `Discrete`.
-
-    The seed of `reset` goes to the env's `set_seed`; a seeded reset of some rows seeds whatever all rows share.
+    If the env has an observation under "observation", that is the observation, and its other observation keys, such as
+    "step_count", are passed on in "next" under their names. Otherwise all observation keys together are a `Dict` observation.
+    One-hot actions become `Discrete`. The seed of `reset` goes to the env's `set_seed`.
 
     Args:
         env_base: of batch size `(num_envs,)`, with the keys "action", "reward" and "done". The result owns it from now on.
 
     Returns:
-        The env. Observations and extra keys are copies. It has no snapshots, because `env_base` keeps its own state.
+        The env. Observations and extra keys are copies. It has no snapshots.
 
     Raises:
         TypeError: if `env_base` is no `EnvBase`, or has a spec that no Gymnasium space of tensors can represent.
