@@ -253,11 +253,11 @@ def check_masked_resets(env, others, td, steps):
     assert follow_by_hand(env, others, env.reset(mask=torch.zeros_like(mask)), steps)[1].sum() >= env.num_envs
 
 
-def interrupt_a_call(env, monkeypatch, name):
+def interrupt_a_call(env, monkeypatch):
     """Interrupts a step of an engine with threads: all later calls ask for a new env."""
     td = env.reset().set("action", env.sample_action())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(env.vector_env), name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(env.vector_env, "step", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         env.step(td)
     for call in (env.reset, lambda: env.step(td)):
         with pytest.raises(RuntimeError, match=r"threads keep the results of an interrupted one.*make a new env"):

@@ -98,4 +98,4 @@ def test_other_modes_part_of_a_batch_and_options_raise():
 
 
 def test_call_after_an_interrupted_one_raises_and_asks_for_a_new_env(monkeypatch):
-    interrupt_a_call(tw.from_gymnasium(make_games(2)), monkeypatch, "recv")
+    interrupt_a_call(tw.from_gymnasium(make_games(2)), monkeypatch)

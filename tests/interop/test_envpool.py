@@ -208,4 +208,4 @@ def test_options_raise_and_after_an_interrupted_call_all_later_ones_do(monkeypat
     env = tw.make("CartPole-v1", 2, backend="envpool")
     with pytest.raises(ValueError, match=r"CartPole-v1.reset takes no options, but got \{'low': 0\}"):
         env.reset(options={"low": 0})
-    interrupt_a_call(env, monkeypatch, "recv")
+    interrupt_a_call(env, monkeypatch)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from torchwrap.env import Options
+
 _SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger ones are taken modulo this number."""
 
@@ -51,7 +53,7 @@ class Engine:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
         return done
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
         """Resets the rows of a mask, of which row *i* gets the seed `seed + i`, and returns the observations of all rows.
 
         `last` are the last observations of all rows. They may be overwritten.
@@ -59,7 +61,7 @@ class Engine:
         # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
         return self._reset_mask(rows, seed, options)[0]
 
-    def _reset_mask(self, rows: Any, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    def _reset_mask(self, rows: Any, seed: Any, options: Options | None) -> tuple[Any, dict[str, Any]]:
         mask_option = {} if rows.all() else {"reset_mask": rows}
         # A new dict, because Gymnasium removes the mask from it.
         return self.vector_env.reset(seed=seed, options={**(options or {}), **mask_option} or None)
@@ -94,7 +96,7 @@ class Ale(Engine):
         games, self._games = self._games, self._read_games(info)
         return done & (games != self._games)
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
         # An array has one seed for each row that is reset.
         seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
         observation, info = self._reset_mask(rows, seeds, options)
@@ -141,7 +143,7 @@ class EnvPool(Engine):
         self._actions, self._finished = actions, result[2] | result[3]
         return result
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
         self._was_reset = True
         finished, running = rows & self._finished, rows & ~self._finished
         if running.any():
