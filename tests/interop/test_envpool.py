@@ -127,14 +127,14 @@ def test_seed_of_a_pool_that_was_made_elsewhere_is_reported():
 def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(made, seeds, mask):
     env, same = [tw.make("CartPole-v1", 2, backend="envpool", seed=made) for _ in range(2)]
     for seed in seeds[:-1]:
-        env.reset(seed=seed)
+        td = env.reset(seed=seed)
     match = r"needs seed=4, with which EnvPool made it.*first reset, but got \d: .*backend=\"envpool\", seed=\d\)"
     with pytest.raises(ValueError, match=match):
         env.reset(seed=seeds[-1], mask=None if mask is None else torch.tensor(mask))
     if len(seeds) == 1:
-        env.reset()
-    assert torch.equal(env._position.root["observation"], same.reset()["observation"])
-    assert torch.equal(sample_and_step(env, env._position.root)[0]["next", "reward"], torch.ones(2, 1))
+        td = env.reset()
+    assert torch.equal(td["observation"], same.reset()["observation"])
+    assert torch.equal(sample_and_step(env, td)[0]["next", "reward"], torch.ones(2, 1))
 
 
 # With the rest of torchwrap.
@@ -182,7 +182,7 @@ def test_render_returns_a_frame_of_each_env():
         ({"id": "NoSuchTask-v0"}, r"needs an id that EnvPool has .*'NoSuchTask-v0': `envpool.list_all_envs\(\)` lists them"),
         ({"id": "ALE/Pong-v5"}, r"needs an id that EnvPool has .*'ALE/Pong-v5': make\('Pong-v5'\)"),
         ({"gravity": 3.0}, "needs arguments that EnvPool's CartPole-v1 takes, but got: .*gravity"),
-        ({"vectorization_mode": "async"}, "vectorization_mode and worker_timeout for Gymnasium's envs only"),
+        ({"vectorization_mode": "async"}, "make takes vectorization_mode with backend=.gymnasium. only"),
         ({"batch_size": 1}, "needs EnvPool to step all 2 envs at once, but got batch_size=1"),
         ({"seed": -1}, "needs seed of at least 0, but got -1"),
     ],

@@ -120,7 +120,7 @@ def test_step_returns_what_the_env_does_with_staggered_ends(monkeypatch):
         causes |= set(pairs)
     assert len(causes) == 4
     given, transition, td = seen[-1]  # passed on without copies
-    assert given is actions and obs.data_ptr() == td["observation"].data_ptr()
+    assert given.data_ptr() == actions.data_ptr() and obs.data_ptr() == td["observation"].data_ptr()
     assert rewards.data_ptr() == transition["next", "reward"].data_ptr()
     assert infos["final_observation"].data_ptr() == transition["next", "observation"].data_ptr()
 
