@@ -283,6 +283,7 @@ def test_train_and_eval_and_state_dict_reach_the_statistics():
     other = to_torchrl(tw.TransformedEnv(ScriptedEnv(7, (1,)), T.NormalizeObservation()))
     other.load_state_dict(env.state_dict())
     assert (other.env.transforms[0].statistics.mean == statistics.mean).all() and statistics.mean != 0
+    env.train()
     outer = TransformedEnv(env, RewardSum())
     Collector(outer, None, frames_per_batch=8, total_frames=8)
     outer.eval()  # TorchRL's own stops at its transforms
