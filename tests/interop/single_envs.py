@@ -14,6 +14,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from helpers import numpy_2_promotion
 from tensordict import TensorDict
 
+import torchwrap as tw
+
 DISABLED, SAME_STEP, NEXT_STEP = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 NEVER = (10**9,)
@@ -182,3 +184,113 @@ def check_transitions(env, makers, steps=20, seed=3):
 
 def sample_and_step(env, td):
     return env.step(td.set("action", env.sample_action()))
+
+
+class ByHand:
+    """Vector envs of one env each. Where an episode has ended, they take their own auto-reset: a step without a transition.
+
+    Args:
+        envs: the vector envs.
+        space: of observations.
+        seeds: of the first reset, one for each.
+        goes_on: which games go on after an end, by the info of the step.
+    """
+
+    def __init__(self, envs, space, seeds=None, goes_on=lambda info: False):
+        self.envs, self.space, self.goes_on, self.now = envs, space, goes_on, [None] * len(envs)
+        self.reset(range(len(envs)), seeds)
+
+    def reset(self, rows, seeds=None):
+        for i in rows:
+            self.now[i] = self.envs[i].reset(**({} if seeds is None else {"seed": seeds[i]}))[0]
+
+    def observation(self):
+        return _concatenate(self.now, self.space)
+
+    def step(self, actions):
+        results = [env.step(actions[i : i + 1].copy()) for i, env in enumerate(self.envs)]
+        self.now, reward, terminated, truncated, self.infos = [list(part) for part in zip(*results, strict=True)]
+        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
+        flat = {name: np.stack(values).astype(dtype) for name, (values, dtype) in columns.items()}
+        flat["done"], successor = flat["terminated"] | flat["truncated"], self.observation()
+        for i in np.flatnonzero(flat["done"]):
+            if not self.goes_on(self.infos[i]):
+                self.now[i] = self.envs[i].step(actions[i : i + 1].copy())[0]
+        return {"observation": successor, **flat}
+
+
+def _concatenate(observations, space):
+    if isinstance(space, spaces.Dict):
+        return {key: _concatenate([each[key] for each in observations], part) for key, part in space.items()}
+    return np.concatenate(observations).astype(space.dtype)
+
+
+def follow_by_hand(env, others, td, steps):
+    """Steps an env and vector envs of one env each with the same actions, and asserts that all values are equal.
+
+    Returns the root and the numbers of terminations and truncations.
+    """
+    ends = np.zeros(2, int)
+    for step in range(steps):
+        transition, td = sample_and_step(env, td)
+        expected, actual = others.step(transition["action"].numpy()), to_tree(transition["next"])
+        actual.pop("info", None)
+        assert_equal_trees(actual, expected, f"step {step}")
+        assert_equal_trees(to_tree(td["observation"]), others.observation(), f"root after step {step}")
+        ends += expected["terminated"].sum(), expected["truncated"].sum()
+    return td, ends
+
+
+def check_masked_resets(env, others, td, steps):
+    """Resets some rows, and then other ones, and follows. Episodes have to end in the last steps."""
+    for rows in ([1, 2], [0], [*range(env.num_envs)]):
+        others.reset(rows)
+        mask = torch.zeros(env.num_envs, dtype=torch.bool)
+        mask[rows] = True
+        td = env.reset(mask=mask)
+        assert_equal_trees(to_tree(td["observation"]), others.observation())
+        td, _ = follow_by_hand(env, others, td, 2)
+    assert follow_by_hand(env, others, env.reset(mask=torch.zeros_like(mask)), steps)[1].sum() >= env.num_envs
+
+
+def interrupt_a_call(env, monkeypatch):
+    """Interrupts a step of an engine with threads: all later calls ask for a new env."""
+    td = env.reset().set("action", env.sample_action())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(env.vector_env, "step", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        env.step(td)
+    for call in (env.reset, lambda: env.step(td)):
+        with pytest.raises(RuntimeError, match=r"threads keep the results of an interrupted one.*make a new env"):
+            call()
+    env.close()
+    assert env.vector_env.closed
+
+
+NESTED = spaces.Dict(
+    b=spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(5))), a=spaces.Box(0, 255, (2, 2), np.uint8)
+)
+NESTED_ACTIONS = spaces.Dict(
+    turn=spaces.Discrete(3, start=2), push=spaces.Tuple((spaces.MultiDiscrete([4, 5]), spaces.Box(-1, 1, (), np.float64)))
+)
+
+
+def assert_nested_values_pass(env):
+    """Actions of `NESTED_ACTIONS` come back in observations of `NESTED`, and as rewards."""
+    assert tw.spaces.contains(NESTED, env.reset()["observation"])
+    action = env.sample_action()
+    successor = env.step(action)[0]["next"]
+    assert tw.spaces.contains(NESTED, successor["observation"])
+    turn, many = action["turn"], action["push", "0"]
+    assert (successor["observation", "a"] == turn.view(4, 1, 1)).all()
+    assert (successor["observation", "b", "0"] == torch.stack([turn, many[:, 0]], 1)).all()
+    assert (successor["observation", "b", "1"] == many[:, 1]).all()
+    assert (successor["reward"] == action["push", "1"].float().unsqueeze(-1)).all()
+
+
+def assert_elapsed_steps_move_the_limit(env):
+    """Of three envs with a limit of 10."""
+    env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([0, 9, 8])
+    transition, _ = env.step(env.sample_action())
+    assert transition["next", "truncated"].flatten().tolist() == [False, True, False]
+    assert not transition["next", "terminated"].any() and env.elapsed_steps.tolist() == [1, 0, 9]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
-from helpers import Held, mostly_full
-from single_envs import assert_equal_trees, sample_and_step, to_tree
+from helpers import mostly_full
+from single_envs import (
+    ByHand,
+    assert_equal_trees,
+    check_masked_resets,
+    follow_by_hand,
+    interrupt_a_call,
+    sample_and_step,
+    to_tree,
+)
 
 import torchwrap as tw
 
@@ -20,52 +27,17 @@ def make_games(num_envs, game="pong", mode=SAME_STEP, **kwargs):
     return AtariVectorEnv(game, num_envs, autoreset_mode=mode, **kwargs)
 
 
-class Games:
-    """Vector envs of one game each, in `NEXT_STEP`: their steps return final observations, and the next one resets."""
-
-    def __init__(self, num_envs, seeds, **kwargs):
-        self.envs = [make_games(1, mode=NEXT_STEP, **kwargs) for _ in range(num_envs)]
-        self.life_loss_info = kwargs.get("life_loss_info", False)
-        self.reset(range(num_envs), seeds)
-
-    def reset(self, rows, seeds=None):
-        for i in rows:
-            observation, _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
-            self.now = getattr(self, "now", [None] * len(self.envs))
-            self.now[i] = observation[0]
-
-    def step(self, actions):
-        results = [env.step(actions[i : i + 1].copy()) for i, env in enumerate(self.envs)]
-        observation, reward, terminated, truncated, self.infos = zip(*results, strict=True)
-        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
-        flat = {name: np.stack(values).astype(dtype) for name, (values, dtype) in columns.items()}
-        flat["done"], self.now = flat["terminated"] | flat["truncated"], [each[0] for each in observation]
-        successor = np.stack(self.now)
-        goes_on = self.life_loss_info & (np.stack([info["lives"] for info in self.infos]) > 0)
-        for i in np.flatnonzero(flat["done"] & ~goes_on):
-            self.now[i] = self.envs[i].step(actions[i : i + 1].copy())[0][0]
-        return {"observation": successor, **flat}
-
-
-def follow(env, games, td, steps):
-    """Steps both with the same actions and asserts that all values are equal. Returns the root and the number of ends."""
-    ends = 0
-    for step in range(steps):
-        transition, td = sample_and_step(env, td)
-        expected, actual = games.step(transition["action"].numpy()), to_tree(transition["next"])
-        actual.pop("info", None)
-        assert_equal_trees(actual, expected, f"step {step}")
-        assert_equal_trees(to_tree(td["observation"]), np.stack(games.now), f"root after step {step}")
-        ends += int(expected["done"].sum())
-    return td, ends
+def by_hand(num_envs, seeds, **kwargs):
+    """Games in `NEXT_STEP`: their steps return final observations, and the next one resets."""
+    games = [make_games(1, mode=NEXT_STEP, **kwargs) for _ in range(num_envs)]
+    goes_on = kwargs.get("life_loss_info", False)
+    return ByHand(games, games[0].single_observation_space, seeds, lambda info: goes_on and info["lives"] > 0)
 
 
 GAMES = {
     "truncated": ({"game": "pong", "max_num_frames_per_episode": 60}, 40, 6),
-    "terminated": ({"game": "breakout"}, 200, 3),
     "episodic_life": ({"game": "breakout", "episodic_life": True}, 60, 4),
     "life_loss_info": ({"game": "breakout", "life_loss_info": True}, 140, 12),
-    "unclipped rewards": ({"game": "breakout", "reward_clipping": False, "frameskip": 8}, 140, 3),
     "color, continuous": ({"game": "pong", "grayscale": False, "continuous": True, "max_num_frames_per_episode": 60}, 20, 3),
 }
 
@@ -73,15 +45,15 @@ GAMES = {
 @pytest.mark.parametrize("case", mostly_full(GAMES, "life_loss_info"))
 def test_transitions_match_ale_stepped_by_hand(case):
     kwargs, steps, ends = GAMES[case]
-    env, games = tw.from_gymnasium(make_games(3, **kwargs)), Games(3, [5, 6, 7], **kwargs)
+    env, games = tw.from_gymnasium(make_games(3, **kwargs)), by_hand(3, [5, 6, 7], **kwargs)
     td = env.reset(seed=5)
-    assert_equal_trees(to_tree(td["observation"]), np.stack(games.now))
-    assert follow(env, games, td, steps)[1] >= ends
+    assert_equal_trees(to_tree(td["observation"]), games.observation())
+    assert follow_by_hand(env, games, td, steps)[1].sum() >= ends
 
 
 def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
     env = tw.from_gymnasium(make_games(2, "breakout", life_loss_info=True), info_keys=["lives"])
-    games, td, seen = Games(2, [0, 1], game="breakout", life_loss_info=True), env.reset(seed=0), set()
+    games, td, seen = by_hand(2, [0, 1], game="breakout", life_loss_info=True), env.reset(seed=0), set()
     for _ in range(60):
         transition, td = sample_and_step(env, td)
         games.step(transition["action"].numpy())
@@ -91,36 +63,23 @@ def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
     assert len(seen) >= 3
 
 
-@pytest.mark.parametrize("seed", mostly_full([None, 77], 77))
-def test_masked_reset_starts_episodes_in_its_rows_only(seed):
+def test_masked_reset_starts_episodes_in_its_rows_only():
     kwargs = {"game": "pong", "max_num_frames_per_episode": 48}
-    env, games = tw.from_gymnasium(make_games(4, **kwargs)), Games(4, range(3, 7), **kwargs)
-    td, _ = follow(env, games, env.reset(seed=3), 3)
-    for rows in ([1, 3], [2], [0, 1, 2, 3]):
-        games.reset(rows, None if seed is None else range(seed, seed + 4))
-        mask = torch.zeros(4, dtype=torch.bool)
-        mask[rows] = True
-        td = env.reset(seed=seed, mask=mask)
-        assert_equal_trees(to_tree(td["observation"]), np.stack(games.now))
-        td, _ = follow(env, games, td, 2)
-    assert follow(env, games, td, 14)[1] >= 4
+    env, games = tw.from_gymnasium(make_games(4, **kwargs)), by_hand(4, range(3, 7), **kwargs)
+    check_masked_resets(env, games, follow_by_hand(env, games, env.reset(seed=3), 3)[0], 14)
+    games.reset([2], range(77, 81))
+    td = env.reset(seed=77, mask=torch.arange(4) == 2)
+    follow_by_hand(env, games, td, 2)
 
 
 def test_seed_of_env_i_is_seed_plus_its_global_index_modulo_two_to_the_31():
     env = tw.from_gymnasium(make_games(2), info_keys=["frame_number"], first_index=2)
     for seed, expected in ((8, 10), (2**31 - 1, 1), (2**31 + 8, 10), (2**64 - 1, 1)):
-        games = Games(2, [expected, expected + 1])
+        games = by_hand(2, [expected, expected + 1])
         transition, _ = sample_and_step(env, env.reset(seed=seed))
         games.step(transition["action"].numpy())
         frames = np.stack([info["frame_number"] for info in games.infos])  # the seed decides how many were skipped
         np.testing.assert_array_equal(transition["next", "info", "frame_number"], frames)
-
-
-def test_unseeded_first_reset_can_be_repeated():
-    env, again = [tw.from_gymnasium(make_games(4), info_keys=["frame_number"]) for _ in range(2)]
-    transition, _ = sample_and_step(env, env.reset())
-    same, _ = again.step(again.reset(seed=env.np_random_seed).set("action", transition["action"]))
-    assert torch.equal(same["next", "info", "frame_number"], transition["next", "info", "frame_number"])
 
 
 def test_other_modes_part_of_a_batch_and_options_raise():
@@ -138,32 +97,5 @@ def test_other_modes_part_of_a_batch_and_options_raise():
         tw.from_gymnasium(make_games(2)).reset(options={"mode": 1})
 
 
-def test_wrapper_of_gymnasium_around_ale_keeps_seeds_and_finals():
-    vector_env = make_games(2, max_num_frames_per_episode=60)
-    wrapped = gymnasium.wrappers.vector.TransformReward(vector_env, lambda reward: reward)
-    env, games = tw.from_gymnasium(wrapped), Games(2, [5, 6], max_num_frames_per_episode=60)
-    assert follow(env, games, env.reset(seed=2**31 + 5), 20)[1] >= 2
-
-
-def test_returned_tensors_are_never_changed():
-    env, held = tw.from_gymnasium(make_games(3, max_num_frames_per_episode=40), info_keys=["lives"]), Held()
-    td = env.reset(seed=0)
-    for step in range(15):
-        held.add(td)
-        transition, td = sample_and_step(env, td)
-        held.add(transition["next"])
-        if step == 5:
-            td = env.reset(mask=torch.tensor([True, False, True]))
-    held.assert_unchanged()
-    assert transition["next", "reward"].dtype == torch.float32
-
-
 def test_call_after_an_interrupted_one_raises_and_asks_for_a_new_env(monkeypatch):
-    env = tw.from_gymnasium(make_games(2))
-    td = env.reset(seed=0).set("action", env.sample_action())
-    with monkeypatch.context() as patch:
-        patch.setattr(env.vector_env, "ale", None)
-        with pytest.raises(AttributeError):
-            env.step(td)
-    with pytest.raises(RuntimeError, match=r"threads keep the results of an interrupted one.*make a new env"):
-        env.reset()
+    interrupt_a_call(tw.from_gymnasium(make_games(2)), monkeypatch)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from helpers import Held
 from single_envs import (
     BOX,
     DISABLED,
@@ -30,7 +31,6 @@ from single_envs import (
     stack_values,
     to_tree,
 )
-from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -39,7 +39,6 @@ LENGTHS = {
     "staggered": [(5, 2), (3,), (1, 4), NEVER],
     "one step": [(1,)] * 4,
     "all at once": [(4,)] * 4,
-    "one of them": [NEVER, NEVER, (3,), NEVER],
     "never": [NEVER] * 4,
 }
 STAGGERED = [(4,), (2, 5), (1,)]
@@ -58,12 +57,6 @@ def make(id="TorchwrapTest/Scripted-v0", num_envs=2, **kwargs):
 def test_transitions_of_every_vector_env_match_single_envs(bridge, kind, mode, id, kwargs):
     makers = [functools.partial(gymnasium.make, id, **kwargs)] * 3
     assert check_transitions(bridge(makers, kind, mode), makers, steps=40) >= 3
-
-
-@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
-def test_transitions_of_make_match_single_envs(vectorization_mode):
-    with make("CartPole-v1", 3, vectorization_mode=vectorization_mode) as env:
-        assert check_transitions(env, [functools.partial(gymnasium.make, "CartPole-v1")] * 3, steps=40) >= 3
 
 
 @every_kind
@@ -92,8 +85,7 @@ def test_transitions_with_every_action_space_match_single_envs(vectorization_mod
             check_transitions(env, scripted(2, lengths=(3,), action_space=space), steps=5)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize("observation_mode", ["same", "different"])
+@pytest.mark.parametrize("shared_memory, observation_mode", [(True, "same"), (False, "different")])
 def test_workers_of_make_take_every_option_of_async_vector_env(shared_memory, observation_mode):
     options = {"shared_memory": shared_memory, "observation_mode": observation_mode}
     if "max_concurrency" in AsyncVectorEnv.__init__.__annotations__:  # from Gymnasium 1.4 on
@@ -107,32 +99,6 @@ def test_workers_of_make_take_every_option_of_async_vector_env(shared_memory, ob
         assert env.vector_env.get_attr("mark") == (1, 2, 3)
 
 
-class Converting(Scripted):
-    """Returns observations that are converted by a function."""
-
-    convert = staticmethod(np.asarray)
-
-    def _observe(self):
-        return self.convert(super()._observe())
-
-
-@every_mode
-def test_observations_of_another_type_are_converted_as_gymnasium_does(bridge, monkeypatch, mode):
-    makers = [functools.partial(Converting, lengths=(3,), space=spaces.Box(-1, 1, (2, 3), np.float32))] * 2
-    for convert in (np.float16, np.ndarray.tolist, np.asfortranarray):
-        monkeypatch.setattr(Converting, "convert", staticmethod(convert))
-        env, same = bridge(makers, mode=mode), SyncVectorEnv(makers, autoreset_mode=mode)
-        td, (expected, _) = env.reset(seed=0), same.reset(seed=[0, 1])
-        for _ in range(2):
-            np.testing.assert_array_equal(td["observation"], expected)
-            action = env.sample_action()
-            (_, td), (expected, *_) = env.step(td.set("action", action)), same.step(action.numpy())
-        assert td["observation"].dtype == torch.float32
-    monkeypatch.setattr(Converting, "convert", staticmethod(lambda observation: observation[:1]))
-    with pytest.raises((ValueError, TypeError)):
-        sample_and_step(env, td)
-
-
 @every_kind
 def test_time_limit_in_every_autoreset_mode_matches_gymnasium(bridge, kind, mode):
     makers = scripted(4, lengths=[(3, 9), NEVER, (4, 1, 9), (1,)])
@@ -142,35 +108,7 @@ def test_time_limit_in_every_autoreset_mode_matches_gymnasium(bridge, kind, mode
         assert check_transitions(env, limited, steps=17) > 17
 
 
-@every_mode
-def test_record_episode_statistics_matches_gymnasium(bridge, mode):
-    makers = scripted(3, lengths=[(3, 5), (4,), (1,)])
-    env = tw.TransformedEnv(bridge(makers, mode=mode), T.RecordEpisodeStatistics())
-    singles = Singles([lambda m=m: gymnasium.wrappers.RecordEpisodeStatistics(m()) for m in makers], 3)
-    td = env.reset(seed=3)
-    for _ in range(12):
-        td, actions = singles.act(td)
-        transition, td = env.step(td)
-        for i in np.flatnonzero(singles.step(actions)["done"][:, 0]):
-            assert transition["next", "episode_return"][i].item() == pytest.approx(singles.infos[i]["episode"]["r"], abs=1e-5)
-            assert transition["next", "episode_length"][i].item() == singles.infos[i]["episode"]["l"]
-
-
 # Resets, seeds and options.
-
-
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_shards_by_first_index_equal_their_rows_of_the_whole(bridge, kind):
-    makers = scripted(4, lengths=(3,))
-    env, shards = bridge(makers, kind), [bridge(makers[:2], kind, first_index=first) for first in (0, 2)]
-    td, halves = env.reset(seed=5), [shard.reset(seed=5) for shard in shards]
-    for _ in range(8):
-        assert torch.equal(td["observation"], torch.cat([half["observation"] for half in halves]))
-        transition, td = sample_and_step(env, td)
-        actions = transition["action"].split(2)
-        stepped = [s.step(h.set("action", a)) for s, h, a in zip(shards, halves, actions, strict=True)]
-        halves = [half for _, half in stepped]
-        assert torch.equal(transition["next", "reward"], torch.cat([each["next", "reward"] for each, _ in stepped]))
 
 
 def test_seed_of_env_i_is_seed_plus_its_global_index(bridge):
@@ -231,9 +169,6 @@ def test_reset_that_is_refused_leaves_no_seed_behind(bridge):
     makers = [functools.partial(Failing, lengths=(3,))] * 2
     env, singles = bridge(makers), Singles(makers, 3)
     td = env.reset(seed=3)
-    for seed in (-1, 1.0, True, "a", 2**64):
-        with pytest.raises(ValueError, match=r"reset needs a seed that is an integer in \[0, 2\*\*64\), but got"):
-            env.reset(seed=seed)
     follow(env, singles, td, 2)
     with pytest.raises(ValueError, match="no such option"):
         env.reset(seed=9, options={"a": 1})
@@ -290,16 +225,6 @@ def test_info_of_make_is_that_of_single_envs_and_a_misspelt_key_raises_with_all_
             sample_and_step(env, td)
 
 
-@every_mode
-def test_misspelt_info_key_raises_at_the_first_episode_end(bridge, mode):
-    for info_keys, wrong in ((("elapsd",), "elapsd"), (("elapsed", "elapsd"), "elapsd"), (("reset only",), "reset only")):
-        env = bridge(scripted(2, lengths=[(2,), (3,)]), mode=mode, info_keys=info_keys)
-        _, td = sample_and_step(env, env.reset())
-        needed = rf"needs info_keys that its info contains, but got \['{wrong}'\]. It contains .*'elapsed'"
-        with pytest.raises(ValueError, match=needed):
-            sample_and_step(env, td)
-
-
 def test_info_that_does_not_fit_its_space_raises_and_without_keys_it_is_absent(bridge):
     for info_keys in (("name",), {"position": spaces.Box(0, 1, (3,))}, ("position",)):
         env = bridge(scripted(2), info_keys=info_keys)
@@ -326,18 +251,16 @@ gymnasium.register("TorchwrapTest/Overwriting-v0", entry_point=Overwriting)
 
 @every_kind
 def test_returned_tensors_are_never_changed(bridge, kind, mode):
-    for space in (BOX, SPACES["nested"], SPACES["image"]):
-        for copy in (True, False):
-            makers = scripted(3, lengths=[(2,), (3,), NEVER], space=space)
-            env, kept = bridge(makers, kind, mode, copy=copy, info_keys=("elapsed",)), []
-            td = env.reset(seed=0)
-            for _ in range(6):
-                kept.append((td["observation"], td["observation"].clone()))
-                transition, td = sample_and_step(env, td)
-                kept.append((transition["next"], transition["next"].clone()))
-            env.reset()
-            for returned, copied in kept:
-                assert_equal_trees(to_tree(returned), to_tree(copied))
+    for space in (BOX, SPACES["nested"]):
+        makers = scripted(3, lengths=[(2,), (3,), NEVER], space=space)
+        env, held = bridge(makers, kind, mode, copy=False, info_keys=("elapsed",)), Held()
+        td = env.reset(seed=0)
+        for _ in range(6):
+            held.add(td)
+            transition, td = sample_and_step(env, td)
+            held.add(transition["next"])
+        env.reset()
+        held.assert_unchanged()
 
 
 @every_kind
@@ -367,20 +290,6 @@ def test_actions_of_the_caller_and_of_the_simulator_do_not_share_memory(vectoriz
     with make("TorchwrapTest/Overwriting-v0", vectorization_mode=vectorization_mode) as env:
         transition, _ = env.step(env.reset(seed=0).set("action", torch.zeros(2, 2)))
         assert torch.equal(transition["action"], torch.zeros(2, 2))
-    with make(lengths=NEVER, vectorization_mode=vectorization_mode) as env:
-        action = torch.zeros(2, 2)
-        env.step(env.reset(seed=0).set("action", action.requires_grad_()))
-        action.detach().fill_(1)
-        assert all((kept == 0).all() for kept in env.vector_env.get_attr("action"))
-
-
-def test_steps_leave_the_global_generators_unchanged(bridge):
-    env = bridge(scripted(2, lengths=(2,)))
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    _, td = sample_and_step(env, env.reset(seed=0))
-    sample_and_step(env, td)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert (np.random.get_state()[1] == numpy_before).all()
 
 
 # Refusals, before the simulator moves.
@@ -398,59 +307,36 @@ def test_from_gymnasium_without_a_suitable_vector_env_raises_with_a_remedy():
     text = scripted(2, space=spaces.Text(5))
     for make_one, error, match in (
         (lambda: SyncVectorEnv(scripted(2)), ValueError, "DISABLED or SAME_STEP, but got .*NEXT_STEP.*vector_kwargs="),
-        (lambda: gymnasium.make_vec("CartPole-v1", 2), ValueError, "NEXT_STEP.*or make it with torchwrap.make"),
         (lambda: NoMode(scripted(2)), ValueError, "DISABLED or SAME_STEP, but got None"),
         (lambda: gymnasium.make("CartPole-v1"), TypeError, r"needs a gymnasium.vector.VectorEnv, but got .*make_vec"),
-        (lambda: None, TypeError, "VectorEnv, but got NoneType"),
         (lambda: SyncVectorEnv(text, autoreset_mode=DISABLED), TypeError, "Dict or Tuple, but got Text"),
     ):
         with pytest.raises(error, match=match):
             tw.from_gymnasium(make_one())
 
 
-ONE = TensorDict({"a": torch.zeros(2, dtype=torch.int64)}, [2])
-FLOATS = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, 3)}, [2])
-LARGE = TensorDict({"a": torch.full((2,), 3), "b": torch.zeros(2, 3)}, [2])
-ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
-NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": BOX})
-
-
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_invalid_action_raises_before_the_simulator_moves(bridge, kind):
     for space, action, error, match in (
-        (ACTIONS, torch.zeros(2, 3), ValueError, r"an action of shape \(2, 2\) \(num_envs first\), but got \(2, 3\)"),
-        (ACTIONS, torch.zeros(3, 2), ValueError, r"of shape \(2, 2\)"),
-        (ACTIONS, torch.zeros(2, 2, dtype=torch.float64), TypeError, "dtype torch.float32 .* but got torch.float64"),
-        (NESTED, torch.zeros(2, 3), TypeError, r"an action as a TensorDict with keys \['a', 'b'\], but got Tensor"),
-        (NESTED, ONE, TypeError, r"keys \['a', 'b'\], but got \['a'\]"),
-        (NESTED, FLOATS, TypeError, r"an action\['a'\] of dtype torch.int64"),
-        (NESTED, LARGE, ValueError, r"an action\['a'\] in Discrete"),
-        (spaces.Discrete(3), torch.tensor([0, 3]), ValueError, "needs an action in .*, but got values from"),
-        (spaces.Discrete(3), torch.tensor([-1, 0]), ValueError, "needs an action in .*, but got values from"),
+        (
+            spaces.Box(-1, 1, (2,), np.float32),
+            torch.zeros(2, 3),
+            ValueError,
+            r"an action of shape \(2, 2\) \(num_envs first\)",
+        ),
         (spaces.Discrete(3, start=5), torch.tensor([5, 0]), ValueError, "needs an action in .*, but got values from"),
-        (spaces.MultiDiscrete([2, 4]), torch.tensor([[1, 3], [2, 3]]), ValueError, "needs an action in .*, but got values"),
+        (
+            spaces.Dict({"a": BOX}),
+            torch.zeros(2, 3),
+            TypeError,
+            r"an action as a TensorDict with keys \['a'\], but got Tensor",
+        ),
     ):
         env = bridge(scripted(2, action_space=space), kind)
         td = env.reset(seed=0)
         with pytest.raises(error, match=match):
-            env.step(td.set("action", action) if action.shape[0] == 2 else TensorDict({"action": action}, []))
+            env.step(td.set("action", action))
         assert env.vector_env.get_attr("steps") == (0, 0)
-
-
-def test_invalid_masks_and_calls_out_of_order_raise(bridge):
-    env = bridge(scripted(2))
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) before step\(\)"):
-        env.step(TensorDict({"action": torch.zeros(2, 2)}, batch_size=[2]))
-    with pytest.raises(RuntimeError, match="needs a first reset of every env"):
-        env.reset(mask=torch.tensor([True, False]))
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=r'needs td\["action"\]'):
-        env.step(TensorDict({}, batch_size=[]))
-    column, three = torch.ones(2, 1, dtype=torch.bool), torch.ones(3, dtype=torch.bool)
-    for mask in ([True, False], torch.ones(2), three, column, np.ones(2, bool)):
-        with pytest.raises(ValueError, match=r"reset needs a mask of shape \(2,\) torch.bool on cpu, but got"):
-            env.reset(mask=mask)
-    assert env.vector_env.get_attr("episode") == (1, 1)
 
 
 def test_snapshot_and_restore_of_a_simulator_on_the_host_raise(bridge):
@@ -463,13 +349,13 @@ def test_snapshot_and_restore_of_a_simulator_on_the_host_raise(bridge):
         lambda: env.restore(snapshot),
         lambda: tw.TransformedEnv(env, T.TimeLimit(4)).restore(snapshot),
     ):
-        with pytest.raises(RuntimeError, match="a simulator outside of PyTorch holds some of its state"):
+        with pytest.raises(RuntimeError, match="cannot snapshot or restore, because a simulator outside of PyTorch"):
             call()
 
 
 def test_make_that_fails_leaves_no_process_behind():
     before = set(multiprocessing.active_children())
-    for id, kwargs in (("Text", {}), ("Scripted", {"first_index": -1}), ("Scripted", {"info_keys": 3})):
+    for id, kwargs in (("Text", {}), ("Scripted", {"first_index": -1})):
         with pytest.raises((TypeError, ValueError)):
             make(f"TorchwrapTest/{id}-v0", vectorization_mode="async", **kwargs)
     left = set(multiprocessing.active_children()) - before
@@ -508,44 +394,19 @@ def test_make_passes_on_constructor_vector_and_wrapper_arguments():
 
 
 @pytest.mark.cuda
-@every_mode
-def test_transitions_on_cuda_match_the_cpu(bridge, mode):
-    for space in SPACES.values():
+@every_kind
+def test_transitions_on_cuda_match_the_cpu_and_never_change(bridge, kind, mode):
+    for space in (*SPACES.values(), spaces.Box(0, 255, (256, 256, 3), np.uint8)):
         makers = scripted(3, lengths=STAGGERED, space=space)
-        env, same = bridge(makers, mode=mode, device="cuda"), bridge(makers, mode=mode)
-        td, expected = env.reset(seed=3), same.reset(seed=3)
+        env, same = bridge(makers, kind, mode, copy=False, device="cuda"), bridge(makers, kind, mode)
+        td, expected, kept = env.reset(seed=3), same.reset(seed=3), []
         for _ in range(12):
             action = same.sample_action()
             transition, td = env.step(td.set("action", action.cuda()))
             reference, expected = same.step(expected.set("action", action))
-            assert transition["next", "reward"].device.type == "cuda"
-            assert_equal_trees(to_tree(transition["next"]), to_tree(reference["next"]))
-            assert_equal_trees(to_tree(td["observation"]), to_tree(expected["observation"]))
-
-
-@pytest.mark.cuda
-@every_kind
-def test_pinned_copies_on_cuda_never_change_earlier_outputs(bridge, kind, mode):
-    large = spaces.Box(0, 255, (256, 256, 3), np.uint8)
-    makers = scripted(4, lengths=[(2,), (3,), NEVER, (1,)], space=large)
-    env, same = bridge(makers, kind, mode, copy=False, device="cuda"), bridge(makers, kind, mode)
-    td, expected, kept = env.reset(seed=0), same.reset(seed=0), []
-    for _ in range(10):
-        action = same.sample_action()
-        transition, td = env.step(td.set("action", action.cuda()))
-        reference, expected = same.step(expected.set("action", action))
-        kept.append((transition, td["observation"], reference, expected["observation"]))
-    torch.cuda.synchronize()
-    for transition, now, reference, reference_now in kept:
-        assert_equal_trees(to_tree(transition["next"]), to_tree(reference["next"]))
-        assert_equal_trees(to_tree(now), to_tree(reference_now))
-
-
-@pytest.mark.cuda
-def test_mask_and_action_of_the_cpu_on_cuda_raise(bridge):
-    env = bridge(scripted(2), device="cuda")
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match="an action on device cuda"):
-        env.step(TensorDict({"action": torch.zeros(2, 2)}, batch_size=[2]))
-    with pytest.raises(ValueError, match=r"torch\.bool on cuda"):
-        env.reset(mask=torch.ones(2, dtype=torch.bool))
+            kept.append((transition["next"], reference["next"]))
+            kept.append((td["observation"], expected["observation"]))
+        assert transition["next", "reward"].device.type == "cuda"
+        torch.cuda.synchronize()
+        for ours, theirs in kept:
+            assert_equal_trees(to_tree(ours), to_tree(theirs))

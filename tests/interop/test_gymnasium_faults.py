@@ -11,9 +11,7 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 
 import gymnasium
@@ -160,13 +158,6 @@ def test_close_returns_if_a_worker_fails_to_close(fault):
     close(env)
 
 
-def test_close_ends_a_hanging_worker_that_ignores_sigterm():
-    env = make(fault="stubborn", method="step", worker_timeout=0.4)
-    with pytest.raises(RuntimeError, match="env 1 did not finish step"):
-        play(env)
-    close(env)
-
-
 def test_close_does_not_wait_for_a_stopped_worker_with_a_full_pipe():
     env = make(2, worker_timeout=None)
     os.kill(env.vector_env.processes[1].pid, signal.SIGSTOP)
@@ -197,22 +188,6 @@ def test_exception_of_a_synchronous_env_is_not_changed_and_reset_continues():
     check_transitions(env, scripted(2))
 
 
-@pytest.mark.parametrize("moment", [pytest.param(i, marks=pytest.mark.full if i >= 2 else ()) for i in range(20)])
-def test_worker_killed_at_a_random_moment_raises_with_its_env_and_leaves_no_process(moment):
-    rng = random.Random(moment)
-    env, victim = make(), rng.randrange(3)
-    td = env.reset(seed=0)
-    timer = threading.Timer(rng.uniform(0, 0.03), env.vector_env.processes[victim].kill)
-    timer.start()
-    with pytest.raises(RuntimeError, match=f"the process of env {victim} was killed by signal 9 in (step|reset)"):
-        while True:
-            _, td = sample_and_step(env, env.reset() if rng.random() < 0.2 else td)
-    timer.join()
-    with pytest.raises(RuntimeError, match="make a new env"):
-        env.reset(seed=0)
-    close(env)
-
-
 def test_env_that_is_dropped_ends_its_workers_whatever_their_state():
     for fault, method in ((None, None), ("kill", "step"), ("stubborn", "step")):
         env = make(fault=fault, method=method, worker_timeout=0.4)
@@ -225,32 +200,6 @@ def test_env_that_is_dropped_ends_its_workers_whatever_their_state():
                 sample_and_step(env, td)
         del env
         assert not any(process.is_alive() for process in processes)
-
-
-AT_EXIT = """
-import sys; sys.path[:0] = {path!r}
-import time, signal, test_gymnasium_faults as faults
-faults._workers.PATIENCE = 0.4
-envs = [faults.make(fault=fault, method="step", worker_timeout=0.4) for fault in ("kill", "stubborn", "raise", None)]
-for env in envs:
-    try:
-        faults.interrupt(lambda: faults.play(env), after=2)
-    except RuntimeError:
-        assert env is not envs[-1]
-    print(*(process.pid for process in env.vector_env.processes))
-print(time.time())
-"""
-
-
-@pytest.mark.full
-def test_program_ends_quietly_with_faulty_envs_that_were_not_closed():
-    code = AT_EXIT.format(path=[path for path in sys.path if "tests" in path])
-    found = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
-    *pids, ended = found.stdout.split()
-    assert (found.returncode, found.stderr) == (0, "")
-    assert len(pids) == 12
-    assert time.time() - float(ended) < 10
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 # Interrupts.
@@ -309,44 +258,6 @@ def test_reset_after_an_interrupt_between_parts_of_messages_starts_over(bridge, 
         check_transitions(env, makers, steps=3, seed=last)
 
 
-def test_reset_after_an_interrupt_of_the_end_of_a_call_starts_over(bridge, monkeypatch):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    env = bridge(scripted(2), AsyncVectorEnv)
-    td = env.reset(seed=0)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(env.vector_env, "step_wait", interrupted)
-        patch.setattr(_workers.Workers, "__exit__", interrupted)
-        sample_and_step(env, td)
-    check_transitions(env, scripted(2))
-
-
-def test_reset_waits_for_a_step_that_was_interrupted_twice():
-    env = make(2, delay=0.3)
-    interrupt(lambda: play(env), after=0.05)
-    interrupt(env.reset, after=0.05)
-    check_transitions(env, [Faulty] * 2, steps=2)
-    close(env)
-
-
-def test_reset_after_interrupted_resets_reads_none_of_their_answers(bridge, monkeypatch):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    makers = scripted(2)
-    env = bridge(makers, AsyncVectorEnv)
-    td = env.reset(seed=0)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(env.vector_env, "step_wait", interrupted)
-        sample_and_step(env, td)
-    for _ in range(3):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(_workers.os, "read", interrupted)  # with the questions sent, and no answer read
-            env.reset()
-    check_transitions(env, makers, steps=3)
-
-
 def test_worker_that_ends_after_an_interrupt_is_named_by_the_reset():
     env = make(2, delay=0.3)
     interrupt(lambda: play(env), after=0.05)
@@ -393,18 +304,16 @@ def test_ctrl_c_in_a_terminal_does_not_end_the_workers_of_make(bridge):
 
 
 def test_invalid_worker_timeout_raises(bridge):
-    for worker_timeout in (0, -1.0, float("nan"), "60", True):
-        for make_env in (functools.partial(tw.from_gymnasium, bridge(scripted(2)).vector_env), make):
-            with pytest.raises((TypeError, ValueError), match="needs a finite worker_timeout above 0, but got"):
-                make_env(worker_timeout=worker_timeout)
+    for make_env in (functools.partial(tw.from_gymnasium, bridge(scripted(2)).vector_env), make):
+        with pytest.raises(ValueError, match="needs a finite worker_timeout above 0, but got 0"):
+            make_env(worker_timeout=0)
 
 
-@pytest.mark.parametrize("worker_timeout", [None, 1e300])
-def test_worker_timeout_is_part_of_the_spec(worker_timeout):
-    env = make(2, worker_timeout=worker_timeout)
+def test_worker_timeout_is_part_of_the_spec():
+    env = make(2, worker_timeout=1e300)
     again = tw.make(env.spec, num_envs=1)
     for each in (env, again):
-        assert each.spec.kwargs["worker_timeout"] == worker_timeout
+        assert each.spec.kwargs["worker_timeout"] == 1e300
         check_transitions(each, [Faulty] * each.num_envs)
         close(each)
 

@@ -130,18 +130,12 @@ def test_what_skrl_cannot_hold_is_refused_by_name():
     for env, message in (
         (gymnasium.make("CartPole-v1"), "needs a torchwrap.Env, but got TimeLimit"),
         (ScriptedEnv(2, observation_space=MultiBinary(3)), "observations in Box.*got MultiBinary.*Flatten"),
-        (ScriptedEnv(2, observation_space=Dict(a=MultiDiscrete([[2, 3]]))), "one-dimensional MultiDiscrete"),
         (ScriptedEnv(2, action_space=MultiBinary(3)), "actions in Box, Discrete.*got MultiBinary"),
-        (ScriptedEnv(2, action_space=Dict(a=Discrete(2))), "actions in Box, Discrete.*got Dict"),
         (ScriptedEnv(2, action_space=MultiDiscrete([[2, 3]])), "actions in .*one-dimensional MultiDiscrete"),
         (ScriptedEnv(2, action_space=Discrete(3, start=1)), "start at 0.*TransformAction"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"to_skrl.*{message}"):
             to_skrl(env)
-    env = ScriptedEnv(2, (1,), action_space=Discrete(3, start=1))
-    env = to_skrl(tw.TransformedEnv(env, T.TransformAction(lambda action: action + 1, Discrete(3))))  # the remedy
-    env.reset()
-    assert env.step(torch.tensor([[0], [2]]))[-1]["action"].tolist() == [1, 3]
 
 
 # Transitions.
@@ -176,16 +170,14 @@ def test_tensors_are_the_callers():
         transforms = T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward()
         return to_skrl(tw.TransformedEnv(scripted(3, (2, 5)), *transforms))
 
-    clean, disturbed, kept = make(), make(), []
+    clean, disturbed = make(), make()
     assert (clean.reset()[0] == disturbed.reset()[0]).all()
     for _ in range(8):
         results = [env.step(torch.zeros(3, 6)) for env in (clean, disturbed)]
         tensors, others = ([*result[:4], result[4]["final_observations"]] for result in results)
         for tensor, other in zip(tensors, others, strict=True):
             assert (tensor == other).all()
-            kept.append((tensor, tensor.clone()))
             other.fill_(1)
-    assert all((tensor == copy).all() for tensor, copy in kept)
 
 
 # A single env, which skrl's trainers reset by themselves.

@@ -1,6 +1,5 @@
 """TorchRL: torchwrap envs under its collectors, losses and transforms, and its envs under torchwrap's transforms."""
 
-import copy
 import functools
 import warnings
 
@@ -15,16 +14,14 @@ with warnings.catch_warnings():  # a class of TorchRL's own is deprecated
 
 import torch
 from gymnasium import spaces as S
-from helpers import AOT, Held, assert_same, buffers, through_pickle
+from helpers import AOT, Held, assert_same, buffers
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, NonTensor, OneHot, Unbounded
 from torchrl.envs import (
     EnvBase,
     GymEnv,
-    GymWrapper,
     InitTracker,
     PendulumEnv,
     RewardSum,
@@ -33,8 +30,7 @@ from torchrl.envs import (
     TransformedEnv,
     check_env_specs,
 )
-from torchrl.modules import ProbabilisticActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss
+from torchrl.modules import ValueOperator
 from torchrl.objectives.value import GAE
 
 import torchwrap as tw
@@ -65,7 +61,6 @@ def make_cartpole(num_envs=5, **kwargs):
 MAKERS = {
     "in turn, staggered": lambda: ScriptedEnv(5),
     "one-step episodes": lambda: ScriptedEnv(3, episode_lengths=1, ending="both"),
-    "none ends": lambda: ScriptedEnv(1, episode_lengths=None),
     "nested": lambda: ScriptedEnv(3, observation_space=NESTED, action_space=S.MultiDiscrete([2, 3])),
     "Tuple actions": lambda: ScriptedEnv(3, action_space=S.Tuple((S.Discrete(2, start=-1), S.Dict(b=S.MultiBinary(2))))),
     "native": make_cartpole,
@@ -115,7 +110,7 @@ def test_rollouts_and_manual_steps_equal_torchwrap_step_by_step(name):
     env, manual, other = to_torchrl(MAKERS[name]()), to_torchrl(MAKERS[name]()), MAKERS[name]()
     actions = [other.sample_action() for _ in range(30)]
     expected = steps_of(other, actions, seed=7)
-    assert expected["next", "done"].any() == (name != "none ends")
+    assert expected["next", "done"].any()
     env.set_seed(7)
     assert_same_steps(env.rollout(30, replay(actions), break_when_any_done=False), expected)
     check_env_specs(env, seed=0, break_when_any_done="both")
@@ -171,16 +166,6 @@ def test_step_and_maybe_reset_reads_nothing_on_the_host(monkeypatch):
     assert reads.count > 0
 
 
-def test_rollout_that_breaks_ends_with_the_true_final_observation():
-    env = to_torchrl(ScriptedEnv(3, (1,), episode_lengths=(5, 3, 4), ending="truncated"))
-    data = env.rollout(20)
-    assert data.shape == (3, 3)  # env 1 ends after three steps
-    assert data["next", "done"][:, -1].flatten().tolist() == [False, True, False]
-    assert data["next", "observation"][:, -1].flatten().tolist() == [3, 1003, 2003]
-    following = env.rollout(20)
-    assert following["observation"][:, 0].flatten().tolist() == [0, 1000, 2000]
-
-
 def test_rollout_until_all_have_ended_holds_ended_rows_still():
     env = to_torchrl(tw.TransformedEnv(ScriptedEnv(3, (1,), episode_lengths=(5, 2, 3)), T.RecordEpisodeStatistics()))
     data = env.rollout(20, break_when_any_done=False, break_when_all_done=True)
@@ -218,10 +203,8 @@ def by_position(td):
     return td.set("action", (td["observation"][:, 0] > 0).long())
 
 
-@pytest.mark.parametrize("backend", ["native", "gymnasium"])
-def test_collector_of_torchrl_equals_that_of_torchwrap(backend):
-    kwargs = {} if backend == "native" else {"backend": "gymnasium"}
-    env, other = to_torchrl(make_cartpole(**kwargs)), make_cartpole(**kwargs)
+def test_collector_of_torchrl_equals_that_of_torchwrap():
+    env, other = to_torchrl(make_cartpole()), make_cartpole()
     env.set_seed(3)
     collector = Collector(env, by_position, frames_per_batch=5 * 20, total_frames=5 * 60)
     collect, td = tw.Collector(other, by_position, num_steps=20), other.reset(seed=3)
@@ -236,7 +219,6 @@ def test_collector_of_torchrl_equals_that_of_torchwrap(backend):
     assert batches == 3 and ends > 5
     assert len(trajectories) == 5 + ends  # each end starts a trajectory
     collector.shutdown()
-    other.close()
 
 
 def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
@@ -255,22 +237,6 @@ def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
     # The step after a truncation starts from another observation, with another value.
     after = value[:, 1:][only_truncated[:, :-1]]
     assert ((after - next_value[:, :-1][only_truncated[:, :-1]]).abs() > 1e-3).all()
-
-
-def test_clip_ppo_loss_takes_the_data():
-    torch.manual_seed(0)
-    env = to_torchrl(make_cartpole())
-    module = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
-    distribution = {"distribution_class": torch.distributions.Categorical, "return_log_prob": True}
-    actor = ProbabilisticActor(module, in_keys=["logits"], spec=env.action_spec, **distribution)
-    critic = ValueOperator(nn.Linear(4, 1), in_keys=["observation"])
-    (data,) = list(Collector(env, actor, frames_per_batch=5 * 16, total_frames=5 * 16))
-    GAE(gamma=0.99, lmbda=0.95, value_network=critic)(data)
-    losses = ClipPPOLoss(actor, critic)(data.reshape(-1))
-    loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-    loss.backward()
-    assert loss.isfinite() and all(p.grad.abs().sum() > 0 for p in (*actor.parameters(), *critic.parameters()))
-    assert data["action"].dtype == torch.int64 and data["action"].shape == (5, 16)
 
 
 def test_transformed_env_of_torchrl_on_top_with_staggered_ends():
@@ -304,8 +270,6 @@ def test_set_seed_repeats_and_another_seed_differs():
         runs.append(env.rollout(5, by_position, break_when_any_done=False)["observation"])
     assert (runs[0] == runs[1]).all() and (runs[0] != runs[2]).any()
     assert (env.rollout(5, by_position, break_when_any_done=False)["observation"] != runs[2]).any()  # it is taken once
-    with pytest.raises(ValueError, match="seed"):
-        env.reset(seed=-1)
 
 
 def test_train_and_eval_and_state_dict_reach_the_statistics():
@@ -316,22 +280,18 @@ def test_train_and_eval_and_state_dict_reach_the_statistics():
     before = statistics.count.clone()
     env.rollout(5, break_when_any_done=False)
     assert statistics.count == before
-    env.train()
-    env.rollout(5, break_when_any_done=False)
-    assert statistics.count > before
     other = to_torchrl(tw.TransformedEnv(ScriptedEnv(7, (1,)), T.NormalizeObservation()))
     other.load_state_dict(env.state_dict())
     assert (other.env.transforms[0].statistics.mean == statistics.mean).all() and statistics.mean != 0
+    env.train()
     outer = TransformedEnv(env, RewardSum())
     Collector(outer, None, frames_per_batch=8, total_frames=8)
     outer.eval()  # TorchRL's own stops at its transforms
     assert env.env.transforms.training
 
 
-@pytest.mark.parametrize("backend", ["native", "gymnasium"])
-def test_construction_leaves_a_running_env_as_it_was(backend):
-    kwargs = {} if backend == "native" else {"backend": "gymnasium"}
-    env, other = make_cartpole(**kwargs), make_cartpole(**kwargs)
+def test_construction_leaves_a_running_env_as_it_was():
+    env, other = make_cartpole(backend="gymnasium"), make_cartpole(backend="gymnasium")
     for each in (env, other):
         td = each.reset(seed=1)
         for _ in range(5):
@@ -381,7 +341,6 @@ EXACT = [
     S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64),
     S.Box(0, 255, (2, 3), np.uint8),
     S.Box(-np.inf, np.inf, (3,)),
-    S.Box(-5, 7, (), np.int64),
     S.Discrete(4),
     S.MultiDiscrete([2, 5]),
     S.MultiDiscrete([[2, 5], [3, 3]]),
@@ -412,31 +371,21 @@ def test_space_survives_the_way_through_a_spec(space, back):
 
 
 def test_action_spec_becomes_a_space_and_actions_are_encoded():
-    for spec, space in (
-        (OneHot(4, shape=(2, 4)), S.Discrete(4)),
-        (MultiOneHot([2, 3], shape=(2, 5)), S.MultiDiscrete([2, 3])),
-        (Categorical(4, shape=(2,)), S.Discrete(4)),
-        (Categorical(4, shape=(2, 1)), S.MultiDiscrete([4])),
-        (MultiCategorical([2, 3], shape=(2, 2)), S.MultiDiscrete([2, 3])),
-        (Binary(shape=(2, 3)), S.MultiBinary(3)),
-        (Bounded(-1, 2, shape=(2, 3)), S.Box(-1, 2, (3,))),
-        (Unbounded(shape=(2, 3)), S.Box(-np.inf, np.inf, (3,))),
+    one, two = torch.tensor([2, 0]), torch.tensor([[1, 0], [0, 2]])
+    for spec, space, action, expected in (
+        (OneHot(3, shape=(2, 3)), S.Discrete(3), one, [[0, 0, 1], [1, 0, 0]]),
+        (MultiOneHot([2, 3], shape=(2, 5)), S.MultiDiscrete([2, 3]), two, [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]),
+        (Categorical(4, shape=(2,)), S.Discrete(4), one, [2, 0]),
+        (Categorical(4, shape=(2, 1)), S.MultiDiscrete([4]), one.view(2, 1), [[2], [0]]),
+        (MultiCategorical([2, 3], shape=(2, 2)), S.MultiDiscrete([2, 3]), two, [[1, 0], [0, 2]]),
+        (Binary(shape=(2, 2)), S.MultiBinary(2), two % 2, [[1, 0], [0, 0]]),
+        (Bounded(-1, 2, shape=(2, 2)), S.Box(-1, 2, (2,)), two.float(), [[1, 0], [0, 2]]),
     ):
-        for nested in (False, True):
-            spec = Composite(a=spec, shape=(2,)) if nested else spec
-            space = S.Dict(a=space) if nested else space
-            assert to_space(spec, is_action=True) == space
-            stream = tw.Signature(2, space, space).stream()[0]
-            for _ in range(5):
-                action = tw.spaces.sample(space, stream)
-                given = encode(spec, action)
-                assert spec.is_in(given)
-                given, action, leaf = (given["a"], action["a"], spec["a"]) if nested else (given, action, spec)
-                if isinstance(leaf, MultiOneHot):
-                    given = torch.stack([given[:, :2].long().argmax(-1), given[:, 2:].long().argmax(-1)], -1)
-                elif isinstance(leaf, OneHot):
-                    given = given.long().argmax(-1)
-                assert (given == action).all()
+        assert to_space(spec, is_action=True) == space
+        assert encode(spec, action).int().tolist() == expected and spec.is_in(encode(spec, action))
+        nested = Composite(a=spec, shape=(2,))
+        assert to_space(nested, is_action=True) == S.Dict(a=space)
+        assert encode(nested, TensorDict(a=action, batch_size=[2]))["a"].int().tolist() == expected
 
 
 # from_torchrl.
@@ -579,8 +528,7 @@ def test_transforms_between_two_adapters_declare_the_keys_of_both():
 
 
 def test_transforms_on_top_can_be_compiled():
-    env = tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.NormalizeObservation(), T.NormalizeReward())
-    other = tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.NormalizeObservation(), T.NormalizeReward())
+    env, other = (tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.NormalizeObservation()) for _ in range(2))
     tw.compile(env, backend="aot_eager")
     td, other_td = env.reset(seed=0), other.reset(seed=0)
     for _ in range(6):
@@ -589,18 +537,6 @@ def test_transforms_on_top_can_be_compiled():
         expected, other_td = other.step(other_td.set("action", action))
         assert_same(transition["next"], expected["next"], AOT)
         assert_same(td.select("observation"), other_td.select("observation"), AOT)
-
-
-def test_batched_and_copied_adapters_step():
-    def make():
-        return to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(3, 2)))
-
-    batched = SerialEnv(2, make)
-    data = batched.rollout(6, break_when_any_done=False)
-    assert data["next", "observation"][:, 0, :, 0].tolist() == [[1, 2, 3, 1, 2, 1]] * 2
-    batched.close()
-    for replicate in (copy.deepcopy, through_pickle):
-        assert replicate(make()).rollout(9)["next", "observation"][..., 0].tolist() == [[1, 2], [1001, 1002]]
 
 
 def test_pendulum_of_torchrl_equals_its_own_rollout():
@@ -619,26 +555,13 @@ def test_pendulum_of_torchrl_equals_its_own_rollout():
     base.close()
 
 
-def test_pendulum_with_a_time_limit_restarts_only_where_it_was_truncated():
-    env = tw.TransformedEnv(from_torchrl(SerialEnv(2, PendulumEnv)), T.TimeLimit(3))
-    td = env.reset(seed=0)
-    env.elapsed_steps = torch.tensor([2, 0])
-    transition, td = env.step(td.set("action", env.sample_action()))
-    assert transition["next", "truncated"].flatten().tolist() == [True, False]
-    final, root = transition["next", "observation"], td["observation"]
-    assert root["th"][0] != final["th"][0] and root["th"][1] == final["th"][1]
-    assert root["thdot"][0].abs() <= 1 and (root["params", "g"] == 10).all()
-    env.close()
-
-
 @pytest.mark.parametrize(
     "make",
     [
         Reusing,
-        lambda: TransformedEnv(Count(), StepCounter(max_steps=3)),  # counts in the TensorDict
         lambda: SerialEnv(2, lambda: TransformedEnv(PendulumEnv(), StepCounter(max_steps=3))),  # keeps its state there
     ],
-    ids=["reuse", "Count", "PendulumEnv"],
+    ids=["reuse", "PendulumEnv"],
 )
 def test_from_torchrl_results_belong_to_the_caller(make):
     env, other, erased = from_torchrl(make()), from_torchrl(make()), []
@@ -691,19 +614,13 @@ def native_autoreset():
     return env
 
 
-COLUMN, FLAG = Unbounded(shape=(3, 1)), Categorical(2, shape=(3, 1), dtype=torch.bool)
-
-
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
         (lambda: ScriptedEnv(2), TypeError, "needs a torchrl.envs.EnvBase, but got ScriptedEnv"),
-        (lambda: PendulumEnv, TypeError, "needs a torchrl.envs.EnvBase"),
         (PendulumEnv, ValueError, r"size \(num_envs,\), but got PendulumEnv of batch size \(\): torchrl.envs.SerialEnv"),
-        (lambda: SerialEnv(2, Count), ValueError, r"but got SerialEnv of batch size \(2, 3\)"),
         (native_autoreset, ValueError, "does not reset itself, but got Count with auto-reset"),
         (lambda: TransformedEnv(native_autoreset(), RewardSum()), ValueError, "reset itself, but got TransformedEnv"),
-        (lambda: Count(auto_reset=True), ValueError, "does not reset itself"),
         (lambda: TransformedEnv(Count(auto_reset=True), RewardSum()), ValueError, "does not reset itself"),
         (lambda: GymEnv("CartPole-v1"), ValueError, "torchwrap.from_gymnasium takes a Gymnasium vector env"),
         (
@@ -711,17 +628,7 @@ COLUMN, FLAG = Unbounded(shape=(3, 1)), Categorical(2, shape=(3, 1), dtype=torch
             ValueError,
             r"\"action\" as the only action key, but got \['torque'\] in Count: RenameTransform",
         ),
-        (
-            lambda: renamed(reward_spec=Composite(reward=COLUMN.clone(), more=COLUMN.clone(), shape=(3,))),
-            ValueError,
-            '"reward" as the only reward key',
-        ),
         (lambda: renamed(reward_spec=Unbounded(shape=(3, 2))), ValueError, r'"reward" of shape \(3, 1\), but got \(3, 2\)'),
-        (
-            lambda: renamed(full_done_spec=Composite(agents=Composite(done=FLAG.clone(), shape=(3,)), shape=(3,))),
-            ValueError,
-            'needs "agents" of shape|needs "done"',
-        ),
         (lambda: Count(bounded=torch.tensor([[0.0], [1.0], [2.0]])), ValueError, "the same bounds in all envs"),
         (
             lambda: renamed(observation_spec=Composite(text=NonTensor(shape=(3,)), shape=(3,))),
@@ -737,26 +644,5 @@ def test_from_torchrl_refuses_at_construction(make, kind, message):
 
 
 def test_to_torchrl_refuses_what_is_no_env():
-    for value in ("CartPole-v1", PendulumEnv, PendulumEnv()):
-        with pytest.raises(TypeError, match=r"to_torchrl needs a torchwrap\.Env, but got"):
-            to_torchrl(value)
-
-
-def test_wrapper_that_derives_from_gym_wrapper_gives_true_final_observations():
-    # As TorchRL's wrapper of Isaac Lab, over a simulator that resets itself in the same step.
-    class Wrapper(GymWrapper):
-        pass
-
-    make = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=7)
-    base = from_torchrl(Wrapper(gymnasium.vector.SyncVectorEnv([make] * 3, autoreset_mode="SameStep")))
-    for env, least in ((base, 12), (tw.TransformedEnv(base, T.TimeLimit(4)), 21)):
-        td, ends = env.reset(seed=0), 0
-        for _ in range(30):
-            before = td["observation"].clone()
-            transition, td = env.step(env.sample_action())
-            successor, done = transition["next", "observation"], transition["next", "done"].squeeze(-1)
-            torch.testing.assert_close(successor[:, 0], before[:, 0] + 0.02 * before[:, 1])  # CartPole's own equation
-            assert (td["observation"][done].abs() <= 0.05).all() and (td["observation"][~done] == successor[~done]).all()
-            ends += int(done.sum())
-        assert ends >= least
-    env.close()
+    with pytest.raises(TypeError, match=r"to_torchrl needs a torchwrap\.Env, but got"):
+        to_torchrl(PendulumEnv())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete
 
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
+
+STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 def env(owner: str, value: Any) -> Env:
@@ -26,35 +27,9 @@ def env(owner: str, value: Any) -> Env:
         remedy = "torchwrap.make and torchwrap.from_gymnasium make one"
         raise TypeError(f"{owner} needs a torchwrap.Env, but got {type(value).__name__}: {remedy}.")
     if value.signature.policy_state:
-        raise ValueError(
-            f"{owner} needs an env without PolicyState, because trainers carry the state of policies themselves, but got "
-            f"{value!r}."
-        )
+        needed = "an env without PolicyState, because trainers carry the state of policies themselves"
+        raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
     return value
-
-
-def vector(owner: str, what: str, space: Space[Any]) -> Box:
-    """`space`, if it is a Box with one dimension."""
-    if not isinstance(space, Box) or len(space.shape) != 1:
-        remedy = ": put transforms.FlattenObservation on the env" if what == "observations" else ""
-        raise ValueError(f"{owner} needs {what} in a Box with one dimension, but got {space}{remedy}.")
-    return space
-
-
-def flat_dict(owner: str, space: Space[Any]) -> None:
-    """Raises for a Dict or Tuple inside another one."""
-    parts = spaces.children(space) or {}
-    if any(spaces.children(part) is not None for part in parts.values()):
-        raise ValueError(
-            f"{owner} needs observations without a Dict in a Dict, but got {space}: put transforms.FlattenObservation or "
-            "FilterObservation on the env."
-        )
-
-
-def discrete_or_box(owner: str, space: Space[Any]) -> None:
-    """Raises unless actions are Discrete or a Box."""
-    if not isinstance(space, Discrete | Box):
-        raise ValueError(f"{owner} needs actions in a Discrete or Box space, but got {space}.")
 
 
 def signature(
@@ -78,3 +53,24 @@ def signature(
         raise TypeError(f"{owner} needs info_keys as a list, but got the string {info_keys!r}.")
     device = validation.device(owner, device)
     return Signature(num_envs, observation_space, action_space, device, max_episode_steps, first_index)
+
+
+def numbers(
+    owner: str, result: Any, names: tuple[str, ...], info_keys: Sequence[str], describe: Callable[[Any], str]
+) -> dict[str, Any]:
+    """By name, the reward, the flags and the info that a simulator's `step` returned, whose result ends as `STEP` does."""
+    if not isinstance(result, tuple | list) or len(result) != len(names) or not isinstance(result[-1], dict):
+        needed = f"({', '.join(names)}) with a dict as info"
+        raise TypeError(f"{owner} needs step to return {needed}, but got {describe(result)}.")
+    *_, reward, terminated, truncated, info = result
+    if unknown := sorted(set(info_keys) - set(info)):
+        known = f"It contains {sorted(info)}."
+        raise ValueError(f"{owner} needs info_keys that the info contains, but got {unknown}. {known}")
+    return {"reward": reward, "terminated": terminated, "truncated": truncated, **{name: info[name] for name in info_keys}}
+
+
+def at(value: Any, path: tuple[str, ...]) -> Any:
+    """The part of a nested value at the path of a leaf space."""
+    for name in path:
+        value = value[int(name) if isinstance(value, tuple | list) else name]
+    return value

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from torchwrap.env import Options
+
 _SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger ones are taken modulo this number."""
 
@@ -25,6 +27,7 @@ class Engine:
     )
     takes_options = True
     has_threads = False  # of which one may still hold the results of an interrupted call
+    max_episode_steps: int | None = None  # the time limit in force, where no spec of Gymnasium's has it
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
         self.vector_env: Any = vector_env
@@ -38,15 +41,8 @@ class Engine:
     def _read_mode(self) -> Any:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
 
-    max_episode_steps: int | None = None
-    """The time limit in force, where no spec of Gymnasium's has it."""
-
     def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
-        """The seed that a reset uses if it is given `seed`. None is left to the caller.
-
-        Raises:
-            ValueError: if the engine cannot be seeded any more.
-        """
+        """The seed that a reset uses if it is given `seed`. Raises a ValueError if the engine cannot be seeded any more."""
         return seed
 
     def step(self, actions: Any) -> tuple[Any, ...]:
@@ -57,22 +53,15 @@ class Engine:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
         return done
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
-        """Resets the rows, of which row *i* gets the seed `seed + i`.
+    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
+        """Resets the rows of a mask, of which row *i* gets the seed `seed + i`, and returns the observations of all rows.
 
-        Args:
-            last: the last observations of all rows. They may be overwritten.
-            rows: a mask with at least one row.
-            seed: of row 0. None continues with the next episode.
-            options: for the envs.
-
-        Returns:
-            The observations of all rows.
+        `last` are the last observations of all rows. They may be overwritten.
         """
         # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
         return self._reset_mask(rows, seed, options)[0]
 
-    def _reset_mask(self, rows: Any, seed: Any, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    def _reset_mask(self, rows: Any, seed: Any, options: Options | None) -> tuple[Any, dict[str, Any]]:
         mask_option = {} if rows.all() else {"reset_mask": rows}
         # A new dict, because Gymnasium removes the mask from it.
         return self.vector_env.reset(seed=seed, options={**(options or {}), **mask_option} or None)
@@ -107,7 +96,7 @@ class Ale(Engine):
         games, self._games = self._games, self._read_games(info)
         return done & (games != self._games)
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
         # An array has one seed for each row that is reset.
         seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
         observation, info = self._reset_mask(rows, seeds, options)
@@ -133,8 +122,6 @@ class EnvPool(Engine):
             raise ValueError(f"from_gymnasium needs EnvPool's env itself, but got {got}: {remedy}.")
         config = vector_env.config
         _check_batch("EnvPool", config["num_envs"], config["batch_size"])
-        if config.get("max_num_players", 1) != 1:
-            raise ValueError(f"from_gymnasium needs envs of one player, but got max_num_players={config['max_num_players']}.")
         self._seed = [*config.get("env_seed", ()), config["seed"]][0]  # of row 0
         limit = config.get("max_episode_steps")
         self.max_episode_steps = None if limit == _NO_LIMIT else limit
@@ -156,7 +143,7 @@ class EnvPool(Engine):
         self._actions, self._finished = actions, result[2] | result[3]
         return result
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
         self._was_reset = True
         finished, running = rows & self._finished, rows & ~self._finished
         if running.any():
@@ -181,22 +168,13 @@ _BY_PACKAGE: dict[str, type[Engine]] = {"envpool": EnvPool, "ale_py": Ale}
 
 
 def engine(vector_env: VectorEnv[Any, Any, Any]) -> Engine:
-    """The engine of a vector env, by the package that defines it.
-
-    Raises:
-        ValueError: if it auto-resets in a mode that has no exact transitions, or does not step all envs at once.
-    """
+    """The engine of a vector env, by the package that defines it."""
     packages = [base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__]
     return next((_BY_PACKAGE[package] for package in packages if package in _BY_PACKAGE), Engine)(vector_env)
 
 
 def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
-    """Makes EnvPool's vector env of an id, with `seed + i` for env *i*, and without a time limit if it is -1.
-
-    Raises:
-        ImportError: if EnvPool is not installed.
-        ValueError: for an id or arguments that it does not have.
-    """
+    """Makes EnvPool's vector env of an id, with `seed + i` for env *i*, and without a time limit if it is -1."""
     try:
         envpool = importlib.import_module("envpool")
     except ImportError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import signal
 import socket
@@ -16,10 +15,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
-from gymnasium.vector.utils import write_to_shared_memory
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 PATIENCE = 5.0
 """Seconds in which workers can end by themselves before `close` terminates them."""
@@ -30,13 +27,8 @@ CONSTRUCTOR = "its constructor"
 class Workers:
     """The workers of a vector env, of which most kinds have none. A context manager around each call of the vector env.
 
-    A call that follows an interrupted one finds idle workers and empty pipes. A call that follows a fault raises.
-
-    Args:
-        vector_env: with `parent_pipes`, `processes` and `error_queue` if it has workers.
-        name: of the env, for errors.
-        timeout: seconds for a worker to answer. None disables it.
-        has_threads: whether the vector env has threads, which may still hold the results of an interrupted call.
+    A call that follows an interrupted one finds idle workers and empty pipes. A call that follows a fault raises. So does one
+    that follows an interrupted one if the vector env has threads, which may still hold the results.
     """
 
     def __init__(
@@ -182,55 +174,22 @@ def work(
     parent_pipe: Any,
     shared_memory: Any,
     errors: Any,
-    autoreset_mode: AutoresetMode,
-    semaphore: Any = None,
+    *others: Any,
 ) -> None:
-    """The worker of the vector envs that `make` makes, in `AutoresetMode.DISABLED`. All but `timeout` comes from Gymnasium.
+    """Gymnasium's worker, for the vector envs that `make` makes. All but `timeout` comes from Gymnasium.
 
     It reports an exception of the constructor, ends a constructor that exceeds the timeout, and outlives Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but it is for the parent
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
     signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
-    parent_pipe.close()
     try:
         env = env_fn()
     except Exception as error:
         errors.put((index, type(error), error, traceback.format_exc()))
         return
     signal.setitimer(signal.ITIMER_REAL, 0.0)
-    observation: Any = None
-    try:
-        while True:
-            verb, data = pipe.recv()
-            answer: Any = None
-            if verb in ("reset", "step"):
-                with semaphore or contextlib.nullcontext():
-                    observation, *answer = env.reset(**data) if verb == "reset" else env.step(data)
-                    if shared_memory:
-                        write_to_shared_memory(env.observation_space, index, observation, shared_memory)
-                        observation = None
-                answer = (observation, *answer)
-            elif verb == "reset-noop":  # a row outside of the mask
-                answer = (observation, {})
-            elif verb == "_call":
-                name, arguments, keywords = data
-                answer = env.get_wrapper_attr(name)
-                answer = answer(*arguments, **keywords) if callable(answer) else answer
-            elif verb == "_setattr":
-                env.set_wrapper_attr(*data)
-            elif verb == "_check_spaces":
-                mode, observation_space, action_space = data
-                fits = operator.eq if mode == "same" else is_space_dtype_shape_equiv
-                answer = fits(observation_space, env.observation_space), action_space == env.action_space
-            pipe.send((answer, True))
-            if verb == "close":
-                break
-    except Exception as error:
-        errors.put((index, type(error), error, traceback.format_exc()))
-        pipe.send((None, False))
-    finally:
-        env.close()
+    _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, errors, *others)
 
 
 @contextlib.contextmanager

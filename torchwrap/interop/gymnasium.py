@@ -43,9 +43,9 @@ def from_gymnasium(
     first_index: int = 0,
     worker_timeout: float | None = 60.0,
 ) -> GymnasiumEnv:
-    """Wraps a Gymnasium vector env as a torchwrap env. The transitions are the same in both autoreset modes.
+    """Wraps a Gymnasium vector env, or one of EnvPool or ALE, as a torchwrap env.
 
-    EnvPool's vector envs and ALE's are such vector envs too, and their transitions are the same.
+    The transitions are the same in all autoreset modes.
 
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`. The result owns it from now on. ALE's has to be in
@@ -133,10 +133,7 @@ def _seconds(owner: str, worker_timeout: float | None) -> float | None:
 
 
 class GymnasiumEnv(Env):
-    """A Gymnasium vector env as a torchwrap env; made by `from_gymnasium`.
-
-    The simulator keeps its own state, so the env has no snapshots.
-    """
+    """A Gymnasium vector env as a torchwrap env; made by `from_gymnasium`. It has no snapshots."""
 
     can_snapshot = False
     host_stepped = True
@@ -152,8 +149,8 @@ class GymnasiumEnv(Env):
         spec: Any = None,
     ) -> None:
         if not isinstance(vector_env, VectorEnv):
-            needed = "from_gymnasium needs a gymnasium.vector.VectorEnv"
-            raise TypeError(f"{needed}, but got {type(vector_env).__name__}: gymnasium.make_vec makes one.")
+            got = f"{type(vector_env).__name__}: gymnasium.make_vec makes one"
+            raise TypeError(f"from_gymnasium needs a gymnasium.vector.VectorEnv, but got {got}.")
         engine = _engines.engine(vector_env)
         if spec is None and isinstance(vector_env.spec, EnvSpec):
             spec = copy.deepcopy(vector_env.spec)
@@ -195,24 +192,24 @@ class GymnasiumEnv(Env):
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
-        self._first_seed = seed + self.signature.first_index if mask.any() else None  # no row: `_reset` is not called
+        if mask.any():  # otherwise no `_reset` follows
+            self._first_seed = seed + self.signature.first_index
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
         with self._workers:
             self._last_observation, reward, terminated, truncated, info = self._engine.step(actions)
-        successor = self._to_tensors(self._last_observation)
+        successor, done = self._to_tensors(self._last_observation), np.logical_or(terminated, truncated)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:
-            self._already_reset = terminated | truncated
-            if self._already_reset.any():
-                has_final = self._engine.has_final(info, self._already_reset)
-                rows = np.flatnonzero(has_final)
-                if rows.size:
-                    final, space = info["final_obs"][rows], self.single_observation_space
-                    empty: Any = create_empty_array(space, len(rows))
-                    batch = concatenate(space, tuple(final), empty)
-                    successor[spaces.tensor(rows, self.device)] = self._to_tensors(batch)
+            self._already_reset = done
+            if done.any():
+                has_final = self._engine.has_final(info, done)
+            if has_final.any():
+                rows, space = np.flatnonzero(has_final), self.single_observation_space
+                empty: Any = create_empty_array(space, len(rows))
+                batch = concatenate(space, tuple(info["final_obs"][rows]), empty)
+                successor[spaces.tensor(rows, self.device)] = self._to_tensors(batch)
         result = {
             "observation": successor,
             "reward": self._column(reward, np.float32),
@@ -220,7 +217,7 @@ class GymnasiumEnv(Env):
             "truncated": self._column(truncated, np.bool_),
         }
         if self.info_spaces:
-            result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
+            result["info"] = self._info(info, has_final, done)
         return tensordict(result, self.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -283,12 +280,10 @@ class GymnasiumEnv(Env):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    Rewards are float64 `(num_envs,)`, terminations and truncations bool `(num_envs,)`, observations batched as in
-    `SyncVectorEnv`. All arrays are copies: no later step changes them. Infos have the structure of `SyncVectorEnv`'s, with
-    `(num_envs,)` for a number per env; those of a reset are empty. If the env has `RecordEpisodeStatistics`, the infos of a
-    step in which episodes end contain `episode` with `r`, `l` and `t`, as with Gymnasium's vector wrapper of that name, and
-    `final_info` contains it, as with the single one in a `SyncVectorEnv`. Gymnasium's own vector wrappers of observations
-    need `DISABLED`; torchwrap's transforms below the export work in both modes.
+    All that it returns is as from `SyncVectorEnv`; no later step changes the arrays. Infos hold `(num_envs,)` for a number per
+    env; those of a reset are empty. If the env has `RecordEpisodeStatistics`, the infos of a step in which episodes end have
+    `episode` with `r`, `l` and `t`, as with Gymnasium's vector wrapper of that name, and `final_info` contains it, as with the
+    single one in a `SyncVectorEnv`. Gymnasium's own vector wrappers of observations need `DISABLED`.
 
     Args:
         env: the env. The result owns it from now on.

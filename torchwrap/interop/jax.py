@@ -29,7 +29,6 @@ from torchwrap.spaces import Signature
 _WRAPPERS = {"EpisodeWrapper", "AutoResetWrapper", "VmapWrapper", "DomainRandomizationVmapWrapper", "EvalWrapper"}
 _WRAPPERS |= {"BraxAutoResetWrapper", "BraxDomainRandomizationVmapWrapper"}
 
-_STEP = ("state", "observation", "reward", "terminated", "truncated", "info")
 _PARTIAL_RESET_DIVISOR, _MIN_PARTIAL_RESET = 16, 16
 
 
@@ -55,10 +54,8 @@ def from_jax(
 
     The functions are pure, and know nothing of auto-reset. A `step` that draws random numbers keeps a key in the state. Both
     are compiled once each, with `jax.vmap` around them. Arrays pass between JAX and PyTorch by DLPack, without a copy on the
-    host. The key of an episode depends on the seed, the global index of the env, and the number of the episode.
-
-    Values of a `Dict` space are dicts, of a `Tuple` space tuples. Unless JAX is configured for 64 bits, it computes with 32:
-    values of spaces of 64 bits are converted.
+    host. Values of a `Dict` space are dicts, of a `Tuple` space tuples. Values of spaces of 64 bits are converted, unless JAX
+    is configured for 64 bits.
 
     Args:
         reset, step: the functions.
@@ -70,9 +67,6 @@ def from_jax(
             `(num_envs, 1)` float32.
         device: of all tensors, and of JAX's computation.
         first_index: global index of the first env, for a shard of a larger run.
-
-    Returns:
-        The env. It has snapshots.
 
     Raises:
         TypeError, ValueError: if an argument is invalid, or if the functions do not fit each other or the spaces.
@@ -166,8 +160,6 @@ def from_gymnax(
 ) -> JaxEnv:
     """Makes a torchwrap env of an env of gymnax 1.0.
 
-    It calls `reset_env`, `step_env` and `is_truncated`, so gymnax's own auto-reset does not take part.
-
     Args:
         env: a name, as for `gymnax.make`, or the env itself, without wrappers.
         num_envs, info_keys, device, first_index: as for `from_jax`.
@@ -187,10 +179,9 @@ def from_gymnax(
     if isinstance(env, str):
         env = gymnax.make(env)[0]
     if not isinstance(env, environment.Environment):
-        raise TypeError(
-            f"from_gymnax needs an env of gymnax without wrappers, or its name, but got {type(env).__name__}: torchwrap's "
-            "transforms do what gymnax's wrappers do."
-        )
+        remedy = "torchwrap's transforms do what gymnax's wrappers do"
+        needed = "an env of gymnax without wrappers, or its name"
+        raise TypeError(f"from_gymnax needs {needed}, but got {type(env).__name__}: {remedy}.")
     if params is None:
         params = env.default_params
     if max_episode_steps is not None:
@@ -232,10 +223,7 @@ def _make(
 
 
 class JaxEnv(Env):
-    """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`.
-
-    The state is in a buffer, so the env has snapshots. `state` unpacks it.
-    """
+    """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`. It has snapshots."""
 
     host_stepped = True
     packed_state: Tensor
@@ -329,13 +317,10 @@ class JaxFunctions:
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise TypeError(f"{owner} needs reset to return (state, observation), but got {_describe(initial)}.")
         self._check_observation("reset", initial[1], self.reset_size)
-        for path, leaf in jax.tree.leaves_with_path(initial[0]):
-            if leaf.shape[:1] != (self.reset_size,):
-                got = f"{_describe(leaf)} in state{jax.tree_util.keystr(path)}"
-                raise ValueError(
-                    f"{owner} needs reset to return a state with one row per key ({self.reset_size}), but got {got}."
-                )
         leaves, self._structure = jax.tree.flatten(initial[0])
+        if any(leaf.shape[:1] != (self.reset_size,) for leaf in leaves):
+            needed = f"a state with one row per key ({self.reset_size})"
+            raise ValueError(f"{owner} needs reset to return {needed}, but got {_describe(initial[0])}.")
         self._rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self._sizes = [jax.eval_shape(_bytes, leaf).shape[1] for leaf in leaves]
         self.num_bytes = sum(self._sizes)
@@ -362,7 +347,7 @@ class JaxFunctions:
         return _nest(self.action_space, iter(leaves))
 
     def _observations(self, observation: Any) -> list[jax.Array]:
-        return [_at(observation, path).astype(_dtype(leaf)) for path, leaf in spaces.leaves(self.observation_space)]
+        return [_checks.at(observation, path).astype(_dtype(leaf)) for path, leaf in spaces.leaves(self.observation_space)]
 
     def _unpack(self, packed: jax.Array) -> Any:
         parts = jnp.split(packed, np.cumsum(self._sizes)[:-1], 1)
@@ -372,7 +357,7 @@ class JaxFunctions:
     def _check_observation(self, name: str, observation: Any, num_rows: int) -> None:
         parts = list(spaces.leaves(self.observation_space))
         try:
-            found = [_at(observation, path) for path, _ in parts]
+            found = [_checks.at(observation, path) for path, _ in parts]
             fits = len(jax.tree.leaves(observation)) == len(found) and all(
                 value.shape == (num_rows, *(leaf.shape or ())) and jnp.can_cast(value.dtype, _dtype(leaf), "same_kind")
                 for value, (_, leaf) in zip(found, parts, strict=True)
@@ -384,25 +369,12 @@ class JaxFunctions:
             raise ValueError(f"{self.owner} needs {name} to return {needed}, but got {_describe(observation)}.")
 
     def _check_step(self, result: Any, before: Any, num_envs: int) -> None:
-        if not isinstance(result, tuple) or len(result) != len(_STEP) or not isinstance(result[-1], dict):
-            needed = f"({', '.join(_STEP)}) with a dict as info"
-            raise TypeError(f"{self.owner} needs step to return {needed}, but got {_describe(result)}.")
-        after, observation, reward, terminated, truncated, info = result
-        layouts, structures = [_layout(before), _layout(after)], [jax.tree.structure(before), jax.tree.structure(after)]
-        if layouts[0] != layouts[1] or structures[0] != structures[1]:
-            pairs = {name: tuple(layout.get(name) for layout in layouts) for name in {**layouts[0], **layouts[1]}}
-            differences = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-            raise ValueError(
-                f"{self.owner} needs step to return a state of the structure, shapes and dtypes of that from reset, but got "
-                f"(reset, step) {differences or structures}."
-            )
-        self._check_observation("step", observation, num_envs)
-        unknown = sorted(set(self.info_keys) - set(info))
-        if unknown:
-            known = f"It contains {sorted(info)}."
-            raise ValueError(f"{self.owner} needs info_keys that the info contains, but got {unknown}. {known}")
-        numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        for name, value in {**numbers, **{key: info[key] for key in self.info_keys}}.items():
+        numbers = _checks.numbers(self.owner, result, ("state", *_checks.STEP), self.info_keys, _describe)
+        needed, got = (_describe(state) for state in (before, result[0]))
+        if needed != got or jax.tree.structure(before) != jax.tree.structure(result[0]):
+            raise ValueError(f"{self.owner} needs step to return a state like that from reset, {needed}, but got {got}.")
+        self._check_observation("step", result[1], num_envs)
+        for name, value in numbers.items():
             if getattr(value, "shape", None) != (num_envs,):
                 raise ValueError(f"{self.owner} needs {name} as one number per env, but got {_describe(value)}.")
 
@@ -440,22 +412,12 @@ def _dtype(leaf: Space[Any]) -> np.dtype[Any]:
     return jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        value = value[int(name) if isinstance(value, tuple | list) else name]
-    return value
-
-
 def _nest(space: Space[Any], leaves: Iterator[Any]) -> Any:
     subspaces = spaces.children(space)
     if subspaces is None:
         return next(leaves)
     parts = {name: _nest(subspace, leaves) for name, subspace in subspaces.items()}
     return tuple(parts.values()) if isinstance(space, gym_spaces.Tuple) else parts
-
-
-def _layout(state: Any) -> dict[str, str]:
-    return {jax.tree_util.keystr(path): _describe(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
 
 
 def _describe(value: Any) -> str:

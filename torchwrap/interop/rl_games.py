@@ -109,7 +109,8 @@ class RlGamesVecEnv(IVecEnv):
         return self._parts(self.env.reset(seed=seed)["observation"])
 
     def step(self, actions: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
-        transition, td = self.env.step(actions)
+        # rl_games' player passes the action of a single env without its dimension.
+        transition, td = self.env.step(actions.reshape(self.env.num_envs, *(self.action_space.shape or ())))
         successor = transition["next"]
         infos = {
             "time_outs": (successor["truncated"] & ~successor["terminated"]).squeeze(-1),

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Dict
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict
 from rsl_rl import algorithms
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
@@ -64,15 +65,14 @@ class RslRlVecEnv(VecEnv):
             raise TypeError(f"to_rsl_rl needs cfg as a dict, but got {type(cfg).__name__}.")
         self.cfg = {} if cfg is None else cfg
         observations, actions = env.single_observation_space, env.single_action_space
-        _checks.flat_dict("to_rsl_rl", observations)
         self._grouped = isinstance(observations, Dict)
         groups = observations.spaces.values() if isinstance(observations, Dict) else [observations]
         cast = "TransformObservation" if self._grouped else 'DtypeObservation("float32")'
-        remedies = {"observations": f": put transforms.{cast} on the env", "actions": ""}
-        for what, space in (*(("observations", group) for group in groups), ("actions", actions)):
-            # rsl_rl would cast other numbers silently where it stores them.
-            if _checks.vector("to_rsl_rl", what, space).dtype != np.float32:
-                raise ValueError(f"to_rsl_rl needs {what} in float32, but got {space}{remedies[what]}.")
+        for space in groups:
+            _check_space(
+                "observations", space, ": put transforms.FlattenObservation on the env", f": put transforms.{cast} on it"
+            )
+        _check_space("actions", actions)
         self.num_envs, self.num_actions, self.device = env.num_envs, math.prod(actions.shape or ()), env.device
         self._log_keys = [key for record in RecordEpisodeStatistics.of(env) for key in (record.return_key, record.length_key)]
         self._observations = self._groups(env.reset(seed=seed)["observation"])
@@ -81,9 +81,8 @@ class RslRlVecEnv(VecEnv):
     def max_episode_length(self) -> int:
         limit = self.env.signature.max_episode_steps
         if limit is None:
-            raise RuntimeError(
-                f"init_at_random_ep_len needs an env with a time limit, but got {self.env}: put transforms.TimeLimit on it."
-            )
+            needed = "init_at_random_ep_len needs an env with a time limit"
+            raise RuntimeError(f"{needed}, but got {self.env}: put transforms.TimeLimit on it.")
         return limit
 
     @property
@@ -119,6 +118,13 @@ class RslRlVecEnv(VecEnv):
     def _groups(self, observation: spaces.Value) -> TensorDict:
         groups = dict(observation.items()) if self._grouped else {"policy": observation}
         return TensorDict(groups, [self.num_envs])
+
+
+def _check_space(what: str, space: Space[Any], flatten: str = "", cast: str = "") -> None:
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        raise ValueError(f"to_rsl_rl needs {what} in a Box with one dimension, but got {space}{flatten}.")
+    if space.dtype != np.float32:  # rsl_rl would cast it silently where it stores it
+        raise ValueError(f"to_rsl_rl needs {what} in float32, but got {space}{cast}.")
 
 
 class PPO(algorithms.PPO):

@@ -146,10 +146,10 @@ def _row(arrays: Any, i: int) -> Any:
 
 
 def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
-    if isinstance(observations, Tuple):
+    nested = any(spaces.children(part) is not None for part in (spaces.children(observations) or {}).values())
+    if isinstance(observations, Tuple) or nested:
         remedy = "put transforms.FlattenObservation on the env"
-        raise ValueError(f"to_sb3 needs observations without a Tuple, but got {observations}: {remedy}.")
-    _checks.flat_dict("to_sb3", observations)
+        raise ValueError(f"to_sb3 needs observations without a Tuple or nested Dict, but got {observations}: {remedy}.")
     if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
         raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {actions}.")
     if isinstance(actions, Box) and not np.isfinite([actions.low, actions.high]).all():

@@ -20,7 +20,6 @@ from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
 
-_STEP = ("observation", "reward", "terminated", "truncated", "info")
 _SEEDS = 2**31
 """NumPy's generator, which many simulators seed too, takes 32 bits. Larger seeds are taken modulo this number."""
 
@@ -52,9 +51,9 @@ def from_functions(
 
     `examples/simulators.py` has these functions for Isaac Lab, mjlab, ManiSkill, Genesis and Newton.
 
-    Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so on. Further entries of an
-    observation are ignored. Rewards and flags are numbers or bools, `(num_envs,)` or `(num_envs, 1)`. Values are converted to
-    the dtypes of the spaces, if PyTorch casts between them. The first result of each function is checked.
+    Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so on. Rewards and flags are
+    numbers or bools, `(num_envs,)` or `(num_envs, 1)`. Values are converted to the dtypes of the spaces, if PyTorch casts
+    between them. The first result of each function is checked.
 
     Args:
         reset, step: the functions. The env owns the simulator from now on.
@@ -66,11 +65,10 @@ def from_functions(
             the entry of `info` with the final observations, in the finished rows of a value for all envs. It may be missing
             where no episode ended. None: `observation` is the true successor in every row, and episodes start in `reset` only.
         reuses_memory: whether the simulator keeps or overwrites what it returned or was given, as most do. Everything is then
-            copied once. False passes tensors on where their dtypes fit: the simulator then makes new ones for each result,
-            none of which overlap, and never reads them again.
+            copied once. False passes tensors on where their dtypes fit.
         max_episode_steps: truncates episodes at this length, in addition to `truncated`. None disables it.
-        clock: returns the simulator's own count of steps since the start of each episode, integers `(num_envs,)`, which
-            `env.elapsed_steps` then reads and writes in place. None: the env counts.
+        clock: returns the simulator's own count of steps of each episode, integers `(num_envs,)`, which `env.elapsed_steps`
+            then reads and writes in place. None: the env counts.
         seed: seeds the simulator with an int below 2**31: `reset(seed=seed)` calls it with `seed + first_index`, before
             `reset`. The rows then share what it seeds, so that the numbers of one depend on the others. Without it, a reset
             takes no seed.
@@ -79,9 +77,6 @@ def from_functions(
             `(num_envs, 1)` float32.
         device: of the simulator's tensors. `.to(device)` moves the env, and not the simulator.
         first_index: global index of the first env, for a shard of a larger run.
-
-    Returns:
-        The env. It has no snapshots, because the simulator keeps its own state.
 
     Raises:
         TypeError, ValueError: if an argument is invalid; from the first `reset` or `step`, if what a function returns does not
@@ -114,10 +109,7 @@ def from_functions(
 
 
 class TensorEnv(Env):
-    """A simulator on tensors as a torchwrap env; made by `from_functions`.
-
-    The simulator keeps its own state, so the env has no snapshots.
-    """
+    """A simulator on tensors as a torchwrap env; made by `from_functions`. It has no snapshots."""
 
     can_snapshot = False
     host_stepped = True
@@ -160,7 +152,10 @@ class TensorEnv(Env):
         action = spaces.apply(lambda _, leaf: leaf.to(self._simulator_device, copy=self.reuses_memory), action)
         result = self.functions["step"](action if isinstance(action, Tensor) else action.to_dict())
         if "step" in self._unchecked:
-            self._check_step(result)
+            columns = _checks.numbers("from_functions", result, _checks.STEP, list(self.info_spaces), _describe)
+            for name, value in columns.items():
+                if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
+                    self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
         observation, reward, terminated, truncated, info = result
         observation = self._observation("step", observation, copy=self.reuses_memory)
         reward = self._column(reward, torch.float32)
@@ -208,7 +203,7 @@ class TensorEnv(Env):
             self._unchecked.remove(function)
 
         def leaf(path: tuple[str, ...], space: Space[Any]) -> Tensor:
-            return _at(value, path).to(self.device, spaces.dtype(space), copy=copy)
+            return _checks.at(value, path).to(self.device, spaces.dtype(space), copy=copy)
 
         return spaces.build(self.single_observation_space, leaf, self.num_envs)
 
@@ -218,25 +213,12 @@ class TensorEnv(Env):
     def _check_observation(self, function: str, value: Any) -> None:
         for path, space in spaces.leaves(self.single_observation_space):
             try:
-                found = _at(value, path)
-            except (IndexError, KeyError, TypeError):
+                found = _checks.at(value, path)
+            except (IndexError, KeyError, TypeError, ValueError):
                 found = None
             shape, what = (self.num_envs, *(space.shape or ())), "".join([f"[{key!r}]" for key in path])
             if not self._fits(found, shape) or not torch.can_cast(found.dtype, spaces.dtype(space)):
                 self._refuse(function, f"observation{what} of {space}", shape, value if found is None else found)
-
-    def _check_step(self, result: Any) -> None:
-        if not isinstance(result, tuple | list) or len(result) != len(_STEP) or not isinstance(result[-1], dict):
-            needed = f"({', '.join(_STEP)}) with a dict as info"
-            raise TypeError(f"from_functions needs step to return {needed}, but got {_describe(result)}.")
-        info = result[-1]
-        if unknown := sorted(set(self.info_spaces) - set(info)):
-            known = f"It contains {sorted(info)}."
-            raise ValueError(f"from_functions needs info_keys that the info contains, but got {unknown}. {known}")
-        columns = dict(zip(_STEP[1:4], result[1:4], strict=True))
-        for name, value in {**columns, **{name: info[name] for name in self.info_spaces}}.items():
-            if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
-                self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
 
     def _fits(self, value: Any, *shapes: tuple[int, ...]) -> bool:
         return isinstance(value, Tensor) and tuple(value.shape) in shapes and value.device == self._simulator_device
@@ -256,12 +238,6 @@ class TensorEnv(Env):
     def close(self) -> None:
         if self.functions["close"] is not None:
             self.functions["close"]()
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        value = value[name]
-    return value
 
 
 def _describe(value: Any) -> str:

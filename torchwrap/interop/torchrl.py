@@ -12,17 +12,7 @@ from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec, Unbounded
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
 from torchrl.envs.transforms import AutoResetEnv
 
@@ -44,14 +34,12 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
 
     `step_and_maybe_reset`, which `rollout` and `Collector` call, is one step of `env`, auto-reset included: without a device
-    synchronization, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it takes more
-    time for the same values: a step, a synchronization to see whether an episode ended, and a masked reset. Put torchwrap's
-    transforms on `env` instead where there is a choice.
+    synchronization, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it
+    synchronizes in every step: put torchwrap's transforms on `env` instead where there is a choice.
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
     categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
-    because TorchRL wants to know all keys; roots of new episodes hold zeros there. A step of a copy of `env` finds them; in
-    place of a simulator that cannot be copied, it steps a stand-in with the same `info_spaces`.
+    because TorchRL wants to know all keys; roots of new episodes hold zeros there. A step of a copy of `env` finds them.
 
     `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. TorchRL's global seeds have
     no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
@@ -95,11 +83,11 @@ class TorchRLEnvBase(EnvBase):
         running = tensordict.get("_step", None)
         if running is not None:  # rollout(break_when_all_done=True) ignores the other rows, whose episodes have ended
             self.env.reset(mask=~running.reshape(self.env.num_envs))
-        return self._tensordict(self.env.transition(self._action(tensordict))[0]["next"])
+        return self._tensordict(self.env.transition(tensordict["action"])[0]["next"])
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        mask = None if mask is None else mask.reshape(self.env.num_envs)
+        mask = None if mask is None else mask.view(-1)
         root = self.env.reset(**{"seed": self._next_seed, "mask": mask, **kwargs})
         self._next_seed = None
         extras = {key: self.observation_spec[key].zero() for key in self._extra_keys}
@@ -108,7 +96,7 @@ class TorchRLEnvBase(EnvBase):
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)
-        transition, root = self.env.step(self._action(tensordict))
+        transition, root = self.env.step(tensordict["action"])
         successor, preset = self._tensordict(transition["next"]), tensordict.get("next", None)
         if preset is not None:  # as in EnvBase.step: what the policy wrote, such as a recurrent state
             successor.update(preset.exclude(*successor.keys(True, True)))
@@ -122,9 +110,6 @@ class TorchRLEnvBase(EnvBase):
         for key in _FLAGS:
             following.set(key, torch.zeros_like(done))
         return tensordict, following.set("observation", root["observation"])
-
-    def _action(self, tensordict: TensorDictBase) -> TensorDict:
-        return tensordict({"action": tensordict["action"]}, self.env.num_envs)
 
     def _tensordict(self, values: TensorDictBase) -> TensorDict:
         return TensorDict(dict(values.items()), batch_size=self.batch_size, device=self.device)
@@ -167,9 +152,9 @@ class _StandIn(Env):
         if self.info_spaces:
             values["info"] = spaces.zeros(gym_spaces.Dict(self.info_spaces), self.num_envs, self.device)
         values |= {key: spec.zero() for key, spec in self.extra_specs.items()}
-        return self._reset(RowMask.full(self.num_envs, self.device)).update(values)
+        return self._reset().update(values)
 
-    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
+    def _reset(self, mask: RowMask | None = None, options: Options | None = None) -> TensorDict:
         observation = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
         return TensorDict({"observation": observation}, [self.num_envs])
 
@@ -180,17 +165,15 @@ class _StandIn(Env):
 def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
     """Makes a torchwrap env of a batched TorchRL env: for torchwrap's transforms, collectors and statistics.
 
-    It calls `step` and masked `reset` of the env, which return true final observations. If the env has an observation under
-    "observation", that is the observation, and its other observation keys, such as "step_count", are passed on in "next" under
-    their names. Otherwise all observation keys together are a `Dict` observation. One-hot actions become `Discrete`.
-
-    The seed of `reset` goes to the env's `set_seed`; a seeded reset of some rows seeds whatever all rows share.
+    If the env has an observation under "observation", that is the observation, and its other observation keys, such as
+    "step_count", are passed on in "next" under their names. Otherwise all observation keys together are a `Dict` observation.
+    One-hot actions become `Discrete`. The seed of `reset` goes to the env's `set_seed`.
 
     Args:
         env_base: of batch size `(num_envs,)`, with the keys "action", "reward" and "done". The result owns it from now on.
 
     Returns:
-        The env. Observations and extra keys are copies. It has no snapshots, because `env_base` keeps its own state.
+        The env. Observations and extra keys are copies. It has no snapshots.
 
     Raises:
         TypeError: if `env_base` is no `EnvBase`, or has a spec that no Gymnasium space of tensors can represent.
@@ -280,27 +263,21 @@ def _check(env_base: EnvBase) -> None:
     while isinstance(layer, TransformedEnv) and not isinstance(layer, AutoResetEnv):
         layer = layer.base_env
     if isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False):
-        raise ValueError(
-            f"from_torchrl needs an env that does not reset itself, but got {name} with auto-reset, whose final observations "
-            "are NaN: make it without auto_reset or native_autoreset."
-        )
+        got = f"{name} with auto-reset, whose final observations are NaN"
+        remedy = "make it without auto_reset or native_autoreset"
+        raise ValueError(f"from_torchrl needs an env that does not reset itself, but got {got}: {remedy}.")
     if type(layer) in (GymWrapper, GymEnv):  # others derive from them, such as the wrapper of Isaac Lab
-        raise ValueError(
-            f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: torchwrap.from_gymnasium takes a "
-            "Gymnasium vector env, and torchwrap.make an id."
-        )
+        remedy = "torchwrap.from_gymnasium takes a Gymnasium vector env, and torchwrap.make an id"
+        raise ValueError(f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: {remedy}.")
     batch_size = tuple(env_base.batch_size)
     if len(batch_size) != 1:
-        raise ValueError(
-            f"from_torchrl needs an env of batch size (num_envs,), but got {name} of batch size {batch_size}: "
-            "torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs."
-        )
+        remedy = "torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs"
+        got = f"{name} of batch size {batch_size}"
+        raise ValueError(f"from_torchrl needs an env of batch size (num_envs,), but got {got}: {remedy}.")
     for what, keys in (("action", env_base.full_action_spec), ("reward", env_base.full_reward_spec)):
         if set(keys.keys()) != {what}:
-            raise ValueError(
-                f'from_torchrl needs "{what}" as the only {what} key, but got {sorted(keys.keys())} in {name}: '
-                "RenameTransform changes keys."
-            )
+            got = f"{sorted(keys.keys())} in {name}: RenameTransform changes keys"
+            raise ValueError(f'from_torchrl needs "{what}" as the only {what} key, but got {got}.')
     for key, spec in (("reward", env_base.full_reward_spec["reward"]), *env_base.full_done_spec.items()):
         if isinstance(spec, Composite) or spec.shape != (*batch_size, 1):
             raise ValueError(f'from_torchrl needs "{key}" of shape {(*batch_size, 1)}, but got {tuple(spec.shape)} in {name}.')
