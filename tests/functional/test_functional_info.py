@@ -257,11 +257,8 @@ def test_env_without_truncated_draws_as_one_with_it():
         def truncated(self, state, rng, params=None):
             return random.uniform(rng) < 0
 
-    envs = [
-        FunctionalEnv(func_env, 5, max_episode_steps=9, reset_pool=pool)
-        for pool in (0, 4)
-        for func_env in (BroadcastNoisy(), Never())
-    ]
+    pairs = [(func_env, pool) for pool in (0, 4) for func_env in (BroadcastNoisy(), Never())]
+    envs = [FunctionalEnv(func_env, 5, max_episode_steps=9, reset_pool=pool) for func_env, pool in pairs]
     actions = some_actions(envs[0], 30)
     played = [play(env, env.reset(seed=4), actions)[0] for env in envs]
     assert equal(played[0], played[1]) and equal(played[2], played[3])
