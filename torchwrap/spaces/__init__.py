@@ -4,7 +4,7 @@ A value of a space holds one member per env. It is a tensor `(num_envs, *space.s
 `(num_envs,)` int64). For a `Dict` or `Tuple` space it is a TensorDict of such values, under the dict's keys or "0", "1", ...
 """
 
-from torchwrap.spaces.conversion import bound, counts, dtype, flatten, from_numpy, tensor, to_numpy, torch_dtype, zeros
+from torchwrap.spaces.conversion import TORCH_DTYPES, bound, counts, dtype, flatten, from_numpy, tensor, to_numpy, zeros
 from torchwrap.spaces.sampling import Sampler, sample
 from torchwrap.spaces.signature import Signature
 from torchwrap.spaces.traversal import Value, apply, build, children, leaves, to_device
@@ -12,6 +12,7 @@ from torchwrap.spaces.validation import REWARD, box, check, check_function, cont
 
 __all__ = [
     "REWARD",
+    "TORCH_DTYPES",
     "Sampler",
     "Signature",
     "Value",
@@ -34,6 +35,5 @@ __all__ = [
     "tensor",
     "to_device",
     "to_numpy",
-    "torch_dtype",
     "zeros",
 ]
