@@ -96,7 +96,8 @@ def register(
 
 def refuse(**kwargs: Any) -> NoReturn:
     """Raises: `gymnasium.make` makes no envs of `register`."""
-    raise TypeError("gymnasium.make needs an env of Gymnasium: `torchwrap.make(id)` makes those of torchwrap.register.")
+    got = "an id of torchwrap.register: `torchwrap.make(id)` makes its envs"
+    raise TypeError(f"gymnasium.make needs an env of Gymnasium, but got {got}.")
 
 
 def make(

@@ -23,10 +23,12 @@ def _real(value: Any) -> Any:
 def shown(value: Any) -> str:
     """A value as error messages show it: its repr, but a scalar of NumPy as Python's, because its repr differs by version.
 
-    >>> shown(np.float32(0.1)), shown(np.True_), shown("a")
+    >>> shown(np.float32(0.1)), shown(np.True_), shown(np.str_("a"))
     ('0.1', 'True', "'a'")
     """
-    return str(value) if isinstance(value, np.number | np.bool_) else repr(value)
+    if isinstance(value, np.number | np.bool_):
+        return str(value)
+    return repr(value.item() if isinstance(value, np.character) else value)
 
 
 def described(value: object) -> str:
