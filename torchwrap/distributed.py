@@ -26,8 +26,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
     the last call, so a process that restores one goes on as before.
 
-    `torchwrap.make(id, num_envs, first_index=rank * num_envs)` makes the envs of a process: even with the same seed on all
-    processes, no two envs have the same RNG stream. A policy under `DistributedDataParallel` that contains the statistics
+    A policy under `DistributedDataParallel` that contains the statistics
     needs `broadcast_buffers=False`, or those of rank 0 replace the others.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -36,6 +37,10 @@ NATIVE: dict[str, type[ClassicControl]] = {
 }
 """Ids with a native torchwrap env, and the functions that implement it."""
 
+_ID = re.compile(
+    r"([\w-]+/)?[\w.-]+-v(0|[1-9][0-9]*)"
+)  # without Gymnasium's colon, which `make` takes for the end of a module
+
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
 
 _REGISTERED: dict[str, Callable[..., Any]] = {}  # by `register`
@@ -68,7 +73,7 @@ def register(
     >>> tw.make("docs/MoonPendulum-v0", num_envs=2)
     <docs/MoonPendulum-v0(num_envs=2, device=cpu)>
     """
-    if not isinstance(id, str) or not _is_versioned(id):
+    if not isinstance(id, str) or not _ID.fullmatch(id):
         raise ValueError(f'register needs an id of the form "namespace/Name-v0" or "Name-v0", but got {id!r}.')
     if id in registration.registry:
         raise ValueError(f"register needs an id that is not taken, but got {id!r}: give it another name or version.")
@@ -89,20 +94,10 @@ def register(
     _REGISTERED[id] = func_env
 
 
-def _is_versioned(id: str) -> bool:
-    try:
-        namespace, name, version = registration.parse_env_id(id)
-    except gymnasium.error.Error:
-        return False
-    # Gymnasium takes a colon for a part of the name, but `make` for the end of a module's.
-    return ":" not in id and version is not None and registration.get_env_id(namespace, name, version) == id
-
-
 def refuse(**kwargs: Any) -> NoReturn:
     """Raises: `gymnasium.make` makes no envs of `register`."""
-    raise TypeError(
-        "gymnasium.make needs an env of Gymnasium, but got an id of torchwrap.register: `torchwrap.make(id)` makes its envs."
-    )
+    got = "an id of torchwrap.register: `torchwrap.make(id)` makes its envs"
+    raise TypeError(f"gymnasium.make needs an env of Gymnasium, but got {got}.")
 
 
 def make(
@@ -122,8 +117,8 @@ def make(
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
 
     Args:
-        id: an id registered with Gymnasium, or the `spec` of an env. Arguments given here override those of the spec. With
-            `backend="envpool"`, an id of EnvPool's, which has its own.
+        id: an id registered with Gymnasium, or the `spec` of an env, whose arguments those given here override. With
+            `backend="envpool"`, an id of EnvPool's.
         num_envs: number of envs. Defaults to 1.
         backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's, "envpool" for EnvPool's, which steps in C++
             with threads. Defaults to the native env if there is one, and to Gymnasium's otherwise.
@@ -132,9 +127,8 @@ def make(
         max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the registered limit.
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
-        info_keys: for Gymnasium's and EnvPool's envs: the entries of `info` to pass on, see `torchwrap.from_gymnasium`.
-        worker_timeout: for Gymnasium's envs: seconds for each process to make its env and to answer a call, see
-            `torchwrap.from_gymnasium`. None disables it.
+        info_keys: for Gymnasium's and EnvPool's envs: as for `torchwrap.from_gymnasium`.
+        worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`.
         kwargs: passed to the env's constructor. EnvPool's takes the `seed`, which `reset` does not; otherwise one is drawn.
 
     Returns:

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchwrap import RowMask, random
 from torchwrap.random import Key, Stream, distributions
@@ -65,21 +64,6 @@ def test_draws_under_vmap_and_of_a_scalar_key_are_bit_identical(key):
     for name, numbers in expected.items():
         assert torch.equal(vmapped[name], numbers), name
         assert torch.equal(scalar[name], numbers[4]), name
-
-
-def test_draws_in_a_traced_graph_are_functions_of_the_key(key):
-    def draw(*words):
-        return random.bits(Key(*words, 2), 7), random.choice(Key(*words, 2), 5, (), torch.tensor(P))
-
-    graph = make_fx(draw, tracing_mode="fake")(*[torch.zeros_like(word) for word in key[:5]])
-    assert all(torch.equal(one, other) for one, other in zip(graph(*key[:5]), draw(*key[:5]), strict=True))
-
-
-def test_draws_while_compiling_take_no_numpy_and_are_the_same(monkeypatch, key):
-    expected = all_draws(*key[:5])
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "numpy", None)
-    assert_equal_draws(all_draws(*key[:5]), expected)
 
 
 def some_draws(key):

@@ -112,12 +112,6 @@ def test_key_tags_of_all_streams_and_functions_are_distinct_and_draw_other_numbe
     assert len(torch.cat(words).unique(dim=0)) == 3 * 258
 
 
-def test_key_fold_in_draws_independent_numbers():
-    key = Stream(100, seed=3).key()
-    draws = [random.uniform(one, (50,)).flatten() for one in (key, key.fold_in(1), key.fold_in(2), key.fold_in(255))]
-    assert (torch.corrcoef(torch.stack(draws)) - torch.eye(4)).abs().max() < 0.06
-
-
 def test_key_select_draws_the_numbers_of_its_rows():
     key, rows = Stream(5, first_index=7, seed=3).key(), torch.tensor([4, 1])
     assert torch.equal(random.uniform(key.select(rows), (3,)), random.uniform(key, (3,))[rows])

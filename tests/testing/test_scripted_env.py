@@ -36,13 +36,9 @@ def test_scripted_env_takes_lengths_and_endings_in_turn():
 def test_scripted_env_wrong_arguments_raise():
     for arguments, error, message in (
         ({"episode_lengths": 0}, ValueError, "episode_lengths of at least 1, but got 0"),
-        ({"episode_lengths": (3, -1)}, ValueError, "episode_lengths of at least 1, but got -1"),
         ({"episode_lengths": ()}, ValueError, r"episode_lengths of at least 1, but got \(\)"),
-        ({"episode_lengths": True}, ValueError, "episode_lengths of at least 1, but got True"),
-        ({"episode_lengths": [2.5]}, TypeError, "an integer episode_lengths of at least 1, but got 2.5"),
         ({"episode_lengths": "3"}, TypeError, "an integer episode_lengths of at least 1, but got '3'"),
         ({"device": "nope"}, ValueError, "a torch.device or its name, but got 'nope'"),
-        ({"device": None}, TypeError, "a torch.device or its name, but got None"),
         ({"ending": "never"}, ValueError, "ending .* but got 'never'"),
     ):
         with pytest.raises(error, match=f"ScriptedEnv needs {message}"):

@@ -82,5 +82,5 @@ def test_checker_over_native_envs_passes():
 
 def test_checker_compiled_raises():
     env = scripted(T.PassiveEnvChecker(), num_envs=2)
-    with pytest.raises(ValueError, match=r"not read on the host, but got PassiveEnvChecker\.action"):
+    with pytest.raises(ValueError, match=r"cannot follow PassiveEnvChecker\.action: it reads values on the host"):
         tw.compile(env)

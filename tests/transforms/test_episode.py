@@ -88,14 +88,6 @@ def test_record_episode_statistics_more_episodes_in_one_step_than_fit_keeps_the_
     assert record.episode_count == 5
 
 
-def test_record_episode_statistics_before_an_episode_has_finished_has_empty_queues():
-    env = scripted(T.RecordEpisodeStatistics(), episode_lengths=None)
-    following, _ = advance(env, 9)
-    assert env.transforms[0].return_queue.shape == env.transforms[0].length_queue.shape == (0,)
-    assert env.transforms[0].episode_count == 0
-    assert following["episode_return"].flatten().tolist() == [45, 45]
-
-
 def test_record_episode_statistics_in_eval_counts_one_step_episodes_of_all_envs_and_has_no_state_dict():
     for ending in ENDINGS:
         env = scripted(T.RecordEpisodeStatistics(100), num_envs=3, episode_lengths=1, ending=ending).eval()
@@ -181,13 +173,6 @@ def test_time_limit_counts_from_the_start_of_each_episode():
         assert data["next", "done"][0, :, 0].tolist() == [False, True, False, False, True, False, True], ending
         assert data["next", "done"][1, :, 0].tolist() == [False, False, True, False, True, False, False], ending
         assert env.state_dict() == {}
-
-
-def test_time_limit_masked_reset_keeps_the_other_rows():
-    env = scripted(T.TimeLimit(3), num_envs=3, episode_lengths=None)
-    _, td = advance(env, 2)
-    env.transforms[0].reset(TensorDict({}, [3]), tw.RowMask(torch.tensor([False, True, False])))
-    assert step(env, td)[0]["truncated"].flatten().tolist() == [True, False, True]
 
 
 def test_time_limit_twice_applies_and_declares_the_tighter_one():

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
-from helpers import assert_same, buffers
 from oracles import RandomEnv, assert_agrees, make, quick, scripted, step
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
-from tensordict import TensorDict
 
-import torchwrap as tw
 from torchwrap import transforms as T
 
 FREE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -85,19 +82,6 @@ def test_frame_stack_with_zeros_equals_stable_baselines_vec_frame_stack(space):
             np.testing.assert_array_equal(last(successor)[row], infos[row]["terminal_observation"])
 
 
-def test_frame_stack_of_a_new_episode_holds_copies_of_its_initial_observation():
-    env = stacked(num_envs=2, episode_lengths=(2, 9))
-    _, td = advance(env, env.reset(), 2)
-    assert td["observation"][..., 0].tolist() == [[0, 0, 0], [1000, 1001, 1002]]
-
-
-def test_frame_stack_of_a_final_observation_holds_frames_of_its_own_episode():
-    env = stacked(num_envs=1, episode_lengths=4)
-    final, td = advance(env, env.reset(), 4)
-    assert final[..., 0].tolist() == [[2, 3, 4]]
-    assert td["observation"][..., 0].tolist() == [[0, 0, 0]]
-
-
 def test_frame_stack_one_step_episodes_are_padded_each():
     paddings = ("reset", 0), ("zero", 0), (np.float32([7]), 7)
     for ending, (padding_type, pad) in itertools.product(("terminated", "truncated", "both"), paddings):
@@ -107,33 +91,6 @@ def test_frame_stack_one_step_episodes_are_padded_each():
             final, td = advance(env, td)
             assert final[0, :, 0].tolist() == [pad, 0, 1], (ending, padding_type)
             assert td["observation"][0, :, 0].tolist() == [pad, pad, 0], (ending, padding_type)
-
-
-def test_frame_stack_of_a_long_episode_holds_the_latest_frames():
-    env = stacked(num_envs=2, episode_lengths=None)
-    successor, td = advance(env, env.reset(), 50)
-    assert successor[..., 0].tolist() == [[48, 49, 50], [1048, 1049, 1050]]
-    assert torch.equal(td["observation"], successor)
-
-
-def test_frame_stack_masked_reset_keeps_the_other_rows():
-    for padding_type in ("reset", "zero", np.float32([7])):
-        env = stacked(padding_type, num_envs=3, episode_lengths=None)
-        advance(env, env.reset(), 2)
-        initial = TensorDict({"observation": torch.full((3, 1), -5.0)}, [3])
-        env.transforms[0].reset(initial, tw.RowMask(torch.tensor([False, True, False])))
-        following = env.transforms[0].step(TensorDict({"observation": torch.full((3, 1), -6.0)}, [3]))["observation"][..., 0]
-        assert following[[0, 2]].tolist() == [[1, 2, -6], [2001, 2002, -6]], padding_type
-        assert following[1, 1:].tolist() == [-5, -6], padding_type
-
-
-def test_frame_stack_reset_with_an_empty_mask_changes_nothing():
-    env = stacked(num_envs=2, episode_lengths=None)
-    advance(env, env.reset(), 2)
-    before = buffers(env.transforms[0])
-    initial = TensorDict({"observation": torch.full((2, 1), -5.0)}, [2])
-    env.transforms[0].reset(initial, tw.RowMask(torch.zeros(2, dtype=torch.bool)))
-    assert_same(buffers(env.transforms[0]), before)
 
 
 def test_frame_stack_padding_modified_by_the_caller_does_not_change_the_stacks():

@@ -91,13 +91,6 @@ def test_resize_observation_equals_gymnasiums_in_episodes_and_spaces():
         assert_agrees(make(space, T.ResizeObservation(shape), num_envs=2), oracles, num_steps=8)
 
 
-def test_image_transforms_standalone_take_any_batch_size():
-    frames = torch.from_numpy(noise(2, 3, 12, 8, 3))
-    resize = make(images(12, 8, 3), T.ResizeObservation((5, 5))).transforms[0]
-    torch.testing.assert_close(resize.observation(frames)[1, 2], resize.observation(frames[1, 2:])[0], rtol=0, atol=0)
-    assert T.GrayscaleObservation(keep_dim=True).observation(frames).shape == (2, 3, 12, 8, 1)
-
-
 def test_image_transforms_masked_reset_computes_the_rows_of_the_mask():
     for part in (T.GrayscaleObservation(), T.ResizeObservation((5, 5))):
         transform, frames = make(images(12, 8, 3), part).transforms[0], torch.from_numpy(noise(3, 12, 8, 3))

@@ -8,10 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from helpers import AOT, INDUCTOR, assert_same, buffers
 from stable_baselines3.common.running_mean_std import RunningMeanStd as BaselinesMeanStd
-from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -168,7 +166,8 @@ def test_constant_component_whose_first_value_is_missing_normalizes_to_zero():
         rows, statistics = torch.full((7, 1), value), RunningMeanStd((1,))
         rows[0] = math.nan
         for _ in range(200):
-            normal = statistics.normalize(rows, 1e-8, learn=True)
+            statistics.update(rows)
+            normal = statistics.normalize(rows, 1e-8)
             assert statistics.var >= 0 and (normal[1:] == 0).all() and normal[0].isnan(), value
 
 
@@ -186,37 +185,3 @@ def test_batch_without_rows_counts_nothing():
         statistics.update(torch.ones(0, 2))
         assert int(statistics.count) == count and (statistics.var == (1 if count == 0 else 0)).all()
         statistics.update(torch.ones(3, 2))
-
-
-def test_normalize_observation_of_a_dict_skips_values_of_one_leaf():
-    shapes = {"speed": (3,), "image": (2, 2)}
-    space = spaces.Dict({name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()})
-    env = tw.TransformedEnv(ScriptedEnv(5, observation_space=space), T.NormalizeObservation())
-    transform, rng = env.transforms[0], np.random.default_rng(0)
-    rows = {name: rng.normal(5, 2, (6, 5, *shape)).astype(np.float32) for name, shape in shapes.items()}
-    rows["image"][1:4, 2, 0, 1] = math.nan
-    for number in range(6):
-        observation = TensorDict({name: torch.from_numpy(values[number]) for name, values in rows.items()}, [5])
-        transform.step(TensorDict({"observation": observation}, [5]))
-    for name, values in rows.items():
-        statistics = transform.statistics_of[name,]
-        flat = values.reshape(30, *shapes[name]).astype(np.float64)
-        np.testing.assert_allclose(statistics.mean, np.nanmean(flat, 0), rtol=1e-6)
-        np.testing.assert_allclose(statistics.var, np.nanvar(flat, 0), rtol=1e-6)
-        assert statistics.skipped.tolist() == np.isnan(flat).sum(0).tolist()
-
-
-def test_normalize_reward_without_an_end_of_the_episode_keeps_the_return_of_that_env_out():
-    for gamma, value in itertools.product((0.0, 0.9, 1.0), VALUES):
-        rewards = torch.tensor([[[1.0], [2.0]], [[value], [5.0]], [[1.0], [3.0]], [[-value], [4.0]]])
-        env = tw.TransformedEnv(ScriptedEnv(2, (1,), None), T.NormalizeReward(gamma))
-        transform, returns = env.transforms[0], [0.0]
-        for reward in rewards:
-            given = transform.step(TensorDict({"reward": reward}, [2]))["reward"]
-            returns.append(gamma * returns[-1] + float(reward[1]))
-            assert torch.equal(given.isfinite(), reward.isfinite()), (gamma, value)
-        assert transform.discounted_return.isfinite().tolist() == [[False], [True]], (gamma, value)
-        assert (int(transform.statistics.count), int(transform.statistics.skipped)) == (8, 3), (gamma, value)
-        np.testing.assert_allclose(transform.statistics.var, np.var([1.0, *returns[1:]]), rtol=1e-12)
-        transform.reset(TensorDict({}, [2]), tw.RowMask(torch.tensor([True, False])))
-        np.testing.assert_allclose(transform.discounted_return, [[0], [returns[-1]]])

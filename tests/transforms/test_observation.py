@@ -9,7 +9,6 @@ import pytest
 import torch
 from gymnasium import spaces, wrappers
 from oracles import RandomEnv, assert_agrees, make, quick, scripted
-from tensordict import TensorDict
 
 from torchwrap import transforms as T
 
@@ -32,15 +31,6 @@ def test_transform_observation_equals_gymnasiums():
     ):
         oracles = [wrappers.TransformObservation(RandomEnv(space), numpy_func, new_space) for _ in range(2)]
         assert_agrees(make(space, T.TransformObservation(func, new_space), num_envs=2), oracles, num_steps=12)
-
-
-def test_transform_observation_func_of_a_dict_space_receives_a_tensordict():
-    space = spaces.Dict(a=VECTOR, b=spaces.Discrete(3))
-    env = make(space, T.TransformObservation(lambda td: td.copy().set("a", -td["a"]), space))
-    plain = make(space)
-    td, raw = env.reset(seed=1), plain.reset(seed=1)
-    torch.testing.assert_close(td["observation", "a"], -raw["observation", "a"], rtol=0, atol=0)
-    assert torch.equal(td["observation", "b"], raw["observation", "b"])
 
 
 def test_transform_observation_func_receives_the_whole_batch():
@@ -104,29 +94,6 @@ def test_flatten_observation_equals_gymnasiums_in_values_dtype_and_space():
     for space in FLAT:
         oracles = [wrappers.FlattenObservation(RandomEnv(space)) for _ in range(2)]
         assert_agrees(make(space, T.FlattenObservation(), num_envs=2), oracles, num_steps=8)
-
-
-def test_flatten_observation_standalone_takes_any_batch_size():
-    for space, batch in itertools.product((VECTOR, spaces.Discrete(3), GRID, IMAGE), ((), (1,), (7,), (2, 5))):
-        transform = make(space, T.FlattenObservation()).transforms[0]
-        rows = [np.asarray(space.sample()) for _ in range(int(np.prod(batch)))]
-        observation = torch.as_tensor(np.stack(rows)).reshape((*batch, *space.shape))
-        flat = transform(TensorDict({"observation": observation}, batch))["observation"]
-        expected = np.stack([spaces.flatten(space, row) for row in rows])
-        np.testing.assert_array_equal(flat.reshape(-1, spaces.flatdim(space)), expected, f"{space} {batch}")
-        assert flat.shape == (*batch, spaces.flatdim(space)), (space, batch)
-
-
-def test_clip_and_reshape_observation_standalone_take_any_batch_size_and_keep_their_input():
-    reshape = make(IMAGE, T.ReshapeObservation((20, 3))).transforms
-    for batch in ((), (4,), (2, 5)):
-        td = TensorDict({"observation": torch.full((*batch, 3), 5.0), "other": torch.zeros(batch)}, batch)
-        clipped = T.ClipObservation(-1, 1)(td)
-        assert torch.equal(clipped["observation"], torch.ones(*batch, 3)), batch
-        assert torch.equal(td["observation"], torch.full((*batch, 3), 5.0)), batch
-        assert clipped["other"] is td["other"]
-        td = TensorDict({"observation": torch.zeros(*batch, *IMAGE.shape, dtype=torch.uint8)}, batch)
-        assert reshape(td)["observation"].shape == (*batch, 20, 3)
 
 
 def assert_equals(space, transform, wrapper, *arguments):

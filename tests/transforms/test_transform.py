@@ -40,15 +40,6 @@ def test_transform_outputs_are_in_the_declared_spaces_and_the_action_is_the_call
         assert tw.spaces.contains(BOX, transition["next", "info", "action"]), name
 
 
-def test_transform_restored_from_a_snapshot_continues_bit_for_bit():
-    for make in TYPICAL.values():
-        env = scripted(make())
-        tw.rollout(env, None, 4, env.reset(seed=0))
-        snapshot = env.snapshot()
-        first = tw.rollout(env, None, 6, env.restore(snapshot))[0]
-        assert_same(tw.rollout(env, None, 6, env.restore(snapshot))[0], first)
-
-
 def test_transform_returned_tensors_are_the_callers():
     zero, mask = torch.zeros(3, 2), torch.tensor([True, False, False])
     for make in TYPICAL.values():
@@ -92,6 +83,25 @@ def test_transform_stateless_standalone_equals_the_one_in_an_env():
         assert_same(td, before)
         assert torch.equal(ours["observation"], env.reset()["observation"]), name
         assert torch.equal(ours["action"], env.transforms[0].action(td["action"])), name
+
+
+def test_transform_stateless_standalone_takes_any_batch_size_and_keeps_its_input():
+    image, grid = spaces.Box(0, 255, (12, 8, 3), np.uint8), spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [-2, 5]])
+    observing = [(T.FlattenObservation(), space) for space in (BOX, spaces.Discrete(3), grid, image)]
+    observing += [(T.ReshapeObservation((8, 36)), image), (T.ResizeObservation((5, 5)), image), (T.ClipObservation(0, 1), BOX)]
+    observing += [(T.GrayscaleObservation(keep_dim=True), image), (T.DtypeObservation("float64"), image)]
+    for transform, space in observing:
+        compose = scripted(transform, observation_space=space).transforms
+        rows = torch.as_tensor(np.stack([np.asarray(space.sample()) for _ in range(10)]))
+        flat = compose(TensorDict({"observation": rows}, [10]))["observation"]
+        for batch in ((), (2, 5)):
+            td = TensorDict({"observation": rows[0] if batch == () else rows.unflatten(0, batch)}, batch)
+            before, given = td.clone(), compose(td)["observation"]
+            assert torch.equal(given, flat[0] if batch == () else flat.unflatten(0, batch)), (transform, batch)
+            assert_same(td, before)
+    for transform in (T.ClipReward(-1, 1), T.TransformReward(lambda reward: reward.clamp(-1, 1))):
+        td = TensorDict({"reward": torch.full((2, 5, 1), 5.0)}, (2, 5))
+        assert torch.equal(transform(td)["reward"], torch.ones(2, 5, 1)) and (td["reward"] == 5).all(), transform
 
 
 def test_transform_that_cannot_be_called_standalone_raises():
@@ -162,17 +172,10 @@ def with_state(bound=5.0, **arguments):
     return env, env.transforms[0]
 
 
-def test_transform_env_buffers_of_a_subclass_and_its_base_are_allocated_per_env():
-    env, transform = with_state(num_envs=4)
-    assert transform.elapsed.dtype == torch.int64 and transform.elapsed.tolist() == [[3]] * 4
-    assert transform.latest.dtype == torch.float32 and transform.latest.tolist() == [[-1, -1]] * 4
-    assert {"elapsed", "latest"} <= dict(transform.named_buffers()).keys()
-    env.reset()
-    assert transform.latest[1].tolist() == [-1000, -1010] and env.state_dict() == {}
-
-
-def test_transform_env_buffers_are_reset_in_the_rows_of_the_mask():
+def test_transform_env_buffers_of_a_subclass_and_its_base_are_allocated_and_reset_in_the_rows_of_the_mask():
     env, transform = with_state(episode_lengths=(2, 9, 9))
+    assert transform.elapsed.dtype == torch.int64 and transform.elapsed.tolist() == [[3]] * 3
+    assert transform.latest.dtype == torch.float32 and transform.latest.tolist() == [[-1, -1]] * 3
     oracles.step(env, env.reset(), 2)
     assert transform.elapsed.flatten().tolist() == [3, 5, 5]  # env 0 was reset automatically
     env.reset(mask=torch.tensor([False, True, False]))
@@ -180,34 +183,18 @@ def test_transform_env_buffers_are_reset_in_the_rows_of_the_mask():
     assert transform.latest[:, 0].tolist() == [0, -1000, 2002]
 
 
-def test_transform_env_buffers_are_restored_from_a_snapshot():
-    env, transform = with_state(episode_lengths=None)
-    oracles.step(env, env.reset(), 2)
-    snapshot = env.snapshot()
-    names = {f"transforms.0.{name}" for name in ("elapsed", "latest")}
-    assert names <= set(snapshot["buffers"].keys())
-    oracles.step(env, env.restore(snapshot), 2)
-    assert transform.elapsed.flatten().tolist() == [7, 7, 7]
-    env.restore(snapshot)
-    assert transform.elapsed.flatten().tolist() == [5, 5, 5] and transform.latest[2].tolist() == [2002, 2012]
-
-
-def test_transform_constant_buffer_is_neither_saved_nor_restored_by_snapshots():
+def test_transform_env_buffers_and_no_constants_are_in_a_snapshot_and_all_of_them_move():
     (env, transform), (other, others) = with_state(bound=5.0), with_state(bound=7.0)
-    env.reset()
+    oracles.step(env, env.reset(), 2)
     other.reset()
     snapshot = env.snapshot()
+    assert {"transforms.0.elapsed", "transforms.0.latest"} <= snapshot["buffers"].keys() and env.state_dict() == {}
     assert "transforms.0.bound" not in snapshot["buffers"].keys()
-    oracles.step(other, other.restore(snapshot))
+    other.restore(snapshot)
     assert others.bound.item() == 7 and transform.bound.item() == 5
-
-
-def test_transform_to_a_device_moves_every_declared_buffer():
-    env, transform = with_state()
-    env.to("meta")
-    assert env.device == torch.device("meta")
+    assert torch.equal(others.elapsed, transform.elapsed) and torch.equal(others.latest, transform.latest)
+    assert env.to("meta").device == torch.device("meta")
     assert transform.elapsed.is_meta and transform.latest.is_meta and transform.bound.is_meta
-    assert transform.elapsed.shape == (3, 1) and transform.elapsed is transform.get_buffer("elapsed")
 
 
 # One env per transform

@@ -18,11 +18,7 @@ class Spec(EnvSpec):
     """Gymnasium's `EnvSpec`, with an error message that names the arguments that JSON cannot represent."""
 
     def to_json(self) -> str:
-        """The spec as JSON; `EnvSpec.from_json` reads it.
-
-        Raises:
-            ValueError: for functions, arrays, and other arguments that JSON cannot represent.
-        """
+        """The spec as JSON; `EnvSpec.from_json` reads it. A ValueError names an argument that JSON cannot represent."""
         _check_json(self.name, "", [self.kwargs, *self.additional_wrappers])
         return super().to_json()
 
@@ -46,16 +42,13 @@ def _check_json(owner: str, name: str, value: Any) -> None:
 
 
 def replace(spec: EnvSpec, **changes: Any) -> Spec:
-    """Returns a copy of a spec with some fields changed."""
+    """A copy of a spec with some fields changed."""
     fields = {name: copy.copy(getattr(spec, name)) for name in inspect.signature(EnvSpec).parameters}
     return Spec(**{**fields, **changes})
 
 
 def record(part: Any) -> WrapperSpec:
     """The spec of a wrapper or transform: its class, and its constructor arguments, read from the attributes of their names.
-
-    Raises:
-        ValueError: if an argument is not an attribute.
 
     >>> from torchwrap.transforms import ClipReward
     >>> record(ClipReward(-1, 1)).kwargs
@@ -91,9 +84,6 @@ def _is_spec(value: Any) -> bool:
 
 def rebuild(spec: Any, *env: Any) -> Any:
     """Makes a wrapper (around `env`) or a transform from its spec.
-
-    Raises:
-        ValueError: if its class cannot be imported.
 
     >>> from torchwrap.transforms import ClipReward
     >>> rebuild(record(ClipReward(-1, 1)))

@@ -1,4 +1,6 @@
-"""Validation of arguments. Each error names the owner of the argument, what is needed, and what it got."""
+"""Validation of arguments. Each function returns the argument, or raises an error that names its owner, what is needed, and
+what it got: a TypeError for another type, a ValueError for a value out of range.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ def _real(value: Any) -> Any:
 def shown(value: Any) -> str:
     """A value as error messages show it: its repr, but a scalar of NumPy as Python's, because its repr differs by version.
 
-    >>> shown(np.float32(0.1)), shown(np.True_), shown(np.str_("a")), shown("a")
-    ('0.1', 'True', "'a'", "'a'")
+    >>> shown(np.float32(0.1)), shown(np.True_), shown(np.str_("a"))
+    ('0.1', 'True', "'a'")
     """
-    if isinstance(value, np.generic) and not isinstance(value, np.flexible):
+    if isinstance(value, np.number | np.bool_):
         return str(value)
     return repr(value.item() if isinstance(value, np.character) else value)
 
@@ -39,11 +41,7 @@ def described(value: object) -> str:
 
 
 def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
-    """Returns an integer of Python, NumPy or PyTorch as an int in [at_least, at_most].
-
-    Raises:
-        TypeError: for anything but an integer.
-        ValueError: for an integer out of range, and for a bool.
+    """An integer of Python, NumPy or PyTorch, but no bool, as an int in [at_least, at_most].
 
     >>> integer("TimeLimit", "max_episode_steps", 0, at_least=1)
     Traceback (most recent call last):
@@ -60,10 +58,7 @@ def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**
 
 
 def sizes(owner: str, name: str, value: Any, at_least: int) -> tuple[int, ...]:
-    """Returns a tuple or list of integers, each of at least `at_least`, as a tuple of ints.
-
-    Raises:
-        TypeError, ValueError: for anything else.
+    """A tuple or list of integers, each of at least `at_least`, as a tuple of ints.
 
     >>> sizes("ReshapeObservation", "shape", 84, at_least=1)
     Traceback (most recent call last):
@@ -75,10 +70,7 @@ def sizes(owner: str, name: str, value: Any, at_least: int) -> tuple[int, ...]:
 
 
 def flag(owner: str, name: str, value: Any) -> bool:
-    """Returns a bool.
-
-    Raises:
-        TypeError: for anything else, such as 0 or 1.
+    """A bool, and not 0 or 1.
 
     >>> flag("GrayscaleObservation", "keep_dim", 1)
     Traceback (most recent call last):
@@ -90,11 +82,15 @@ def flag(owner: str, name: str, value: Any) -> bool:
     return value
 
 
-def probability(owner: str, name: str, value: Any) -> float:
-    """Returns a number in [0, 1).
+def function(owner: str, name: str, value: Any) -> Any:
+    """A function, or another object that can be called."""
+    if not callable(value):
+        raise TypeError(f"{owner} needs a callable {name}, but got {shown(value)}.")
+    return value
 
-    Raises:
-        TypeError, ValueError: for anything else.
+
+def probability(owner: str, name: str, value: Any) -> float:
+    """A number in [0, 1).
 
     >>> probability("StickyAction", "repeat_action_probability", 1)
     Traceback (most recent call last):
@@ -104,10 +100,7 @@ def probability(owner: str, name: str, value: Any) -> float:
 
 
 def positive(owner: str, name: str, value: Any) -> float:
-    """Returns a finite number above 0.
-
-    Raises:
-        TypeError, ValueError: for anything else.
+    """A finite number above 0.
 
     >>> positive("NormalizeReward", "epsilon", 0)
     Traceback (most recent call last):
@@ -119,19 +112,9 @@ def positive(owner: str, name: str, value: Any) -> float:
 def number(
     owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, needed: str | None = None
 ) -> float:
-    """Returns a number in [low, high]: an int if it fits int64, else a float.
+    """A real number of Python, NumPy or PyTorch in [low, high]: an int if it fits int64, else a float. NaN is out of range.
 
-    Args:
-        owner: whose argument it is.
-        name: of the argument.
-        value: a real number of Python, NumPy or PyTorch.
-        low: the smallest number allowed.
-        high: the largest number allowed.
-        needed: what the error message says is needed. Defaults to the interval.
-
-    Raises:
-        TypeError: for anything but a real number.
-        ValueError: for a number out of range, and for NaN.
+    `needed` is what the error message says is needed; by default the interval.
 
     >>> number("NormalizeReward", "gamma", 2, 0, 1)
     Traceback (most recent call last):
@@ -153,10 +136,7 @@ def number(
 
 
 def device(owner: str, value: Any) -> torch.device:
-    """Returns a device or its name as a `torch.device`.
-
-    Raises:
-        TypeError, ValueError: for anything else.
+    """A device or its name as a `torch.device`.
 
     >>> device("make", "nope")
     Traceback (most recent call last):

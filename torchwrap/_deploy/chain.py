@@ -41,11 +41,7 @@ class Chain:
 
 
 def chain_of(env: Env, without: Sequence[str | type]) -> Chain:
-    """The chain of an env.
-
-    Raises:
-        ValueError: for a part that cannot be deployed, or cannot be left out.
-    """
+    """The chain of an env. Raises a ValueError for a part that cannot be deployed, or cannot be left out."""
     parts = list(_parts(env))
     known = [piece for part, _, _ in parts for piece in _pieces(part)]
     for entry in without:
@@ -56,10 +52,9 @@ def chain_of(env: Env, without: Sequence[str | type]) -> Chain:
     chain = Chain(base.single_observation_space, base.single_action_space)
     changed: set[str] = set()  # hooks of the transforms so far
     for part, below, above in parts:
-        owner, names = (
-            (Wrapper, ["_step", "_reset"]) if isinstance(part, Wrapper) else (Transform, ["step", "reset", "action"])
-        )
-        hooks = {name for name in names if getattr(type(part), name) is not getattr(owner, name)}
+        owner = Wrapper if isinstance(part, Wrapper) else Transform
+        names = [name for name in ("_step", "_reset", "step", "reset", "action") if name in vars(owner)]
+        hooks = {name for name in names if getattr(type(part), name) is not vars(owner)[name]}
         if _is_in(part, without):
             chain.left_out.append(_shown(part))
             for what, conflicts in (("observation", {"step", "reset"}), ("action", {"action"})):
@@ -103,7 +98,7 @@ def _is_in(part: Part, without: Sequence[str | type]) -> bool:
 
 
 def _frozen_copy(part: Transform, without: Sequence[str | type]) -> Transform:
-    """A copy in eval mode, whose env buffers have one initial row, and without what `without` names inside of it."""
+    """A copy in eval mode, whose env buffers have one initial row, without the parts inside that are left out."""
     for piece in _pieces(part):
         if not _is_in(piece, without) and any(isinstance(module, Stream) for module in piece.children()):
             raise refusal(piece, "draws random numbers")
@@ -115,7 +110,6 @@ def _frozen_copy(part: Transform, without: Sequence[str | type]) -> Transform:
         for position, inner in enumerate(compose):
             if not isinstance(inner, Compose):
                 compose.add_module(str(position), Transform() if _is_in(inner, without) else inner._frozen())
-        compose._find_hooks()
     return transform._frozen().eval().requires_grad_(False)
 
 

@@ -5,7 +5,7 @@ A value of a space holds one member per env. It is a tensor `(num_envs, *space.s
 """
 
 from torchwrap._core.rows import apply
-from torchwrap.spaces.conversion import bound, counts, dtype, flatten, from_numpy, tensor, to_numpy, torch_dtype, zeros
+from torchwrap.spaces.conversion import TORCH_DTYPES, bound, counts, dtype, flatten, from_numpy, tensor, to_numpy, zeros
 from torchwrap.spaces.sampling import Sampler, sample
 from torchwrap.spaces.signature import Signature
 from torchwrap.spaces.traversal import Value, build, children, leaves, to_device
@@ -13,6 +13,7 @@ from torchwrap.spaces.validation import REWARD, box, check, check_function, cont
 
 __all__ = [
     "REWARD",
+    "TORCH_DTYPES",
     "Sampler",
     "Signature",
     "Value",
@@ -35,6 +36,5 @@ __all__ = [
     "tensor",
     "to_device",
     "to_numpy",
-    "torch_dtype",
     "zeros",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -12,22 +11,12 @@ from gymnasium import Space, spaces
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap.spaces.traversal import Path, Value, build, children, leaves
+from torchwrap.spaces.traversal import Path, Value, build, children
 
+_NAMES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
-@functools.cache
-def torch_dtype(to: np.dtype[Any]) -> torch.dtype | None:
-    """The torch dtype of a NumPy dtype, or None if it is not a real dtype for which PyTorch implements arithmetic.
-
-    >>> torch_dtype(np.dtype("uint8")), torch_dtype(np.dtype("uint32"))
-    (torch.uint8, None)
-    """
-    try:
-        found = torch.from_numpy(np.empty(0, to)).dtype
-    except (TypeError, ValueError):
-        return None
-    # PyTorch can store these three dtypes, but implements almost no operators for them.
-    return found if to.kind in "biuf" and found not in (torch.uint16, torch.uint32, torch.uint64) else None
+TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {np.dtype(name): getattr(torch, name) for name in _NAMES}
+"""The real dtypes with which both NumPy and PyTorch compute."""
 
 
 def dtype(space: Space[Any]) -> torch.dtype:
@@ -38,15 +27,9 @@ def dtype(space: Space[Any]) -> torch.dtype:
     """
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
-    found = torch_dtype(np.dtype(space.dtype))
-    if found is None:
+    if space.dtype not in TORCH_DTYPES:
         raise TypeError(f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}.")
-    return found
-
-
-def dtypes(space: Space[Any]) -> set[torch.dtype]:
-    """The torch dtypes of all leaves of a space. Raises a TypeError or ValueError for a space that is not supported."""
-    return {dtype(leaf) for _, leaf in leaves(space)}
+    return TORCH_DTYPES[space.dtype]
 
 
 def bound(limit: float, to: torch.dtype) -> float:
@@ -79,9 +62,8 @@ def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") 
     """
 
     def make(path: Path, leaf: Space[Any]) -> Tensor:
-        to = dtype(leaf)
         zero = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else counts(leaf)[1]
-        return torch.as_tensor(zero, dtype=to, device=device).expand(num_envs, *(leaf.shape or ())).clone()
+        return torch.as_tensor(zero, dtype=dtype(leaf), device=device).expand(num_envs, *(leaf.shape or ())).clone()
 
     return build(space, make, num_envs)
 
@@ -131,9 +113,7 @@ def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
         return torch.cat([flatten(child, value[key], to) for key, child in subspaces.items()], -1)
     columns = value.reshape(*value.shape[: value.dim() - len(space.shape or ())], -1)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        ranges = [
-            torch.arange(start, start + count, device=value.device)
-            for count, start in zip(*[np.ravel(number).tolist() for number in counts(space)], strict=True)
-        ]
+        sizes, starts = (np.ravel(numbers).tolist() for numbers in counts(space))
+        ranges = [torch.arange(start, start + size, device=value.device) for size, start in zip(sizes, starts, strict=True)]
         columns = torch.cat([columns[..., index, None] == values for index, values in enumerate(ranges)], -1)
     return columns.to(to)

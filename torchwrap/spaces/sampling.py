@@ -18,10 +18,6 @@ from torchwrap.spaces.traversal import Path, Value, build, leaves
 class Sampler(nn.Module):
     """Draws a random member of a space for each env of a stream, distributed as Gymnasium's `Space.sample`.
 
-    Args:
-        space: of a single env.
-        device: of the streams.
-
     >>> Sampler(spaces.Discrete(3))(random.Stream(5, seed=0)).shape
     torch.Size([5])
     """

@@ -12,7 +12,8 @@ from gymnasium import Space
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap.random import Stream
-from torchwrap.spaces.conversion import dtypes
+from torchwrap.spaces.conversion import dtype
+from torchwrap.spaces.traversal import leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +21,8 @@ class Signature:
     """Describes a batch of envs: what a transform gets from the layer below, and returns for the layer above.
 
     Args:
-        num_envs: number of envs, at least 1.
-        single_observation_space: of a single env.
-        single_action_space: of a single env.
+        num_envs: at least 1.
+        single_observation_space: of a single env, as is `single_action_space`.
         device: of all tensors.
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
@@ -51,7 +51,8 @@ class Signature:
         validation.integer("An env", "num_envs", self.num_envs, at_least=1)
         validation.integer("An env", "first_index", self.first_index, at_least=0)
         for space in (self.single_observation_space, self.single_action_space):
-            dtypes(space)
+            for _, leaf in leaves(space):
+                dtype(leaf)
         # With its index, as tensors have it: "cuda" is the current CUDA device, and no tensor's device equals it.
         vars(self)["device"] = torch.empty(0, device=self.device).device
 

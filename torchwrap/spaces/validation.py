@@ -12,8 +12,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchwrap._core.rows import is_host_readable
-from torchwrap.spaces.conversion import counts, dtype, dtypes, torch_dtype, zeros
-from torchwrap.spaces.traversal import Value, children
+from torchwrap.spaces.conversion import TORCH_DTYPES, counts, dtype, zeros
+from torchwrap.spaces.traversal import Value, children, leaves
 
 REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 """The space of a reward: any float32 number."""
@@ -31,7 +31,8 @@ def optional_space(owner: str, name: str, space: object) -> Space[Any] | None:
     if not isinstance(space, Space):
         raise TypeError(f"{owner} needs a gymnasium Space as {name}, but got {space!r}.")
     try:
-        dtypes(space)
+        for _, leaf in leaves(space):
+            dtype(leaf)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{owner} needs an {name} that tensors can hold, but got {space}: {error}") from error
     return space
@@ -97,7 +98,7 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
     shape = (num_envs, *(space.shape or ()))
     if value.shape != shape:
         raise ValueError(f"{owner} needs {what} of shape {shape} (num_envs first), but got {tuple(value.shape)}.")
-    if value.dtype != torch_dtype(space.dtype):
+    if value.dtype != TORCH_DTYPES[space.dtype]:  # type: ignore[index]
         raise TypeError(f"{owner} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
     if value.device != device:
         raise ValueError(f"{owner} needs {what} on device {device}, but got {value.device}.")

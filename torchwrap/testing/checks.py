@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec as specs
 from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.rows import RowMask
-from torchwrap.testing.comparison import (
-    NUM_ENVS,
-    MakeEnv,
-    buffers,
-    closing,
-    require,
-    require_equal,
-    require_equal_roots,
-    require_equal_runs,
-    run,
-    sample_actions,
-)
+from torchwrap.env import Env
 from torchwrap.testing.scripted import ScriptedEnv
 from torchwrap.transforms import policy_state
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers import TransformedEnv
+
+MakeEnv: TypeAlias = Callable[..., Env]  # from `num_envs` and `first_index`
+Run: TypeAlias = Iterable[tuple[TensorDict, TensorDict]]  # what `env.step` returns, step by step
+
+NUM_ENVS, NUM_STEPS = 5, 40
 
 
 def check_env(make: MakeEnv) -> None:
@@ -43,17 +39,9 @@ def check_env(make: MakeEnv) -> None:
 
     >>> check_env(ScriptedEnv)
     """
-    for check in (
-        _check_description,
-        _check_step_results,
-        _check_caller_owns_results,
-        _check_seeding,
-        _check_sharding,
-        _check_partial_reset,
-        _check_snapshot,
-        _check_compile,
-    ):
-        with closing(make) as make_env:
+    checks = _check_description, _check_step_results, _check_caller_owns_results, _check_seeding, _check_sharding
+    for check in (*checks, _check_partial_reset, _check_snapshot, _check_compile):
+        with _closing(make) as make_env:
             check(make_env)
 
 
@@ -65,7 +53,7 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
         make_env: makes an env whose spaces the transform accepts, as for `check_env`.
 
     Raises:
-        AssertionError: if the transform breaks the contract. The message names the broken promise.
+        AssertionError: as `check_env`.
 
     >>> from torchwrap import transforms as T
     >>> check_transform(lambda: T.ClipReward(-1, 1))
@@ -82,7 +70,7 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     checks: list[Callable[[Any], None]] = [_check_description, _check_step_results, _check_action, _check_masked_reset]
     checks += [_check_eval, check_env, _check_state_dict]
     for check in checks:
-        with closing(make_transformed) as make_one:
+        with _closing(make_transformed) as make_one:
             check(make_one)
 
 
@@ -91,15 +79,15 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
 
 def _check_description(make: MakeEnv) -> None:
     env = make()
-    require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
-    require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
+    _require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
+    _require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
     action = env.sample_action()
-    in_space = spaces.contains(env.single_action_space, action)
-    require(in_space, f"sample_action: needs actions in {env.single_action_space}, but got {action}.")
+    space = env.single_action_space
+    _require(spaces.contains(space, action), f"sample_action: needs actions in {space}, but got {action}.")
     try:
         env.step(TensorDict({"action": action}, batch_size=[NUM_ENVS]))
     except RuntimeError as error:
-        require("reset" in str(error), f"step before reset: needs an error that names reset, but got {error}.")
+        _require("reset" in str(error), f"step before reset: needs an error that names reset, but got {error}.")
     else:
         raise AssertionError("step before reset: needs a RuntimeError, but it returned.")
 
@@ -109,85 +97,84 @@ def _check_step_results(make: MakeEnv) -> None:
     space = env.single_observation_space
     root, known_layout = env.reset(seed=0), None
     declared = {"observation", *policy_state.keys(env.signature)}
-    require(set(root.keys()) == declared, f"reset: needs the keys {sorted(declared)}, but got {sorted(root.keys())}.")
+    _require(set(root.keys()) == declared, f"reset: needs the keys {sorted(declared)}, but got {sorted(root.keys())}.")
     observation = root["observation"]
-    require(spaces.contains(space, observation), f"reset: needs an observation in its space, {space}, but got {observation}.")
-    for transition, td in run(env, sample_actions(env)):
+    _require(spaces.contains(space, observation), f"reset: needs an observation in its space, {space}, but got {observation}.")
+    for transition, td in _run(env, _sample_actions(env)):
         successor = transition["next"]
         for key in ("observation", "reward", "terminated", "truncated", "done"):
-            require(key in successor.keys(), f'step: needs ("next", "{key}"), but got {sorted(successor.keys())}.')
+            _require(key in successor.keys(), f'step: needs ("next", "{key}"), but got {sorted(successor.keys())}.')
         layout = {key: (tuple(value.shape), value.dtype) for key, value in successor.items(True, True)}
         changed = f"but got {known_layout} and {layout}"
-        require(known_layout in (None, layout), f"step: needs the same keys, shapes and dtypes at every step, {changed}.")
+        _require(known_layout in (None, layout), f"step: needs the same keys, shapes and dtypes at every step, {changed}.")
         known_layout = layout
         for key in ("reward", "terminated", "truncated", "done"):
             shape, dtype = (NUM_ENVS, 1), torch.float32 if key == "reward" else torch.bool
-            require(layout[key] == (shape, dtype), f"step: needs {key} of {shape} {dtype}, but got {layout[key]}.")
+            _require(layout[key] == (shape, dtype), f"step: needs {key} of {shape} {dtype}, but got {layout[key]}.")
         done = successor["done"].squeeze(-1)
         ended = (successor["terminated"] | successor["truncated"]).squeeze(-1)
-        require((done == ended).all(), "step: needs done = terminated | truncated.")
+        _require((done == ended).all(), "step: needs done = terminated | truncated.")
         for value in (successor["observation"], td["observation"]):
-            require(spaces.contains(space, value), f"step: needs observations in {space}, but got {value}.")
+            _require(spaces.contains(space, value), f"step: needs observations in {space}, but got {value}.")
         # The root, with its rows of new episodes replaced by those of the successor.
         continued = RowMask(done).where(successor["observation"], td["observation"])
         promise = "step: where no episode ended, the root holds the observation of the successor"
-        require_equal(successor.select("observation"), TensorDict({"observation": continued}, [NUM_ENVS]), promise)
+        _require_equal(successor.select("observation"), TensorDict({"observation": continued}, [NUM_ENVS]), promise)
 
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
     env, other = make(), make()
-    actions = sample_actions(env)
-    sample_actions(other)
+    actions = _sample_actions(env)
+    _sample_actions(other)
     results, copies = [], []
-    for (transition, td), (erased, erased_td) in zip(run(env, actions), run(other, actions), strict=True):
-        require_equal(transition["next"], erased["next"], "outputs: changing them in place must not change the env")
+    for (transition, td), (erased, erased_td) in zip(_run(env, actions), _run(other, actions), strict=True):
+        _require_equal(transition["next"], erased["next"], "outputs: changing them in place must not change the env")
         results += [transition["next"], td.select("observation")]
         copies += [results[-2].clone(), results[-1].clone()]
         for leaf in (*erased.values(True, True), *erased_td.values(True, True)):
             leaf.zero_()
     for result, copy in zip(results, copies, strict=True):
-        require_equal(copy, result, "outputs: later steps must not change them")
+        _require_equal(copy, result, "outputs: later steps must not change them")
 
 
 def _check_seeding(make: MakeEnv) -> None:
     env = make().eval()
-    actions = sample_actions(env)
-    first_run = list(run(env, actions))
+    actions = _sample_actions(env)
     promise = "reset(seed): the same seed and actions need the same transitions and new episodes"
-    require_equal_runs(first_run, run(env, actions), promise)
+    _require_equal_runs(list(_run(env, actions)), _run(env, actions), promise)
 
 
 def _check_sharding(make: MakeEnv) -> None:
     env = make().eval()
-    actions = sample_actions(env)
+    actions = _sample_actions(env)
     shards = [make(num_envs=1, first_index=row).eval() for row in range(NUM_ENVS)]
-    runs = [run(shard, [action[[row]] for action in actions]) for row, shard in enumerate(shards)]
-    for transition, td in run(env, actions):
+    runs = [_run(shard, [action[[row]] for action in actions]) for row, shard in enumerate(shards)]
+    for transition, td in _run(env, actions):
         for row, shard_run in enumerate(runs):
             promise = f"env {row} of {NUM_ENVS}: needs to equal a single env with first_index={row}"
-            require_equal_runs([(transition[[row]], td[[row]])], [next(shard_run)], promise, 1e-6)
+            _require_equal_runs([(transition[[row]], td[[row]])], [next(shard_run)], promise, 1e-6)
 
 
 def _check_partial_reset(make: MakeEnv) -> None:
     env, other = make().eval(), make().eval()
-    actions = sample_actions(env)
-    sample_actions(other)
+    actions = _sample_actions(env)
+    _sample_actions(other)
     before, after = actions[: len(actions) // 4], actions[len(actions) // 4 :]
-    list(run(env, before))
-    *_, (_, other_td) = run(other, before)
+    list(_run(env, before))
+    *_, (_, other_td) = _run(other, before)
     mask = torch.arange(NUM_ENVS, device=env.device) == 1
     td = env.reset(mask=mask)
-    require_equal_roots(other_td[~mask], td[~mask], "reset(mask): other rows must keep their observation")
+    _require_equal(other_td[~mask], td[~mask], "reset(mask): other rows must keep their observation")
     # A single step, because envs that share a stream of episodes with the reset one may differ later.
-    (transition, _), (expected, _) = next(run(env, after, td)), next(run(other, after, other_td))
-    require_equal(expected["next"][~mask], transition["next"][~mask], "reset(mask): other rows must continue as before")
+    (transition, _), (expected, _) = next(_run(env, after, td)), next(_run(other, after, other_td))
+    _require_equal(expected["next"][~mask], transition["next"][~mask], "reset(mask): other rows must continue as before")
 
 
 def _check_snapshot(make: MakeEnv) -> None:
     env = make()
-    actions = sample_actions(env)
+    actions = _sample_actions(env)
     before, after = actions[:7], actions[7:]
-    *_, (_, td) = run(env, before)
+    *_, (_, td) = _run(env, before)
     if not env.can_snapshot:
         try:
             env.snapshot()
@@ -195,26 +182,26 @@ def _check_snapshot(make: MakeEnv) -> None:
             return
         raise AssertionError("snapshot: needs a RuntimeError if can_snapshot is False, but it returned.")
     snapshot = env.snapshot()
-    first_run = list(run(env, after, td))
-    final_buffers = buffers(env)
-    require_equal_roots(snapshot, env.restore(snapshot), "restore: needs the observation of the snapshot")
-    require_equal_runs(first_run, run(env, after, env.restore(snapshot)), "restore: must continue as before")
-    require_equal(final_buffers, buffers(env), "restore: needs to reach the same state")
+    first_run = list(_run(env, after, td))
+    final_buffers = _buffers(env)
+    _require_equal(snapshot, env.restore(snapshot), "restore: needs the observation of the snapshot")
+    _require_equal_runs(first_run, _run(env, after, env.restore(snapshot)), "restore: must continue as before")
+    _require_equal(final_buffers, _buffers(env), "restore: needs to reach the same state")
 
 
 def _check_compile(make: MakeEnv) -> None:
     env, compiled_env = make(), make()
     if env.host_stepped:
         return
-    actions = sample_actions(env)
-    sample_actions(compiled_env)
+    actions = _sample_actions(env)
+    _sample_actions(compiled_env)
     try:
         compile(compiled_env, backend="aot_eager")
     except ValueError as error:
         raise AssertionError(f"compile: needs a step that is one graph, but got {error}") from None
     promise = "compile: needs the transitions and new episodes of eager mode"
-    require_equal_runs(run(env, actions), run(compiled_env, actions), promise, 1e-6)
-    require_equal(buffers(env), buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
+    _require_equal_runs(_run(env, actions), _run(compiled_env, actions), promise, 1e-6)
+    _require_equal(_buffers(env), _buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
 
 
 # The contract of a transform, in addition.
@@ -225,14 +212,14 @@ def _check_action(make: Callable[..., TransformedEnv]) -> None:
     action = env.sample_action()
     before = action.clone()
     result = env.transforms.action(action)
-    require(bool((action == before).all()), "action: needs to leave the agent's action unchanged. Return a new tensor.")
+    _require(bool((action == before).all()), "action: needs to leave the agent's action unchanged. Return a new tensor.")
     spaces.check("action", "a result", env.env.single_action_space, result, NUM_ENVS, env.device)
 
 
 @torch.no_grad()
 def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
     env = make()
-    list(run(env, sample_actions(env)[:7]))
+    list(_run(env, _sample_actions(env)[:7]))
     transform = env.transforms
     persistent = set(transform.state_dict())
     env_buffers = {
@@ -246,38 +233,105 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
     for mask in (every_other, torch.zeros_like(every_other)):
         rows = RowMask(mask)
         observation = env.env._reset(RowMask.full(NUM_ENVS, env.device))["observation"]
-        before = buffers(transform)
+        before = _buffers(transform)
         results = []
         for other_rows in (observation, zeros):
             for name, buffer in transform.named_buffers():
                 buffer.copy_(before[name])
             td = TensorDict({"observation": rows.where(observation, other_rows)}, batch_size=[NUM_ENVS])
             td = transform.reset(td, rows)
-            results.append((TensorDict({"rows": td["observation"][mask]}, []).clone(), buffers(transform)))
+            results.append((TensorDict({"rows": td["observation"][mask]}, []).clone(), _buffers(transform)))
         (initial, after), (other_initial, other_after) = results
-        require_equal(after, other_after, "reset(td, mask): rows outside the mask must not count")
-        require_equal(initial, other_initial, "reset(td, mask): rows outside the mask must not count")
+        _require_equal(after, other_after, "reset(td, mask): rows outside the mask must not count")
+        _require_equal(initial, other_initial, "reset(td, mask): rows outside the mask must not count")
         for name, value in after.items():
             per_env = name in env_buffers or (name not in persistent and value.dim() > 0 and len(value) == NUM_ENVS)
             if per_env or not mask.any():
                 was, now = (TensorDict({name: td[name][~mask] if per_env else td[name]}, []) for td in (before, after))
-                require_equal(was, now, "reset(td, mask): rows outside the mask must not change")
+                _require_equal(was, now, "reset(td, mask): rows outside the mask must not change")
 
 
 def _check_eval(make: Callable[..., TransformedEnv]) -> None:
     env = make().eval()
     before = TensorDict(env.transforms.state_dict(), []).clone()
-    list(run(env, sample_actions(env)))
-    require_equal(before, TensorDict(env.transforms.state_dict(), []), "eval(): needs to freeze the state_dict")
+    list(_run(env, _sample_actions(env)))
+    _require_equal(before, TensorDict(env.transforms.state_dict(), []), "eval(): needs to freeze the state_dict")
 
 
 def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     env, smaller_env = make(), make(num_envs=3)
-    actions = sample_actions(env)
-    list(run(env, actions))
+    actions = _sample_actions(env)
+    list(_run(env, actions))
     smaller_env.load_state_dict(env.state_dict())
     env.eval()
     smaller_env.eval()
-    first_rows = ((transition[:3], td[:3]) for transition, td in run(env, actions))
-    smaller_run = run(smaller_env, [action[:3] for action in actions])
-    require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
+    first_rows = ((transition[:3], td[:3]) for transition, td in _run(env, actions))
+    smaller_run = _run(smaller_env, [action[:3] for action in actions])
+    _require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
+
+
+# Runs of envs, and comparisons of what they return.
+
+
+@contextlib.contextmanager
+def _closing(make: MakeEnv) -> Iterator[MakeEnv]:
+    """`make` with defaults. What it makes is closed in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make_env(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
+            env = make(num_envs=num_envs, first_index=first_index)
+            stack.callback(env.close)
+            return env
+
+        yield make_env
+
+
+def _require(condition: bool | Tensor, message: str) -> None:
+    """Raises an AssertionError with the message unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def _require_equal(first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0) -> None:
+    """Requires equal keys, shapes, dtypes and values, but not of what a step or a snapshot adds to a root."""
+    first, second = (td.exclude("action", "next", "buffers") for td in (first, second))
+    keys, other_keys = set(first.keys(True, True)), set(second.keys(True, True))
+    _require(keys == other_keys, f"{promise}: needs the same keys, but got {keys ^ other_keys} in one of the two.")
+    for key in keys:
+        expected, got = first[key], second[key]
+        layouts = [f"{tuple(value.shape)} {value.dtype}" for value in (expected, got)]
+        _require(layouts[0] == layouts[1], f"{promise}: needs {key} of shape {layouts[0]}, but got {layouts[1]}.")
+        equal = torch.isclose(expected, got, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if not equal.all():
+            index = (~equal).nonzero()[0].tolist()
+            values = f"{expected[tuple(index)].item()} and {got[tuple(index)].item()}"
+            raise AssertionError(f"{promise}: needs equal {key}, but got {values} at index {index}.")
+
+
+def _require_equal_runs(first: Run, second: Run, promise: str, tolerance: float = 0.0) -> None:
+    """As `require_equal`, for the successors and roots of two runs."""
+    for (expected, expected_td), (transition, td) in zip(first, second, strict=True):
+        _require_equal(expected["next"], transition["next"], promise, tolerance)
+        _require_equal(expected_td, td, promise, tolerance)
+
+
+def _sample_actions(env: Env) -> list[spaces.Value]:
+    """Resets the env with seed 0, and samples an action for every step."""
+    env.reset(seed=0)
+    return [env.sample_action() for _ in range(NUM_STEPS)]
+
+
+def _run(env: Env, actions: list[spaces.Value], td: TensorDict | None = None) -> Iterator[tuple[TensorDict, TensorDict]]:
+    """Yields what `env.step` returns for each action, from the root `td` on. None resets the env with seed 0."""
+    td = env.reset(seed=0) if td is None else td
+    for number, action in enumerate(actions, 1):
+        td.set("action", action.clone())
+        for name in env.signature.policy_state:
+            td["next", name] = torch.full_like(td[name], number)
+        transition, td = env.step(td)
+        yield transition, td
+
+
+def _buffers(module: torch.nn.Module) -> TensorDict:
+    """A copy of every buffer."""
+    return TensorDict({name: buffer.clone() for name, buffer in module.named_buffers()}, batch_size=[])

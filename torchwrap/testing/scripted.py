@@ -21,7 +21,6 @@ from torchwrap.env import Env, Options
 from torchwrap.spaces import Signature
 
 _ENDINGS = ("terminated", "truncated", "both")
-_NEVER = 2**63 - 1
 
 
 class ScriptedEnv(Env):
@@ -40,7 +39,6 @@ class ScriptedEnv(Env):
         observation_space: replaces the space given by `observation_shape`, if not None.
         action_space: None takes Box(-1, 1, (6,)).
         first_index: global index of the first env.
-        device: device of the env.
 
     >>> env = ScriptedEnv(2, observation_shape=(3,), episode_lengths=(5, 2))
     >>> env.reset()["observation"]
@@ -67,8 +65,7 @@ class ScriptedEnv(Env):
     ) -> None:
         device = validation.device("ScriptedEnv", device)
         lengths = list(episode_lengths) if isinstance(episode_lengths, Sequence) else [episode_lengths]
-        if episode_lengths is None:
-            lengths = [_NEVER]
+        lengths = [2**63 - 1] if episode_lengths is None else lengths
         lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
         if not lengths:
             raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
@@ -78,10 +75,8 @@ class ScriptedEnv(Env):
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
         if action_space is None:
             action_space = gymnasium_spaces.Box(-1, 1, (6,), np.float32)
-        super().__init__(
-            Signature(num_envs, observation_space, action_space, device, None, first_index),
-            metadata={"render_modes": []},
-        )
+        signature = Signature(num_envs, observation_space, action_space, device, None, first_index)
+        super().__init__(signature, metadata={"render_modes": []})
         self.ending = ending
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
         self.register_buffer("lengths", torch.tensor(lengths, device=device), persistent=False)
@@ -132,14 +127,11 @@ class _Interval(nn.Module):
     def __init__(self, leaf: Space[Any], device: torch.device) -> None:
         super().__init__()
         self.is_bounded = not isinstance(leaf, gymnasium_spaces.Box) or leaf.is_bounded()
-        low: Any
-        width: Any
+        width, low = spaces.counts(leaf)
         if isinstance(leaf, gymnasium_spaces.Box):
             is_integer = np.issubdtype(leaf.dtype, np.integer)
             low, high = (bound.astype(np.int64 if is_integer else np.float64) for bound in (leaf.low, leaf.high))
             width = np.where(high > low, high - low + is_integer, 1)  # not 0, because it is a divisor
-        else:
-            width, low = spaces.counts(leaf)
         self.register_buffer("low", torch.tensor(low, device=device), persistent=False)
         self.register_buffer("width", torch.tensor(width, device=device), persistent=False)
 

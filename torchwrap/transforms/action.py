@@ -40,9 +40,7 @@ class TransformAction(ActionTransform):
 
     def __init__(self, func: Callable[[Value], Value], action_space: Space[Any] | None = None) -> None:
         super().__init__()
-        if not callable(func):
-            raise TypeError(f"TransformAction needs a callable func, but got {func!r}.")
-        self.func = func
+        self.func = validation.function("TransformAction", "func", func)
         self.action_space = spaces.optional_space("TransformAction", "action_space", action_space)
 
     def setup(self, signature: Signature) -> Signature:
@@ -81,15 +79,14 @@ class StickyAction(Transform):
 
     def __init__(self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1) -> None:
         super().__init__()
-        name, duration = "repeat_action_probability", repeat_action_duration
-        self.repeat_action_probability = validation.probability("StickyAction", name, repeat_action_probability)
-        self.repeat_action_duration = duration
-        bounds = duration if isinstance(duration, tuple | list) else (duration, duration)
-        if len(bounds) != 2:
-            raise ValueError(f"StickyAction needs repeat_action_duration as one number or two, but got {bounds!r}.")
         name, limit = "repeat_action_duration", 2**31  # the largest count that random.integers takes
-        self.shortest = validation.integer("StickyAction", name, bounds[0], at_least=1, at_most=limit)
-        self.longest = validation.integer("StickyAction", name, bounds[1], at_least=self.shortest, at_most=limit)
+        probability = validation.probability("StickyAction", "repeat_action_probability", repeat_action_probability)
+        self.repeat_action_probability, self.repeat_action_duration = probability, repeat_action_duration
+        bounds = repeat_action_duration if isinstance(repeat_action_duration, tuple | list) else (repeat_action_duration,) * 2
+        if len(bounds) != 2:
+            raise ValueError(f"StickyAction needs {name} as one number or two, but got {bounds!r}.")
+        self.shortest = validation.integer("StickyAction", name, bounds[0], 1, limit)
+        self.longest = validation.integer("StickyAction", name, bounds[1], self.shortest, limit)
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_action_space

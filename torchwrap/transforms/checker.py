@@ -6,7 +6,6 @@ from typing import Any
 
 from gymnasium import Space
 from tensordict import TensorDict
-from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core.rows import RowMask
@@ -19,8 +18,6 @@ class PassiveEnvChecker(Transform):
 
     It is for debugging: it reads all values on the host at every step, which is slow, and cannot be compiled. Put it first to
     check the env, or further out to check the transforms below it. `torchwrap.testing.check_env` checks the whole contract.
-
-    Shape: any spaces, unchanged.
 
     Raises:
         ValueError: from the step or reset with a wrong value. The message names the value and the env.
@@ -48,20 +45,17 @@ class PassiveEnvChecker(Transform):
         return td
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        _check("observations", self.signature.single_observation_space, td["observation"], mask.tensor)
+        _check("observations", self.signature.single_observation_space, td["observation"], mask)
         return td
 
 
-def _check(what: str, space: Space[Any], value: Value, mask: Tensor | None = None) -> None:
+def _check(what: str, space: Space[Any], value: Value, mask: RowMask | None = None) -> None:
     for path, leaf in spaces.leaves(space):
         part = value[path] if path else value
-        needed = f"{what}{list(path) if path else ''} in {leaf}"
-        if part.dtype != spaces.dtype(leaf) or part.shape[1:] != (leaf.shape or ()):
-            got = f"{tuple(part.shape)} {part.dtype}"
-            raise ValueError(f"PassiveEnvChecker needs {needed}, but got {got}.")
         wrong = spaces.outside(leaf, part) | ~part.isfinite()
         if mask is not None:
-            wrong = wrong & mask.view(-1, *(1,) * (part.dim() - 1))
+            wrong = wrong & mask.like(wrong)
         if wrong.any():
             index = wrong.nonzero()[0].tolist()
-            raise ValueError(f"PassiveEnvChecker needs {needed}, but got {part[tuple(index)].item()} in env {index[0]}.")
+            needed, got = f"{what}{list(path) if path else ''} in {leaf}", f"{part[tuple(index)].item()} in env {index[0]}"
+            raise ValueError(f"PassiveEnvChecker needs {needed}, but got {got}.")

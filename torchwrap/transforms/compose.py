@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import overload
 
-import numpy as np
 from tensordict import TensorDict
-from torch import Tensor
 
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
@@ -35,10 +33,7 @@ class Compose(Transform):
 
     def __init__(self, transforms: Iterable[Transform]) -> None:
         super().__init__()
-        single = isinstance(transforms, str | bytes | Mapping | Tensor | np.ndarray) or (
-            isinstance(transforms, Transform) and not isinstance(transforms, Compose)
-        )
-        if single or not isinstance(transforms, Iterable):
+        if not isinstance(transforms, Iterable):
             raise TypeError(f"Compose needs a list of Transforms, but got {transforms!r}.")
         for position, transform in enumerate(transforms):
             if not isinstance(transform, Transform):
@@ -80,36 +75,26 @@ class Compose(Transform):
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"transforms[{position}] ({type(transform).__name__}): {error}") from error
             self._signatures.append(signature)
-        self._find_hooks()
         return signature
 
-    def _find_hooks(self) -> None:
-        # Only the transforms that override a hook, because a call of the identity costs as much as a small operator.
-        self._hooks = {
-            hook: tuple(part for part in self if getattr(type(part), hook) is not getattr(Transform, hook))
-            for hook in ("action", "step", "reset")
-        }
-
     def action(self, action: Value) -> Value:
-        for transform in reversed(self._hooks["action"]):
+        for transform in reversed(self.transforms):
             action = transform.action(action)
         return action
 
     def step(self, td: TensorDict) -> TensorDict:
-        for transform in self._hooks["step"]:
+        for transform in self.transforms:
             td = transform.step(td)
         return td
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        for transform in self._hooks["reset"]:
+        for transform in self.transforms:
             td = transform.reset(td, mask)
         return td
 
     def forward(self, td: TensorDict) -> TensorDict:
-        parts = list(self.flat())
-        for transform in (part for part in parts if not isinstance(part, ActionTransform)):
-            td = transform(td)
-        for transform in (part for part in reversed(parts) if isinstance(part, ActionTransform)):
+        actions = [part for part in self.flat() if isinstance(part, ActionTransform)]
+        for transform in (*(part for part in self.flat() if not isinstance(part, ActionTransform)), *reversed(actions)):
             td = transform(td)
         return td
 

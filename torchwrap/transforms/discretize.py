@@ -14,7 +14,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature
-from torchwrap.transforms.transform import ActionTransform, ObservationTransform
+from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
 
 
 class _Bins(nn.Module):
@@ -40,8 +40,7 @@ class _Bins(nn.Module):
         width = max(counts) + 1
         edges = np.array([np.pad(line, (0, width - len(line)), constant_values=np.inf) for line in lines], np.float64)
         centers = np.array([np.pad(0.5 * (line[:-1] + line[1:]), (0, width - len(line))) for line in lines], np.float64)
-        # Steps compute in the dtype of the box if it has floats. A value is at or above an edge where it is at or above the
-        # next number of its dtype.
+        # Steps compute in the dtype of the box, if it has floats, and so compare with the next number at or above an edge.
         work = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
         upper = edges[:, 1:].astype(work)
         upper = np.where(upper < edges[:, 1:], np.nextafter(upper, np.array(np.inf, work)), upper)
@@ -72,13 +71,22 @@ class _Bins(nn.Module):
         return table.expand(*indices.shape, -1).gather(-1, indices.unsqueeze(-1)).squeeze(-1)
 
 
-def _bins(name: str, bins: Any) -> int | tuple[int, ...]:
-    if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
-        return tuple([validation.integer(name, "bins", count, at_least=1) for count in bins])
-    return validation.integer(name, "bins", bins, at_least=1)
+class _Discretize(Transform):
+    """Base of the two directions."""
+
+    bins: int | tuple[int, ...]
+
+    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
+            self.bins = tuple([validation.integer(name, "bins", count, at_least=1) for count in bins])
+        else:
+            self.bins = validation.integer(name, "bins", bins, at_least=1)
+        self.multidiscrete = validation.flag(name, "multidiscrete", multidiscrete)
 
 
-class DiscretizeObservation(ObservationTransform):
+class DiscretizeObservation(_Discretize, ObservationTransform):
     """Replaces each component of the observation by the index of its bin. Values outside the bounds go to the outermost bins.
 
     The bins are Gymnasium's: of equal width, between the bounds of the space.
@@ -96,11 +104,6 @@ class DiscretizeObservation(ObservationTransform):
     tensor([[0, 1]])
     """
 
-    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
-        super().__init__()
-        self.bins = _bins("DiscretizeObservation", bins)
-        self.multidiscrete = validation.flag("DiscretizeObservation", "multidiscrete", multidiscrete)
-
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space, of="numbers")
         self.grid = _Bins("DiscretizeObservation", box, self.bins, signature.device, 2**63 - 1)
@@ -108,8 +111,7 @@ class DiscretizeObservation(ObservationTransform):
 
     def observation(self, observation: Tensor) -> Tensor:
         grid = self.grid
-        # The index is the number of upper edges at or below the value. A value beyond the last edge stays in the last bin, and
-        # so does NaN. Compared with every edge, and not searched, because ONNX has no search.
+        # The number of upper edges at or below the value, without a search, which ONNX does not have. NaN is in the last bin.
         below = grid.flatten(observation, grid.upper_edges.dtype) < grid.upper_edges
         indices = (~below).sum(-1).minimum(grid.counts - 1)
         return indices if self.multidiscrete else grid.ravel(indices)
@@ -121,7 +123,7 @@ class DiscretizeObservation(ObservationTransform):
         return grid.select(grid.edges, indices).to(grid.dtype), grid.select(grid.edges, indices + 1).to(grid.dtype)
 
 
-class DiscretizeAction(ActionTransform):
+class DiscretizeAction(_Discretize, ActionTransform):
     """Takes actions as indices of bins, and passes on the centers of the bins.
 
     The bins are Gymnasium's: of equal width, between the bounds of the space.
@@ -140,11 +142,6 @@ class DiscretizeAction(ActionTransform):
     >>> transition["next", "info", "action"].flatten()  # the action that the env received
     tensor([-0.7500,  0.7500])
     """
-
-    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
-        super().__init__()
-        self.bins = _bins("DiscretizeAction", bins)
-        self.multidiscrete = validation.flag("DiscretizeAction", "multidiscrete", multidiscrete)
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("DiscretizeAction", "action", signature.single_action_space, of="numbers")

@@ -85,7 +85,7 @@ class RecordEpisodeStatistics(Transform):
         slot = torch.where(finished, (self.count + number - 1) % self.ring_size, scratch)
         record = torch.cat([mask.gather(self.running_return), length.double()], 1)
         self.records.index_copy_(0, slot, torch.where(finished.unsqueeze(-1), record, 0))
-        self.count.add_(number[-1])
+        self.count.add_(finished.sum())
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
         return td

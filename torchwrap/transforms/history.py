@@ -47,7 +47,7 @@ class _Frames(BatchedModule):
         """Starts over with an initial frame, in the rows of the mask. Returns all frames."""
         initial = mask.gather(initial).unsqueeze(1)
         before = initial if self.repeats_initial else self.padding
-        before = before.expand(len(initial), self.size - 1, *self.padding.shape)
+        before = before.expand(initial.shape[0], self.size - 1, *self.padding.shape)
         latest = torch.cat([before, initial], 1)
         mask.scatter_(self.frames, latest)
         return mask.spread(latest)

@@ -95,8 +95,7 @@ class ResizeObservation(ObservationTransform):
         super().__init__()
         if not isinstance(shape, tuple | list) or len(shape) != 2:
             raise TypeError(f"ResizeObservation needs shape as (height, width), but got {shape!r}.")
-        height, width = (validation.integer("ResizeObservation", "shape", size, at_least=1) for size in shape)
-        self.shape = height, width
+        self.shape = validation.sizes("ResizeObservation", "shape", shape, at_least=1)
 
     def setup(self, signature: Signature) -> Signature:
         space = _require_images("ResizeObservation", signature)

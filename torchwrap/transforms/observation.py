@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,13 +25,11 @@ class TransformObservation(ObservationTransform):
     """Applies a function to the batch of observations.
 
     Args:
-        func: takes a batch of observations `(num_envs, *shape)` (a TensorDict for `Dict` and `Tuple` spaces) and returns new
-            ones.
+        func: takes observations `(num_envs, *shape)` (a TensorDict for `Dict` and `Tuple` spaces) and returns new ones.
         observation_space: the space of a single env's new observation. None keeps the space below.
 
     Raises:
-        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns observations that do not fit the
-            space.
+        TypeError, ValueError: from `setup`, if `func` fails on zeros or returns what does not fit the space.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(2,)), TransformObservation(lambda obs: obs / 2))
@@ -40,9 +39,7 @@ class TransformObservation(ObservationTransform):
 
     def __init__(self, func: Callable[[Value], Value], observation_space: Space[Any] | None = None) -> None:
         super().__init__()
-        if not callable(func):
-            raise TypeError(f"TransformObservation needs a callable func, but got {func!r}.")
-        self.func = func
+        self.func = validation.function("TransformObservation", "func", func)
         self.observation_space = spaces.optional_space("TransformObservation", "observation_space", observation_space)
 
     def setup(self, signature: Signature) -> Signature:
@@ -87,8 +84,7 @@ class ClipObservation(ObservationTransform):
             self.low, self.high = spaces.bound(self.min_obs, dtype), spaces.bound(self.max_obs, dtype)
         elif fits:
             self.low, self.high = math.ceil(max(self.min_obs, limits.min)), math.floor(min(self.max_obs, limits.max))
-            fits = self.low <= self.high
-        if not fits:
+        if not fits or self.low > self.high:
             raise ValueError(f"ClipObservation needs bounds with a value of {space.dtype} between, but got {self!r}.")
         low, high = (np.clip(bound, self.low, self.high).astype(space.dtype) for bound in (space.low, space.high))
         return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, space.shape, space.dtype))
@@ -141,18 +137,14 @@ class DtypeObservation(ObservationTransform):
     def __init__(self, dtype: Any) -> None:
         super().__init__()
         self.dtype = dtype
+        found = [known for known, torch_dtype in spaces.TORCH_DTYPES.items() if dtype is torch_dtype]
         named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
-        try:
-            if isinstance(dtype, torch.dtype):
-                self.numpy_dtype = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
-            else:
-                self.numpy_dtype = np.dtype(dtype if named else "O")  # PyTorch has no dtype of objects
-            is_shared = spaces.torch_dtype(self.numpy_dtype) is not None
-        except (TypeError, ValueError, SyntaxError):
-            is_shared = False
-        if not is_shared:
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):
+            found += [np.dtype(dtype)] if named and np.dtype(dtype) in spaces.TORCH_DTYPES else []
+        if not found:
             needed = "a dtype of NumPy or PyTorch with which both compute real numbers"
             raise TypeError(f"DtypeObservation needs {needed}, but got {validation.shown(dtype)}.")
+        self.numpy_dtype = found[0]
 
     def setup(self, signature: Signature) -> Signature:
         space, dtype = signature.single_observation_space, self.numpy_dtype
@@ -200,11 +192,8 @@ class FilterObservation(ObservationTransform):
 
     def __init__(self, filter_keys: Sequence[str | int]) -> None:
         super().__init__()
-        if (
-            isinstance(filter_keys, str | bytes | bytearray)
-            or not isinstance(filter_keys, Sequence)
-            or not all(isinstance(key, str | int | np.integer) and not isinstance(key, bool) for key in filter_keys)
-        ):
+        are_keys = isinstance(filter_keys, list | tuple) and all(type(key) in (str, int) for key in filter_keys)
+        if not are_keys:
             raise TypeError(f"FilterObservation needs filter_keys as a list of strings or integers, but got {filter_keys!r}.")
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
             raise ValueError(f"FilterObservation needs filter_keys, each once, but got {filter_keys!r}.")
@@ -214,13 +203,13 @@ class FilterObservation(ObservationTransform):
         space, keys = signature.single_observation_space, self.filter_keys
         if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
             raise TypeError(f"FilterObservation needs a Dict or Tuple observation space, but got {space}.")
-        is_dict = isinstance(space, gymnasium.spaces.Dict)
         parts: dict[Any, Any] = {**space.spaces} if isinstance(space, gymnasium.spaces.Dict) else dict(enumerate(space.spaces))
         if not set(keys) <= set(parts):
             raise ValueError(f"FilterObservation needs filter_keys among {sorted(parts)}, but got {keys!r}.")
-        self.source_of = {str(key if is_dict else index): str(key) for index, key in enumerate(keys)}
-        kept = [(str(key), parts[key]) for key in keys]
-        new = gymnasium.spaces.Dict(kept) if is_dict else gymnasium.spaces.Tuple([part for _, part in kept])
+        new: Space[Any] = gymnasium.spaces.Tuple([parts[key] for key in keys])
+        if isinstance(space, gymnasium.spaces.Dict):
+            new = gymnasium.spaces.Dict([(str(key), parts[key]) for key in keys])
+        self.source_of = dict(zip(spaces.children(new) or (), map(str, keys), strict=True))
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Value) -> Value:

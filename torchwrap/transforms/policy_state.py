@@ -57,10 +57,7 @@ class PolicyState(Transform):
         for name, shape in shapes.items():
             if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
                 raise ValueError(f"PolicyState needs names that roots and steps do not use, but got {name!r}.")
-            if not isinstance(shape, Sequence) or isinstance(shape, str):
-                raise TypeError(f"PolicyState needs the shape of {name} as a tuple, but got {shape!r}.")
-            for size in shape:
-                validation.integer("PolicyState", f"sizes of {name}", size, at_least=1)
+            validation.sizes("PolicyState", f"shape of {name}", shape, at_least=1)
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"PolicyState needs a torch.dtype, but got {dtype!r}.")
         if not dtype.is_floating_point and fill != int(fill):

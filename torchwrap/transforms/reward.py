@@ -31,9 +31,7 @@ class TransformReward(RewardTransform):
 
     def __init__(self, func: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        if not callable(func):
-            raise TypeError(f"TransformReward needs a callable func, but got {func!r}.")
-        self.func = func
+        self.func = validation.function("TransformReward", "func", func)
 
     def setup(self, signature: Signature) -> Signature:
         space, num_envs, device = spaces.REWARD, signature.num_envs, signature.device

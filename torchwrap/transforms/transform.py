@@ -30,8 +30,7 @@ class Transform(BatchedModule):
     Declare what belongs to running episodes as class attributes, one `EnvBuffer(shape, dtype, fill)` each. They are allocated
     before `setup`; `mask.fill_(buffer, value)` and `mask.assign_(buffer, value)` reset rows of them. What is learned goes into
     persistent buffers that do not depend on `num_envs`. Write buffers in place and never return them. Keep constructor
-    arguments under their own names; they cannot be assigned later, unless a property has a setter for it. No hook may read
-    values on the host: use `mask` and `torch.where` instead.
+    arguments under their own names, for `repr` and `spec`. No hook may read values on the host: use `mask` and `torch.where`.
 
     >>> import torch; from torchwrap import EnvBuffer
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv

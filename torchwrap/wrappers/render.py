@@ -31,6 +31,8 @@ class RenderWrapper(Wrapper):
                 f"{name} cannot render the final frames of a SAME_STEP vector env: make it in AutoresetMode.DISABLED."
             )
 
+        self._env_fps = int(env.metadata.get("render_fps") or 30)
+
     def _render(self, td: TensorDict) -> TensorDict:
         return td
 
@@ -41,10 +43,9 @@ class RenderWrapper(Wrapper):
         return self._render(self.env._reset(mask, options))
 
     def _check_envs(self, envs: Sequence[int]) -> list[int]:
-        name = type(self).__name__
-        rows = [validation.integer(name, "envs", row, at_least=0) for row in envs]
-        if not rows or max(rows) >= self.num_envs:
-            raise ValueError(f"{name} needs envs as at least one index below {self.num_envs}, but got {list(envs)}.")
+        rows = [validation.integer(type(self).__name__, "envs", row, 0, self.num_envs - 1) for row in envs]
+        if not rows:
+            raise ValueError(f"{type(self).__name__} needs at least one index in envs, but got none.")
         return rows
 
 
@@ -166,7 +167,6 @@ class HumanRendering(RenderWrapper):
 
         self.screen_size = screen_size
         self.render_mode = "human"
-        self._fps = int(env.metadata.get("render_fps") or 30)
         self._screen: Any = None
 
     def _render(self, td: TensorDict) -> TensorDict:
@@ -180,7 +180,7 @@ class HumanRendering(RenderWrapper):
         self._screen.blit(pygame.transform.smoothscale(surface, self._screen.get_size()), (0, 0))
         pygame.event.pump()
         pygame.display.flip()
-        self._clock.tick(self._fps)  # waits, so as not to exceed the frame rate
+        self._clock.tick(self._env_fps)  # waits, so as not to exceed the frame rate
         return td
 
     def close(self) -> None:

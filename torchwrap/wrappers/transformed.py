@@ -54,7 +54,6 @@ class TransformedEnv(Wrapper):
         self._compiled_step: Callable[[TensorDict], TensorDict] | None = None  # takes the place of `transforms.step`
         self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
-        self._transforms_actions = any(type(part).action is not Transform.action for part in composed.flat())
         for part in parts:
             part.attached = True
             part._fix()
@@ -62,9 +61,7 @@ class TransformedEnv(Wrapper):
     def _step(self, action: Value) -> TensorDict:
         for stream in self._streams:
             stream.next_draw()
-        if self._transforms_actions:
-            action = self.transforms.action(action)
-        return (self._compiled_step or self.transforms.step)(self.env._step(action))
+        return (self._compiled_step or self.transforms.step)(self.env._step(self.transforms.action(action)))
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         for stream in self._streams:

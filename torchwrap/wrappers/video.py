@@ -57,17 +57,13 @@ class RecordVideo(RenderWrapper):
     ) -> None:
         super().__init__(env)
         for name, trigger in (("episode_trigger", episode_trigger), ("step_trigger", step_trigger)):
-            if trigger is not None and not callable(trigger):
-                raise TypeError(f"RecordVideo needs {name} as a function of a number, but got {trigger!r}.")
+            validation.function("RecordVideo", name, trigger or capped_cubic)
         if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
             got = f"{video_folder!r} and {name_prefix!r}"
             raise TypeError(f"RecordVideo needs video_folder and name_prefix as strings, but got {got}.")
         self.envs = self._check_envs(envs)
-        if fps is None:
-            fps = int(env.metadata.get("render_fps") or 30)
-        self.fps = validation.integer("RecordVideo", "fps", fps, at_least=1)
+        self.fps = validation.integer("RecordVideo", "fps", self._env_fps if fps is None else fps, at_least=1)
         self.video_length = validation.integer("RecordVideo", "video_length", video_length, at_least=0)
-        self._default_trigger = capped_cubic if episode_trigger is None and step_trigger is None else None
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
         self.video_folder, self.name_prefix = str(video_folder), name_prefix
         import imageio.v2  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
@@ -90,7 +86,7 @@ class RecordVideo(RenderWrapper):
             self._episode_id += 1
             if not self.video_length:
                 self._close_video()
-            trigger = self.episode_trigger or self._default_trigger
+            trigger = self.episode_trigger or (None if self.step_trigger else capped_cubic)
             if trigger is not None and trigger(self._episode_id):
                 self._start_video(f"episode-{self._episode_id}")
             self._capture_frame()
