@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from helpers import assert_same, load_example
 from processes import Processes, init, kill_and_compare
 from tensordict import TensorDict
-from torchwrap.transforms.statistics import RunningMeanStd
+from torchwrap.transforms import RunningMeanStd
 
 import torchwrap as tw
 from torchwrap import transforms as T
