@@ -154,6 +154,7 @@ class TestCopy:
         tw.compile(twin, backend="counting")
         assert len(graphs) == 2
 
+    @full
     @each_copy
     def test_of_compiled_collector_collects_eagerly(self, graphs, replicate):
         env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2))
