@@ -118,5 +118,5 @@ def simulated():
             "graph": _Capture,
         }.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(mock.patch("torchwrap._compile.cuda_graph.captures", lambda device: True))
+        stack.enter_context(mock.patch("torchwrap._compile.graph.captures", lambda device: True))
         yield

@@ -39,8 +39,8 @@ class Collector:
     Args:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
-            log probability), or returns the action alone. It may modify its input. None acts at random. A recurrent one declares
-            its state with `transforms.PolicyState`.
+            log probability), or returns the action alone. It may modify its input. None acts at random. A recurrent one
+            declares its state with `transforms.PolicyState`.
         num_steps: transitions per env and call.
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
             images without `("next", "observation")` take half the memory.
@@ -124,9 +124,9 @@ class Collector:
         env = self.env
         td = act(env, self.policy, tensordict(dict(root), env.num_envs))
         env._check_step_input(td)
-        state = policy_state.read(env._name(), env.signature, td)
+        state = policy_state.read(env._label, env.signature, td) if env.signature.policy_state else {}
         successor, observation = step(td["action"], True)
-        following = env._following(state, successor, observation)
+        following = {"observation": observation, **(env._carry(state, successor) if state else {})}
         return td.set("next", successor), following
 
     def _kept(self, transition: TensorDict) -> dict[NestedKey, Tensor]:
@@ -135,7 +135,7 @@ class Collector:
         if unknown:
             raise ValueError(f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}.")
         kept = transition if self.keys is None else transition.select(*self.keys)
-        return dict(kept.items(True, True))
+        return {key: kept.get(key) for key in kept.keys(True, True)}
 
     def _check_root(self, td: object, last: TensorDict) -> None:
         """Raises unless `td` is the last root, or another one with its observation."""
@@ -160,7 +160,8 @@ class Collector:
             raise ValueError(
                 f'Collector needs a root, but got a TensorDict with "next", which has been stepped: {_NEXT_ROOT}.'
             )
-        env._check_value("a rollout from an observation", env.single_observation_space, td["observation"])
+        what, space = "a rollout from an observation", env.single_observation_space
+        spaces.check(env._label, what, space, td["observation"], env.num_envs, env.device)
         if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
             needed = f"the root that the last reset, step or collection of {env._name()} returned"
             raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}.")
@@ -251,20 +252,9 @@ def evaluate(
 
 def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
     """The storage of a chunk as a TensorDict `(num_envs, num_steps)`."""
-    tree: Any = {}
+    data = TensorDict({}, batch_size=[num_envs, num_steps], names=[None, "time"])  # type: ignore[list-item]
     for key, value in storage.items():
-        *path, name = key if isinstance(key, tuple) else (key,)
-        part = tree
-        for step in path:
-            part = part.setdefault(step, {})
-        part[name] = value.transpose(0, 1)
-    return _as_tensordict(tree, num_envs, num_steps)
-
-
-def _as_tensordict(tree: dict[str, Any], *batch_size: int) -> TensorDict:
-    entries = {key: _as_tensordict(part, *batch_size) if isinstance(part, dict) else part for key, part in tree.items()}
-    data = tensordict(entries, *batch_size)
-    data.names = [None, "time"]
+        data.set(key, value.transpose(0, 1))
     return data
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from torchwrap.spaces import Signature, Value
 from torchwrap.transforms import policy_state
 
 AnyEnv = TypeVar("AnyEnv", bound="Env")
-Options = Mapping[str, Any]
+Options = dict[str, Any]
 """Reset options by name."""
 
 Step = Callable[[Value, bool], tuple[TensorDict, Value]]
@@ -103,6 +103,8 @@ class Env(BatchedModule):
     def _fix(self) -> None:
         # Only now is the action space of this layer final.
         self.action_sampler = spaces.Sampler(self.single_action_space, self.device)
+        self._action_keys = set(spaces.children(self.single_action_space) or ())
+        self._label = self._name()
         super()._fix()
 
     # Hooks for subclasses.
@@ -174,9 +176,12 @@ class Env(BatchedModule):
             self._check_options(options)
         rows = RowMask.full(self.num_envs, self.device) if mask is None else RowMask(mask, synchronize=self.host_stepped)
         self._unfinished = "reset()"
-        if seed is not None:
-            self._seed(seed, rows)
-        initial = self._reset(rows, options or None) if root is None or rows.any() else root.select("observation")
+        if root is not None and not rows.any():
+            initial = root.select("observation")
+        else:
+            if seed is not None:
+                self._seed(seed, rows)
+            initial = self._reset(rows, options or None)
         if len(initial.keys()) > 1:
             got = sorted(key for key in initial.keys() if key != "observation")
             raise ValueError(
@@ -233,19 +238,23 @@ class Env(BatchedModule):
         """
         return self._take(td, "transition()", resets=False)
 
-    def _take(self, td: TensorDict | Tensor, call: str, resets: bool) -> tuple[TensorDict, TensorDict]:
+    def _take(self, given: TensorDict | Tensor, call: str, resets: bool) -> tuple[TensorDict, TensorDict]:
         if self._root is None or self._unfinished is not None:
             self._check_ready(call)
-        if self._is_action(td):
-            td, state = self._with_action(td)
+        if isinstance(given, Tensor) or (self._action_keys and self._is_dict_action(given)):
+            td, state = self._with_action(given)
         else:
-            self._check_step_input(td)
-            state = policy_state.read(self._name(), self.signature, td) if self.signature.policy_state else {}
+            self._check_step_input(given)
+            td, policies = given, self.signature.policy_state
+            state = policy_state.read(self._label, self.signature, td) if policies else {}
         action = td["action"]
         self._unfinished = call
         step = self._compiled or self._step_and_reset
         successor, observation = step(action.detach() if action.requires_grad else action, resets)
-        return td.set("next", successor), self._finish(self._following(state, successor, observation, resets))
+        root = {"observation": observation}
+        if state:
+            root |= self._carry(state, successor, resets)
+        return td.set("next", successor), self._finish(root)
 
     # What a step computes, without checks. `torchwrap.compile` compiles it as a whole.
 
@@ -258,15 +267,11 @@ class Env(BatchedModule):
             mask.assign_(observation, self._reset(mask)["observation"])
         return successor, observation
 
-    def _following(
-        self, state: policy_state.State, successor: TensorDict, observation: Value, resets: bool = True
-    ) -> dict[str, Value]:
-        """The entries of the next root. The successor gets the state of a recurrent policy too, before its reset."""
-        if not state:
-            return {"observation": observation}
+    def _carry(self, state: policy_state.State, successor: TensorDict, resets: bool = True) -> policy_state.State:
+        """The state of a recurrent policy in the next root. The successor gets it too, before its reset."""
         successor.update(state)
         done = successor["done"] if resets else torch.zeros_like(successor["done"])
-        return {"observation": observation, **policy_state.following(self.signature, state, done)}
+        return policy_state.following(self.signature, state, done)
 
     def _finish(self, entries: dict[str, Value]) -> TensorDict:
         self._root, self._unfinished = tensordict(entries, self.signature.num_envs), None
@@ -511,18 +516,17 @@ class Env(BatchedModule):
         if self._root is None and not value.all():
             raise RuntimeError(f"{self._name()} needs a first reset of every env, but got a mask that leaves some out.")
 
-    def _is_action(self, given: object) -> bool:
-        if not isinstance(given, TensorDictBase):
-            return isinstance(given, Tensor)
-        parts = spaces.children(self.signature.single_action_space)  # actions of a Dict space are TensorDicts with its keys
-        return parts is not None and set(given.keys()) == set(parts) and not isinstance(given.get("action"), TensorDictBase)
+    def _is_dict_action(self, given: TensorDict) -> bool:
+        # Actions of a Dict or Tuple space are TensorDicts with its keys.
+        same = isinstance(given, TensorDictBase) and set(given.keys()) == self._action_keys
+        return same and not isinstance(given.get("action", None), TensorDictBase)
 
     def _with_action(self, action: Value) -> tuple[TensorDict, policy_state.State]:
-        self._check_value("an action", self.single_action_space, action)
-        root = self._root
+        root, td = self._root, tensordict({"action": action}, self.num_envs)
         assert root is not None
-        state = {name: root[name] for name in self.signature.policy_state}  # a bare action does not change it
-        return tensordict({**dict(root.items()), "action": action}, self.signature.num_envs), state
+        self._check_step_input(td)
+        td.update(root)
+        return td, {name: root[name] for name in self.signature.policy_state}  # a bare action does not change the state
 
     def _check_step_input(self, td: object) -> None:
         """Raises unless `td` is a TensorDict with an action of the env, to which `next` can be written."""
@@ -536,7 +540,11 @@ class Env(BatchedModule):
         if action is None:
             got = f"a TensorDict with keys {sorted(td.keys())}{self._two_rows(td.batch_size, ())}"
             raise ValueError(f'{self._name()}.step needs td["action"], but got {got}.')
-        self._check_value("an action", self.signature.single_action_space, action)
+        signature = self.signature
+        try:
+            spaces.check(self._label, "an action", signature.single_action_space, action, signature.num_envs, signature.device)
+        except ValueError as error:
+            raise self._with_remedy(error, signature.single_action_space, action) from None
         if "next" in td.keys() and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys():
             if "reward" in found:
                 got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
@@ -551,14 +559,11 @@ class Env(BatchedModule):
                 f"{self._name()}.step needs an unlocked TensorDict of batch size ({self.num_envs},), but got {got}."
             )
 
-    def _check_value(self, what: str, space: Space[Any], value: object) -> None:
-        try:
-            spaces.check(self._name(), what, space, value, self.signature.num_envs, self.signature.device)
-        except ValueError as error:
-            shape, remedy = getattr(value, "shape", None), ""
-            if isinstance(space, Discrete) and space is self.single_action_space and shape == (self.num_envs, space.n):
-                remedy = ": `scores.argmax(-1)` makes actions of scores"
-            raise ValueError(f"{str(error)[:-1]}{remedy or self._two_rows(shape, space.shape)}.") from None
+    def _with_remedy(self, error: ValueError, space: Space[Any], value: object) -> ValueError:
+        shape, remedy = getattr(value, "shape", None), ""
+        if isinstance(space, Discrete) and space is self.single_action_space and shape == (self.num_envs, space.n):
+            remedy = ": `scores.argmax(-1)` makes actions of scores"
+        return ValueError(f"{str(error)[:-1]}{remedy or self._two_rows(shape, space.shape)}.")
 
     def _two_rows(self, shape: object, single_shape: object) -> str:
         if self.num_envs != 2 or shape != single_shape:

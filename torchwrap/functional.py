@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import random, spaces
-from torchwrap._core import nested, validation
+from torchwrap._core import rows, validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap._core.repeat import repeat
 from torchwrap._core.rows import RowMask, tensordict
@@ -130,7 +130,7 @@ class FunctionalEnv(Env):
     @property
     def state(self) -> State:
         """The simulator's state by field, each `(num_envs, ...)`. These are the buffers: write to them in place."""
-        return {name: self._buffers[f"state_{name}"] for name in self.fields}  # type: ignore[misc]
+        return dict(zip(self.fields, map(self._buffers.__getitem__, self._state_names), strict=True))  # type: ignore[arg-type]
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class FunctionalEnv(Env):
         if self.pool is not None:
             slots, key = self.pool.next()
             self.pool.fill(slots, self._call("initial", key))
-        return repeat(self._one_step, action, self.action_repeat)
+        return self._one_step(action) if self.action_repeat == 1 else repeat(self._one_step, action, self.action_repeat)
 
     def _one_step(self, action: Value) -> TensorDict:
         self.stream.draw.add_(1)
@@ -196,7 +196,7 @@ class FunctionalEnv(Env):
         for name, buffer in self.state.items():
             mask.scatter_(buffer, initial[name])
         observation = self._call("observation", key, initial, params=params)
-        return tensordict({"observation": spaces.apply(lambda _, rows: mask.spread(rows), observation)}, self.num_envs)
+        return tensordict({"observation": mask.spread(observation)}, self.num_envs)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
@@ -211,14 +211,14 @@ class FunctionalEnv(Env):
         params: dict[str, Tensor] | None = None,
         options: Options | None = None,
     ) -> Any:
-        """The result of a function for each row of the key, whose tag is that of the stream. `params` are those of all envs."""
+        """The result of a function for each row of the key. `params` defaults to those of all envs."""
         function, options = getattr(self.func_env, name), options or {}
         if params is None:
             params = self.params if self.parameter_names else {}
         tag = key.tag + _TAGS.get(name, 0)
 
         def run(words: tuple[Tensor, ...], params: dict[str, Tensor], *arguments: Any) -> Any:
-            rng = {} if name in _INFO else {"rng": Key(*words, tag)}  # type: ignore[arg-type]
+            rng = {} if name in _INFO else {"rng": Key(*words, tag)}  # type: ignore[call-arg,arg-type]
             return function(*arguments, **rng, **({"params": params} if params else {}), **options)
 
         batched = run if getattr(self.func_env, "broadcasts", False) else torch.vmap(run)
@@ -272,7 +272,7 @@ class FunctionalEnv(Env):
             return successor.set("state", tensordict(current, self.num_envs))
 
         successor = repeat(step, action.clone(), self.action_repeat)
-        last: TensorDict = successor.pop("state")
+        last: Value = successor.pop("state")
         successor.set("done", successor["terminated"] | successor["truncated"])
         return successor, {name: last[name] for name in self.fields}
 
@@ -313,13 +313,14 @@ class FunctionalEnv(Env):
             raise TypeError(f"{owner} has step_info, the name in FuncEnv's docstring: rename it to transition_info.")
         state = self._inspect("initial")
         _check_tensors(f"{owner}.initial", state, n, device)
-        self.fields = list(state)
-        for field, value in state.items():
-            self.register_env_buffer(f"state_{field}", value.clone())
+        self.fields, self._state_names = list(state), [f"state_{field}" for field in state]
+        for name, value in zip(self._state_names, state.values(), strict=True):
+            self.register_env_buffer(name, value.clone())
         state, action = self.state, spaces.zeros(self.single_action_space, n, device)
         observation = self._inspect("observation", state)
         spaces.check(f"{owner}.observation", "to return observations", self.single_observation_space, observation, n, device)
         next_state = self._inspect("transition", state, action)
+        _check_tensors(f"{owner}.transition", next_state, n, device)
         if set(next_state) != set(state):
             raise ValueError(f"{owner}.transition needs to return fields {list(state)}, but got {list(next_state)}.")
         for field, value in state.items():
@@ -355,8 +356,8 @@ class FunctionalEnv(Env):
         before = _generator_states(self.device)
         try:
             result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
-            leaves = nested.leaves(result)
-            storages, others = _storages(leaves), _storages([*nested.leaves(second), *nested.leaves(arguments)])
+            leaves = rows.leaves(result)
+            storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
         except Exception as error:
             raise TypeError(f"{owner} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
         if not all(map(torch.equal, before, _generator_states(self.device))):
@@ -391,6 +392,10 @@ class _StatePool(nn.Module):
     REFRESH_STEPS = 256  # the whole pool is drawn again within this number of steps
     TAG = 255  # an env's streams have at most 31 << 3
 
+    seed_low: Tensor
+    seed_high: Tensor
+    generation: Tensor
+    cursor: Tensor
     slots = ConstantBuffer()
 
     def __init__(self, size: int, example: State) -> None:

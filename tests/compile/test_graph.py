@@ -14,7 +14,7 @@ from torchwrap import transforms as T
 from torchwrap._compile import backend as backends
 from torchwrap._compile.graph import Graph, Settings
 from torchwrap._compile.inputs import Inputs
-from torchwrap._core import nested
+from torchwrap._core import rows
 from torchwrap.testing import ScriptedEnv
 
 
@@ -56,10 +56,10 @@ def test_buffers_are_written_and_arguments_pass_through(backend):
 def test_leaves_are_ordered_by_key_and_structure_tells_what_is_interchangeable():
     one, two, three = torch.ones(2), torch.zeros(2), torch.arange(6)
     value = ({"b": one, "a": {("k", "l"): two}}, three)
-    assert [leaf.tolist() for leaf in nested.leaves(value)] == [two.tolist(), one.tolist(), three.tolist()]
-    assert nested.structure(value) == nested.structure(({"a": {("k", "l"): one}, "b": two}, one))
-    assert nested.structure(value) != nested.structure(({"a": one, "b": two}, one))
-    built = nested.builder(value)(iter(nested.leaves(value)))
+    assert [leaf.tolist() for leaf in rows.leaves(value)] == [two.tolist(), one.tolist(), three.tolist()]
+    assert rows.structure(value) == rows.structure(({"a": {("k", "l"): one}, "b": two}, one))
+    assert rows.structure(value) != rows.structure(({"a": one, "b": two}, one))
+    built = rows.builder(value)(iter(rows.leaves(value)))
     assert built[0]["b"] is one and built[0]["a"]["k", "l"] is two and built[1] is three
 
 

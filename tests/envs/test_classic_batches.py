@@ -1,4 +1,4 @@
-"""Spaces, limits, batches, compilation and rendering of the classic control envs."""
+"""Spaces, limits, compilation and rendering of the classic control envs."""
 
 from __future__ import annotations
 
@@ -54,33 +54,6 @@ def test_truncation_occurs_exactly_at_the_limit(id):
 )
 def test_check_env_passes(id, dtype):
     check_env(functools.partial(tw.make, id, dtype=dtype, max_episode_steps=7 if dtype == torch.float32 else 9))
-
-
-def trajectory(env, rows, num_steps=30):
-    """Observations, rewards and roots of some envs, by their global index."""
-    indices = [row - env.signature.first_index for row in rows]
-    td, rows_by_step = env.reset(seed=3), []
-    for _ in range(num_steps):
-        transition, td = env.step(td.set("action", env.sample_action()))
-        rows_by_step.append(
-            torch.cat([transition["next", "observation"], transition["next", "reward"], td["observation"]], -1)[indices]
-        )
-    return torch.stack(rows_by_step)
-
-
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_env_i_does_not_depend_on_num_envs(id, compiled):
-    def trajectories(rows, *where, **arguments):
-        env = tw.make(id, *where, max_episode_steps=11, **arguments)
-        if compiled:
-            tw.compile(env, backend="aot_eager")
-        return trajectory(env, rows)
-
-    many = trajectories(range(7), 4096)
-    assert len(many[:, :, 0].unique()) > 180  # they differ
-    torch.testing.assert_close(trajectories(range(7), 7), many, rtol=0, atol=1e-6)
-    torch.testing.assert_close(trajectories([4], 1, first_index=4), many[:, 4:5], rtol=0, atol=1e-6)
 
 
 @pytest.mark.full

@@ -150,6 +150,11 @@ both_walks = pytest.mark.parametrize("func_env", [Walk(), BroadcastWalk()], ids=
 both_noisy = pytest.mark.parametrize("func_env", params({"vmap": Noisy(), "broadcast": BroadcastNoisy()}, quick=["broadcast"]))
 
 
+def odd(base=Walk, **functions):
+    """A walk with some other functions."""
+    return type("Odd", (base,), {name: staticmethod(function) for name, function in functions.items()})()
+
+
 def play(env, td, actions):
     """Copies of the successors and roots: `(num_actions, 2, num_envs)`; and the last root."""
     out = []

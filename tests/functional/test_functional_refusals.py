@@ -4,98 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from func_envs import (
-    BroadcastWalk,
-    Noisy,
-    Walk,
-    changed,
-)
+from func_envs import BroadcastWalk, Walk, changed, odd, play, some_actions
 from helpers import buffers
-from tensordict import TensorDict
 
 from torchwrap import FunctionalEnv
 
 
-def walk(**functions):
-    return type("Odd", (Walk,), {name: staticmethod(function) for name, function in functions.items()})()
+def refused(cases):
+    """Runs each call of a table, which raises the error with the words in its message."""
+    for call, error, words in cases:
+        with pytest.raises(error, match=words):
+            call()
 
 
-def broadcast_walk(**functions):
-    return type("Odd", (BroadcastWalk,), {name: staticmethod(function) for name, function in functions.items()})()
-
-
-@pytest.mark.parametrize(
-    "func_env, match",
-    [
-        (walk(), None),
-        (broadcast_walk(), None),
-        (
-            walk(observation=lambda state, rng: state["position"][:1]),
-            r"Odd.observation needs to return observations of shape \(3, 2\).*\(3, 1\)",
-        ),
-        (
-            walk(observation=lambda state, rng: state["position"].double()),
-            "Odd.observation needs to return observations of dtype torch.float32",
-        ),
-        (
-            walk(observation=lambda state, rng: {"position": state["position"]}),
-            "Odd.observation needs to return observations as a torch.Tensor",
-        ),
-        (broadcast_walk(observation=lambda state, rng: state["position"][0]), r"Odd.observation .*\(3, 2\).*, but got \(2,\)"),
-        (
-            walk(reward=lambda state, action, next_state, rng: action),
-            r"Odd.reward needs to return one scalar per env.*\(3, 1\)",
-        ),
-        (broadcast_walk(reward=lambda state, action, next_state, rng: action.sum()), "Odd.reward needs to return one scalar"),
-        (walk(reward=lambda state, action, next_state, rng: 1.0), "Odd.reward"),
-        (broadcast_walk(reward=lambda state, action, next_state, rng: 1.0), "Odd.reward"),
-        (walk(terminal=lambda state, rng: state["count"]), "Odd.terminal needs to return torch.bool, but got torch.int64"),
-        (
-            walk(terminal=lambda state, rng: state["position"] > 3),
-            r"Odd.terminal needs to return one scalar per env.*\(3, 2\)",
-        ),
-        (walk(terminal=lambda state, rng: False), "Odd.terminal"),
-        (broadcast_walk(terminal=lambda state, rng: False), "Odd.terminal"),
-        (
-            walk(transition=lambda state, action, rng: {"position": state["position"]}),
-            r"Odd.transition needs to return fields \['position', 'count'\], but got \['position'\]",
-        ),
-        (
-            walk(transition=lambda state, action, rng: {**state, "more": state["count"]}),
-            r"Odd.transition needs to return fields \['position', 'count'\], but got \['position', 'count', 'more'\]",
-        ),
-        (
-            walk(transition=lambda state, action, rng: {**state, "count": state["count"] + 0.5}),
-            r"Odd.transition needs to return 'count' of shape \(3,\) torch.int64, but got \(3,\) torch.float32",
-        ),
-        (
-            walk(transition=lambda state, action, rng: {**state, "position": state["position"][:1]}),
-            r"Odd.transition needs to return 'position' of shape \(3, 2\)",
-        ),
-        (walk(transition=lambda state, action, rng: state["position"]), "Odd.transition"),
-        (walk(initial=lambda rng: torch.zeros(2)), "Odd.initial"),
-        (walk(initial=lambda rng: {"position": torch.zeros(2), "count": 0}), "Odd.initial"),
-        (
-            broadcast_walk(initial=lambda rng: {"position": torch.zeros(3, 2), "count": torch.tensor(0)}),
-            "Odd.initial.*'count'",
-        ),
-        (
-            broadcast_walk(initial=lambda rng: {"position": torch.zeros(3, 2), "count": torch.zeros(1).long()}),
-            "Odd.initial.*'count'",
-        ),
-    ],
-)
-def test_function_that_does_not_fit_raises_at_construction(func_env, match):
-    if match is None:
-        FunctionalEnv(func_env, 3).reset(seed=0)
-    else:
-        with pytest.raises((ValueError, TypeError), match=match):
-            FunctionalEnv(func_env, 3)
-
-
-def test_transition_may_return_fields_in_another_order():
-    env = FunctionalEnv(walk(transition=lambda state, action, rng: dict(reversed(state.items()))), 2)
-    env.step(env.reset(seed=0).set("action", torch.zeros(2, 1)))
+# Functions, each of which is called at construction.
 
 
 class GlobalNumbers(Walk):
@@ -113,92 +35,149 @@ class Branching(Walk):
         return torch.zeros(()) if state["position"][0] > 0 else torch.ones(())
 
 
-@pytest.mark.parametrize(
-    ("func_env", "words"),
-    [
-        (GlobalNumbers, "GlobalNumbers.transition needs to draw from its rng, but got RuntimeError"),
-        (BroadcastGlobalNumbers, "BroadcastGlobalNumbers.initial needs to draw from its rng, but drew from PyTorch's global"),
-        (Branching, "Branching.reward needs tensor operators, torch.where instead of `if`, but got RuntimeError"),
-    ],
-)
-def test_function_that_cannot_be_batched_raises_at_construction(func_env, words):
-    before = torch.get_rng_state()
-    with pytest.raises(TypeError, match=words):
-        FunctionalEnv(func_env(), 3)
-    assert torch.equal(torch.get_rng_state(), before)
+def test_function_that_does_not_fit_raises_at_construction():
+    generator = torch.get_rng_state()
+    needed = "Odd.{} needs to return "
+    table = {
+        "observation": [
+            (Walk, lambda state, rng: state["position"][:1], ValueError, r"observations of shape \(3, 2\).*\(3, 1\)"),
+            (BroadcastWalk, lambda state, rng: state["position"][0], ValueError, r"observations .*\(3, 2\).*, but got \(2,\)"),
+            (Walk, lambda state, rng: state["position"].double(), TypeError, "observations of dtype torch.float32"),
+            (Walk, lambda state, rng: {"a": state["position"]}, TypeError, "observations as a torch.Tensor"),
+        ],
+        "reward": [
+            (Walk, lambda state, action, next_state, rng: action, ValueError, r"one scalar per env.*\(3, 1\)"),
+            (BroadcastWalk, lambda state, action, next_state, rng: action.sum(), ValueError, "one scalar"),
+            (Walk, lambda state, action, next_state, rng: 1.0, TypeError, "tensors"),
+            (BroadcastWalk, lambda state, action, next_state, rng: 1.0, TypeError, "tensors"),
+        ],
+        "terminal": [
+            (Walk, lambda state, rng: state["count"], TypeError, "torch.bool, but got torch.int64"),
+            (Walk, lambda state, rng: state["position"] > 3, ValueError, r"one scalar per env.*\(3, 2\)"),
+            (Walk, lambda state, rng: False, TypeError, "tensors"),
+        ],
+        "truncated": [
+            (Walk, lambda state, rng: state["count"], TypeError, "torch.bool, but got torch.int64"),
+            (Walk, lambda state, rng: state["position"] > 3, ValueError, r"one scalar per env.*\(3, 2\)"),
+        ],
+        "transition": [
+            (Walk, lambda state, action, rng: {"position": state["position"]}, ValueError, r"fields \['position', 'count'\]"),
+            (Walk, lambda state, action, rng: {**state, "more": state["count"]}, ValueError, "fields .*'more'"),
+            (
+                Walk,
+                lambda state, action, rng: {**state, "count": state["count"] + 0.5},
+                ValueError,
+                "'count' .*int64, but .*float",
+            ),
+            (Walk, lambda state, action, rng: state["position"], TypeError, "a dict of tensors, but got Tensor"),
+            (Walk, lambda state, action, rng: {**state, "position": state["position"][:1]}, ValueError, "'position' of shape"),
+        ],
+        "initial": [
+            (Walk, lambda rng: torch.zeros(2), TypeError, "a dict of tensors"),
+            (Walk, lambda rng: {"position": torch.zeros(2), "count": 0}, TypeError, "tensors"),
+            (BroadcastWalk, lambda rng: {"position": torch.zeros(3, 2), "count": torch.tensor(0)}, ValueError, "'count'"),
+            (BroadcastWalk, lambda rng: {"position": torch.zeros(3, 2), "count": torch.zeros(1)}, ValueError, "'count'"),
+        ],
+        "state_info": [
+            (Walk, lambda state: state["count"], TypeError, "a dict of tensors, but got Tensor"),
+            (Walk, lambda state: {"a": 1.0}, TypeError, "tensors, but got"),
+            (Walk, lambda state: {"a": {"b": state["count"]}}, TypeError, "'a' as a tensor.* dict"),
+            (BroadcastWalk, lambda state: {"a": state["count"].sum()}, ValueError, r"'a' of shape \(3, .*, but got \(\)"),
+        ],
+        "transition_info": [(Walk, lambda state, action, next_state: None, TypeError, "")],
+    }
+    for name, cases in table.items():
+        for base, function, error, words in cases:
+            call = lambda name=name, base=base, function=function: FunctionalEnv(odd(base, **{name: function}), 3)  # noqa: E731
+            refused([(call, error, needed.format(name) + words)])
+
+    def count(state):
+        return {"a": state["count"]}
+
+    both = {"state_info": count, "transition_info": lambda state, action, next_state: count(state)}
+    drawn = "needs to draw from its rng, but"
+    refused(
+        (lambda func_env=func_env: FunctionalEnv(func_env, 3), error, words)
+        for func_env, error, words in [
+            (odd(state_info=lambda state: {3: state["count"]}), TypeError, "needs names that are strings, but got 3"),
+            (odd(**both), ValueError, r"different names in transition_info and state_info, but got \['a'\] in both"),
+            (odd(step_info=lambda *_: {}), TypeError, "Odd has step_info, .*: rename it to transition_info"),
+            (odd(truncated=lambda state: state["count"] > 3), TypeError, "Odd.truncated needs"),
+            (GlobalNumbers(), TypeError, f"GlobalNumbers.transition {drawn}"),
+            (BroadcastGlobalNumbers(), TypeError, f"BroadcastGlobalNumbers.initial {drawn} drew from PyTorch's global"),
+            (Branching(), TypeError, "Branching.reward needs tensor operators, torch.where instead of `if`, but got Runtime"),
+        ]
+    )
+    assert torch.equal(torch.get_rng_state(), generator)
+    FunctionalEnv(odd(transition=lambda state, action, rng: dict(reversed(state.items()))), 2)  # the order is free
 
 
-@pytest.mark.parametrize(
-    "arguments, match",
-    [
-        ({"num_envs": 0}, "num_envs of at least 1, but got 0"),
-        ({"num_envs": -1}, "num_envs of at least 1, but got -1"),
-        ({"num_envs": True}, "num_envs of at least 1, but got True"),
-        ({"num_envs": 2.0}, "num_envs of at least 1, but got 2.0"),
-        ({"num_envs": 2, "max_episode_steps": 0}, "max_episode_steps of at least 1, but got 0"),
-        ({"num_envs": 2, "max_episode_steps": -3}, "max_episode_steps of at least 1, but got -3"),
-        ({"num_envs": 2, "max_episode_steps": 2.5}, "max_episode_steps of at least 1, but got 2.5"),
-        ({"num_envs": 2, "first_index": -1}, "first_index of at least 0, but got -1"),
-        ({"num_envs": 2, "first_index": 0.5}, "first_index of at least 0, but got 0.5"),
-        ({"num_envs": 2, "device": "nope"}, "FunctionalEnv needs a torch.device or its name, but got 'nope'"),
-        ({"num_envs": 2, "max_episode_steps": 1, "first_index": 3}, None),
-    ],
-)
-def test_invalid_arguments_raise(arguments, match):
-    if match is None:
-        assert FunctionalEnv(Walk(), **arguments).num_envs == 2
-    else:
-        with pytest.raises((ValueError, TypeError), match=match):
-            FunctionalEnv(Walk(), **arguments)
+def test_invalid_arguments_raise():
+    gravity, limits = torch.ones(3), torch.tensor([1, 2, 3])
+    cases = {
+        "num_envs of at least 1, but got": [{"num_envs": number} for number in (0, -1, True, 2.0)],
+        "max_episode_steps of at least 1, but got": [{"max_episode_steps": steps} for steps in (0, -3, 2.5, [1, 2, 3])],
+        r"max_episode_steps as an integer, or as a tensor \(3,\) torch.int64, but got": [
+            {"max_episode_steps": steps} for steps in (limits[:2], limits.unsqueeze(1), limits.int(), limits.float())
+        ],
+        "max_episode_steps of at least 1, but got 0": [{"max_episode_steps": limits - 1}],
+        "first_index of at least 0, but got": [{"first_index": index} for index in (-1, 0.5)],
+        "a torch.device or its name, but got 'nope'": [{"device": "nope"}],
+        "functions with observation_space and action_space": [{"func_env": each} for each in (None, Walk, 3, object())],
+        r"params\['gravity'\] as a tensor \(3, ...\), but got": [
+            {"params": {"gravity": value}} for value in (9.8, gravity[:2])
+        ],
+        "a reset_pool of 0 if params differ between envs, but got both": [{"params": {"gravity": gravity}, "reset_pool": 8}],
+        "reset_pool of at least 0, but got -1": [{"reset_pool": -1}],
+        "action_repeat of at least 1, but got 0": [{"action_repeat": 0}],
+    }
+    for words, each in cases.items():
+        for arguments in each:
+            with pytest.raises((ValueError, TypeError), match=f"needs .*{words}"):
+                FunctionalEnv(**{"func_env": Walk(), "num_envs": 3, **arguments})
 
 
-@pytest.mark.parametrize("func_env", [None, Walk, 3, object()], ids=repr)
-def test_func_env_without_spaces_raises(func_env):
-    with pytest.raises(TypeError, match="FunctionalEnv needs functions with observation_space and action_space, but got"):
-        FunctionalEnv(func_env, 2)
+# Calls.
 
 
-@pytest.mark.parametrize(
-    "action, error, match",
-    [
-        (torch.zeros(2), ValueError, r"an action of shape \(2, 1\)"),
-        (torch.zeros(2, 1, dtype=torch.float64), TypeError, "dtype torch.float32"),
-        (torch.zeros(1, 1), ValueError, r"an action of shape \(2, 1\)"),
-        (None, ValueError, r'needs td\["action"\], but got a TensorDict with keys \[\]'),
-    ],
-)
-def test_invalid_action_raises_and_changes_nothing(action, error, match):
-    env = FunctionalEnv(Walk(), 2)
-    env.reset(seed=0)
-    before = buffers(env)
-    with pytest.raises(error, match=match):
-        env.step(TensorDict({} if action is None else {"action": action}, []))
+def test_invalid_call_raises_and_changes_nothing():
+    env, zeros = FunctionalEnv(Walk(), 2), torch.zeros(2, 1)
+    play(env, env.reset(seed=0), some_actions(env, 3))
+    before, state = buffers(env), env.state
+
+    def simulate(given=state, action=zeros, offset=0):
+        return lambda: env.simulate(given, action, offset=offset)
+
+    refused(
+        [
+            (lambda: env.step(torch.zeros(2)), ValueError, r"an action of shape \(2, 1\)"),
+            (lambda: env.step(zeros.double()), TypeError, "an action of dtype torch.float32"),
+            (
+                lambda: env.reset(seed=1, options={"unknown": 1.5}),
+                ValueError,
+                r"options among \['start'\], but got \['unknown'\]",
+            ),
+            (simulate(zeros), TypeError, "needs a state as a dict of tensors, as `env.state` is, but got Tensor"),
+            (
+                simulate({"position": zeros}),
+                ValueError,
+                r"a state with fields \['position', 'count'\], but got \['position'\]",
+            ),
+            (simulate({**state, "position": [0, 0]}), TypeError, r"state\['position'\] as a torch.Tensor, but got list"),
+            (
+                simulate({**state, "position": torch.zeros(3, 2)}),
+                ValueError,
+                r"state\['position'\] of shape \(2, 2\) .* \(3, 2\)",
+            ),
+            (
+                simulate({**state, "count": torch.zeros(2)}),
+                ValueError,
+                r"state\['count'\] of shape \(2,\) torch.int64.*float32",
+            ),
+            (simulate(action=torch.zeros(2)), ValueError, r"FunctionalEnv.simulate needs an action of shape \(2, 1\)"),
+            (simulate(action=zeros.double()), TypeError, "FunctionalEnv.simulate needs an action of dtype torch.float32"),
+            (simulate(offset=-1), ValueError, "offset of at least 0, but got -1"),
+            (simulate(offset=0.5), TypeError, "an integer offset of at least 0, but got 0.5"),
+        ]
+    )
     assert changed(env, before) == []
-
-
-def test_invalid_seed_raises_and_changes_nothing():
-    env = FunctionalEnv(Noisy(), 2)
-    env.reset(seed=0)
-    before = buffers(env)
-    for seed in (-1, 1.5, True, 2**64, "0"):
-        with pytest.raises(ValueError, match=r"reset needs a seed that is an integer in \[0, 2\*\*64\), but got"):
-            env.reset(seed=seed)
-    assert changed(env, before) == []
-
-
-def test_invalid_mask_raises_and_changes_nothing():
-    env = FunctionalEnv(Noisy(), 2)
-    env.reset(seed=0)
-    before = buffers(env)
-    for mask in ([True, False], torch.ones(2), torch.ones(3, dtype=torch.bool), torch.ones(2, 1, dtype=torch.bool)):
-        with pytest.raises(ValueError, match=r"reset needs a mask of shape \(2,\) torch.bool on cpu, but got"):
-            env.reset(seed=1, mask=mask)
-    assert changed(env, before) == []
-
-
-def test_step_and_partial_reset_before_reset_raise():
-    env = FunctionalEnv(Walk(), 2)
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) before step\(\)"):
-        env.step(TensorDict({"action": torch.zeros(2, 1)}, [2]))
-    with pytest.raises(RuntimeError, match="needs a first reset of every env"):
-        env.reset(mask=torch.tensor([True, False]))

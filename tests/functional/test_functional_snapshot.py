@@ -10,19 +10,15 @@ from func_envs import (
     Nested,
     Noisy,
     Plain,
-    Walk,
-    changed,
     equal,
     play,
     some_actions,
 )
-from helpers import buffers, params
-from tensordict import TensorDict
+from helpers import each_copy, params
 
 import torchwrap as tw
 from torchwrap import FunctionalEnv
 from torchwrap import transforms as T
-from torchwrap.envs.cartpole import CartPole
 
 FUNC_ENVS = [Noisy(), BroadcastNoisy(), Nested(), Plain(), BroadcastItself()]
 
@@ -67,70 +63,11 @@ def test_restored_transformed_env_continues_bit_for_bit():
     assert equal(play(other, other.restore(snapshot), actions[7:])[0], expected)
 
 
-def test_snapshot_is_not_changed_by_later_steps_or_by_restore():
-    env = FunctionalEnv(Noisy(), 4)
-    play(env, env.reset(seed=5), some_actions(env, 3))
-    snapshot = env.snapshot()
-    kept = snapshot.clone()
-    td = env.restore(snapshot)
-    td["observation"].zero_()
-    play(env, td, some_actions(env, 9))
-    assert equal(snapshot, kept)
-
-
-@pytest.mark.parametrize(
-    "make, error, match",
-    [
-        (lambda: FunctionalEnv(Noisy(), 5), ValueError, r"restore needs .* of shape \(4,.*\) .*, but got \(5,.*\)"),
-        (lambda: FunctionalEnv(Noisy(), 1), ValueError, r"restore needs .* of shape \(4,.*\) .*, but got \(1,.*\)"),
-        (lambda: FunctionalEnv(Walk(), 4), ValueError, "snapshot of the same env, but got one that differs in .*state_count"),
-        (lambda: FunctionalEnv(CartPole(), 4), ValueError, "snapshot of the same env, but got one that differs in .*state_x"),
-        (lambda: FunctionalEnv(Noisy(), 4), None, ""),
-    ],
-    ids=["more envs", "fewer envs", "another env", "cartpole", "same"],
-)
-def test_restore_from_another_env_raises_and_changes_nothing(make, error, match):
-    env, other = FunctionalEnv(Noisy(), 4), make()
-    play(env, env.reset(seed=5), some_actions(env, 3))
-    other.reset(seed=1)
-    before, snapshot = buffers(env), other.snapshot()
-    if error is None:
-        assert env.restore(snapshot).batch_size == (4,)
-    else:
-        with pytest.raises(error, match=match):
-            env.restore(snapshot)
-        assert changed(env, before) == []
-
-
-@pytest.mark.parametrize("bad", [None, {}, {"buffers": {}, "observation": 1}, TensorDict({}, []), "snapshot.pt"])
-def test_restore_from_no_snapshot_raises(bad):
-    env = FunctionalEnv(Noisy(), 2)
-    with pytest.raises(
-        (TypeError, ValueError), match=r"restore needs (what snapshot\(\) returned|a snapshot of the same env), but got"
-    ):
-        env.restore(bad)
-
-
-def test_restore_with_another_dtype_raises_and_changes_nothing():
-    env, double = FunctionalEnv(CartPole(), 2), FunctionalEnv(CartPole(dtype=torch.float64), 2)
-    env.reset(seed=0)
-    double.reset(seed=1)
-    before = buffers(env)
-    with pytest.raises(ValueError, match=r"needs state_x of shape \(2,\) torch.float32, but got \(2,\) torch.float64"):
-        env.restore(double.snapshot())
-    assert changed(env, before) == []
-
-
-def test_restore_with_another_observation_raises_and_changes_nothing():
-    env, other = FunctionalEnv(Walk(), 2), FunctionalEnv(Nested(), 2)
-    env.reset(seed=0)
-    play(other, other.reset(seed=1), torch.ones(2, 2, 1))
-    before = buffers(env)
-    with pytest.raises((TypeError, ValueError), match="observation"):
-        env.restore(other.snapshot())
-    assert changed(env, before) == []
-
-
-def test_snapshot_before_reset_raises():
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) before snapshot\(\)"):
-        FunctionalEnv(Walk(), 2).snapshot()
+@each_copy
+def test_copy_continues_like_the_env_and_shares_no_memory(replicate):
+    env = FunctionalEnv(Noisy(), 4, max_episode_steps=9, reset_pool=8)
+    actions = some_actions(env, 20)
+    _, td = play(env, env.reset(seed=5), actions[:7])
+    twin = replicate(env)
+    assert equal(play(env, td.clone(), actions[7:])[0], play(twin, td.clone(), actions[7:])[0])
+    assert not {buffer.data_ptr() for buffer in env.buffers()} & {buffer.data_ptr() for buffer in twin.buffers()}

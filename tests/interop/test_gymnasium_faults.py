@@ -360,7 +360,7 @@ def test_same_step_reset_after_an_interrupt_resets_every_row(bridge, monkeypatch
     env = bridge(scripted(2, lengths=[(1,), (5,)]), mode=SAME_STEP)
     td = env.reset(seed=0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(env, "_auto_reset", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(env, "_reset", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt()))
         sample_and_step(env, td)
     reset = env.vector_env.reset
 

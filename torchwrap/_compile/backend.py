@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -14,8 +15,7 @@ try:
 except ImportError:
     inductor = None  # type: ignore[assignment]
 
-Option: TypeAlias = str | int | float | bool | None
-Options: TypeAlias = Mapping[str, Option]
+Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[..., Sequence[Tensor]]
 
 # The C++ wrapper calls the kernels of a graph without Python in between.
@@ -36,11 +36,7 @@ def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, o
         if inductor is not None:
             fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
             return inductor(graph, fakes, options=dict(options))  # type: ignore[no-any-return]
-    compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None)
-
-    def run(*tensors: Tensor) -> Sequence[Tensor]:
-        return compiled(*[tensor.detach() for tensor in tensors])  # type: ignore[no-any-return]
-
+    run: Run = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None)  # type: ignore[arg-type]
     with torch.random.fork_rng(cuda):
-        run(*[tensor.clone() for tensor in example])  # it compiles at its first call
+        run(*copy.deepcopy(example))  # it compiles at its first call
     return run

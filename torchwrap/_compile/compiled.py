@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,12 +13,12 @@ from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._compile import cuda_graph
+from torchwrap._compile import graph
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.graph import Graph, Program, Settings
 from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import no_generators, trace
-from torchwrap._core import nested
+from torchwrap._core import rows
 from torchwrap._core.policy import modules_of
 from torchwrap._core.rows import RowMask
 from torchwrap.collector import Collector, Root, Storage
@@ -31,7 +32,7 @@ Rows = dict[NestedKey, Tensor]
 
 
 class CompiledStep:
-    """Takes the place of `Env._step_and_reset`: a step with its auto-reset as one graph, and one without, if it is asked for."""
+    """Takes the place of `Env._step_and_reset`: one graph with the auto-reset, and one without, if it is asked for."""
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
@@ -82,79 +83,78 @@ class CompiledCollector:
         self.collector, self.unroll = collector, unroll
         self.inputs = Inputs(lambda: [env, *modules_of(collector.policy)], lambda: [collector.policy])
         self.steps = Graph(self._run_steps, self.inputs, settings, captured=False)
-        self.known: object = None  # what the rest was made for
-        self.layout: dict[NestedKey, Tensor] = {}  # of a transition: tensors without values
-        self.captured: tuple[CudaGraph, Storage] | None = None
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        self._prepare({"observation": observation, **policy_state.initial(env.signature)})
+        self._compile({"observation": observation, **policy_state.initial(env.signature)})
 
     def __call__(self, root: Root) -> tuple[Storage, Root]:
-        collector, env = self.collector, self.collector.env
-        tensors, storage, programs, parts = self._prepare(root)
-        num_buffers, num_root = len(self.inputs), len(nested.leaves(root))
-
-        def run_all(tensors: list[Tensor]) -> Sequence[Tensor]:
-            buffers, leaves, outside = tensors[:num_buffers], tensors[num_buffers:], list[Tensor]()
-            for part in parts:
-                results = programs[len(part[0])].run([*buffers, *leaves, *part])
-                leaves = list(results[:num_root])
-                outside += results[num_root:]
-            return [*leaves, *outside]
-
-        if not cuda_graph.captures(env.device):
-            results = run_all(tensors)
-        else:
-            if self.captured is None:
-                self.captured = CudaGraph(run_all, num_buffers), storage
-            graph, storage = self.captured
-            results = graph(tensors)
-            storage = {key: value.clone() for key, value in storage.items()}
-        if outside := results[num_root:]:
-            if torch.stack(list(outside)).any():
-                space = env.single_action_space
-                raise ValueError(f"{env._name()} needs an action in {space}, but got another one from the policy.")
-        return storage, cast(Root, nested.builder(root)(iter(results)))
-
-    def _prepare(self, root: Root) -> tuple[list[Tensor], Storage, dict[int, Program], list[tuple[Tensor, ...]]]:
-        """The inputs of a rollout, its storage, and what to run: programs by their number of steps, and where each writes to."""
-        collector = self.collector
-        state, _ = self.inputs.current()
+        state, buffers = self.inputs.current()
         if state != self.known:
-            self.layout = collector._kept(trace(self._first_step, self.inputs, (root,)).result)  # type: ignore[arg-type]
-            self.known, self.captured = state, None
-        storage = {
-            key: torch.empty((collector.num_steps, *leaf.shape), dtype=leaf.dtype, device=collector.env.device)
-            for key, leaf in sorted(self.layout.items(), key=lambda item: str(item[0]))
-        }
-        parts = list(zip(*[value.split(self.unroll) for value in storage.values()], strict=True))
-        programs = {}
+            self._compile(root)
+        tensors = [*buffers, *rows.leaves(root)]
+        if self.captured is None:
+            storage = self._allocate()
+            results = self._run_all(self._parts(storage), tensors)
+        else:
+            results = self.captured(tensors)
+            storage = {key: value.clone() for key, value in self.storage.items()}
+        if self.checks_actions and torch.stack(list(results[self.num_root :])).any():
+            env = self.collector.env
+            raise ValueError(
+                f"{env._name()} needs an action in {env.single_action_space}, but got another one from the policy."
+            )
+        return storage, self.build(iter(results))
+
+    @torch.inference_mode(False)  # because later calls can be outside of it
+    @torch.no_grad()
+    def _compile(self, root: Root) -> None:
+        """Finds out what a transition holds, and compiles graphs for it; on CUDA, into storage that is always the same."""
+        env, policy = self.collector.env, self.collector.policy
+        is_discrete = any(not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space))
+        # Eager mode looks for actions out of bounds on the CPU.
+        self.checks_actions = is_discrete and policy is not None and not graph.captures(env.device)
+        self.known, _ = self.inputs.current()
+        kept = self.collector._kept(cast(TensorDict, trace(self._first_step, self.inputs, (root,)).result))
+        self.layout = dict(sorted(kept.items(), key=lambda item: str(item[0])))  # in the order of `rows.leaves`
+        self.build = cast(Callable[[Iterator[Tensor]], Root], rows.builder(root))
+        self.num_root, self.storage = len(rows.leaves(root)), self._allocate()
+        parts = self._parts(self.storage)
+        self.programs: dict[int, Program] = {}  # by their number of steps
         for part in (parts[0], parts[-1]):
-            if len(part[0]) not in programs:
-                program, tensors = self.steps.prepare(root, dict(zip(storage, part, strict=True)))
-                programs[len(part[0])] = program
-        return tensors[: len(tensors) - len(storage)], storage, programs, parts
+            targets: Rows = {key: target for key, target in zip(self.layout, part, strict=True)}
+            self.programs[len(part[0])], _ = self.steps.prepare(root, targets)
+        run = functools.partial(self._run_all, parts)
+        self.captured = CudaGraph(run, len(self.inputs)) if graph.captures(env.device) else None
+
+    def _allocate(self) -> Storage:
+        number, device = self.collector.num_steps, self.collector.env.device
+        return {key: torch.empty((number, *leaf.shape), dtype=leaf.dtype, device=device) for key, leaf in self.layout.items()}
+
+    def _parts(self, storage: Storage) -> list[tuple[Tensor, ...]]:
+        """Where each graph of a rollout writes to."""
+        return list(zip(*[value.split(self.unroll) for value in storage.values()], strict=True))
+
+    def _run_all(self, parts: list[tuple[Tensor, ...]], tensors: list[Tensor]) -> Sequence[Tensor]:
+        buffers, leaves, outside = tensors[: len(self.inputs)], tensors[len(self.inputs) :], list[Tensor]()
+        for part in parts:
+            results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
+            leaves = list(results[: self.num_root])
+            outside += results[self.num_root :]
+        return [*leaves, *outside]
 
     def _first_step(self, root: Root) -> TensorDict:
         return self.collector._transition(root, _step_of(self.collector.env))[0]
 
-    def _run_steps(self, root: Root, rows: Rows) -> tuple[Root, tuple[Tensor, ...]]:
+    def _run_steps(self, root: Root, targets: Rows) -> tuple[Root, tuple[Tensor, ...]]:
         env, step = self.collector.env, _step_of(self.collector.env)
         transitions, outside = list[TensorDict](), list[Tensor]()
-        for _ in range(len(next(iter(rows.values())))):
+        for _ in range(len(next(iter(targets.values())))):
             transition, root = self.collector._transition(root, step)
             transitions.append(transition)
             if self.checks_actions:
                 outside.append(_outside(env.single_action_space, transition["action"]))
-        for key, target in rows.items():
+        for key, target in targets.items():
             target.copy_(torch.stack([transition.get(key) for transition in transitions]))
         return root, (torch.stack(outside).any(),) if outside else ()
-
-    @property
-    def checks_actions(self) -> bool:
-        """Whether to look for actions out of bounds, as eager mode does on the CPU."""
-        env = self.collector.env
-        discrete = any(not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space))
-        return discrete and self.collector.policy is not None and not cuda_graph.captures(env.device)
 
 
 def _outside(space: Space[Any], action: Value) -> Tensor:

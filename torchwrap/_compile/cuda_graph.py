@@ -11,11 +11,6 @@ from torch import Tensor
 _WARM_UPS = 3  # as PyTorch recommends
 
 
-def captures(device: torch.device) -> bool:
-    """Whether functions of tensors on this device are captured."""
-    return device.type == "cuda"
-
-
 class CudaGraph:
     """A function of tensors as a CUDA graph, which is one launch.
 

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchwrap._compile import cuda_graph
 from torchwrap._compile.backend import Options, Run, compile_graph
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._compile.trace import Trace, trace
-from torchwrap._core import nested
-from torchwrap._core.nested import Nested
+from torchwrap._core import rows
+from torchwrap._core.rows import Nested
+
+
+def captures(device: torch.device) -> bool:
+    """Whether functions of tensors on this device are captured as CUDA graphs."""
+    return device.type == "cuda"
 
 
 class Settings(NamedTuple):
@@ -61,8 +65,8 @@ class Graph:
     def prepare(self, *values: Nested) -> tuple[Program, list[Tensor]]:
         """The program for arguments like these, which is compiled if it does not exist yet, and what to run it on."""
         state, tensors = self.inputs.current()
-        leaves = [leaf.contiguous() for leaf in nested.leaves(values)]
-        key = state, nested.structure(values), tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
+        leaves = [leaf.contiguous() for leaf in rows.leaves(values)]
+        key = state, rows.structure(values), tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._compile(values)
@@ -72,12 +76,12 @@ class Graph:
     @torch.no_grad()
     def _compile(self, values: tuple[Nested, ...]) -> Program:
         graph, result = self.trace(*values)
-        used, tensors = _prune(graph), [*self.inputs.current()[1], *nested.leaves(values)]
+        used, tensors = _prune(graph), [*self.inputs.current()[1], *rows.leaves(values)]
         example = [tensors[index].contiguous() if index >= len(self.inputs) else tensors[index] for index in used]
         run = _Compiled(compile_graph(graph, example, *self.settings), used)
-        if self.captured and cuda_graph.captures(example[0].device):
-            return Program(CudaGraph(run, len(self.inputs)), nested.builder(result))
-        return Program(run, nested.builder(result))
+        if self.captured and captures(example[0].device):
+            return Program(CudaGraph(run, len(self.inputs)), rows.builder(result))
+        return Program(run, rows.builder(result))
 
 
 class _Compiled:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchwrap._core.env_buffers import BatchedModule
-from torchwrap._core.nested import Nested
+from torchwrap._core.rows import Nested
 
 Function: TypeAlias = Callable[..., Nested]
 Layout: TypeAlias = tuple[object, ...]
@@ -54,7 +54,8 @@ class Inputs:
         known: dict[int, int] = {}
         for prefix, module in self.modules.named_modules():
             stores: list[Tensors] = [module._parameters, module._buffers]
-            for store, name in [(store, name) for store in stores for name in store if store[name] is not None]:
+            held = [(store, name) for store in stores for name in store if store[name] is not None]
+            for store, name in held:
                 position = known.setdefault(id(store[name]), len(self._slots))
                 if position == len(self._slots):
                     self._slots.append((store, name))

@@ -17,7 +17,7 @@ from torchwrap._compile.inputs import Inputs
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, collections.deque, np.ndarray)
-_GENERATORS = {
+_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "Python's random": (random.getstate, random.setstate),
     "numpy.random": (np.random.get_state, np.random.set_state),
 }

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._compile.python_state import Refusal, places, unchanged
-from torchwrap._core import nested
-from torchwrap._core.nested import Nested
+from torchwrap._core import rows
+from torchwrap._core.rows import Nested
 from torchwrap.collector import act
 from torchwrap.env import Env
 from torchwrap.transforms.transform import Transform
@@ -51,8 +51,8 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
             tensor, changes a Python value, or draws from a foreign generator. The message names the env, the transform or the
             policy.
     """
-    example = [*inputs.current()[1], *[leaf.contiguous() for leaf in nested.leaves(values)]]
-    build, count, results = nested.builder(values), len(inputs), list[Nested]()
+    example = [*inputs.current()[1], *[leaf.contiguous() for leaf in rows.leaves(values)]]
+    build, count, results = rows.builder(values), len(inputs), list[Nested]()
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
         with _HostReads():
@@ -60,7 +60,7 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
         if replaced:
             raise Refusal(f"replaces the tensor {replaced[0].partition('.')[2]}: write it in place")
         results.append(result)
-        return tuple(nested.leaves(result))
+        return tuple(rows.leaves(result))
 
     try:
         kept = places(inputs)

@@ -1,16 +1,18 @@
-"""Rows of a batch: which of them to write to, and TensorDicts that have one row per env."""
+"""Rows of a batch: nested values with one row per env, and which of the rows to write to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 Rows = TypeVar("Rows", Tensor, TensorDict)
+Nested: TypeAlias = Tensor | TensorDictBase | Mapping[Any, "Nested"] | tuple["Nested", ...]
+Structure: TypeAlias = tuple[object, ...]
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (Tensor, nn.Parameter)
 
@@ -21,6 +23,56 @@ _unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
 def tensordict(values: dict[str, Tensor | TensorDict], *batch_size: int) -> TensorDict:
     """A TensorDict of values that are known to have this batch size."""
     return _unchecked(values, batch_size=torch.Size(batch_size))  # type: ignore[arg-type,no-any-return]
+
+
+def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Rows, path: tuple[str, ...] = ()) -> Rows:
+    """Returns a value with each tensor replaced by `function(path, tensor)`.
+
+    >>> apply(lambda path, tensor: tensor + 1, TensorDict(a=torch.zeros(2)))["a"]
+    tensor([1., 1.])
+    """
+    if isinstance(value, Tensor):
+        return function(path, value)  # type: ignore[return-value]
+    values = {key: apply(function, value[key], (*path, key)) for key in value.keys()}  # type: ignore[arg-type]
+    return TensorDict(values, batch_size=value.batch_size)  # type: ignore[arg-type]
+
+
+def _parts(value: Nested) -> list[tuple[object, Nested]]:
+    if isinstance(value, tuple):
+        return list(enumerate(value))
+    return sorted(((key, value[key]) for key in value.keys()), key=lambda item: str(item[0]))  # type: ignore[union-attr,index]
+
+
+def structure(value: Nested) -> Structure:
+    """The keys at every level, which values of the same kind share. It can be the key of a dict."""
+    if isinstance(value, Tensor):
+        return ()
+    return tuple([(key, structure(part)) for key, part in _parts(value)])
+
+
+def leaves(value: Nested) -> list[Tensor]:
+    """The tensors, in the order of their keys.
+
+    >>> import torch
+    >>> leaves({"b": torch.zeros(1), "a": {"c": torch.ones(1)}})
+    [tensor([1.]), tensor([0.])]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for _, part in _parts(value) for leaf in leaves(part)]
+
+
+def builder(value: Nested) -> Callable[[Iterator[Tensor]], Nested]:
+    """Returns a function that builds a value like this one from tensors in the order of `leaves`."""
+    if isinstance(value, Tensor):
+        return next
+    parts = {key: builder(part) for key, part in _parts(value)}
+    if isinstance(value, tuple):
+        return lambda tensors: tuple([part(tensors) for part in parts.values()])
+    if isinstance(value, TensorDict):
+        size = tuple(value.batch_size)
+        return lambda tensors: tensordict({str(key): part(tensors) for key, part in parts.items()}, *size)  # type: ignore[misc]
+    return lambda tensors: {key: part(tensors) for key, part in parts.items()}  # type: ignore[return-value,misc]
 
 
 def is_host_readable(tensor: Tensor) -> bool:
@@ -98,9 +150,8 @@ class RowMask:
     def where(self, first: Rows, second: Rows) -> Rows:
         """Rows of `first` if set, else of `second`, as a new value."""
         if isinstance(first, Tensor):
-            return torch.where(self.like(first), first, second)
-        merged = {key: self.where(first[key], second[key]) for key in first.keys()}
-        return TensorDict(merged, batch_size=first.batch_size)
+            return torch.where(self.like(first), first, second)  # type: ignore[arg-type,return-value]
+        return tensordict({key: self.where(first[key], second[key]) for key in first.keys()}, self.num_rows)  # type: ignore[index,misc]
 
     def gather(self, value: Tensor) -> Tensor:
         """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""
@@ -111,11 +162,14 @@ class RowMask:
         """The mask of the rows that `gather` returns: bool, `(num_envs,)`; None if every one of them is set."""
         return self.tensor if self.indices is None else None
 
-    def spread(self, rows: Tensor) -> Tensor:
+    def spread(self, rows: Rows) -> Rows:
         """Rows such as `gather` returns, as a value for all envs. The other rows are 0 or unspecified."""
         if self.indices is None:
             return rows
-        return rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy_(0, self.indices, rows)
+        if not isinstance(rows, Tensor):
+            return tensordict({key: self.spread(rows[key]) for key in rows.keys()}, self.num_rows)  # type: ignore[index,misc]
+        spread = torch.zeros(self.num_rows, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+        return spread.index_copy_(0, self.indices, rows)  # type: ignore[return-value]
 
     def scatter_(self, buffer: Tensor, rows: Tensor) -> None:
         """Writes rows such as `gather` returns into the buffer, in place."""

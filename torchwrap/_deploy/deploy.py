@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchwrap import spaces
-from torchwrap._core import nested
+from torchwrap._core import rows
 from torchwrap._core.policy import modules_of
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap._deploy.chain import Chain, Json, chain_of, described, ignores_starts, refusal, state_of
@@ -205,7 +205,7 @@ class DeployedPolicy(nn.Module):
     def _observe(self, raw: Value, number: int, mask: RowMask | None) -> Value:
         # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
         # neither terminated nor been truncated. Transforms that do the same in both come first, once.
-        ended = torch.zeros(2, number, 1, dtype=torch.bool, device=nested.leaves(raw)[0].device)
+        ended = torch.zeros(2, number, 1, dtype=torch.bool, device=rows.leaves(raw)[0].device)
         td = tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
         remaining = list(self._transforms)
         while remaining and ignores_starts(remaining[0]):
@@ -260,7 +260,7 @@ class DeployedPolicy(nn.Module):
         is_random = not torch.equal(generators.get_rng_state(), seeded)
         generators.set_rng_state(seeded)
         written = [name for name, value in self.state_dict().items() if not torch.equal(value, before[name])]
-        pairs = zip(nested.leaves(first), nested.leaves(second), strict=True)
+        pairs = zip(rows.leaves(first), rows.leaves(second), strict=True)
         if is_random or written or not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
             self.load_state_dict(before)
             fault = "draws random numbers" if is_random else f"changes {written or 'from call to call'}"

@@ -195,7 +195,7 @@ class GymnasiumEnv(Env):
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
-        self._first_seed = seed + self.signature.first_index
+        self._first_seed = seed + self.signature.first_index if mask.any() else None  # no row: `_reset` is not called
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)

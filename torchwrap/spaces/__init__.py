@@ -4,10 +4,11 @@ A value of a space holds one member per env. It is a tensor `(num_envs, *space.s
 `(num_envs,)` int64). For a `Dict` or `Tuple` space it is a TensorDict of such values, under the dict's keys or "0", "1", ...
 """
 
+from torchwrap._core.rows import apply
 from torchwrap.spaces.conversion import bound, counts, dtype, flatten, from_numpy, tensor, to_numpy, torch_dtype, zeros
 from torchwrap.spaces.sampling import Sampler, sample
 from torchwrap.spaces.signature import Signature
-from torchwrap.spaces.traversal import Value, apply, build, children, leaves, to_device
+from torchwrap.spaces.traversal import Value, build, children, leaves, to_device
 from torchwrap.spaces.validation import REWARD, box, check, check_function, contains, optional_space, outside
 
 __all__ = [

@@ -61,18 +61,6 @@ def build(space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_env
     return TensorDict(values, batch_size=[num_envs])
 
 
-def apply(function: Callable[[Path, Tensor], Tensor], value: Value, path: Path = ()) -> Value:
-    """Returns a value with each tensor replaced by `function(path, tensor)`.
-
-    >>> apply(lambda path, tensor: tensor + 1, TensorDict(a=torch.zeros(2)))["a"]
-    tensor([1., 1.])
-    """
-    if isinstance(value, Tensor):
-        return function(path, value)
-    values = {key: apply(function, value[key], (*path, key)) for key in value.keys()}
-    return TensorDict(values, batch_size=value.batch_size)
-
-
 def to_device(value: Value, device: torch.device) -> Value:
     """A value on a device. `TensorDict.to` would wait for the whole device."""
     return value.to(device) if isinstance(value, Tensor) else value.apply(lambda leaf: leaf.to(device))

@@ -43,6 +43,8 @@ class RecordEpisodeStatistics(Transform):
     """
 
     is_passive = True
+    records: Tensor
+    count: Tensor
     running_return = EnvBuffer((1,), torch.float64)
     running_length = EnvBuffer((1,), torch.int64)
 
@@ -82,7 +84,7 @@ class RecordEpisodeStatistics(Transform):
         scratch = torch.arange(len(length), device=length.device) + self.ring_size
         slot = torch.where(finished, (self.count + number - 1) % self.ring_size, scratch)
         record = torch.cat([mask.gather(self.running_return), length.double()], 1)
-        self.records.index_copy_(0, slot, record)
+        self.records.index_copy_(0, slot, torch.where(finished.unsqueeze(-1), record, 0))
         self.count.add_(number[-1])
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)

@@ -50,6 +50,13 @@ class RunningMeanStd(BatchedModule):
     (tensor([3]), tensor([1]))
     """
 
+    reference: Tensor
+    total: Tensor
+    squares: Tensor
+    count: Tensor
+    skipped: Tensor
+    synced: Tensor
+
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         shape = validation.sizes("RunningMeanStd", "shape", shape, at_least=0)
@@ -81,7 +88,12 @@ class RunningMeanStd(BatchedModule):
         """Counts the finite values of `rows` `(n, *shape)`, or of those where `mask` (bool, `(n,)`) is set."""
         if len(rows) == 0:
             return
-        self._choose_reference(rows, mask)
+        # The reference of a component is the first row that is counted.
+        first, unseen = rows[0], torch.eq(self.count, self.skipped)
+        if mask is not None:
+            index = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1).amin(0, keepdim=True)
+            first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
+        self.reference.copy_(torch.where(unseen & first.isfinite(), first, self.reference))
         differences = rows - self.reference
         # Of float64, what is too large to be squared is left out as well.
         counts = differences.abs() < (1e150 if differences.dtype == torch.float64 else math.inf)
@@ -132,15 +144,6 @@ class RunningMeanStd(BatchedModule):
             with torch.inference_mode():  # in which every buffer can be written to
                 self.synced.copy_(self.sums())  # every process loads the same statistics
 
-    def _choose_reference(self, rows: Tensor, mask: Tensor | None) -> None:
-        # The first row that is counted, in the components that have had no value so far.
-        first, unseen = rows[0], self.count == self.skipped
-        if mask is not None:
-            rows_of_mask = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1)
-            index = rows_of_mask.amin(0, keepdim=True)  # the first
-            first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
-        self.reference.copy_(torch.where(unseen & first.isfinite(), first, self.reference))
-
     def _moments(self) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance.
         number = self.count - self.skipped
@@ -152,6 +155,10 @@ class RunningMeanStd(BatchedModule):
 
 class FrozenMeanStd(BatchedModule):
     """Statistics that are constants, in the dtype of the reference: a float32 observation needs no float64."""
+
+    reference: Tensor
+    mean: Tensor
+    scale: Tensor
 
     def __init__(self, reference: Tensor, mean: Tensor, scale: Tensor) -> None:
         super().__init__()
@@ -195,24 +202,22 @@ class NormalizeObservation(ObservationTransform):
         return signature.replace(single_observation_space=_unbounded(below))
 
     def observation(self, observation: Value) -> Value:
-        return spaces.apply(self._normalize, observation)
+        return spaces.apply(lambda path, leaf: self.statistics_of[path].normalize(leaf, self.epsilon), observation)
 
     def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", spaces.apply(self._learn_and_normalize, td["observation"]))
+        return td.set("observation", spaces.apply(self._learn, td["observation"]))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        def normalize(path: Path, leaf: Tensor) -> Tensor:
-            return mask.apply(lambda rows: self._learn_and_normalize(path, rows, mask.gathered), leaf)
+        def learn(path: Path, leaf: Tensor) -> Tensor:
+            return mask.apply(lambda rows: self._learn(path, rows, mask.gathered), leaf)
 
-        return td.set("observation", spaces.apply(normalize, td["observation"]))
+        return td.set("observation", spaces.apply(learn, td["observation"]))
 
-    def _normalize(self, path: Path, rows: Tensor) -> Tensor:
-        return self.statistics_of[path].normalize(rows, self.epsilon)
-
-    def _learn_and_normalize(self, path: Path, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _learn(self, path: Path, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+        statistics = self.statistics_of[path]
         if self.training:
-            self.statistics_of[path].update(rows, mask)
-        return self._normalize(path, rows)
+            statistics.update(rows, mask)
+        return statistics.normalize(rows, self.epsilon)
 
     def _frozen(self) -> Transform:
         return _FrozenNormalization({path: each.frozen(self.epsilon) for path, each in self.statistics_of.items()})
