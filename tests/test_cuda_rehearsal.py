@@ -139,9 +139,10 @@ def is_allowed(finding, rule):
     return phase in (None, finding["phase"]) and kind in (None, finding["kind"]) and where in finding["where"]
 
 
-each_way = pytest.mark.parametrize("way", ["quick", *(pytest.param(way, marks=pytest.mark.full) for way in ("moved", "made"))])
+each_way = pytest.mark.parametrize("way", ["quick", "moved", "made"])
 
 
+@pytest.mark.full
 @each_way
 def test_library_and_examples_on_a_gpu_do_nothing_that_waits(findings, way):
     *found, total = findings(way)
@@ -160,6 +161,7 @@ def planted(findings, case, phase, way="quick"):
     return counts
 
 
+@pytest.mark.full
 def test_planted_faults_are_found(findings):
     for kind in FAULTS:
         assert planted(findings, kind, "step")[kind] == 1, kind
@@ -174,6 +176,7 @@ def test_function_that_draws_from_the_global_generator_of_the_device_is_refused(
     assert "initial needs to draw from its rng, but drew from PyTorch's global generator" in found["operator"]
 
 
+@pytest.mark.full
 @each_way
 def test_bridge_waits_for_the_actions_and_for_the_rows_that_ended(findings, way):
     step = planted(findings, "bridge", "step", way)
