@@ -174,8 +174,9 @@ def modules_do_not_shadow_functions(sources):
     return found
 
 
-# Not a draw: to keep a generator as it was, or to recognise one.
-DRAWING = r"torch\.(rand(?!om\.fork_rng)|normal|bernoulli|poisson)|Generator\(|manual_seed|multinomial\(|np\.random(?!\.(Generator|RandomState|get_state|BitGenerator))|secrets"
+# Not a draw: to keep a generator as it was.
+DRAWING = r"torch\.(rand(?!om\.fork_rng)|normal|bernoulli|poisson)|Generator\(|manual_seed|multinomial\("
+DRAWING += r"|np\.random(?!\.[gs]et_state)|secrets"
 HOMES = [  # a pattern, and where it may be used
     (r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo", ["torchwrap._compile"]),
     (r"CUDAGraph|cuda\.graph", ["torchwrap._compile.cuda_graph"]),
