@@ -119,7 +119,7 @@ def parts(device: str) -> dict[str, Part]:
     every = {
         "machine": Part(60, {"floor": floor}),
         "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked)}),
-        "rehearsal": Part(120, {"rehearsal": tests("tests/test_cuda_rehearsal.py")}),
+        "rehearsal": Part(120, {"rehearsal": tests("--full", "tests/test_cuda_rehearsal.py")}),
         "glue": Part(180, sized("glue", small, large, middle)),
         "cartpole": Part(210, sized("cartpole", large, small, middle)),
         "ppo": Part(150, {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in ("eager", "compiled")}),

@@ -61,17 +61,6 @@ def test_torch_and_numpy_scripts_are_equal(load):
     assert [peer.step(None)[1].item() for _ in range(203)] == [*range(1, 201), 0, 1, 2]  # the step after an end is a reset
 
 
-def test_compiled_rows_compile_as_declared(load, monkeypatch):
-    side, found = load("torchwrap_side"), []
-    monkeypatch.setattr(side.torch, "compile", lambda step, **options: found.append(options) or step)
-    monkeypatch.setattr(side.tw, "compile", lambda target, **options: found.append(options) or target)
-    side.scripted(3, [], way="torch.compile").call()
-    side.scripted(3, [], way="compiled").call()
-    for num_envs in (256, 257, 1025):
-        side.cartpole(num_envs, None, "compiled", num_steps=2).call()
-    assert found == [{"fullgraph": True}, {}, *({"unroll": steps} for steps in (4, 2, 1))]
-
-
 def test_every_transform_steps(load):
     bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
     others = {
@@ -114,40 +103,7 @@ def test_gymnax_side_counts_every_observation_once_and_stacks_it(load):
     assert ended > n
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
-def test_worker_answers_in_the_instruction_set_of_the_options(load, monkeypatch, isa):
-    measure = load("measure")
-    if isa not in measure.instruction_sets():
-        pytest.skip(f"needs a processor with {isa}")
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # a value from outside does not count
-    found = measure.ask(measure.Case("torchwrap", "capabilities", {}), measure.Options(isa=isa))
-    assert found["torch"] == isa.upper() and found["inductor"].split()[0] == isa
-    assert any(name in found["numpy"] for name in (("X86_V4", "AVX512") if isa == "avx512" else ("X86_V3", "AVX2")))
-    case = measure.Case("torchwrap", "scripted", {"num_envs": 3, "transforms": ["FrameStackObservation"]})
-    rows = {"here": measure.Row(case), "there": measure.Row(measure.Case("missing", "step", {}))}
-    figures = measure.compare(rows, measure.Options(isa=isa, seconds=0.001, repeats=1), ["there"])
-    assert figures["here"]["us"] > 0 and figures["here"]["bytes"] > 2 * 3 * 4 * 17 * 4  # four frames go out twice
-    assert figures["there"]["skipped"].startswith("ModuleNotFoundError")
-
-
 # Measurement.
-
-
-def test_turn_counts_every_step_and_waits_for_the_device(load, monkeypatch):
-    worker, clock, queued = load("worker"), [0.0], []
-
-    def call():
-        queued.append(0.002)
-        clock[0] += 0.001
-
-    def wait():
-        clock[0] += sum(queued)
-        queued.clear()
-
-    monkeypatch.setattr(worker.time, "perf_counter", lambda: clock[0])
-    assert worker.turn(worker.Timed(call, steps=4, wait=wait), 0.1) == pytest.approx((1000 + 2000) / 4)
-    assert clock[0] == pytest.approx(40 * 0.003)  # it waits in between, so that not a second of queued work is left at the end
 
 
 class Fake:
@@ -193,46 +149,6 @@ def test_figures_are_minima_and_medians_without_the_first_round(load, monkeypatc
     assert figures["ours"]["us"] == 3 and figures["peer"] == {"skipped": "runs on the CPU only"}
 
 
-def test_settings_and_environment_follow_the_options(load, monkeypatch):
-    measure = load("measure")
-    monkeypatch.setattr(measure.os, "cpu_count", lambda: 8)
-    for flags, isas in (("sse avx2", ["avx2"]), ("avx2 avx512vl", ["avx2", "avx512"]), ("asimd", ["native"])):
-        monkeypatch.setattr(measure.Path, "read_text", lambda path, flags=flags: f"flags : {flags}\n")
-        assert measure.settings(None, None) == [(isa, threads) for isa in isas for threads in (1, 2)]
-    assert measure.settings(["avx512"], [4, 8]) == [("avx512", 4), ("avx512", 8)]
-    options = measure.Options(isa="avx2", threads=3, pythons={"jax": "/there/python"})
-    found = measure.environment(options)
-    assert found["OMP_NUM_THREADS"] == found["NPROC"] == "3" and found["ATEN_CPU_CAPABILITY"] == "avx2"
-    assert "ATEN_CPU_CAPABILITY" not in measure.environment(measure.Options(isa="avx512"))
-    assert measure.Case("jax", "cartpole", {}).command(options, "time")[0] == "/there/python"
-
-
-def test_command_line_measures_the_settings_and_continues_its_file(load, monkeypatch, tmp_path, capsys):
-    command, path, calls = load("__main__"), tmp_path / "figures.json", []
-    monkeypatch.setattr(load("measure").os, "cpu_count", lambda: 2)
-    for module in (load("measure"), command):
-        monkeypatch.setattr(module, "instruction_sets", lambda: ("avx2", "avx512"))
-    here = {"processor": "P", "cores": 2, "device": "cpu", "num_steps": 16, "versions": {}}
-    monkeypatch.setattr(command, "machine", lambda options: here)
-
-    def suite(name):
-        return lambda options: calls.append((name, options.setting)) or {f"{name}/envpool/8": {"steps_per_second": 5.0}}
-
-    for name in ("glue", "scaling"):
-        monkeypatch.setitem(command.SUITES, name, suite(name))
-    command.main(["--suite", "glue", "--json", str(path)])
-    command.main(["--suite", "scaling", "--json", str(path), "--plot", str(tmp_path / "all.png")])
-    command.main(["--suite", "scaling", "--isa", "avx2", "--threads", "1", "--json", str(path)])
-    every = ("avx2-1", "avx2-2", "avx512-1", "avx512-2")
-    assert calls == [*(("glue", setting) for setting in every), ("scaling", "avx512-2"), ("scaling", "avx2-1")]
-    keys = ["machine", "commits", *(f"{name}/envpool/8/{setting}" for name, setting in calls)]
-    assert sorted(json.loads(path.read_text())) == sorted(keys) and "5.00" in capsys.readouterr().out
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("all.png", "scaling.png"))
-    here["processor"] = "another"
-    with pytest.raises(SystemExit):
-        command.main(["--suite", "glue", "--json", str(path)])
-
-
 # Figures, tables and plots.
 
 
@@ -246,12 +162,6 @@ def test_claims_are_the_worst_of_all_settings_and_never_rounded_up(load):
     assert report.claims(figures, comparisons, [64]) == ["| this | that | 0.099 |"]
     figures["glue/other/64/avx512-2"] = {}  # a setting in which the row is missing
     assert report.claims(figures, comparisons, [64]) == ["| this | that | ? |"]
-
-
-def test_median_counts_seeds_that_are_never_solved(load):
-    names = ("env_steps_to_target", "seconds_to_target", "wall_seconds_to_target", "steps_per_second")
-    seeds = {f"ppo/sb3/{seed}": dict.fromkeys(names, value) for seed, value in enumerate((3, None, 1))}
-    assert load("ppo").medians(seeds)["ppo/sb3/median"] == dict.fromkeys(names, 3)
 
 
 def test_readme_has_the_tables_of_the_file(load, capsys):
@@ -277,18 +187,6 @@ def test_scores_compare_at_equal_steps_and_at_equal_cpu_seconds(load):
         "| Hopper-v5 | sb3 | 3,000 ± 0 | 3,000 / 3,000 / 3,000 | 2,383 ± 272 | 600 ± 0 after 50 s | 5 |",
         "| Ant-v5 | torchwrap | 1 ± 0 | 1 |  |  | 10 |",
     ]
-
-
-def test_scores_train_what_is_named_or_missing_and_keep_it(load, monkeypatch, tmp_path):
-    scores, trained = load("scores"), []
-    monkeypatch.setattr(scores, "FILE", tmp_path / "scores.json")
-    monkeypatch.setattr(scores, "machine", lambda options: {"processor": "one"})
-    monkeypatch.setattr(scores, "train", lambda *key: trained.append("/".join(map(str, key))) or run(100.0 * key[-1]))
-    scores.main(["--env-id", "Ant-v5", "--seed", "2"])
-    scores.main([])
-    runs = json.loads((tmp_path / "scores.json").read_text())["runs"]
-    assert trained[0] == "torchwrap/Ant-v5/2" and list(runs) == trained and len(runs) == 3 * (6 + 2)
-    assert runs["sb3/Hopper-v5/3"] == run(300.0) and (tmp_path / "scores.png").exists()
 
 
 def test_project_readme_has_the_scores(load):

@@ -32,14 +32,6 @@ def test_policy_may_return_action_or_td():
         assert (data["next", "info", "action"] == 0.5).all()
 
 
-def test_policy_that_writes_further_keys_has_them_kept():
-    def policy(td):
-        return td.update({"action": torch.zeros(2, 6), "value": td["observation"][:, :1] * 2})
-
-    data, _ = tw.rollout(ScriptedEnv(2), policy, 3)
-    assert (data["value"] == data["observation"][..., :1] * 2).all()
-
-
 REPLACEMENTS = {
     "another of the same shape": lambda seen: seen + 0.5,
     "another of another shape": lambda seen: seen[:, :3],
@@ -144,24 +136,14 @@ def test_repeated_calls_equal_one_run_of_steps():
         assert (buffer == same).all(), name
 
 
-def test_env_after_a_call_has_the_last_root():
-    env = ScriptedEnv(3, (1,), episode_lengths=None)
-    _, td = tw.rollout(env, None, 4)
-    assert (env.snapshot()["observation"] == td["observation"]).all()
-    assert env.reset(mask=torch.tensor([False, True, False]))["observation"].flatten().tolist() == [4, 1000, 2004]
-
-
-def test_call_without_td_resets_the_env():
+def test_call_without_td_resets_the_env_and_leaves_it_at_the_last_root():
     collect = tw.Collector(ScriptedEnv(2, episode_lengths=None), None, 3)
-    assert (
-        collect()[0]["next", "reward"].squeeze(-1).tolist()
-        == collect()[0]["next", "reward"].squeeze(-1).tolist()
-        == [[1, 2, 3]] * 2
-    )
-
-
-def test_repr_shows_env_and_num_steps():
-    assert repr(tw.Collector(ScriptedEnv(2), None, 3)) == "Collector(<ScriptedEnv(num_envs=2, device=cpu)>, num_steps=3)"
+    assert repr(collect) == "Collector(<ScriptedEnv(num_envs=2, device=cpu)>, num_steps=3)"
+    for _ in range(2):
+        data, td = collect()
+        assert data["next", "reward"].squeeze(-1).tolist() == [[1, 2, 3]] * 2
+        assert (collect.env.snapshot()["observation"] == td["observation"]).all()
+    assert collect.env.reset(mask=torch.tensor([False, True]))["observation"][:, 0].tolist() == [3, 1000]
 
 
 LIST = "Collector needs keys as a list of at least one, but got "
@@ -265,37 +247,20 @@ def test_root_does_not_share_memory_with_data():
     assert (data["observation"][:, 0] == following).all()
 
 
-def keeping_policy(kept):
+def test_policy_that_keeps_its_input_sees_it_unchanged_by_later_steps_and_calls():
     def policy(td):
         kept.append(td["observation"])
         return torch.zeros(len(td), 6)
 
-    return policy
-
-
-class TestPolicyThatKeepsItsInput:
-    """The observation that an eager policy is given belongs to it: neither later steps nor later calls change it."""
-
-    KEYS = ([("next", "reward")], ["observation"], None)
-
-    @pytest.mark.parametrize("num_envs", [1, 3])
-    def test_sees_it_unchanged_later(self, num_envs):
-        for keys in self.KEYS:
-            kept = []
-            collect = tw.Collector(ScriptedEnv(num_envs, (1,), None), keeping_policy(kept), 5, keys=keys)
-            data, _ = collect()
+    for keys in ([("next", "reward")], ["observation"], None):
+        kept = []
+        collect = tw.Collector(ScriptedEnv(3, (1,), None), policy, 5, keys=keys)
+        td = collect.env.reset()
+        for _ in range(8):
+            data, td = collect(td)
             for leaf in data.values(True, True):
                 leaf.fill_(-1)
-            assert [observation[0].item() for observation in kept] == [0, 1, 2, 3, 4]
-
-    def test_sees_it_unchanged_after_data_is_dropped(self):
-        for keys in self.KEYS:
-            kept = []
-            collect = tw.Collector(ScriptedEnv(3, (1,), None), keeping_policy(kept), 5, keys=keys)
-            td = collect.env.reset()
-            for _ in range(8):
-                td = collect(td)[1]
-            assert [observation[0].item() for observation in kept] == list(range(40))
+        assert [observation[0].item() for observation in kept] == list(range(40))
 
 
 def test_dict_action_with_key_action_is_kept():

@@ -2,11 +2,6 @@ from __future__ import annotations
 
 import copy
 import json
-import signal
-import subprocess
-import sys
-import time
-from random import Random
 
 import pytest
 import torch
@@ -30,24 +25,23 @@ METRICS = """
     env backend num_envs processes device seed env_steps wall_seconds steps_per_second steps_per_second_steady compile_seconds
     target_return env_steps_to_target seconds_to_target final_mean_return eval_mean_return
 """
+CHARTS = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "learning_rate", "SPS")}
+LOSSES = {"value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "explained_variance"}
 
 
-@pytest.mark.parametrize(
-    ("env", "backend", "used"),
-    [
-        ("CartPole-v1", None, "torch"),
-        pytest.param("InvertedPendulum-v5", None, "gymnasium", marks=pytest.mark.full),
-    ],
-)
-def test_ppo_runs_and_writes_its_results(ppo, tmp_path, env, backend, used):
-    small = dict(num_envs=4, num_steps=64, total_timesteps=512, num_minibatches=2, update_epochs=1)
-    args = ppo.Args(env_id=env, backend=backend, **small, out=tmp_path, seed=3)
+def scalars(folder):
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+
+
+def test_ppo_learns_and_writes_its_results_and_the_scalars_of_cleanrl(ppo, tmp_path):
+    args = ppo.Args(total_timesteps=20_480, seed=3, out=tmp_path, tensorboard=True)
     ppo.main(args)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert set(metrics) >= set(METRICS.split())
-    assert (metrics["backend"], metrics["env_steps"], metrics["seed"]) == (used, 512, 3)
+    assert (metrics["backend"], metrics["env_steps"], metrics["seed"]) == ("torch", 20_480, 3)
+    assert metrics["eval_mean_return"] > 100  # a random policy's is 22
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    assert not list(tmp_path.glob("events.out.tfevents.*"))
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     fresh = ppo.make_env(args, 3)
     fresh.load_state_dict(checkpoint["env"])
@@ -55,6 +49,25 @@ def test_ppo_runs_and_writes_its_results(ppo, tmp_path, env, backend, used):
     agent.load_state_dict(checkpoint["agent"])
     torch.optim.Adam(agent.parameters()).load_state_dict(checkpoint["optimizer"])
     tw.rollout(fresh.eval(), agent.act, 2)
+    found, steps = scalars(tmp_path), list(range(2048, 20_481, 2048))
+    assert found.keys() == CHARTS | {f"losses/{name}" for name in LOSSES}
+    assert all(list(values) == steps for values in found.values())
+    rate = list(found["charts/learning_rate"].values())
+    assert rate == pytest.approx([0.003 * (10 - number) / 10 for number in range(10)])
+    assert found["charts/episodic_return"] == found["charts/episodic_length"]  # CartPole's reward is 1 a step
+    assert all(8 < value <= 500 for value in found["charts/episodic_return"].values())
+    assert all(value > 0 and value == int(value) for value in found["charts/SPS"].values())
+    assert all(0 < value <= 0.6932 for value in found["losses/entropy"].values())  # log 2
+    assert all(0 <= value <= 1 for value in found["losses/clipfrac"].values()) and any(found["losses/clipfrac"].values())
+    assert all(value > -1e-6 for value in found["losses/approx_kl"].values())
+    assert all(value <= 1 for value in found["losses/explained_variance"].values())
+
+
+@pytest.mark.full
+def test_ppo_runs_on_gymnasiums_simulators_and_writes_no_events_unless_asked(ppo, tmp_path):
+    small = dict(num_envs=4, num_steps=64, total_timesteps=512, num_minibatches=2, update_epochs=1, out=tmp_path)
+    metrics = ppo.main(ppo.Args(env_id="InvertedPendulum-v5", **small))
+    assert metrics["backend"] == "gymnasium" and not list(tmp_path.glob("events.out.tfevents.*"))
 
 
 def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_terminated_ones_not_at_all(ppo):
@@ -159,24 +172,6 @@ def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_no
 
 
 @pytest.mark.full
-def test_ppo_update_is_one_graph_for_each_size_of_a_minibatch(ppo, graphs):
-    agents = [ppo.Agent(ppo.make_env(ppo.Args(), 2))]
-    agents.append(copy.deepcopy(agents[0]))
-    batch, rows = minibatches(agents[0])
-    compiled = torch.compile(ppo.update, fullgraph=True, dynamic=False, backend="counting")
-    for agent, step in zip(agents, (ppo.update, compiled), strict=True):
-        args = ppo.Args(compile=step is compiled)
-        tensors = ppo.adam_tensors(torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5))
-        for learning_rate in (0.01, 0.003):  # another learning rate needs no other graph
-            tensors["lr"].fill_(learning_rate)
-            for mb_inds in rows:
-                with torch._dynamo.config.patch(trace_autograd_ops=True):
-                    step(agent, tensors, batch, mb_inds, args)
-    assert len(graphs) == 2
-    torch.testing.assert_close(agents[0].state_dict(), agents[1].state_dict())
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(("env", "backend"), [("CartPole-v1", "torch"), ("Pendulum-v1", "gymnasium")])
 def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_sizes(ppo, tmp_path, env, backend):
     found = []
@@ -188,39 +183,44 @@ def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_size
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
-def run_killed(ppo, folder, args):
-    """A run that leaves the checkpoint of its second iteration, as if it had been killed later, and goes on from it."""
-    save = ppo.save
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None)
-        ppo.main(ppo.Args(**args, out=folder))
-    assert reached(folder) == 2
-    ppo.main(ppo.Args(**args, out=folder, resume=True))
-
-
 @pytest.mark.full
-def test_ppo_compiled_and_resumed_from_a_checkpoint_ends_in_the_same_state(ppo, tmp_path):
-    args = dict(num_envs=4, num_steps=16, total_timesteps=384, save_every=2, num_minibatches=2, update_epochs=2, compile=True)
+def test_ppo_compiled_and_resumed_from_a_checkpoint_ends_in_the_same_state_with_each_step_once(ppo, tmp_path, monkeypatch):
+    args = dict(num_envs=4, num_steps=32, total_timesteps=640, save_every=2, compile=True, tensorboard=True)
     ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
-    run_killed(ppo, tmp_path / "killed", args)
+    with monkeypatch.context() as patch:  # it leaves the checkpoint of its second iteration, as if killed later
+        save = ppo.save
+        patch.setattr(ppo, "save", lambda path, state: save(path, state) if state["iteration"] == 2 else None)
+        ppo.main(ppo.Args(**args, out=tmp_path / "killed"))
+    ppo.main(ppo.Args(**args, out=tmp_path / "killed", resume=True))
     ends = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("killed", "whole")]
     for name in ("agent", "optimizer", "processes"):
         torch.testing.assert_close(ends[0][name], ends[1][name], rtol=0, atol=0)
+    assert len(list((tmp_path / "killed").glob("events.out.tfevents.*"))) == 2
+    found, expected = (scalars(tmp_path / name) for name in ("killed", "whole"))
+    events = EventAccumulator(str(tmp_path / "killed")).Reload().Scalars("losses/value_loss")
+    assert [event.step for event in events] == [128, 256, 384, 512, 640]
+    assert {**found, "charts/SPS": None} == {**expected, "charts/SPS": None}
+
+
+class Says:
+    """An agent with these values and equal logits for two actions."""
+
+    def __init__(self, *values):
+        self.values = torch.tensor(values)
+
+    def get_value(self, observation):
+        return self.values
+
+    def get_distribution(self, observation):
+        return torch.distributions.Categorical(logits=torch.zeros(len(self.values), 2))
 
 
 def test_ppo_loss_by_hand_clips_ratios_and_reports_cleanrl_losses(ppo):
     # Two actions of probability 1/2 whose old probabilities make the ratios 1.5 and 0.5; values 1, returns 3.
-    class Agent:
-        def get_value(self, observation):
-            return torch.ones(2)
-
-        def get_distribution(self, observation):
-            return torch.distributions.Categorical(logits=torch.zeros(2, 2))
-
     batch = dict(observation=torch.zeros(2, 1), action=torch.tensor([0, 1]), logprob=torch.tensor([1 / 3, 1.0]).log())
     batch |= dict(advantage=torch.tensor([1.0, -1.0]), ret=torch.full((2,), 3.0))
     args = ppo.Args(clip_coef=0.2, ent_coef=0.1, vf_coef=0.25, norm_adv=False)
-    loss, stats = ppo.ppo_loss(Agent(), TensorDict(batch, [2]), args)
+    loss, stats = ppo.ppo_loss(Says(1.0, 1.0), TensorDict(batch, [2]), args)
     ratio, entropy = torch.tensor([1.5, 0.5]), torch.tensor(2.0).log()
     expected = {
         "policy_loss": torch.tensor((-1.2 + 0.8) / 2),  # the clipped objective, the worse one in both rows
@@ -232,6 +232,16 @@ def test_ppo_loss_by_hand_clips_ratios_and_reports_cleanrl_losses(ppo):
     }
     torch.testing.assert_close(stats, expected)
     torch.testing.assert_close(loss, expected["policy_loss"] + 0.25 * 2 - 0.1 * entropy)
+
+
+def test_ppo_loss_of_values_that_move_further_than_clip_coef_is_the_worse_one_of_both_if_clip_vloss(ppo):
+    batch = dict(observation=torch.zeros(3, 1), action=torch.tensor([0, 1, 0]), logprob=torch.full((3,), 0.5).log())
+    batch |= dict(advantage=torch.tensor([1.0, -1.0, 0.0]), value=torch.full((3,), 0.5), ret=torch.tensor([3.0, 0.5, 3.0]))
+    # Away from 0.5 by 0.2 at most: 0.7, 0.7 and 0.6. In the second row the value itself is further away from the return.
+    for clip, squares in ((True, [2.3**2, 0.5**2, 2.4**2]), (False, [2.0**2, 0.5**2, 2.4**2])):
+        args = ppo.Args(clip_coef=0.2, clip_vloss=clip, norm_adv=False)
+        stats = ppo.ppo_loss(Says(1.0, 1.0, 0.6), TensorDict(batch, [3]), args)[1]
+        torch.testing.assert_close(stats["value_loss"], 0.5 * torch.tensor(squares).mean())
 
 
 def test_ppo_loss_of_advantages_with_offset_and_scale_is_unchanged_unless_norm_adv_is_off(ppo):
@@ -265,46 +275,21 @@ CLEANRL = {
 }
 
 
-def test_ppo_loss_of_values_that_move_further_than_clip_coef_is_the_worse_one_of_both_if_clip_vloss(ppo):
-    class Agent:
-        def get_value(self, observation):
-            return torch.tensor([1.0, 1.0, 0.6])
-
-        def get_distribution(self, observation):
-            return torch.distributions.Categorical(logits=torch.zeros(3, 2))
-
-    batch = dict(observation=torch.zeros(3, 1), action=torch.tensor([0, 1, 0]), logprob=torch.full((3,), 0.5).log())
-    batch |= dict(advantage=torch.tensor([1.0, -1.0, 0.0]), value=torch.full((3,), 0.5), ret=torch.tensor([3.0, 0.5, 3.0]))
-    # Away from 0.5 by 0.2 at most: 0.7, 0.7 and 0.6. In the second row the value itself is further away from the return.
-    for clip, squares in ((True, [2.3**2, 0.5**2, 2.4**2]), (False, [2.0**2, 0.5**2, 2.4**2])):
-        args = ppo.Args(clip_coef=0.2, clip_vloss=clip, norm_adv=False)
-        stats = ppo.ppo_loss(Agent(), TensorDict(batch, [3]), args)[1]
-        torch.testing.assert_close(stats["value_loss"], 0.5 * torch.tensor(squares).mean())
-
-
-def test_ppo_preset_of_mujoco_is_cleanrls(ppo):
+def test_ppo_flags_have_cleanrl_names_and_presets_its_defaults(ppo):
+    args = tyro.cli(ppo.Args, args=[word for flag, value in CLEANRL.items() for word in (flag, str(value))])
+    assert {flag: getattr(args, flag[2:].replace("-", "_")) for flag in CLEANRL} == CLEANRL
+    args = tyro.cli(ppo.Args, args=["--no-anneal-lr", "--no-norm-adv", "--tensorboard"])
+    assert (args.anneal_lr, args.norm_adv, args.tensorboard) == (False, False, True)
+    assert (ppo.Args().anneal_lr, ppo.Args().norm_adv, ppo.Args().tensorboard) == (True, True, False)
+    rows = list(ppo.PRESETS.values())
+    assert all(row.keys() == rows[0].keys() for row in rows) and all(getattr(ppo.Args(), name) is None for name in rows[0])
+    assert set(tw.registration.NATIVE) - {"CartPole-v0"} < set(ppo.PRESETS)
     # The defaults of ppo_continuous_action.py, as its documentation lists them.
     args = {**vars(ppo.Args()), **ppo.PRESETS["any other env with continuous actions"]}
     cleanrl = dict(total_timesteps=1_000_000, learning_rate=3e-4, num_envs=1, num_steps=2048, anneal_lr=True, gamma=0.99)
     cleanrl |= dict(gae_lambda=0.95, num_minibatches=32, update_epochs=10, norm_adv=True, clip_coef=0.2, clip_vloss=True)
     cleanrl |= dict(ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5, target_kl=None)
     assert {name: args[name] for name in cleanrl} == cleanrl
-
-
-def test_ppo_flags_with_cleanrl_names_are_parsed(ppo):
-    args = tyro.cli(ppo.Args, args=[word for flag, value in CLEANRL.items() for word in (flag, str(value))])
-    assert {flag: getattr(args, flag[2:].replace("-", "_")) for flag in CLEANRL} == CLEANRL
-    args = tyro.cli(ppo.Args, args=["--no-anneal-lr", "--no-norm-adv", "--tensorboard"])
-    assert (args.anneal_lr, args.norm_adv, args.tensorboard) == (False, False, True)
-    assert (ppo.Args().anneal_lr, ppo.Args().norm_adv, ppo.Args().tensorboard) == (True, True, False)
-
-
-def test_ppo_presets_set_the_same_hyperparameters_and_cover_every_native_env(ppo):
-    rows = list(ppo.PRESETS.values())
-    assert all(row.keys() == rows[0].keys() for row in rows) and set(tw.registration.NATIVE) - {"CartPole-v0"} < set(
-        ppo.PRESETS
-    )
-    assert all(getattr(ppo.Args(), name) is None for name in rows[0])
 
 
 def test_ppo_update_runs_every_minibatch_of_every_epoch_unless_target_kl_ends_it(ppo, tmp_path):
@@ -316,83 +301,6 @@ def test_ppo_update_runs_every_minibatch_of_every_epoch_unless_target_kl_ends_it
 
     assert gradient_steps() == gradient_steps(target_kl=100.0) == {2 * 3 * 2}
     assert gradient_steps(target_kl=-1.0) == {2 * 1 * 2}  # the approximate KL divergence is never negative
-
-
-CHARTS = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "learning_rate", "SPS")}
-LOSSES = {"value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "explained_variance"}
-
-
-def scalars(folder):
-    events = EventAccumulator(str(folder)).Reload()
-    return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-
-
-def test_ppo_with_tensorboard_writes_cleanrl_scalars(ppo, tmp_path):
-    args = ppo.Args(num_envs=8, num_steps=64, total_timesteps=2048, learning_rate=0.01, out=tmp_path, tensorboard=True)
-    ppo.main(args)
-    found, steps = scalars(tmp_path), [512, 1024, 1536, 2048]
-    assert found.keys() == CHARTS | {f"losses/{name}" for name in LOSSES}
-    assert all(list(values) == steps for values in found.values())
-    assert list(found["charts/learning_rate"].values()) == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
-    assert found["charts/episodic_return"] == found["charts/episodic_length"]  # CartPole's reward is 1 a step
-    assert all(8 < value < 64 for value in found["charts/episodic_return"].values())
-    assert all(value > 0 and value == int(value) for value in found["charts/SPS"].values())
-    assert all(0 < value <= 0.6932 for value in found["losses/entropy"].values())  # log 2
-    assert all(0 <= value <= 1 for value in found["losses/clipfrac"].values()) and any(found["losses/clipfrac"].values())
-    assert all(value > -1e-6 for value in found["losses/approx_kl"].values())
-    assert all(value <= 1 for value in found["losses/explained_variance"].values())
-
-
-@pytest.mark.full
-def test_ppo_with_tensorboard_resumed_from_a_checkpoint_has_each_step_once(ppo, tmp_path):
-    args = dict(num_envs=4, num_steps=32, total_timesteps=640, save_every=2, tensorboard=True)
-    killed = tmp_path / "killed"
-    ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
-    run_killed(ppo, killed, args)
-    assert len(list(killed.glob("events.out.tfevents.*"))) == 2
-    found, expected = (scalars(folder) for folder in (killed, tmp_path / "whole"))
-    events = EventAccumulator(str(killed)).Reload().Scalars("losses/value_loss")
-    assert [event.step for event in events] == [128, 256, 384, 512, 640]
-    assert {**found, "charts/SPS": None} == {**expected, "charts/SPS": None}
-
-
-def test_ppo_learns_with_few_steps(ppo, tmp_path):
-    metrics = ppo.main(ppo.Args(total_timesteps=20_000, out=tmp_path))
-    assert metrics["eval_mean_return"] > 100  # a random policy's is 22
-
-
-@pytest.mark.full
-def test_ppo_killed_at_random_moments_and_resumed_ends_with_the_same_figures(tmp_path):
-    small = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --save-every 3 --resume"
-    flags = f"--total-timesteps 32768 {small}"
-
-    def start(out):
-        command = [sys.executable, str(EXAMPLES / "ppo.py"), *flags.split(), "--out", str(out)]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def figures(out):
-        metrics = json.loads((out / "metrics.json").read_text())
-        timed = {"wall_seconds", "steps_per_second", "seconds_to_target", "steps_per_second_steady", "compile_seconds"}
-        return {name: value for name, value in metrics.items() if name not in timed}
-
-    whole, killed, random, updates = start(tmp_path / "whole"), tmp_path / "killed", Random(0), [0]
-    for _ in range(3):
-        process = start(killed)
-        while process.poll() is None and reached(killed) <= updates[-1]:
-            time.sleep(0.01)
-        time.sleep(random.uniform(0, 0.1))  # somewhere in an update, or in writing
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        updates.append(reached(killed))
-        assert not (killed / "metrics.json").exists()
-    assert start(killed).wait() == whole.wait() == 0
-    assert updates == sorted(set(updates)) and figures(killed) == figures(tmp_path / "whole")
-    assert figures(killed)["env_steps"] == 32768
-
-
-def reached(out):
-    path = out / "checkpoint.pt"
-    return torch.load(path, weights_only=True)["iteration"] if path.exists() else 0
 
 
 def test_ppo_resume_with_other_arguments_or_a_simulator_on_the_host_is_refused(ppo, tmp_path):
@@ -444,9 +352,3 @@ def test_grid_world_moves_and_renders_its_state():
     assert final["has_key"].tolist() == [1, 0] and final["pixels"].shape == (2, 48, 48, 3)
     assert final["pixels"][0, 6, 24].tolist() == [220, 30, 30] and final["pixels"][0, 6, 12].tolist() == [0, 0, 0]
     assert final["pixels"][1, 6, 30].tolist() == [255, 220, 0] and final["pixels"][1, 0, 0].tolist() == [90, 90, 90]
-
-
-@pytest.mark.full
-def test_grid_world_script_prints_the_episodes_that_found_the_door(capsys):
-    load_example("grid_world").main()
-    assert "episodes found the door" in capsys.readouterr().out

@@ -135,6 +135,16 @@ def test_interrupted_restore_is_an_interrupt():
     assert_same(env.snapshot(), snapshot)
 
 
+def test_statistics_of_a_step_interrupted_at_any_operator_have_no_negative_variance():
+    for number in range(0, 90, 3):
+        env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.NormalizeObservation())
+        env.reset(seed=0)
+        with pytest.raises(KeyboardInterrupt), StopsAt(KeyboardInterrupt(), after=number):
+            for _ in range(9):
+                env.step(env.sample_action())
+        assert env.reset()["observation"].isfinite().all()
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_error_of_an_operator_is_an_interrupt(compiled):
     env = tw.compile(make(), backend="eager") if compiled else make()

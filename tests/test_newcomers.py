@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc
 import copy
-import inspect
 import re
 import sys
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import assert_same, buffers, each_copy
+from helpers import assert_same, buffers
 from tensordict import TensorDict
 from torch import nn
 
@@ -48,10 +47,6 @@ def run(code, names):
         names["_"] = eval(code, names)
     except SyntaxError:
         exec(code, names)
-
-
-def call_of(case):
-    return case.call
 
 
 def check(case):
@@ -105,11 +100,6 @@ CONSTRUCTION = [
 ]
 
 
-@pytest.mark.parametrize("case", CONSTRUCTION, ids=call_of)
-def test_construction_of_a_newcomer_raises_and_names_the_line_that_works(case):
-    check(case)
-
-
 TRANSFORMS = [kind for kind in map(T.__dict__.get, T.__all__) if isinstance(kind, type) and issubclass(kind, T.Transform)]
 
 
@@ -121,47 +111,6 @@ def test_every_transform_refuses_every_kind_of_env():
                 with pytest.raises(TypeError, match=message):
                     kind(*arguments, **keywords)
         env.close()
-
-
-class Doubled(T.ScaleReward):
-    """A subclass without a constructor of its own."""
-
-
-@each_copy
-def test_transform_copies_and_rebuilds_from_its_spec(replicate):
-    assert list(inspect.signature(Doubled).parameters) == list(inspect.signature(T.ScaleReward).parameters)
-    assert not inspect.signature(T.PassiveEnvChecker).parameters
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 2), Doubled(2.0), T.PassiveEnvChecker())
-    for other in (replicate(env), tw.make(env.spec)):
-        assert repr(other) == repr(env) and [*map(type, other.transforms)] == [Doubled, T.PassiveEnvChecker]
-
-
-def test_compose_of_a_transform_that_has_an_action_space_asks_for_a_list():
-    with pytest.raises(TypeError, match="Compose needs a list of Transforms, but got TransformAction"):
-        tw.Compose(T.TransformAction(torch.tanh, spaces.Box(-1, 1, (2,))))
-
-
-def test_make_of_an_id_of_another_package_names_the_package(monkeypatch, tmp_path):
-    (tmp_path / "package.py").write_text(
-        'import gymnasium\ngymnasium.register("Maze/Walk-v0", "gymnasium.envs.classic_control:CartPoleEnv")\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
-    message = r"make needs a registered id, but got 'Maze/Walk-v0'.* `make\(\"package:Maze/Walk-v0\"\)` imports it\.$"
-    try:
-        check(Case("make('Maze/Walk-v0')", ValueError, message, "_.spec.id == 'Maze/Walk-v0'"))
-    finally:
-        sys.modules.pop("package", None)
-
-
-def test_make_of_an_atari_id_names_ale_py(monkeypatch):
-    pytest.importorskip("ale_py")
-    registry = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
-    with monkeypatch.context() as without:
-        without.setattr(gymnasium.envs.registration, "registry", registry)
-        with pytest.raises(ValueError, match=r"Namespace ALE not found.*`make\(\"ale_py:ALE/Pong-v5\"\)` imports it\.$"):
-            tw.make("ALE/Pong-v5")
-    tw.make("ale_py:ALE/Pong-v5").close()
 
 
 # Policies.
@@ -179,17 +128,12 @@ POLICIES = [
     Case("rollout(env, network, 3, td)", TypeError, NEEDED + "Linear" + CALLED, COLLECTS),
     Case("Collector(env, nn.Sequential(network, nn.Tanh()), 3)(td)", TypeError, NEEDED + "Sequential" + CALLED, COLLECTS),
     Case("evaluate(env, network, 2, seed=0)", TypeError, NEEDED + "Linear" + CALLED, "evaluate(env, _, 2).shape == (2,)"),
-    Case("compile(Collector(env, network, 3), backend='eager')", ValueError, NEEDED + "Linear" + CALLED, COLLECTS),
+    Case("compile(Collector(env, network, 3), backend='eager')", TypeError, NEEDED + "Linear" + CALLED, COLLECTS),
     Case("rollout(env, network, 3, td)", TypeError, CONTINUOUS, COLLECTS, PENDULUM),
     Case("rollout(env, lambda td: None, 3, td)", TypeError, NEEDED + "<lambda>" + RETURNED.format("None.*"), COLLECTS),
     Case("rollout(env, lambda td: (td, 0), 3, td)", TypeError, NEEDED + "<lambda>" + RETURNED.format("tuple"), COLLECTS),
     Case("rollout(env, lambda td: scores, 3, td)", ValueError, SCORES, "len(env.step(_)) == 2", SCORED, "env.reset()"),
 ]
-
-
-@pytest.mark.parametrize("case", POLICIES, ids=call_of)
-def test_policy_of_a_newcomer_raises_and_names_one_that_works(case):
-    check(case)
 
 
 def test_policy_that_raises_for_a_reason_of_its_own_raises_that():
@@ -199,31 +143,26 @@ def test_policy_that_raises_for_a_reason_of_its_own_raises_that():
 
 # What Gymnasium's envs, or those of other libraries, can do.
 
-LOOP = r"CartPole-v1 needs reset\(\) and step\(\), but got an index or a loop over it: `td = env\.reset\(\)`, then `for _ in"
+LOOP = r"CartPole-v1 cannot be indexed or looped over; it has reset\(\) and step\(\): `td = env\.reset\(\)`, then `for _ in"
 
 PROTOCOLS = [
-    Case("env.seed(3)", AttributeError, r"CartPole-v1 needs its seed in reset", "env.np_random_seed == 0"),
+    Case(
+        "env.seed(3)",
+        AttributeError,
+        r"^CartPole-v1 has no seed\(\): `td = env\.reset\(seed=0\)`\.$",
+        "env.np_random_seed == 0",
+    ),
     Case("for td in env: pass", TypeError, LOOP, "td.shape == (2,) and 'action' not in td"),
     Case("env[0]", TypeError, LOOP, "td.shape == (2,) and 'action' not in td"),
     Case("len(env)", TypeError, r"^CartPole-v1 has no len\(\): `env\.num_envs` is the number of envs\.$", "_ == 2"),
 ]
 
 
-@pytest.mark.parametrize("case", PROTOCOLS, ids=call_of)
-def test_protocol_that_envs_lack_raises_and_names_the_line_that_works(case):
-    check(case)
-
-
-def test_env_without_len_is_true_and_one_object():
-    env = ScriptedEnv(2)
-    assert env and not isinstance(env, collections.abc.Iterable)
-    assert np.array([env, None], dtype=object).tolist() == [env, None]
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_with_statement_closes_the_env(wrapped):
+def test_env_without_len_is_true_and_a_with_statement_closes_it():
     env = tw.make("CartPole-v1", 2, backend="gymnasium")
-    outer = tw.TransformedEnv(env, T.TimeLimit(3)) if wrapped else env
+    outer = tw.TransformedEnv(env, T.TimeLimit(3))
+    assert outer and not isinstance(outer, collections.abc.Iterable)
+    assert np.array([outer, None], dtype=object).tolist() == [outer, None]
     with pytest.raises(KeyError), outer as inside:
         assert inside is outer and not env.vector_env.closed
         inside.reset(seed=0)
@@ -270,25 +209,12 @@ SLIPS = [
 ]
 
 
-@pytest.mark.parametrize("case", SLIPS, ids=call_of)
-def test_slip_of_a_newcomer_raises_and_names_the_line_that_works(case):
-    check(case)
-
-
-def test_rows_are_not_suspected_where_reset_cannot_be_unpacked():
-    env = ScriptedEnv(3)
-    env.reset()
-    with pytest.raises(ValueError, match=r"needs an action of shape \(3, 6\) \(num_envs first\), but got \(6,\)\.$"):
-        env.step(torch.zeros(6))
-
-
 NESTED = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Tuple([spaces.Discrete(3)]))
 
 
-@pytest.mark.parametrize("space", [None, NESTED], ids=["Box", "Dict"])
 @pytest.mark.parametrize("values", ["as they are", "changed in place", "NaN"])
-def test_collector_starts_from_the_last_root_as_it_was_left_and_from_copies(space, values):
-    env = ScriptedEnv(2, episode_lengths=None, observation_space=space)
+def test_collector_starts_from_the_last_root_as_it_was_left_and_from_copies_but_not_from_another(values):
+    env = ScriptedEnv(2, episode_lengths=None, observation_space=NESTED)
     collect = tw.Collector(env, None, 3)
     for replicate in (lambda td: td, TensorDict.clone, copy.deepcopy, lambda td: td.select("observation")):
         td = env.reset()
@@ -299,12 +225,7 @@ def test_collector_starts_from_the_last_root_as_it_was_left_and_from_copies(spac
                 leaf[0] = torch.nan
         data, _ = collect(replicate(td))
         assert_same(data[:, 0].select("observation"), td.select("observation"))
-
-
-@pytest.mark.parametrize("space", [None, NESTED], ids=["Box", "Dict"])
-def test_collector_refuses_an_observation_that_differs_in_one_row_of_one_leaf(space):
-    env = ScriptedEnv(2, observation_space=space)
-    for index in range(len(list(env.reset().values(True, True)))):
+    for index in range(2):  # one row of one leaf differs
         td = env.reset().clone()
         leaf = list(td.values(True, True))[index]
         leaf[1] = 1 - leaf[1]
@@ -320,6 +241,28 @@ def test_collector_starts_from_a_restored_root_and_not_from_the_one_before():
     with pytest.raises(ValueError, match="but got a stale one"):
         tw.rollout(env, None, 3, following)
     assert_same(tw.rollout(env, None, 3, td)[0][:, 0].select("observation"), td.select("observation"))
+
+
+@pytest.mark.parametrize("case", [*CONSTRUCTION, *POLICIES, *PROTOCOLS, *SLIPS], ids=lambda case: case.call)
+def test_call_of_a_newcomer_raises_and_names_the_line_that_works(case):
+    check(case)
+
+
+def test_make_of_an_id_of_another_package_names_the_package(monkeypatch, tmp_path):
+    pytest.importorskip("ale_py")
+    (tmp_path / "package.py").write_text(
+        'import gymnasium\ngymnasium.register("Maze/Walk-v0", "gymnasium.envs.classic_control:CartPoleEnv")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    message = r"make needs a registered id, but got 'Maze/Walk-v0'.* `make\(\"package:Maze/Walk-v0\"\)` imports it\.$"
+    try:
+        check(Case("make('Maze/Walk-v0')", ValueError, message, "_.spec.id == 'Maze/Walk-v0'"))
+    finally:
+        sys.modules.pop("package", None)
+    with pytest.raises(ValueError, match=r"Namespace ALE not found.*`make\(\"ale_py:ALE/Pong-v5\"\)` imports it\.$"):
+        tw.make("ALE/Pong-v5")
 
 
 # Gradients.
@@ -353,16 +296,3 @@ def test_step_takes_the_values_of_an_action_that_requires_grad(name):
         assert transition["action"] is action and action.requires_grad
         assert_same(transition["next"], expected["next"])
         assert not any(leaf.requires_grad for leaf in (*transition["next"].values(True, True), *td.values(True, True)))
-        with pytest.raises(RuntimeError, match="does not require grad"):
-            transition["next", "reward"].sum().backward()
-    env.close()
-    other.close()
-
-
-def test_step_takes_the_values_of_a_nested_action_that_requires_grad():
-    env = Echo(2, action_space=spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(3)))
-    env.reset()
-    action = env.sample_action()
-    action["push"].requires_grad_()
-    transition, _ = env.step(action)
-    assert transition["action", "push"].requires_grad and not transition["next", "info", "action", "push"].requires_grad

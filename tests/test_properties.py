@@ -24,7 +24,7 @@ from tensordict import TensorDict
 import torchwrap as tw
 from torchwrap import RowMask, random, spaces
 from torchwrap import transforms as T
-from torchwrap._core import row_mask
+from torchwrap._core import rows
 from torchwrap.testing import ScriptedEnv
 
 # Gymnasium's warning, from Box.contains of a number that is given as padding.
@@ -100,7 +100,7 @@ def play_operations(env, operations, rows=slice(None)):
 
 def host(readable):
     # If the host cannot read masks, the code runs as in a graph, without branches.
-    return contextlib.nullcontext() if readable else mock.patch.object(row_mask, "is_host_readable", lambda _: False)
+    return contextlib.nullcontext() if readable else mock.patch.object(rows, "is_host_readable", lambda _: False)
 
 
 LEARNING = ("NormalizeObservation", "NormalizeReward")

@@ -334,25 +334,20 @@ def test_seed_masked_reset_and_close_reach_the_simulator(case):
     assert fake.is_closed != isinstance(fake, Genesis)  # which has nothing to close
 
 
-def test_env_of_isaac_lab_3_that_ends_an_episode_elsewhere_raises():
-    fake = IsaacLab()
-    env = simulators.from_isaac_lab(fake)
-    env.reset()
-    for _ in range(3):
-        env.step(env.sample_action())
-    assert "final_obs" in fake.extras
-    fake.cfg.compute_final_obs = False  # as where its window's button for a reset is pressed
-    with pytest.raises(ValueError, match=r"needs step to return info\['final_obs'\] where an episode ends"):
-        for _ in range(3):
-            env.step(env.sample_action())
-
-
 def test_configurations_that_lose_final_observations_are_refused_and_mjlab_may_have_no_limit():
-    mjlab = Mjlab()
+    mjlab, lab = Mjlab(), IsaacLab()
     mjlab.max_episode_length = 0
     assert simulators.from_mjlab(mjlab).signature.max_episode_steps is None
     mjlab.cfg.auto_reset = True
     with pytest.raises(ValueError, match=r"set cfg\.auto_reset = False before it is made"):
         simulators.from_mjlab(mjlab)
+    env = simulators.from_isaac_lab(lab)
+    env.reset()
+    for _ in range(3):
+        env.step(env.sample_action())
+    lab.cfg.compute_final_obs = False  # as where its window's button for a reset is pressed
+    with pytest.raises(ValueError, match=r"needs step to return info\['final_obs'\] where an episode ends"):
+        for _ in range(3):
+            env.step(env.sample_action())
     with pytest.raises(ValueError, match=r"set cfg\.compute_final_obs = True before the env is made"):
         simulators.from_isaac_lab(IsaacLab(compute_final_obs=False))

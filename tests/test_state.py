@@ -15,16 +15,11 @@ from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv
 
 
 def normalized(num_envs=3, **arguments):
     return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **arguments), T.NormalizeObservation(), T.NormalizeReward())
-
-
-def identities(module):
-    return {name: id(tensor) for name, tensor in module.named_buffers()}
 
 
 # load_state_dict.
@@ -42,108 +37,39 @@ WRONG = {
 }
 
 
-def assert_load_raises(env, state, message, **arguments):
-    before, held, snapshot = buffers(env), identities(env), env.snapshot()
+def taught():
+    """An env that has learned something, and the state_dict of another one that has learned more."""
+    env, teacher = normalized(), normalized(episode_lengths=9)
+    after(env, 3)
+    after(teacher, 20)
+    return env, teacher.state_dict()
+
+
+def assert_load_raises(module, state, message, **arguments):
+    before, held = {name: value.clone() for name, value in module.state_dict().items()}, module.state_dict(keep_vars=True)
     with pytest.raises(RuntimeError, match=message):
-        env.load_state_dict(state, **arguments)
-    assert identities(env) == held
-    assert_same(buffers(env), before)
-    twin = copy.deepcopy(env)
-    assert_same(play(env, 5, env.restore(snapshot))[0], play(twin, 5, twin.restore(snapshot))[0])
+        module.load_state_dict(state, **arguments)
+    assert all(value is held[name] for name, value in module.state_dict(keep_vars=True).items())
+    assert_same(TensorDict(module.state_dict(), []), TensorDict(before, []))
 
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_load_state_dict_that_raises_changes_nothing(assign):
-    env, teacher = normalized(), normalized(episode_lengths=9)
-    after(env, 3)
-    after(teacher, 20)
+    env, learned = taught()
+    snapshot = env.snapshot()
     for wrong, message in WRONG.values():
-        assert_load_raises(env, {**teacher.state_dict(), **wrong}, message, assign=assign)
-    missing = {name: value for name, value in teacher.state_dict().items() if name != LAST}
+        assert_load_raises(env, {**learned, **wrong}, message, assign=assign)
+    missing = {name: value for name, value in learned.items() if name != LAST}
     assert_load_raises(env, missing, r"Missing key\(s\) in state_dict: .*transforms\.1\.statistics\.count", assign=assign)
     with pytest.raises(TypeError, match="state_dict"):
         env.load_state_dict(3)
-
-
-def test_load_state_dict_that_is_interrupted_changes_nothing():
-    env, teacher = normalized(), normalized(episode_lengths=9)
-    after(env, 3)
-    after(teacher, 20)
-    before = buffers(env)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    env.transforms[1].statistics.register_load_state_dict_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        env.load_state_dict(teacher.state_dict())
-    assert_same(buffers(env), before)
-
-
-def test_load_state_dict_that_raises_into_buffers_of_inference_mode_changes_nothing():
-    with torch.inference_mode():
-        env = normalized()
-        after(env, 3)
-    before = buffers(env)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]})
-    assert_same(buffers(env), before)
-
-
-def test_load_state_dict_not_strict_returns_the_keys_that_differ():
-    env, teacher = normalized(), normalized(episode_lengths=9)
-    after(teacher, 20)
-    state = {**teacher.state_dict(), "extra": torch.zeros(1)}
-    total = state.pop(TOTAL)
-    result = env.load_state_dict(state, strict=False)
-    assert (result.missing_keys, result.unexpected_keys) == ([TOTAL], ["extra"])
-    assert (env.state_dict()[COUNT] == state[COUNT]).all() and (env.state_dict()[TOTAL] != total).any()
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]}, strict=False)
-
-
-def test_load_state_dict_with_assign_stores_the_tensors_themselves():
-    env, teacher = normalized(), normalized(episode_lengths=9)
-    after(env, 3)
-    after(teacher, 20)
-    state = {name: value.clone() for name, value in teacher.state_dict().items()}
-    env.load_state_dict(state, assign=True)
-    assert all(env.get_buffer(name) is value for name, value in state.items())
-    assert env.transforms[0].statistics.count is state[COUNT]
-    before = {name: value.clone() for name, value in state.items()}
-    after(env, 3)
-    assert (state[COUNT] > before[COUNT]).all()
-
-
-def test_load_state_dict_with_assign_refuses_what_cannot_be_a_buffer():
-    env = normalized()
-    after(env, 3)
-    for value, message in (
-        (torch.zeros(1, dtype=torch.float64).expand(2), r"on cpu with strides \(1,\), but got cpu with strides \(0,\)"),
-        (torch.zeros(2, dtype=torch.float64, device="meta"), "on cpu with strides .1,., but got meta"),
-        (torch.zeros(2), r"as torch\.float64, but got torch\.float32"),
-    ):
-        state = {**normalized().state_dict(), TOTAL: value}
-        assert_load_raises(env, state, rf"RunningMeanStd needs {TOTAL} {message}", assign=True)
-
-
-def test_load_state_dict_without_assign_copies_other_strides():
-    env, total = normalized(), torch.ones(1, dtype=torch.float64).expand(2)
-    env.load_state_dict({**env.state_dict(), TOTAL: total})
-    assert env.get_buffer(TOTAL).tolist() == [1, 1] and env.get_buffer(TOTAL).stride() == (1,)
-
-
-def test_load_state_dict_of_a_part_that_raises_changes_nothing():
-    for part in (T.RunningMeanStd((2,)), normalized().transforms[0], normalized().transforms):
-        state = {name: value + 1 for name, value in part.state_dict().items()}
-        before = buffers(part)
-        last = list(state)[-1]
-        for wrong in ("3", torch.zeros(9), state[last].float()):
-            with pytest.raises(RuntimeError, match=last.rpartition(".")[2]):
-                part.load_state_dict({**state, last: wrong})
-            assert_same(buffers(part), before)
-        part.load_state_dict(state)
-        assert all((part.state_dict()[name] == value).all() for name, value in state.items())
+    twin = copy.deepcopy(env)
+    assert_same(play(env, 5, env.restore(snapshot))[0], play(twin, 5, twin.restore(snapshot))[0])
+    part = tw.TransformedEnv(ScriptedEnv(2, (2,)), Encoder(1.0), T.NormalizeReward()).transforms
+    more = {name: value + 1 for name, value in part.state_dict().items()}
+    assert_load_raises(part, {**more, "1.statistics.count": torch.zeros(3, dtype=torch.int64)}, "size mismatch", assign=assign)
+    part.load_state_dict(more, assign=assign)
+    assert all((part.state_dict()[name] == value).all() for name, value in more.items()) and part[0].scale == 2
 
 
 class Encoder(T.ObservationTransform):
@@ -158,17 +84,45 @@ class Encoder(T.ObservationTransform):
         return self.linear(observation) * self.scale
 
 
-@pytest.mark.parametrize("assign", [False, True])
-def test_load_state_dict_with_parameters_that_raises_changes_nothing(assign):
-    env = tw.TransformedEnv(ScriptedEnv(2, (2,)), Encoder(1.0), T.NormalizeReward())
-    before, weight = {name: value.clone() for name, value in env.state_dict().items()}, env.transforms[0].linear.weight
-    wrong = {name: value + 1 for name, value in before.items()}
+def test_load_state_dict_that_is_interrupted_changes_nothing():
+    env, learned = taught()
+    before = buffers(env)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    env.transforms[1].statistics.register_load_state_dict_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        env.load_state_dict(learned)
+    assert_same(buffers(env), before)
+
+
+def test_load_state_dict_not_strict_returns_the_keys_that_differ():
+    env, learned = taught()
+    total = learned.pop(TOTAL)
+    result = env.load_state_dict({**learned, "extra": torch.zeros(1)}, strict=False)
+    assert (result.missing_keys, result.unexpected_keys) == ([TOTAL], ["extra"])
+    assert (env.state_dict()[COUNT] == learned[COUNT]).all() and (env.state_dict()[TOTAL] != total).any()
     with pytest.raises(RuntimeError, match="size mismatch"):
-        env.load_state_dict({**wrong, LAST: torch.zeros(3, dtype=torch.int64)}, assign=assign)
-    assert env.transforms[0].linear.weight is weight
-    assert all((env.state_dict()[name] == value).all() for name, value in before.items())
-    env.load_state_dict(wrong, assign=assign)
-    assert env.transforms[0].scale == 2
+        env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]}, strict=False)
+
+
+def test_load_state_dict_with_assign_stores_the_tensors_themselves_and_refuses_what_cannot_be_a_buffer():
+    env, learned = taught()
+    state = {name: value.clone() for name, value in learned.items()}
+    env.load_state_dict(state, assign=True)
+    assert all(env.get_buffer(name) is value for name, value in state.items())
+    after(env, 3)
+    assert (state[COUNT] > learned[COUNT]).all()
+    expanded = torch.ones(1, dtype=torch.float64).expand(2)
+    for value, message in (
+        (expanded, r"on cpu with strides \(1,\), but got cpu with strides \(0,\)"),
+        (torch.zeros(2, dtype=torch.float64, device="meta"), "on cpu with strides .1,., but got meta"),
+        (torch.zeros(2), r"as torch\.float64, but got torch\.float32"),
+    ):
+        assert_load_raises(env, {**learned, TOTAL: value}, rf"RunningMeanStd needs {TOTAL} {message}", assign=True)
+    env.load_state_dict({**learned, TOTAL: expanded})  # which is copied
+    assert env.get_buffer(TOTAL).tolist() == [1, 1] and env.get_buffer(TOTAL).stride() == (1,)
 
 
 # restore.
@@ -243,30 +197,22 @@ def test_restore_of_a_garbled_snapshot_raises_before_anything_changed():
 # Constructor arguments and parts.
 
 KEPT = "needs the {} that it was made with"
-ARGUMENTS = [  # a module, and the name of one of its constructor arguments or parts
+PARTS = [  # a module, and the name of one of its constructor arguments or parts
     (lambda: T.ClipReward(-1, 1), "max_reward"),
-    (lambda: T.ClipObservation(-1, 1), "min_obs"),
-    (T.NormalizeReward, "gamma"),
     (lambda: T.Compose([]), "transforms"),
     (lambda: tw.Wrapper(ScriptedEnv(1)), "env"),
-    (lambda: W.RepeatAction(ScriptedEnv(1), 2), "num_repeats"),
     (normalized, "transforms"),
-    (normalized, "env"),
     (normalized, "signature"),
-    (lambda: tw.make("CartPole-v1"), "action_repeat"),
     (lambda: tw.make("CartPole-v1"), "func_env"),
-    (lambda: tw.make("CartPole-v1"), "num_envs"),
     (lambda: tw.make("CartPole-v1"), "render_mode"),
-    (lambda: ScriptedEnv(1), "ending"),
     (lambda: ScriptedEnv(1), "action_stream"),
     (lambda: normalized().transforms[1], "statistics"),
-    (lambda: normalized().transforms[0], "statistics"),
 ]
 
 
 @each_copy
 def test_constructor_argument_or_part_assigned_raises(replicate):
-    for make, name in ARGUMENTS:
+    for make, name in PARTS:
         for module in (make(), replicate(make())):
             before = getattr(module, name)
             for value in (3, before):
@@ -305,18 +251,8 @@ class Fading(T.RewardTransform):
         return reward * self.factor
 
 
-class FastFading(Fading):
-    """With a constructor around that of its base."""
-
-    def __init__(self, power):
-        super().__init__(0.5)
-        self.rate = self.rate**power
-        self.power = power
-
-
-@pytest.mark.parametrize("make", [lambda: Fading(0.5), lambda: FastFading(1)])
-def test_other_attributes_of_a_transform_can_be_assigned(make):
-    env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), make())
+def test_other_attributes_of_a_transform_can_be_assigned():
+    env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), Fading(0.5))
     td, rewards = env.reset(), []
     for _ in range(2):
         transition, td = env.step(td.set("action", env.sample_action()))
@@ -358,33 +294,6 @@ def test_arguments_that_are_properties_with_a_setter_or_buffers_can_be_assigned(
     env.set_wrapper_attr("factor", 3.0)
     env.transforms[0].offset = torch.tensor(5.0)
     assert env.step(env.sample_action())[0]["next", "reward"].item() == 2 * 3 + 5
-
-
-class Mixin:
-    def __init__(self, *, label, **arguments):
-        super().__init__(**arguments)
-        self.label = label
-
-
-class Labelled(Mixin, T.ClipReward):
-    def __init__(self, label):
-        super().__init__(label=label, max_reward=1)
-
-
-def test_constructor_arguments_of_every_base_stay():
-    module = Labelled("a")
-    for name in ("label", "max_reward", "min_reward"):
-        with pytest.raises(AttributeError, match=f"Labelled needs the {name} that it was made with"):
-            setattr(module, name, 3)
-
-
-def test_transform_that_did_not_fit_can_be_set_up_again():
-    transform = T.NormalizeReward()
-    with pytest.raises(ValueError, match="needs an env with a step limit"):
-        tw.TransformedEnv(ScriptedEnv(1), transform, T.TimeAwareObservation())
-    env = tw.TransformedEnv(ScriptedEnv(1), transform)
-    with pytest.raises(AttributeError, match="NormalizeReward needs the statistics"):
-        env.transforms[0].statistics = T.RunningMeanStd((1,))
 
 
 def test_remedy_of_an_assignment_makes_the_env_that_was_wanted():

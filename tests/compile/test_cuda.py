@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from catalogue import COMPILED, REPRESENTATIVE, ActorCritic, cartpole, categorical, gymnasium_cartpole, stack
+from catalogue import COMPILED, REPRESENTATIVE, ActorCritic, cartpole, categorical, stack
 from cuda_graphs import simulated
 from helpers import AOT, INDUCTOR, Held, after, assert_plays_the_same, assert_same, buffers, mostly_full, play
 from torch import nn
@@ -88,33 +88,19 @@ def test_outputs_are_copies(on):
 
 
 ABOVE_HOST = {
-    "no buffers": lambda: T.ClipReward(-0.5, 0.5),
     "none": lambda: T.Compose([]),
-    "of observations": lambda: T.ClipObservation(-1, 1),
+    "no buffers": lambda: T.ClipObservation(-1, 1),
     "with state": lambda: T.TimeLimit(3),
 }
 
 
 @pytest.mark.parametrize("transform", ABOVE_HOST.values(), ids=ABOVE_HOST)
 def test_captured_transforms_over_host_stepped_env_match_eager(on, transform):
-    def make(num_steps):
-        env = tw.make("CartPole-v1", 2, backend="gymnasium", max_episode_steps=num_steps, device=on.name)
+    def make():
+        env = tw.make("CartPole-v1", 2, backend="gymnasium", max_episode_steps=5, device=on.name)
         return tw.TransformedEnv(env, transform())
 
-    env = tw.compile(make(5), backend="eager")
-    assert_plays_the_same(make(5), env, 30, AOT)
-    env = tw.compile(make(1), backend="eager")
-    td = env.reset(seed=0)
-    first = td["observation"].clone()
-    for _ in range(3):  # each resets
-        transition, td = env.step(act(env, td))
-        assert (transition["observation"] == first).all()
-        first = td["observation"].clone()
-
-
-def test_stack_of_transforms_over_host_stepped_env_captured_matches_eager(on):
-    make = functools.partial(gymnasium_cartpole, device=on.name)
-    assert_plays_the_same(make(), tw.compile(make(), backend=on.backend), 100, on.tolerance)
+    assert_plays_the_same(make(), tw.compile(make(), backend="eager"), 30, AOT)
 
 
 # Captures.
@@ -155,7 +141,7 @@ def test_env_and_collector_that_move_are_captured_again():
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
-@pytest.mark.parametrize("number", [1, 3, 4])  # of the run: three warm-ups, and the one that is captured
+@pytest.mark.parametrize("number", [1, 4])  # of the run: a warm-up, and the one that is captured
 def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
     env, eager = (stack("Compose of two", device=on.name) for _ in range(2))
     tw.compile(env, backend="eager")
@@ -187,18 +173,20 @@ def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_captured_env_steps_in_and_out_of_inference_mode(on, first):
-    env, eager = (stack("Compose of two", device=on.name) for _ in range(2))
+def test_captured_env_and_collector_run_in_and_out_of_inference_mode(on, first):
+    make = functools.partial(stack, "Compose of two", device=on.name)
+    env, eager, collect, plain = make(), make(), tw.Collector(make(), None, 4), tw.Collector(make(), None, 4)
     tw.compile(env, backend="eager")
-    seen = []
-    for one in (env, eager):
-        td, rewards = one.reset(seed=0), []
-        for step in range(6):
-            with torch.inference_mode((step % 2 == 0) is first):
-                transition, td = one.step(act(one, td))
-                rewards.append(transition["next", "reward"].clone())
-        seen.append(torch.stack(rewards))
-    torch.testing.assert_close(*seen, rtol=AOT, atol=AOT)
+    tw.compile(collect, backend="eager")
+    td, eager_td, root, plain_root = (one.reset(seed=0) for one in (env, eager, collect.env, plain.env))
+    for number in range(4):
+        with torch.inference_mode((number % 2 == 0) is first):
+            transition, td = env.step(act(env, td))
+            expected, eager_td = eager.step(act(eager, eager_td))
+            data, root = collect(root)
+            chunk, plain_root = plain(plain_root)
+            assert_same(transition["next"].clone(), expected["next"].clone(), AOT)
+            assert_same(data.clone(), chunk.clone(), AOT)
 
 
 # Collectors.
@@ -246,19 +234,6 @@ def test_captured_policy_follows_parameters_whose_memory_is_replaced(on, change)
     assert (found[0] != found[1]).any()
 
 
-def test_captured_policy_of_another_dtype_is_captured_again(on):
-    network = nn.Linear(4, 2, device=on.name)
-
-    def policy(td):
-        return network(td["observation"].to(network.weight.dtype)).argmax(-1)
-
-    make = functools.partial(tw.make, "CartPole-v1", 8, device=on.name)
-    collect, eager = tw.compile(tw.Collector(make(), policy, 4), backend="eager"), tw.Collector(make(), policy, 4)
-    for dtype in (torch.float32, torch.float64, torch.float32):
-        network.to(dtype)
-        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], AOT)
-
-
 def test_captured_sampling_policy_draws_new_actions_at_each_call(on):
     collect, eager = (tw.Collector(cartpole(200, device=on.name), categorical, 5) for _ in range(2))
     tw.compile(collect, backend="eager")
@@ -268,28 +243,6 @@ def test_captured_sampling_policy_draws_new_actions_at_each_call(on):
     if on.is_simulated:  # a graph draws what eager mode draws, so the capture itself has drawn nothing
         torch.manual_seed(0)
         assert_same(data, eager(eager.env.reset(seed=0))[0], AOT)
-
-
-@pytest.mark.parametrize("name", ["Pendulum-v1", "CartPole-v1"])
-def test_captured_random_collector_matches_eager(on, name):
-    collect, eager = (tw.Collector(tw.make(name, 8, device=on.name), None, 5) for _ in range(2))
-    tw.compile(collect, backend="eager")
-    td, eager_td = collect.env.reset(seed=0), eager.env.reset(seed=0)
-    for _ in range(3):
-        (data, td), (expected, eager_td) = collect(td), eager(eager_td)
-        assert_same(data, expected, AOT)
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_captured_collector_runs_in_and_out_of_inference_mode(on, first):
-    collect, eager = (tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4) for _ in range(2))
-    tw.compile(collect, backend="eager")
-    td, eager_td = collect.env.reset(seed=0), eager.env.reset(seed=0)
-    for call in range(4):
-        with torch.inference_mode((call % 2 == 0) is first):
-            data, td = collect(td)
-        expected, eager_td = eager(eager_td)
-        assert_same(data, expected, AOT)
 
 
 def test_chunks_in_hand_are_changed_by_no_later_call(on, captures):

@@ -62,6 +62,7 @@ def compiled(target):
 
 
 # How an env is run, and whether a simulator on the host steps it. Each returns transitions (num_envs, 24).
+# How an env is run, and whether a simulator on the host steps it. Each returns transitions (num_envs, 24).
 WAYS = {
     "eager": (stepped, "torch"),
     "eager, host-stepped": (stepped, "gymnasium"),
@@ -71,19 +72,14 @@ WAYS = {
     "compiled collector": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
 }
 OVERRIDES = list(itertools.product([tw.TransformedEnv, tw.Wrapper], ["outermost", "middle", "innermost"], ["_step", "_reset"]))
-FAST = [(tw.TransformedEnv, "outermost", "_step"), (tw.TransformedEnv, "middle", "_reset"), (tw.Wrapper, "innermost", "_step")]
+CASES = [
+    pytest.param(way, *override, marks=() if way.startswith("eager") or number == 3 else full)
+    for way in WAYS
+    for number, override in enumerate(OVERRIDES)  # the third is a reset in the middle, between two layers
+]
 
 
-def cases():
-    for way, override in itertools.product(WAYS, OVERRIDES):
-        kind, depth, method = override
-        fast = (
-            way.startswith("eager") or override in FAST[: 3 if way == "compiled" else 1 if way == "compiled collector" else 2]
-        )
-        yield pytest.param(way, *override, marks=() if fast else full, id=f"{way}-{kind.__name__}-{depth}-{method}")
-
-
-@pytest.mark.parametrize(("way", "kind", "depth", "method"), list(cases()))
+@pytest.mark.parametrize(("way", "kind", "depth", "method"), CASES)
 def test_method_overridden_in_any_layer_takes_effect(way, kind, depth, method):
     run, backend = WAYS[way]
     data = run(make_env(kind, depth, method, backend))
@@ -112,53 +108,30 @@ def test_options_reach_a_reset_overridden_in_the_middle():
     assert (env.reset()["observation"] == 1).all()
 
 
-class TestIsCompiled:
-    def test_of_env_is_true_after_compile(self):
-        env = ScriptedEnv(2)
-        assert not env.is_compiled
-        assert tw.compile(env, backend="eager").is_compiled
-
-    def test_of_host_stepped_env_is_true_from_the_innermost_transforms_on(self):
-        env = tw.TransformedEnv(tw.Wrapper(gymnasium_cartpole()), T.TimeLimit(3))
-        tw.compile(env, backend="eager")
-        assert [layer.is_compiled for layer in (env, env.env, env.env.env, env.unwrapped)] == [True, True, True, False]
-
-    def test_of_collector_is_true_after_compile_and_leaves_env_eager(self):
-        collect = tw.Collector(ScriptedEnv(2), None, 3)
-        assert not collect.is_compiled
-        assert tw.compile(collect, backend="eager").is_compiled and not collect.env.is_compiled
-
-
 def changed(before, after):
     return {name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)}
 
 
-class TestCompile:
-    """`compile` sets what takes the place of a step, and no other attribute."""
-
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: tw.TransformedEnv(tw.Wrapper(ScriptedEnv(NUM_ENVS)), T.NormalizeObservation(), T.FrameStackObservation(2)),
-            gymnasium_cartpole,
-            pytest.param(lambda: tw.make("CartPole-v1", 3), marks=full),
-        ],
-        ids=["layers", "host-stepped", "native"],
-    )
-    def test_of_env_sets_the_compiled_step_only(self, make):
-        env = make()
+def test_compile_sets_what_takes_the_place_of_a_step_and_no_other_attribute():
+    transforms = T.NormalizeObservation(), T.FrameStackObservation(2)
+    for env in (tw.TransformedEnv(tw.Wrapper(ScriptedEnv(NUM_ENVS)), *transforms), gymnasium_cartpole()):
         env.reset()
         before = {module: dict(vars(module)) for module in env.modules()}
-        tw.compile(env, backend="aot_eager")
+        assert not env.is_compiled and tw.compile(env, backend="aot_eager").is_compiled
         found = {module: changed(before[module], vars(module)) for module in env.modules()}
         assert found.pop(env) <= {"_compiled", "_compiled_step", "_compiled_reset"} and not any(found.values())
+    collect = tw.Collector(ScriptedEnv(NUM_ENVS), Push(), 3)
+    before = {each: dict(vars(each)) for each in (collect, collect.policy, *collect.env.modules())}
+    assert not collect.is_compiled and tw.compile(collect, backend="aot_eager").is_compiled
+    found = {each: changed(vars_before, vars(each)) for each, vars_before in before.items()}
+    assert found.pop(collect) == {"_compiled"} and not any(found.values()) and not collect.env.is_compiled
 
-    def test_of_collector_sets_the_compiled_rollout_only(self):
-        collect = tw.Collector(ScriptedEnv(NUM_ENVS), Push(), 3)
-        before = {each: dict(vars(each)) for each in (collect, collect.policy, *collect.env.modules())}
-        tw.compile(collect, backend="aot_eager")
-        found = {each: changed(vars_before, vars(each)) for each, vars_before in before.items()}
-        assert found.pop(collect) == {"_compiled"} and not any(found.values())
+
+def test_is_compiled_of_a_host_stepped_env_is_true_from_the_innermost_transforms_on():
+    env = tw.TransformedEnv(tw.Wrapper(gymnasium_cartpole()), T.TimeLimit(3))
+    tw.compile(env, backend="eager")
+    assert [layer.is_compiled for layer in (env, env.env, env.env.env, env.unwrapped)] == [True, True, True, False]
+    assert not copy.deepcopy(env).is_compiled
 
 
 class TestCopy:
@@ -181,13 +154,7 @@ class TestCopy:
         tw.compile(twin, backend="counting")
         assert len(graphs) == 2
 
-    def test_of_compiled_host_stepped_env_runs_its_transforms_eagerly(self):
-        env = tw.compile(gymnasium_cartpole(), backend="eager")
-        twin = copy.deepcopy(env)
-        assert env.is_compiled and not twin.is_compiled
-        env.close()
-        twin.close()
-
+    @full
     @each_copy
     def test_of_compiled_collector_collects_eagerly(self, graphs, replicate):
         env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2))

@@ -30,13 +30,6 @@ def repeatable(stack):
 # Drawing.
 
 
-def some_rows(rng, number):
-    """A mask with random rows, at least one."""
-    mask = torch.tensor([rng.random() < 0.4 for _ in range(number)])
-    mask[rng.randrange(number)] = True
-    return mask
-
-
 class Operations:
     """Draws operations for an env, as dicts of tensors and plain values. The env itself draws nothing for it.
 
