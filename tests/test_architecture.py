@@ -255,7 +255,6 @@ HOST_CODE = {  # exceptions, by file
     # `episode_count`, which documents that it waits for the device.
     "torchwrap.transforms.episode": {"int(self"},
     # The dtype of NumPy that corresponds to one of PyTorch, of an empty tensor in a constructor.
-    "torchwrap.transforms.observation": {"numpy"},
 }
 
 
