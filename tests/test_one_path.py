@@ -24,7 +24,8 @@ class Oscillator(FuncEnv):
     observation_space, action_space = Box(-99, 99, (5,)), Box(-1, 1, (3,))
 
     def initial(self, rng, params=None):
-        return {"x": random.normal(rng, (3,)), "phase": random.uniform(rng.fold_in(1))}
+        numbers = random.uniform(rng, (4,))
+        return {"x": 2 * numbers[:3] - 1, "phase": numbers[3]}
 
     def transition(self, state, action, rng, params=None):
         x = (WEIGHTS * state["x"]).sum(-1) + 0.3 * action.sin() + 0.1 * random.normal(rng, (3,))
@@ -83,7 +84,7 @@ def require_equal(found, expected, *case):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_env_0_has_the_same_bits_for_every_number_of_envs(name):
-    for num_envs, num_steps in ((4, STEPS), (64, STEPS), (8_193, 20), (100_000, 2)):
+    for num_envs, num_steps in ((4, STEPS), (64, STEPS), (8_193, 10), (100_000, 2)):
         require_equal(play(name, num_envs, num_steps), reference(name)[:num_steps], name, num_envs)
 
 
@@ -105,11 +106,11 @@ def threads():
 
 
 def test_two_threads_compute_the_same_bits_as_one(threads):
-    for name in MAKERS:
+    for name in ("CartPole-v1", "Pendulum-v1"):
         played = []
         for number in (1, 2):
             threads(number)
-            played.append(play(name, 40_001, 2, [0, 1, 19_999, 20_000, 20_001, 40_000]))
+            played.append(play(name, 40_001, 1, [0, 1, 19_999, 20_000, 20_001, 40_000]))
         require_equal(played[1], played[0], name)
 
 

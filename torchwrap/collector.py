@@ -161,7 +161,10 @@ class Collector:
                 f'Collector needs a root, but got a TensorDict with "next", which has been stepped: {_NEXT_ROOT}.'
             )
         what, space = "a rollout from an observation", env.single_observation_space
-        spaces.check(env._label, what, space, td["observation"], env.num_envs, env.device)
+        try:
+            spaces.check(env._label, what, space, td["observation"], env.num_envs, env.device)
+        except ValueError as error:
+            raise env._with_remedy(error, space, td["observation"]) from None
         if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
             needed = f"the root that the last reset, step or collection of {env._name()} returned"
             raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}.")

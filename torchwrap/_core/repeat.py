@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from torchwrap._core.rows import RowMask
 
@@ -21,10 +22,11 @@ def repeat(
     the other envs do, so that the random numbers of an env do not depend on them.
     """
     latest = whole = step(action)
-    alive: RowMask | None = None
+    mask: Tensor | None = None
     for _ in range(times - 1):
         over = RowMask(latest["terminated"] | latest["truncated"], synchronize=reset is not None)
-        alive = ~over if alive is None else alive & ~over.tensor
+        mask = ~over.column if mask is None else mask & ~over.column
+        alive = RowMask(mask)
         if reset is not None and over.any():
             reset(over)
         latest = step(action)

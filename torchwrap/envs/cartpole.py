@@ -50,17 +50,17 @@ class CartPole(ClassicControl):
     def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
         x, x_dot, theta, theta_dot = state["x"], state["x_dot"], state["theta"], state["theta_dot"]
         total_mass, pole_moment = self.pole_mass + self.cart_mass, self.pole_mass * self.half_length
-        force = torch.where(action == 1, self.force, -self.force).to(self.dtype)
+        force = action.to(self.dtype) * (2 * self.force) - self.force
         cos, sin = torch.cos(theta), torch.sin(theta)
-        temp = (force + pole_moment * torch.square(theta_dot) * sin) / total_mass
-        inertia = self.half_length * (4.0 / 3.0 - self.pole_mass * torch.square(cos) / total_mass)
+        temp = (force + pole_moment * (theta_dot * theta_dot) * sin) / total_mass
+        inertia = self.half_length * (4.0 / 3.0 - self.pole_mass * (cos * cos) / total_mass)
         theta_acc = (self.gravity * sin - cos * temp) / inertia
         x_acc = temp - pole_moment * theta_acc * cos / total_mass
         return {  # explicit Euler: the positions move with the old velocities
-            "x": x + self.tau * x_dot,
-            "x_dot": x_dot + self.tau * x_acc,
-            "theta": theta + self.tau * theta_dot,
-            "theta_dot": theta_dot + self.tau * theta_acc,
+            "x": torch.add(x, x_dot, alpha=self.tau),
+            "x_dot": torch.add(x_dot, x_acc, alpha=self.tau),
+            "theta": torch.add(theta, theta_dot, alpha=self.tau),
+            "theta_dot": torch.add(theta_dot, theta_acc, alpha=self.tau),
         }
 
     def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:

@@ -27,9 +27,11 @@ def dtype(space: Space[Any]) -> torch.dtype:
     """
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
-    if space.dtype not in TORCH_DTYPES:
-        raise TypeError(f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}.")
-    return TORCH_DTYPES[space.dtype]
+    try:  # not `in`, which Dynamo cannot trace for dtypes of NumPy
+        return TORCH_DTYPES[space.dtype]
+    except KeyError:
+        needed = "A space needs a dtype that PyTorch computes with"
+        raise TypeError(f"{needed}, but got {space} of dtype {space.dtype}.") from None
 
 
 def bound(limit: float, to: torch.dtype) -> float:
@@ -113,7 +115,9 @@ def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
         return torch.cat([flatten(child, value[key], to) for key, child in subspaces.items()], -1)
     columns = value.reshape(*value.shape[: value.dim() - len(space.shape or ())], -1)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        sizes, starts = (np.ravel(numbers).tolist() for numbers in counts(space))
+        # Not by `counts`: Dynamo traces `np.ravel` of NumPy's numbers, but not of Python's.
+        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        sizes, starts = np.ravel(count).tolist(), np.ravel(space.start).tolist()
         ranges = [torch.arange(start, start + size, device=value.device) for size, start in zip(sizes, starts, strict=True)]
         columns = torch.cat([columns[..., index, None] == values for index, values in enumerate(ranges)], -1)
     return columns.to(to)

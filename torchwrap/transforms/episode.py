@@ -170,7 +170,7 @@ class EvalWrapper(Transform):
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         # An auto-reset directly follows the last step of an episode. Any other reset is explicit.
-        requested = mask & ~self.ended
+        requested = RowMask(mask.column & ~self.ended)
         requested.fill_(self.sums, 0)
         requested.fill_(self.episode_steps, 0)
         requested.fill_(self.active_episodes, True)

@@ -79,10 +79,9 @@ class ObservationGroups(Transform):
         return self._grouped(td, {name: part.reset(td.copy(), mask) for name, part in self._composed()})
 
     def _grouped(self, td: TensorDict, results: dict[str, TensorDict]) -> TensorDict:
-        below, seen = td["observation"], {}
-        for name, result in sorted(results.items()):
-            seen[name] = result["observation"].clone() if result["observation"] is below else result["observation"]
-        return td.set("observation", tensordict(seen, td.batch_size[0]))
+        # Clones, because groups share what none of their transforms has replaced.
+        observation = {name: results[name]["observation"].clone() for name in sorted(results)}
+        return td.set("observation", tensordict(observation, td.batch_size[0]))
 
 
 def _changes_only_observations(part: Compose, signature: Signature) -> bool:

@@ -103,7 +103,7 @@ class RunningMeanStd(BatchedModule):
             number = mask.sum()
         kept = torch.where(counts, differences, 0).double()
         self.total.add_(kept.sum(0))
-        self.squares.add_(kept.square().sum(0))
+        self.squares.add_(kept.square_().sum(0))
         self.count.add_(number)
         self.skipped.add_(number - counts.sum(0))
 
