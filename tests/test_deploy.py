@@ -302,6 +302,7 @@ print(metadata["observation"]["shape"], metadata["action"]["high"])
 """
 
 
+@pytest.mark.full
 @pytest.mark.compiles
 def test_a_process_that_imports_only_torch_loads_and_runs_the_program(tmp_path):
     module, log, _ = deployed("control")

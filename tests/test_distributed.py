@@ -55,7 +55,7 @@ def count_and_sync(rank, group, kind, rounds):
     return buffers(module), module.mean, module.var
 
 
-@pytest.mark.parametrize(("size", "kind"), [(1, "numbers"), (4, "integers"), (4, "holes")])
+@pytest.mark.parametrize(("size", "kind"), [pytest.param(1, "numbers", marks=pytest.mark.full), (4, "integers"), (4, "holes")])
 def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
     results = processes.run(size, count_and_sync, kind, 5)
     rows = torch.cat([rows for rank in range(size) for rows in batches(rank, size, 5, kind)]).numpy()

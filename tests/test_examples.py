@@ -115,6 +115,7 @@ def test_ppo_atari_bootstraps_from_roots_and_where_a_game_is_truncated_from_the_
     assert batch["ret"].tolist() == [21, 2, 1, 3]
 
 
+@pytest.mark.full
 def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path):
     script = load_example("ppo_atari")
     short = dict(num_envs=2, num_steps=16, total_timesteps=64, num_minibatches=2, compile=False)
@@ -292,6 +293,7 @@ def test_ppo_flags_have_cleanrl_names_and_presets_its_defaults(ppo):
     assert {name: args[name] for name in cleanrl} == cleanrl
 
 
+@pytest.mark.full
 def test_ppo_update_runs_every_minibatch_of_every_epoch_unless_target_kl_ends_it(ppo, tmp_path):
     def gradient_steps(**more):
         small = dict(num_envs=4, num_steps=8, total_timesteps=64, update_epochs=3, num_minibatches=2, out=tmp_path)
@@ -312,6 +314,7 @@ def test_ppo_resume_with_other_arguments_or_a_simulator_on_the_host_is_refused(p
         ppo.main(ppo.Args(**small, backend="gymnasium", resume=True))
 
 
+@pytest.mark.full
 def test_custom_env_is_short_and_trained_by_ppo(ppo, tmp_path):
     custom = load_example("custom_env")
     assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 50

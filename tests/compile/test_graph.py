@@ -98,12 +98,17 @@ def step_in_another_process(env, results):
     results.put(td["observation"].tolist())
 
 
-def test_env_in_shared_memory_and_in_a_spawned_process_steps_as_before():
+def test_env_in_shared_memory_steps_as_before():
     make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())  # noqa: E731
     env, eager = tw.compile(make(), backend="aot_eager"), make()
     env.share_memory()
     assert_plays_the_same(eager, env, 12, AOT)
     assert_plays_the_same(eager.eval(), env.eval(), 12, AOT)  # another trace
+
+
+@pytest.mark.full
+def test_env_sent_to_a_spawned_process_steps_as_before():
+    make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())  # noqa: E731
     context = torch.multiprocessing.get_context("spawn")
     results, other = context.SimpleQueue(), make().share_memory()
     process = context.Process(target=step_in_another_process, args=(other, results))

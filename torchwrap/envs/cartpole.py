@@ -57,10 +57,10 @@ class CartPole(ClassicControl):
         theta_acc = (self.gravity * sin - cos * temp) / inertia
         x_acc = temp - pole_moment * theta_acc * cos / total_mass
         return {  # explicit Euler: the positions move with the old velocities
-            "x": torch.add(x, x_dot, alpha=self.tau),
-            "x_dot": torch.add(x_dot, x_acc, alpha=self.tau),
-            "theta": torch.add(theta, theta_dot, alpha=self.tau),
-            "theta_dot": torch.add(theta_dot, theta_acc, alpha=self.tau),
+            "x": x + self.tau * x_dot,
+            "x_dot": x_dot + self.tau * x_acc,
+            "theta": theta + self.tau * theta_dot,
+            "theta_dot": theta_dot + self.tau * theta_acc,
         }
 
     def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:

@@ -111,10 +111,11 @@ class ScriptedEnv(Env):
         start, intervals = 1000 * self.index + self.elapsed, iter(self.intervals)
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            shape = leaf.shape or ()
-            offsets = 10 * torch.arange(math.prod(shape), device=start.device)
-            value = start.view(-1, *(1,) * len(shape)) + offsets.view(shape)
-            return next(intervals)(value).to(spaces.dtype(leaf))
+            shape, dtype = leaf.shape or (), spaces.dtype(leaf)
+            exact = torch.float64 if dtype.is_floating_point else torch.int64  # both hold every whole number that occurs
+            offsets = 10 * torch.arange(math.prod(shape), dtype=exact, device=start.device)
+            value = start.to(exact).view(-1, *(1,) * len(shape)) + offsets.view(shape)
+            return next(intervals)(value).to(dtype)
 
         return spaces.build(self.single_observation_space, make, self.num_envs)
 
