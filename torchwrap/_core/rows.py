@@ -83,6 +83,15 @@ def is_host_readable(tensor: Tensor) -> bool:
     return not torch.compiler.is_compiling() and tensor.is_cpu and type(tensor) in _PLAIN
 
 
+def materialize(tensor: Tensor) -> Tensor:
+    """Stores an intermediate result of a compiled graph, instead of computing it again in every consumer.
+
+    For statistics that all rows share: a division and a root look cheap to Inductor, which would repeat them in every row. It
+    stores the input of a view by strides. In eager mode nothing happens.
+    """
+    return tensor if is_host_readable(tensor) else tensor.as_strided(tensor.shape, tensor.stride())
+
+
 class RowMask:
     """A set of rows of a batch, such as the envs whose episode ended.
 

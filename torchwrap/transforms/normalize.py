@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
-from torchwrap._core.rows import RowMask, is_host_readable
+from torchwrap._core.rows import RowMask, materialize
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
 
@@ -93,7 +93,7 @@ class RunningMeanStd(BatchedModule):
         if mask is not None:
             index = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1).amin(0, keepdim=True)
             first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
-        reference = _materialize(torch.where(unseen & first.isfinite(), first, self.reference))
+        reference = materialize(torch.where(unseen & first.isfinite(), first, self.reference))
         self.reference.copy_(reference)
         differences = rows - reference
         # Of float64, what is too large to be squared is left out as well.
@@ -112,7 +112,7 @@ class RunningMeanStd(BatchedModule):
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
         mean, var = self._moments()
         differences = rows - self.reference
-        mean, scale = _materialize(torch.stack([mean, (var + epsilon).rsqrt()]).to(differences.dtype))
+        mean, scale = materialize(torch.stack([mean, (var + epsilon).rsqrt()]).to(differences.dtype))
         return ((differences - mean) * scale).float()
 
     def scale(self, epsilon: float) -> Tensor:
@@ -152,12 +152,6 @@ class RunningMeanStd(BatchedModule):
         mean = self.total / values
         var = (self.squares / values - mean.square()).relu()  # a reference of 0 may leave less than nothing
         return mean, torch.where(number > 0, var, 1.0)
-
-
-def _materialize(constants: Tensor) -> Tensor:
-    # Inductor would compute them again for every row, because a division and a root look cheap to it. It stores the input of
-    # a view by strides.
-    return constants if is_host_readable(constants) else constants.as_strided(constants.shape, constants.stride())
 
 
 class FrozenMeanStd(BatchedModule):
@@ -221,7 +215,7 @@ class NormalizeObservation(ObservationTransform):
         return td.set("observation", spaces.apply(learn, td["observation"]))
 
     def _learn(self, path: Path, rows: Tensor, mask: Tensor | None = None) -> Tensor:
-        statistics, rows = self.statistics_of[path], _materialize(rows)
+        statistics, rows = self.statistics_of[path], materialize(rows)
         if self.training:
             statistics.update(rows, mask)
         return statistics.normalize(rows, self.epsilon)
