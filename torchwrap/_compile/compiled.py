@@ -95,8 +95,9 @@ class CompiledCollector:
             storage = self._allocate()
             results = self._run_all(self._parts(storage), tensors)
         else:
-            results = self.captured(tensors)
-            storage = {key: value.clone() for key, value in self.storage.items()}
+            captured, memory = self.captured
+            results = captured(tensors)
+            storage = {key: value.clone() for key, value in memory.items()}
         if self.checks_actions and torch.stack(list(results[self.num_root :])).any():
             env = self.collector.env
             raise ValueError(
@@ -114,20 +115,21 @@ class CompiledCollector:
         self.checks_actions = is_discrete and policy is not None and not graph.captures(env.device)
         self.known, _ = self.inputs.current()
         kept = self.collector._kept(cast(TensorDict, trace(self._first_step, self.inputs, (root,)).result))
-        self.layout = dict(sorted(kept.items(), key=lambda item: str(item[0])))  # in the order of `rows.leaves`
+        in_order = sorted(kept.items(), key=lambda item: str(item[0]))  # in the order of `rows.leaves`
+        self.layout = {key: (leaf.shape, leaf.dtype) for key, leaf in in_order}  # a traced tensor would keep its trace alive
         self.build = cast(Callable[[Iterator[Tensor]], Root], rows.builder(root))
-        self.num_root, self.storage = len(rows.leaves(root)), self._allocate()
-        parts = self._parts(self.storage)
+        storage = self._allocate()
+        self.num_root, parts = len(rows.leaves(root)), self._parts(storage)
         self.programs: dict[int, Program] = {}  # by their number of steps
         for part in (parts[0], parts[-1]):
             targets: Rows = {key: target for key, target in zip(self.layout, part, strict=True)}
             self.programs[len(part[0])], _ = self.steps.prepare(root, targets)
         run = functools.partial(self._run_all, parts)
-        self.captured = CudaGraph(run, len(self.inputs)) if graph.captures(env.device) else None
+        self.captured = (CudaGraph(run, len(self.inputs)), storage) if graph.captures(env.device) else None
 
     def _allocate(self) -> Storage:
         number, device = self.collector.num_steps, self.collector.env.device
-        return {key: torch.empty((number, *leaf.shape), dtype=leaf.dtype, device=device) for key, leaf in self.layout.items()}
+        return {key: torch.empty((number, *shape), dtype=to, device=device) for key, (shape, to) in self.layout.items()}
 
     def _parts(self, storage: Storage) -> list[tuple[Tensor, ...]]:
         """Where each graph of a rollout writes to."""
