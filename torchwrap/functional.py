@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -353,15 +353,17 @@ class FunctionalEnv(Env):
         result or entries of an info share memory, later calls clone the result.
         """
         owner, key = f"{type(self.func_env).__name__}.{name}", self.stream.key()
-        before = _generator_states(self.device)
+        generators = _global_generators(self.device)
+        before = [get() for get, _ in generators]
         try:
             result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
             leaves = rows.leaves(result)
             storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
         except Exception as error:
             raise TypeError(f"{owner} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
-        if not all(map(torch.equal, before, _generator_states(self.device))):
-            torch.set_rng_state(before[0])
+        if not all(torch.equal(state, get()) for state, (get, _) in zip(before, generators, strict=True)):
+            for state, (_, set_state) in zip(before, generators, strict=True):
+                set_state(state)
             raise TypeError(f"{owner} needs to draw from its rng, but drew from PyTorch's global generator.")
         shared = bool(storages & others) or any(0 in leaf.stride() for leaf in leaves)
         if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
@@ -455,10 +457,13 @@ def _storages(tensors: list[Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _generator_states(device: torch.device) -> list[Tensor]:
-    """The states of PyTorch's global generators: that of the CPU, and that of a CUDA device."""
-    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_device]
+def _global_generators(device: torch.device) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    """Functions that get and set the states of PyTorch's global generators: that of the CPU, and that of the device."""
+    found: list[tuple[Callable[[], Tensor], Callable[[Tensor], None]]] = [(torch.get_rng_state, torch.set_rng_state)]
+    if device.type not in ("cpu", "mps"):  # that of MPS takes no device
+        own = torch.get_device_module(device)
+        found.append((lambda: own.get_rng_state(device), lambda state: own.set_rng_state(state, device)))
+    return found
 
 
 def _check_tensors(owner: str, values: object, num_envs: int, device: torch.device) -> None:
