@@ -248,7 +248,7 @@ class Env(BatchedModule):
             td, policies = given, self.signature.policy_state
             state = policy_state.read(self._label, self.signature, td) if policies else {}
         action = td["action"]
-        self._unfinished = call
+        vars(self)["_unfinished"] = call  # past the checks of nn.Module
         step = self._compiled or self._step_and_reset
         successor, observation = step(action.detach() if action.requires_grad else action, resets)
         root = {"observation": observation}
@@ -262,10 +262,10 @@ class Env(BatchedModule):
         successor = self._step(action)
         done = successor["terminated"] | successor["truncated"]
         successor.set("done", done)
-        observation = successor["observation"].clone()
+        observation = successor["observation"]
         if resets and (mask := RowMask(done, synchronize=self.host_stepped)).any():
-            mask.assign_(observation, self._reset(mask)["observation"])
-        return successor, observation
+            return successor, mask.where(self._reset(mask)["observation"], observation)
+        return successor, observation.clone()
 
     def _carry(self, state: policy_state.State, successor: TensorDict, resets: bool = True) -> policy_state.State:
         """The state of a recurrent policy in the next root. The successor gets it too, before its reset."""
@@ -274,8 +274,9 @@ class Env(BatchedModule):
         return policy_state.following(self.signature, state, done)
 
     def _finish(self, entries: dict[str, Value]) -> TensorDict:
-        self._root, self._unfinished = tensordict(entries, self.signature.num_envs), None
-        return self._root
+        root = tensordict(entries, self.signature.num_envs)
+        vars(self).update(_root=root, _unfinished=None)
+        return root
 
     # State.
 

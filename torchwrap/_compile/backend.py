@@ -18,8 +18,14 @@ except ImportError:
 Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[..., Sequence[Tensor]]
 
-# The C++ wrapper calls the kernels of a graph without Python in between.
-_CPU_OPTIONS: Options = {"cpp_wrapper": True, "size_asserts": False}
+# The C++ wrapper calls the kernels of a graph without Python in between. Rows are often a few numbers wide: the last numbers
+# of a row take less time one by one than as a part of a vector, and frames are stacked in one pass.
+_CPU_OPTIONS: Options = {
+    "cpp_wrapper": True,
+    "size_asserts": False,
+    "cpp.enable_loop_tail_vec": False,
+    "force_pointwise_cat": True,
+}
 
 
 def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, options: Options) -> Run:
@@ -32,7 +38,8 @@ def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, o
         return graph
     cuda = {tensor.device for tensor in example if tensor.is_cuda}
     if backend == "inductor":
-        options = {**({} if cuda else _CPU_OPTIONS), **options}
+        known = torch._inductor.list_options()
+        options = {**{name: value for name, value in _CPU_OPTIONS.items() if name in known and not cuda}, **options}
         if inductor is not None:
             fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
             return inductor(graph, fakes, options=dict(options))  # type: ignore[no-any-return]

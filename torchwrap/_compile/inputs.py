@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,8 @@ from torchwrap._core.rows import Nested
 
 Function: TypeAlias = Callable[..., Nested]
 Layout: TypeAlias = tuple[object, ...]
-Tensors: TypeAlias = dict[str, Tensor | None]
-
-_training = operator.attrgetter("training")
+Place: TypeAlias = tuple[dict[str, Any], str]
+"""A dict of a module, and a key in it."""
 
 
 class Inputs:
@@ -37,63 +36,64 @@ class Inputs:
         find_functions: Callable[[], Sequence[object]] = lambda: (),
     ) -> None:
         self.find_modules, self.find_functions = find_modules, find_functions
-        self.version = 0
+        self._all: list[nn.Module] = []
+        self._version = 0
         """Another number whenever the modules are others."""
+        self._states: dict[Layout, int] = {}
         self._look()
 
     def _look(self) -> None:
-        self.version += 1
         self.roots = list(self.find_modules())
         self.modules = nn.ModuleList(self.roots)
+        modules = list(self.modules.modules())[1:]
+        if not _same(modules, self._all):
+            self._all, self._version = modules, self._version + 1
         self.names: dict[str, int] = {}
         """Positions of tensors by name. Tied tensors have the same position."""
-        self._slots: list[tuple[Tensors, str]] = []
-        self._ties: list[tuple[Tensors, str, int]] = []
-        self._foreign: list[int] = []  # positions of tensors whose owners are not torchwrap's
-        self._edges: list[tuple[dict[str, nn.Module | None], str]] = []
+        tensors, others = list[Place](), list[Place]()
         known: dict[int, int] = {}
+        self._foreign: list[int] = []  # positions of tensors whose owners are not torchwrap's
         for prefix, module in self.modules.named_modules():
-            stores: list[Tensors] = [module._parameters, module._buffers]
-            held = [(store, name) for store in stores for name in store if store[name] is not None]
-            for store, name in held:
-                position = known.setdefault(id(store[name]), len(self._slots))
-                if position == len(self._slots):
-                    self._slots.append((store, name))
-                    if not isinstance(module, BatchedModule):
-                        self._foreign.append(position)
-                else:
-                    self._ties.append((store, name, position))
+            if module is self.modules:
+                continue
+            stores: tuple[dict[str, Tensor | None], ...] = (module._parameters, module._buffers)
+            for store, name, tensor in [(each, *item) for each in stores for item in each.items()]:
+                if tensor is None:
+                    continue
+                position = known.setdefault(id(tensor), len(tensors))
+                is_new = position == len(tensors)
+                (tensors if is_new else others).append((store, name))
+                if is_new and _is_foreign(module):
+                    self._foreign.append(position)
                 self.names[f"{prefix}.{name}"] = position
-            if module is not self.modules:
-                self._edges += [(module._modules, name) for name in module._modules]
-        self._children = [store[name] for store, name in self._edges]
-        self._all = list(self.modules.modules())
-        self._hooked = [module for module in self._all if not isinstance(module, BatchedModule)]
-        self._seen: list[Tensor] = []
-        self._layout: Layout = ()
+            others += [(module._modules, name) for name in module._modules]
+            others.append((vars(module), "training"))
+        self._hooked = list(filter(_is_foreign, modules))
+        self._num_tensors = len(tensors)
+        self._stores, self._keys = zip(*tensors, *others, strict=True)
+        self._seen = self._read()
+        layouts = tuple(map(_layout, self._seen[: len(tensors)]))
+        modes = tuple([module.training for module in modules])
+        state = self._version, tuple(self.names.values()), layouts, modes
+        self._state = self._states.setdefault(state, len(self._states))
+
+    def _read(self) -> list[Any]:
+        return list(map(dict.get, self._stores, self._keys))
 
     def __len__(self) -> int:
         """The number of tensors."""
-        return len(self._slots)
+        return self._num_tensors
 
     def current(self) -> tuple[Layout, list[Tensor]]:
         """What a graph depends on besides the values of tensors, and the tensors."""
-        tensors: list[Tensor] = [store.get(name) for store, name in self._slots]  # type: ignore[misc]
-        if not (
-            _same([store.get(name) for store, name in self._edges], self._children)
-            and _same(self.find_modules(), self.roots)
-            and all(tensor is not None for tensor in tensors)
-            and all(store.get(name) is tensors[position] for store, name, position in self._ties)
-        ):
+        if not (_same(self._read(), self._seen) and _same(self.find_modules(), self.roots)):
             self._look()
-            return self.current()
-        if not _same(tensors, self._seen):
-            self._seen, self._layout = tensors, tuple(map(_layout, tensors))
+        tensors: list[Tensor] = self._seen[: self._num_tensors]
         # A parameter keeps its identity when `module.half()` gives it other data.
         foreign = tuple([_layout(tensors[index]) for index in self._foreign])
-        modes = tuple(map(_training, self._all)), tuple([hook for module in self._hooked for hook in _hooks(module)])
+        hooks = tuple([hook for module in self._hooked for hook in _hooks(module)])
         autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return (self.version, self._layout, foreign, modes, autocast and _autocast_dtypes()), tensors
+        return (self._state, foreign, hooks, autocast and _autocast_dtypes()), tensors
 
     def call(self, function: Function, tensors: Sequence[Tensor], *values: Nested) -> tuple[Nested, list[str]]:
         """The result of a function while these tensors take the place of the modules' own.
@@ -110,6 +110,12 @@ class Inputs:
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def _is_foreign(module: nn.Module) -> bool:
+    """Whether this is a module of a policy, which can be called, and converted in place."""
+    is_own = type(module).__module__.partition(".")[0] == __package__.partition(".")[0]
+    return not (is_own or isinstance(module, BatchedModule | nn.ModuleList))
 
 
 def _hooks(module: nn.Module) -> Layout:

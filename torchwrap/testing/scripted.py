@@ -46,10 +46,11 @@ class ScriptedEnv(Env):
             [1000., 1010., 1020.]])
     """
 
-    lengths = ConstantBuffer()
+    lengths, terminates, truncates, following = (ConstantBuffer() for _ in range(4))  # by turn
     index = EnvBuffer((), torch.int64)
     elapsed = EpisodeClock(())
     episode = EnvBuffer((), torch.int64, fill=-1)
+    turn = EnvBuffer((), torch.int64)  # i + e, modulo the number of turns
 
     def __init__(
         self,
@@ -79,20 +80,24 @@ class ScriptedEnv(Env):
         super().__init__(signature, metadata={"render_modes": []})
         self.ending = ending
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
-        self.register_buffer("lengths", torch.tensor(lengths, device=device), persistent=False)
-        self.intervals = nn.ModuleList(_Interval(leaf, device) for _, leaf in spaces.leaves(observation_space))
+        endings = _ENDINGS if ending == "in turn" else [ending]
+        turns = range(math.lcm(len(lengths), len(endings)))
+        terminates, truncates = ([endings[turn % len(endings)] != other for turn in turns] for other in _ENDINGS[1::-1])
+        self.register_buffer("lengths", torch.tensor([lengths[turn % len(lengths)] for turn in turns], device=device), False)
+        self.register_buffer("terminates", torch.tensor(terminates, device=device), False)
+        self.register_buffer("truncates", torch.tensor(truncates, device=device), False)
+        self.register_buffer("following", torch.tensor(turns, device=device).roll(-1), False)
+        self.leaves = nn.ModuleList(_Leaf(leaf, device) for _, leaf in spaces.leaves(observation_space))
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.elapsed.add_(1)
-        turn = self.index + self.episode
-        ended = self.elapsed >= self.lengths[turn % len(self.lengths)]
-        ending = turn % 3 if self.ending == "in turn" else torch.full_like(turn, _ENDINGS.index(self.ending))
+        ended = self.elapsed >= self.lengths[self.turn]
         return TensorDict(
             {
                 "observation": self._observation_now(),
                 "reward": self.elapsed.to(torch.float32).unsqueeze(-1),
-                "terminated": (ended & (ending != 1)).unsqueeze(-1),
-                "truncated": (ended & (ending != 0)).unsqueeze(-1),
+                "terminated": (ended & self.terminates[self.turn]).unsqueeze(-1),
+                "truncated": (ended & self.truncates[self.turn]).unsqueeze(-1),
                 "info": TensorDict({"action": action.clone()}, batch_size=[self.num_envs]),
             },
             batch_size=[self.num_envs],
@@ -101,40 +106,44 @@ class ScriptedEnv(Env):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         mask.fill_(self.elapsed, 0)
         self.episode.add_(mask.tensor)
+        mask.assign_(self.turn, self.following[self.turn])
         return TensorDict({"observation": self._observation_now()}, batch_size=[self.num_envs])
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         mask.fill_(self.episode, -1)
+        mask.assign_(self.turn, (self.index - 1) % len(self.following))
 
     def _observation_now(self) -> spaces.Value:
-        start, intervals = 1000 * self.index + self.elapsed, iter(self.intervals)
+        start, leaves = 1000 * self.index + self.elapsed, iter(self.leaves)
 
         def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            shape, dtype = leaf.shape or (), spaces.dtype(leaf)
-            exact = torch.float64 if dtype.is_floating_point else torch.int64  # both hold every whole number that occurs
-            offsets = 10 * torch.arange(math.prod(shape), dtype=exact, device=start.device)
-            value = start.to(exact).view(-1, *(1,) * len(shape)) + offsets.view(shape)
-            return next(intervals)(value).to(dtype)
+            value: Tensor = next(leaves)(start)
+            return value
 
         return spaces.build(self.single_observation_space, make, self.num_envs)
 
 
-class _Interval(nn.Module):
-    """Wraps whole numbers into the bounds of a leaf, if it has any."""
+class _Leaf(nn.Module):
+    """The values of a leaf, wrapped into its bounds if it has any."""
 
-    low, width = ConstantBuffer(), ConstantBuffer()
+    offsets, low, width = ConstantBuffer(), ConstantBuffer(), ConstantBuffer()
 
     def __init__(self, leaf: Space[Any], device: torch.device) -> None:
         super().__init__()
+        self.dtype = spaces.dtype(leaf)
         self.is_bounded = not isinstance(leaf, gymnasium_spaces.Box) or leaf.is_bounded()
         width, low = spaces.counts(leaf)
         if isinstance(leaf, gymnasium_spaces.Box):
             is_integer = np.issubdtype(leaf.dtype, np.integer)
             low, high = (bound.astype(np.int64 if is_integer else np.float64) for bound in (leaf.low, leaf.high))
             width = np.where(high > low, high - low + is_integer, 1)  # not 0, because it is a divisor
+        exact = torch.float64 if self.dtype.is_floating_point else torch.int64  # both hold every whole number that occurs
+        offsets = 10 * torch.arange(math.prod(leaf.shape or ()), dtype=exact, device=device).view(leaf.shape or ())
+        self.register_buffer("offsets", offsets, persistent=False)
         self.register_buffer("low", torch.tensor(low, device=device), persistent=False)
         self.register_buffer("width", torch.tensor(width, device=device), persistent=False)
 
-    def forward(self, value: Tensor) -> Tensor:
-        return self.low + value % self.width if self.is_bounded else value
+    def forward(self, start: Tensor) -> Tensor:
+        value = start.view(-1, *(1,) * self.offsets.dim()) + self.offsets
+        return (self.low + value % self.width if self.is_bounded else value).to(self.dtype)

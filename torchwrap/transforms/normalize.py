@@ -93,7 +93,7 @@ class RunningMeanStd(BatchedModule):
         if mask is not None:
             index = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1).amin(0, keepdim=True)
             first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
-        reference = materialize(torch.where(unseen & first.isfinite(), first, self.reference))
+        reference = materialize(torch.where(unseen & (first.abs() < math.inf), first, self.reference))
         self.reference.copy_(reference)
         differences = rows - reference
         # Of float64, what is too large to be squared is left out as well.
@@ -112,7 +112,8 @@ class RunningMeanStd(BatchedModule):
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
         mean, var = self._moments()
         differences = rows - self.reference
-        mean, scale = materialize(torch.stack([mean, (var + epsilon).rsqrt()]).to(differences.dtype))
+        mean = materialize(mean.to(differences.dtype))
+        scale = materialize((var + epsilon).rsqrt().to(differences.dtype))
         return ((differences - mean) * scale).float()
 
     def scale(self, epsilon: float) -> Tensor:
@@ -148,10 +149,10 @@ class RunningMeanStd(BatchedModule):
     def _moments(self) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance.
         number = self.count - self.skipped
-        values = number.clamp(min=1).double()
+        values = number.clamp(min=1)
         mean = self.total / values
         var = (self.squares / values - mean.square()).relu()  # a reference of 0 may leave less than nothing
-        return mean, torch.where(number > 0, var, 1.0)
+        return mean, var + (number == 0)
 
 
 class FrozenMeanStd(BatchedModule):
