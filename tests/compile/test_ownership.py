@@ -72,10 +72,6 @@ class TestState:
     def test_snapshots_pass_between_eager_and_compiled_bit_for_bit(self):
         self.assert_snapshots_pass(tw.compile(small(), backend="aot_eager"), small(), AOT)
 
-    @pytest.mark.full
-    def test_snapshots_pass_between_eager_and_inductor_bit_for_bit(self, inductor_cartpole):
-        self.assert_snapshots_pass(inductor_cartpole, cartpole(), INDUCTOR)
-
     def assert_loads(self, eager, compiled, teacher, index, tolerance):
         after(teacher, 30)
         for assign in (False, True):  # True replaces the buffers
@@ -87,10 +83,6 @@ class TestState:
 
     def test_state_dict_loads_into_compiled_env(self):
         self.assert_loads(small(), tw.compile(small(), backend="aot_eager"), small(episode_lengths=9), 0, AOT)
-
-    @pytest.mark.full
-    def test_state_dict_loads_into_env_through_inductor(self, pair):
-        self.assert_loads(*pair, seven(episode_lengths=9), 2, INDUCTOR)
 
 
 class TestStepOutputs:
