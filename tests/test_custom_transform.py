@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 
-import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -54,24 +53,6 @@ def test_streak_reward_counts_until_the_streak_or_the_episode_ends(custom):
     transform.reset(TensorDict({"observation": torch.zeros(2, 4)}, [2]), tw.RowMask(torch.tensor([True, False])))
     assert step(0.0, 0.0) == [[2], [3]]
     assert list(transform.state_dict()) == []
-
-
-def test_log_reward_is_log1p(custom):
-    reward = custom.LogReward()(TensorDict({"reward": torch.tensor([[0.0], [np.e - 1]])}, [2]))["reward"]
-    assert reward.flatten().tolist() == pytest.approx([0, 1])
-
-
-def test_hide_speeds_leaves_the_positions(custom):
-    bare, env = tw.make("CartPole-v1", 3), tw.TransformedEnv(tw.make("CartPole-v1", 3), custom.HideSpeeds())
-    td, hidden = bare.reset(seed=0), env.reset(seed=0)
-    space = bare.single_observation_space
-    assert env.single_observation_space == Box(space.low[[0, 2]], space.high[[0, 2]])
-    for _ in range(50):
-        action = bare.sample_action()
-        transition, td = bare.step(td.set("action", action))
-        after, hidden = env.step(hidden.set("action", action))
-        assert after["next", "observation"].equal(transition["next", "observation"][:, [0, 2]])
-        assert hidden["observation"].equal(td["observation"][:, [0, 2]])
 
 
 def test_continuous_action_pushes_left_or_right(custom):
