@@ -76,33 +76,6 @@ def test_every_transform_steps(load):
     load("torchwrap_side").atari(2).call()
 
 
-def test_gymnax_side_counts_every_observation_once_and_stacks_it(load):
-    pytest.importorskip("gymnax")
-    jax, peer, n = importlib.import_module("jax"), load("jax_peer"), 8
-    envs = [peer.CartPole(n, stack) for stack in (True, False)]
-    ours, raw = (jax.jit(env.reset)(jax.random.key(0)) for env in envs)
-    steps = [jax.jit(env.step) for env in envs]
-    observations, ended, close = [np.asarray(raw.observation)], 0, dict(rtol=1e-3, atol=1e-3)
-
-    def normal(value):
-        every = np.concatenate(observations)
-        return np.clip((value - every.mean(0)) / np.sqrt(every.var(0) + 1e-8), -10, 10)
-
-    for step in range(60):
-        action, frames = jax.numpy.full(n, step % 2), ours.observation
-        (ours, got), (raw, real) = steps[0](ours, action), steps[1](raw, action)
-        done, initial = np.asarray(real["done"]), np.asarray(raw.observation)
-        ended += done.sum()
-        observations += [np.asarray(real["next_observation"]), initial[done]]
-        assert int(ours.statistics.count) == sum(map(len, observations))
-        np.testing.assert_allclose(got["next_observation"][:, -1], normal(real["next_observation"]), **close)
-        np.testing.assert_array_equal(got["next_observation"][:, :-1], frames[:, 1:])
-        stacked = np.asarray(ours.observation)
-        np.testing.assert_allclose(stacked[done], normal(initial[done])[:, None].repeat(4, 1), **close)
-        np.testing.assert_array_equal(stacked[~done], np.asarray(got["next_observation"])[~done])
-    assert ended > n
-
-
 # Measurement.
 
 

@@ -24,7 +24,6 @@ ENVS = {
     "ScriptedEnv of uneven integers": functools.partial(
         ScriptedEnv, observation_space=spaces.MultiDiscrete([2, 5], start=[1, -3])
     ),
-    "CartPole-v1": functools.partial(tw.make, "CartPole-v1"),
     "CartPole-v1 in float64": functools.partial(tw.make, "CartPole-v1", dtype=torch.float64),
     "Gymnasium's CartPole-v1": functools.partial(tw.make, "CartPole-v1", backend="gymnasium"),
     "InvertedPendulum-v5": functools.partial(tw.make, "InvertedPendulum-v5"),
