@@ -256,6 +256,7 @@ def test_exported_programs_take_any_batch_size(name):
 
 
 @pytest.mark.compiles
+@pytest.mark.full
 @pytest.mark.parametrize("name", EXPORTED)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's exporter uses what it has deprecated
 def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):

@@ -11,7 +11,7 @@ import math
 
 import pytest
 import torch
-from catalogue import COMPILED, NUM_ENVS, TRANSFORMS, WRAPPERS, ActorCritic, cartpole
+from catalogue import COMPILED, NUM_ENVS, REPRESENTATIVE, WRAPPERS, ActorCritic, cartpole
 from gymnasium.spaces import Box, Discrete
 from helpers import AOT, INDUCTOR, assert_same, buffers
 from tensordict import TensorDict
@@ -109,34 +109,34 @@ def make_stack(names):
         return None
 
 
-VARIANTS = [name for name in COMPILED if " of " in name or " to " in name]  # of transforms that are in the list as well
+def test_transforms_compile_in_a_stack():
+    assert_compiles(stacks(REPRESENTATIVE)[0])
 
 
-def test_every_transform_compiles_in_stacks():
-    for make in stacks([name for name in TRANSFORMS if name not in VARIANTS]):
-        assert_compiles(make)
-
-
-def test_native_envs_compile():
-    for id in NATIVE:
-        assert_compiles(functools.partial(tw.make, id, NUM_ENVS, max_episode_steps=7))
+def test_native_env_with_transforms_and_a_network_compiles():
+    torch.manual_seed(0)
+    assert_compiles(cartpole, policy=ActorCritic())
 
 
 class VmappedPendulum(Pendulum):
     broadcasts = False
 
 
-def test_functional_env_compiles():
+@pytest.mark.parametrize("action_repeat", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_functional_env_compiles(action_repeat):
     def make():
         limits = torch.tensor([3, 5, 7, 4, 9])
-        return tw.FunctionalEnv(VmappedPendulum(), NUM_ENVS, max_episode_steps=limits, action_repeat=2, reset_pool=8)
+        return tw.FunctionalEnv(
+            VmappedPendulum(), NUM_ENVS, max_episode_steps=limits, action_repeat=action_repeat, reset_pool=8
+        )
 
     assert_compiles(make)
 
 
-def test_network_and_wrappers_compile():
-    torch.manual_seed(0)
-    assert_compiles(cartpole, policy=ActorCritic())
+@pytest.mark.full
+def test_native_envs_and_wrappers_compile():
+    for id in NATIVE:
+        assert_compiles(functools.partial(tw.make, id, NUM_ENVS, max_episode_steps=7))
     assert_compiles(lambda: tw.TransformedEnv(WRAPPERS["RepeatAction"](NUM_ENVS), T.TimeLimit(2)))
     assert_compiles(lambda: WRAPPERS["MaxAndSkipObservation"](NUM_ENVS, episode_lengths=(7, 4, 9)))
 

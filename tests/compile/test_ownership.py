@@ -193,6 +193,7 @@ class OneNumber(FuncEnv):
         return state["x"].abs() > 1
 
 
+@pytest.mark.full
 def test_final_observations_that_are_views_of_the_state_survive_a_reset_by_the_host():
     # Inductor drops a copy of a copy, although both are results.
     env, eager = (tw.FunctionalEnv(OneNumber(), 4096, max_episode_steps=3) for _ in range(2))

@@ -168,6 +168,7 @@ def test_unrolled_steps_match_eager(num_steps, unroll):
     assert_collects_the_same(make, num_steps, 0, backend="eager", unroll=unroll)
 
 
+@full
 def test_modes_and_calls_between_steps_and_resets_of_env_match_eager():
     env, other = stack("Compose of two"), stack("Compose of two")
     collect = tw.compile(tw.Collector(env, None, 4), backend="aot_eager")

@@ -18,7 +18,7 @@ from torchwrap.testing import ScriptedEnv
 def assert_alike(env, other):
     assert repr(env) == repr(other)
     other.load_state_dict(env.state_dict())
-    one, two = (tw.rollout(each, None, 12, each.reset(seed=3))[0] for each in (env, other))
+    one, two = (tw.rollout(each, None, 6, each.reset(seed=3))[0] for each in (env, other))
     assert all((one[key] == two[key]).all() for key in one.keys(True, True))
 
 

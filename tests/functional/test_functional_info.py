@@ -128,6 +128,7 @@ def limited(kind, **arguments):
     return FunctionalEnv(kind(), max_episode_steps=limits, **arguments)
 
 
+@pytest.mark.full
 def test_env_with_info_and_limits_satisfies_the_contract():
     check_env(functools.partial(limited, ScalarTelling))
 
