@@ -24,24 +24,6 @@ def load(monkeypatch):
 # Sides.
 
 
-def ends(name, answer):
-    if name == "torchwrap_side":
-        return int(answer["next", "done"].sum())
-    return int((answer[2] | answer[3]).sum() if name == "gymnasium_peer" else answer[2].sum())
-
-
-@pytest.mark.parametrize("side", ["torchwrap_side", "gymnasium_peer", "sb3_peer"])
-@pytest.mark.parametrize("whole", [False, True])
-def test_ends_of_episodes_are_spread_evenly(load, side, whole):
-    if side == "sb3_peer":
-        pytest.importorskip("stable_baselines3")
-    transforms = (whole if side == "sb3_peer" else load("glue").THREE) if whole or side == "sb3_peer" else None
-    timed = load(side).scripted(40, transforms)
-    found = [ends(side, timed.call()) for _ in range(200)]
-    first = found.index(1)  # torchwrap's side has taken some steps, to measure what it returns
-    assert found == [int(step % 5 == first) for step in range(200)]
-
-
 def test_torch_and_numpy_scripts_are_equal(load):
     script = load("script")
     env, array = script.scripted(3), script.NumpyScript(3)

@@ -219,14 +219,6 @@ def test_policy_that_keeps_its_input_sees_it_unchanged_by_later_steps_and_calls(
         assert [observation[0].item() for observation in kept] == list(range(40))
 
 
-def test_dict_action_with_key_action_is_kept():
-    space = spaces.Dict(action=spaces.Box(-1, 1, (2,)), other=spaces.Discrete(3))
-    env = ScriptedEnv(2, action_space=space)
-    data, _ = tw.rollout(env, None, 3)
-    again, _ = tw.rollout(env, lambda td: env.sample_action(), 3)
-    assert set(data["action"].keys()) == set(again["action"].keys()) == {"action", "other"}
-
-
 def test_collector_keeps_what_it_was_made_with():
     collect = tw.Collector(ScriptedEnv(2), None, 3)
     for name, value in (("env", None), ("num_steps", 7), ("keys", ["observation"])):

@@ -163,7 +163,7 @@ class TestCollectorOutputs:
             tw.compile(collect, backend="aot_eager")
         td = collect.env.reset(seed=0)
         held = []
-        for hold in [*HOLDS.values(), *HOLDS.values()]:
+        for hold in HOLDS.values():
             data, td = collect(td)
             view = hold(data)
             del data

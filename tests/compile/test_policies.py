@@ -60,36 +60,6 @@ def test_parameters_that_change_are_followed():
         assert all(((after[key] - before[key]).abs() > 1e-3).float().mean() > 0.9 for key in ("logits", "value"))
 
 
-@full
-def test_dropout_is_on_in_train_and_off_in_eval():
-    network, both = network_and_collectors(dropout=0.5)
-    for _ in range(2):
-        network.train()
-        (one, _), (other, _) = both(), both()
-        assert (one["logits"] != other["logits"]).any(-1).float().mean() > 0.9
-        network.eval()
-        assert_same(*both(), AOT)
-
-
-def test_tied_weights_stay_tied():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
-            self.two.weight = self.one.weight
-
-        def forward(self, td):
-            return torch.tanh(self.two(self.one(td["observation"][:, :6] / 1000)))
-
-    policy = Tied()
-    eager = tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4)
-    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4), backend="aot_eager")
-    for _ in range(2):
-        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], AOT)
-        with torch.no_grad():
-            policy.one.weight.mul_(0.5)
-
-
 class CountsCalls(nn.Module):
     """A stateful policy."""
 

@@ -58,13 +58,3 @@ class Reader(Alarm):
 def reassigned(module):
     module.rings = torch.ones(2, dtype=torch.bool)
     return module
-
-
-def test_registered_buffer_is_not_persistent_and_listed_once():
-    module = BatchedModule()
-    for number in (1.0, 2.0):  # a module may be set up again
-        module.register_env_buffer("elapsed", torch.full((3, 1), number))
-    module.register_env_buffer("length", torch.zeros(3))
-    assert module._env_buffer_names == ("elapsed", "length") and module.elapsed.tolist() == [[2], [2], [2]]
-    assert not module.state_dict() and set(dict(module.named_buffers())) == {"elapsed", "length"}
-    assert copy.deepcopy(module)._env_buffer_names == module._env_buffer_names and BatchedModule()._env_buffer_names == ()

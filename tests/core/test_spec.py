@@ -77,21 +77,6 @@ def test_spec_with_functions_rebuilds_but_has_no_json():
     assert tw.make(env.spec).info_spaces == keys
 
 
-class NotCopyable:
-    def __call__(self, observation):
-        return observation * 1
-
-    def __deepcopy__(self, memo):
-        raise TypeError("cannot be copied")
-
-
-def test_function_under_further_layers_is_the_same_object():
-    func = NotCopyable()
-    env = tw.TransformedEnv(tw.make("CartPole-v1"), T.TransformObservation(func))
-    again = tw.make(tw.TransformedEnv(env, T.TimeLimit(3)).spec)
-    assert again.env.transforms[0].func is func
-
-
 def test_spec_rebuilds_rendering_wrappers(tmp_path):
     below = tw.make("CartPole-v1", 2, render_mode="rgb_array")
     env = W.RecordVideo(W.AddRenderObservation(below, render_only=False), tmp_path, video_length=3, envs=[1])

@@ -150,18 +150,6 @@ def test_snapshot_continues_the_state(tmp_path):
             another.restore(env.snapshot())
 
 
-@torch.no_grad()
-def test_result_belongs_to_the_caller():
-    env = make()
-    policy = Recurrent(env)
-    transition, td = env.step(policy(env.reset(seed=0)))
-    kept = transition["next", "hidden"].clone()
-    td["hidden"].fill_(7)
-    assert (transition["next", "hidden"] == kept).all()
-    td["is_init"].fill_(True)
-    assert not transition["next", "done"].all()
-
-
 def test_state_with_gradient_does_not_reach_the_root():
     env = make()
     transition, td = env.step(Recurrent(env)(env.reset(seed=0)))

@@ -86,12 +86,6 @@ def test_class_that_overrides_step_or_reset_is_refused_with_the_hook_to_override
         assert issubclass(type("Hooked", (base,), {f"_{verb}": lambda self, *arguments: None}), base)
 
 
-def test_wrapper_does_not_change_what_is_sampled_or_drawn():
-    bare, stacked = tw.make("CartPole-v1", 3), tw.TransformedEnv(HalfReward(tw.make("CartPole-v1", 3)), T.TimeLimit(99))
-    assert (bare.reset(seed=5)["observation"] == stacked.reset(seed=5)["observation"]).all()
-    assert (bare.sample_action() == stacked.sample_action()).all()
-
-
 def test_wrapper_of_no_env_raises():
     with pytest.raises(TypeError, match=r"Wrapper needs a torchwrap\.Env first, but got object"):
         tw.Wrapper(object())
