@@ -36,12 +36,13 @@ SPACES = {  # of observations, and of actions
     "MultiDiscrete": (MultiDiscrete([2, 3]), MultiDiscrete([2, 3])),
     "MultiBinary": (MultiBinary(3), MultiBinary(3)),
 }
+# Those that are also moved to the device.
 QUICK = ("CartPole-v1", "custom_env", "pool", "ScriptedEnv, Dict", "RepeatAction", "PassiveEnvChecker", *REPRESENTATIVE)
 RENDERING = ("AddRenderObservation", "RenderCollection", "RecordVideo", "HumanRendering")
 
 
-def cases(quick=False):
-    """Functions that make an env on a device, by name; of some of them if `quick`."""
+def cases():
+    """Functions that make an env on a device, by name."""
     sys.path.insert(0, str(ROOT / "examples"))
     custom_env, grid_world = map(importlib.import_module, ("custom_env", "grid_world"))
     make, functional = functools.partial, tw.FunctionalEnv
@@ -56,7 +57,7 @@ def cases(quick=False):
     for name in {**TRANSFORMS, **UNCAPTURED}:
         found[name] = make(transformed, *{**TRANSFORMS, **UNCAPTURED}[name])
     found |= {name: make(wrap, N) for name, wrap in WRAPPERS.items() if name not in RENDERING and "Gymnasium" not in name}
-    return {name: found[name] for name in QUICK} if quick else found
+    return found
 
 
 def transformed(transform, make_env, device="cpu"):

@@ -1,8 +1,7 @@
 """A device without values, on any build of PyTorch, and what envs do on it that costs a wait or fails on a GPU.
 
-`python tests/fake_device.py made` plays `device_cases` with envs that are made on the device, `moved` with envs that are
-moved there, and `quick` with some that are moved. A further argument is a module with more `CASES`. Each finding is a line of
-JSON.
+`python tests/fake_device.py` plays `device_cases` with envs that are made on the device, and some of them with envs that are
+moved there. An argument is a module with more `CASES`, which are played both ways. Each finding is a line of JSON.
 
 Tensors on the device are FakeTensors: operators check devices, dtypes and shapes as CUDA's would, and compute nothing. A
 build with CUDA fakes "cuda" itself. Others fake PyTorch's hook for backends in Python, which cannot be removed again: hence
@@ -213,20 +212,20 @@ def run(make, moved):
     return found, device.operators
 
 
-def main(way, *modules):
+def main(*modules):
     warnings.filterwarnings("ignore")
     prepare()
-    chosen = device_cases.cases(quick=way == "quick")
-    for module in modules:
-        chosen |= importlib.import_module(module).CASES
-    operators = 0
-    for name, make in chosen.items():
-        found, number = run(make, moved=way != "made")
-        operators += number
-        for finding in found:
-            fields = ("case", "phase", "kind", "operator", "where", "count")
-            print(json.dumps(dict(zip(fields, (name, *finding), strict=True))))
-    print(json.dumps({"cases": len(chosen), "operators": operators}))
+    more = {name: make for module in modules for name, make in importlib.import_module(module).CASES.items()}
+    made, operators = device_cases.cases() | more, 0
+    ways = {"made": made, "moved": {name: made[name] for name in (*device_cases.QUICK, *more)}}
+    for way, chosen in ways.items():
+        for name, make in chosen.items():
+            found, number = run(make, moved=way == "moved")
+            operators += number
+            for finding in found:
+                fields = ("way", "case", "phase", "kind", "operator", "where", "count")
+                print(json.dumps(dict(zip(fields, (way, name, *finding), strict=True))))
+    print(json.dumps({"cases": sum(map(len, ways.values())), "operators": operators}))
 
 
 if __name__ == "__main__":

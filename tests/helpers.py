@@ -87,17 +87,6 @@ def assert_transforms_compile(make):
     assert compiled.is_compiled and assert_plays_the_same(eager, compiled, 20, 2e-6)["done"].any()
 
 
-def assert_collects_what_step_returns(make):
-    """A collector's transitions are those of steps with the same actions."""
-    env, other = make(), make()
-    td = env.reset(seed=0)
-    data, _ = tw.Collector(env, lambda td: td.set("action", env.sample_action()), 20)(td)
-    td = other.reset(seed=0)
-    for step in range(20):
-        transition, td = other.step(td.set("action", other.sample_action()))
-        assert_same(data[:, step]["next"], transition["next"])
-
-
 def assert_transition_and_masked_reset_are_a_step(env, other):
     """A transition resets nothing. With a masked reset of the finished rows after it, the result is that of `step`."""
     td, _ = env.reset(seed=0), other.reset(seed=0)

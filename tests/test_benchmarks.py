@@ -24,24 +24,6 @@ def load(monkeypatch):
 # Sides.
 
 
-def ends(name, answer):
-    if name == "torchwrap_side":
-        return int(answer["next", "done"].sum())
-    return int((answer[2] | answer[3]).sum() if name == "gymnasium_peer" else answer[2].sum())
-
-
-@pytest.mark.parametrize("side", ["torchwrap_side", "gymnasium_peer", "sb3_peer"])
-@pytest.mark.parametrize("whole", [False, True])
-def test_ends_of_episodes_are_spread_evenly(load, side, whole):
-    if side == "sb3_peer":
-        pytest.importorskip("stable_baselines3")
-    transforms = (whole if side == "sb3_peer" else load("glue").THREE) if whole or side == "sb3_peer" else None
-    timed = load(side).scripted(40, transforms)
-    found = [ends(side, timed.call()) for _ in range(200)]
-    first = found.index(1)  # torchwrap's side has taken some steps, to measure what it returns
-    assert found == [int(step % 5 == first) for step in range(200)]
-
-
 def test_torch_and_numpy_scripts_are_equal(load):
     script = load("script")
     env, array = script.scripted(3), script.NumpyScript(3)
@@ -74,33 +56,6 @@ def test_every_transform_steps(load):
     for name in each.TRANSFORMS:
         load("torchwrap_side").scripted(3, [name], space=each.SPACES.get(name, "numbers")).call()
     load("torchwrap_side").atari(2).call()
-
-
-def test_gymnax_side_counts_every_observation_once_and_stacks_it(load):
-    pytest.importorskip("gymnax")
-    jax, peer, n = importlib.import_module("jax"), load("jax_peer"), 8
-    envs = [peer.CartPole(n, stack) for stack in (True, False)]
-    ours, raw = (jax.jit(env.reset)(jax.random.key(0)) for env in envs)
-    steps = [jax.jit(env.step) for env in envs]
-    observations, ended, close = [np.asarray(raw.observation)], 0, dict(rtol=1e-3, atol=1e-3)
-
-    def normal(value):
-        every = np.concatenate(observations)
-        return np.clip((value - every.mean(0)) / np.sqrt(every.var(0) + 1e-8), -10, 10)
-
-    for step in range(60):
-        action, frames = jax.numpy.full(n, step % 2), ours.observation
-        (ours, got), (raw, real) = steps[0](ours, action), steps[1](raw, action)
-        done, initial = np.asarray(real["done"]), np.asarray(raw.observation)
-        ended += done.sum()
-        observations += [np.asarray(real["next_observation"]), initial[done]]
-        assert int(ours.statistics.count) == sum(map(len, observations))
-        np.testing.assert_allclose(got["next_observation"][:, -1], normal(real["next_observation"]), **close)
-        np.testing.assert_array_equal(got["next_observation"][:, :-1], frames[:, 1:])
-        stacked = np.asarray(ours.observation)
-        np.testing.assert_allclose(stacked[done], normal(initial[done])[:, None].repeat(4, 1), **close)
-        np.testing.assert_array_equal(stacked[~done], np.asarray(got["next_observation"])[~done])
-    assert ended > n
 
 
 # Measurement.

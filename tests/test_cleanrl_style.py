@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import tyro
-from helpers import EXAMPLES, load_example, mostly_full
+from helpers import EXAMPLES, load_example
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -28,11 +28,9 @@ def example():
 SMALL = dict(num_envs=4, num_steps=16, total_timesteps=512, num_minibatches=2, update_epochs=2)
 
 
-@pytest.mark.parametrize("id", mostly_full(["CartPole-v1", "Pendulum-v1"], "CartPole-v1"))
-def test_example_runs_and_repeats_itself(example, id):
-    args = {**SMALL, "total_timesteps": 512 if id == "CartPole-v1" else 1024}  # an episode of Pendulum has 200 steps
-    first, second, other = (example.main(example.Args(env_id=id, seed=seed, **args)) for seed in (1, 1, 2))
-    assert first["env_steps"] == args["total_timesteps"]
+def test_example_runs_and_repeats_itself(example):
+    first, second, other = (example.main(example.Args(seed=seed, **SMALL)) for seed in (1, 1, 2))
+    assert first["env_steps"] == SMALL["total_timesteps"]
     assert first["mean_return"] == second["mean_return"] != other["mean_return"]
 
 
@@ -72,16 +70,6 @@ def test_example_bootstraps_truncated_episodes_from_their_final_observation(exam
     assert len(seen) == 32 and (seen == value).all()
 
 
-def test_example_mean_return_is_that_of_the_finished_episodes(example, monkeypatch):
-    # Each env has episodes of 1 and of 2 steps in turn, with returns of 1 and of 3: five of each in 15 steps.
-    env = ScriptedEnv(2, (1,), episode_lengths=(1, 2), action_space=gymnasium.spaces.Discrete(2))
-    envs = tw.to_gymnasium(tw.TransformedEnv(env, T.RecordEpisodeStatistics()))
-    monkeypatch.setattr(example, "make_envs", lambda args: envs)
-    args = example.Args(**{**SMALL, "num_envs": 2, "num_steps": 15, "total_timesteps": 30})
-    assert example.main(args)["mean_return"] == 2.0
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_example_solves_cartpole(example, seed):
-    assert example.main(example.Args(seed=seed))["mean_return"] >= 450
+def test_example_solves_cartpole(example):
+    assert example.main(example.Args(seed=1))["mean_return"] >= 450

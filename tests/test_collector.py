@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -63,20 +62,6 @@ def test_observation_that_policy_replaces_is_kept_as_replaced(compiled):
             assert (td["observation"] == plain_td["observation"]).all()
 
 
-def test_observation_of_bools_keeps_its_dtype():
-    space = spaces.Dict(flag=spaces.Box(0, 1, (2,), np.bool_), rest=spaces.Box(0, 9, (1,)))
-
-    def policy(td):
-        assert td["observation", "flag"].dtype == torch.bool
-        return torch.ones(3, 6)
-
-    collect = tw.Collector(ScriptedEnv(3, observation_space=space), policy, 4)
-    for _ in range(2):
-        data, td = collect()
-        assert data["observation", "flag"].dtype == td["observation", "flag"].dtype == torch.bool
-        assert (data["observation", "flag"][:, 1:] == data["next", "observation", "flag"][:, :-1]).all()
-
-
 def test_policy_runs_without_gradient():
     network = torch.nn.Linear(17, 6)
     data, _ = tw.rollout(ScriptedEnv(2), lambda td: network(td["observation"] / 1000).clamp(-1, 1), 3)
@@ -100,24 +85,6 @@ def test_keys_restrict_what_is_kept():
             assert data[key].shape == whole[key].shape and data[key].dtype == whole[key].dtype
             assert (data[key] == whole[key]).all()
         assert set(td.keys(True, True)) == {("observation", *path) for path in (("where",), ("rest", "0"), ("rest", "1"))}
-
-
-def test_key_that_policy_writes_may_be_the_only_one():
-    def policy(td):
-        return td.update({"action": torch.zeros(2, 6), "extra": {"step": td["observation"][:, 0] % 1000}})
-
-    data, _ = tw.Collector(ScriptedEnv(2, episode_lengths=4), policy, 3, keys=[("extra", "step")])()
-    assert list(data.keys()) == ["extra"] and data["extra", "step"].tolist() == [[0, 1, 2]] * 2
-
-
-def test_random_actions_equal_sample_action():
-    space = spaces.Dict(push=spaces.Box(-1, 1, (2,)), gear=spaces.Discrete(4, start=-1))
-    env, other = (ScriptedEnv(3, action_space=space) for _ in range(2))
-    data, _ = tw.Collector(env, None, 7)(env.reset(seed=5))
-    other.reset(seed=5)
-    for step in range(7):
-        action = other.sample_action()
-        assert all((data["action", key][:, step] == action[key]).all() for key in ("push", "gear"))
 
 
 def test_repeated_calls_equal_one_run_of_steps():
@@ -236,17 +203,6 @@ def test_outputs_that_are_held_never_overlap(num_envs):
         )
 
 
-def test_root_does_not_share_memory_with_data():
-    collect = tw.Collector(ScriptedEnv(2, episode_lengths=None), None, 3)
-    data, td = collect()
-    following = td["observation"].clone()
-    for leaf in data.values(True, True):
-        leaf.zero_()
-    assert (td["observation"] == following).all() and (following[:, 0] % 1000 == 3).all()
-    data, _ = collect(td)
-    assert (data["observation"][:, 0] == following).all()
-
-
 def test_policy_that_keeps_its_input_sees_it_unchanged_by_later_steps_and_calls():
     def policy(td):
         kept.append(td["observation"])
@@ -261,14 +217,6 @@ def test_policy_that_keeps_its_input_sees_it_unchanged_by_later_steps_and_calls(
             for leaf in data.values(True, True):
                 leaf.fill_(-1)
         assert [observation[0].item() for observation in kept] == list(range(40))
-
-
-def test_dict_action_with_key_action_is_kept():
-    space = spaces.Dict(action=spaces.Box(-1, 1, (2,)), other=spaces.Discrete(3))
-    env = ScriptedEnv(2, action_space=space)
-    data, _ = tw.rollout(env, None, 3)
-    again, _ = tw.rollout(env, lambda td: env.sample_action(), 3)
-    assert set(data["action"].keys()) == set(again["action"].keys()) == {"action", "other"}
 
 
 def test_collector_keeps_what_it_was_made_with():

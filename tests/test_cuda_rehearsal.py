@@ -120,71 +120,44 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def findings():
-    """A function of how an env comes to the device, "made", "moved" or "quick": what is found, and a line of totals."""
-
-    @functools.cache
-    def run(way):
-        command = [sys.executable, TESTS / "fake_device.py", way, Path(__file__).stem]
-        env = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
-        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=TESTS.parent, env=env).stdout
-        return [json.loads(line) for line in lines.splitlines()]
-
-    return run
-
-
 def is_allowed(finding, rule):
     phase, kind, where = rule
     return phase in (None, finding["phase"]) and kind in (None, finding["kind"]) and where in finding["where"]
 
 
-each_way = pytest.mark.parametrize("way", ["quick", "moved", "made"])
-
-
 @pytest.mark.full
-@each_way
-def test_library_and_examples_on_a_gpu_do_nothing_that_waits(findings, way):
-    *found, total = findings(way)
-    assert total["cases"] > (10 if way == "quick" else 60) + len(CASES) and total["operators"] > 300 * total["cases"]
-    found = [finding for finding in found if finding["case"] not in CASES]
+def test_library_and_examples_on_a_gpu_do_nothing_that_waits_and_planted_faults_are_found():
+    command = [sys.executable, TESTS / "fake_device.py", Path(__file__).stem]
+    env = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=TESTS.parent, env=env).stdout
+    *findings, total = map(json.loads, lines.splitlines())
+    assert total["cases"] > 70 + 2 * len(CASES) and total["operators"] > 300 * total["cases"]
+    found = [finding for finding in findings if finding["case"] not in CASES]
     assert [finding for finding in found if not any(is_allowed(finding, rule) for rule in ALLOWED)] == []
     unused = [rule for rule in ALLOWED if not any(is_allowed(finding, rule) for finding in found)]
     assert unused == []
 
+    def planted(case, phase, way="moved"):
+        counts = Counter()
+        for finding in findings:
+            if (finding["way"], finding["case"], finding["phase"]) == (way, case, phase):
+                counts[finding["kind"]] += finding["count"]
+        return counts
 
-def planted(findings, case, phase, way="quick"):
-    counts = Counter()
-    for finding in findings(way)[:-1]:
-        if (finding["case"], finding["phase"]) == (case, phase):
-            counts[finding["kind"]] += finding["count"]
-    return counts
-
-
-@pytest.mark.full
-def test_planted_faults_are_found(findings):
     for kind in FAULTS:
-        assert planted(findings, kind, "step")[kind] == 1, kind
-    assert planted(findings, "no fault", "step") == planted(findings, "no fault", "collect") == {}
-    assert planted(findings, "env", "step") == {"tensor made on the host": 1, "copy from the host": 1}
-    assert planted(findings, "policy", "collect") == {"host read": 1}
-
-
-@pytest.mark.full
-def test_function_that_draws_from_the_global_generator_of_the_device_is_refused(findings):
-    (found,) = [finding for finding in findings("made")[:-1] if finding["case"] == "global generator"]
-    assert "initial needs to draw from its rng, but drew from PyTorch's global generator" in found["operator"]
-
-
-@pytest.mark.full
-@each_way
-def test_bridge_waits_for_the_actions_and_for_the_rows_that_ended(findings, way):
-    step = planted(findings, "bridge", "step", way)
-    assert step["copy to the host"] == 2 and step["copy from the host"] == 0
-    assert step["host read"] <= 1  # whether a row has ended
-    assert step["copy without a wait"] == 5  # observations, rewards, two flags, and initial observations
-    assert planted(findings, "bridge", "masked reset", way)["copy to the host"] == 1
-    assert planted(findings, "bridge", "reset", way)["copy to the host"] <= 1
+        assert planted(kind, "step")[kind] == 1, kind
+    assert planted("no fault", "step") == planted("no fault", "collect") == {}
+    assert planted("env", "step") == {"tensor made on the host": 1, "copy from the host": 1}
+    assert planted("policy", "collect") == {"host read": 1}
+    (refused,) = [one for one in findings if (one["way"], one["case"]) == ("made", "global generator")]
+    assert "initial needs to draw from its rng, but drew from PyTorch's global generator" in refused["operator"]
+    for way in ("made", "moved"):  # the bridge waits for the actions and for the rows that ended
+        step = planted("bridge", "step", way)
+        assert step["copy to the host"] == 2 and step["copy from the host"] == 0
+        assert step["host read"] <= 1  # whether a row has ended
+        assert step["copy without a wait"] == 5  # observations, rewards, two flags, and initial observations
+        assert planted("bridge", "masked reset", way)["copy to the host"] == 1
+        assert planted("bridge", "reset", way)["copy to the host"] <= 1
 
 
 # Graphs that are simulated.

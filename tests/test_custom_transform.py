@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import runpy
 
-import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 from helpers import EXAMPLES, load_example
 from tensordict import TensorDict
 
@@ -54,57 +52,6 @@ def test_streak_reward_counts_until_the_streak_or_the_episode_ends(custom):
     transform.reset(TensorDict({"observation": torch.zeros(2, 4)}, [2]), tw.RowMask(torch.tensor([True, False])))
     assert step(0.0, 0.0) == [[2], [3]]
     assert list(transform.state_dict()) == []
-
-
-def test_log_reward_is_log1p(custom):
-    reward = custom.LogReward()(TensorDict({"reward": torch.tensor([[0.0], [np.e - 1]])}, [2]))["reward"]
-    assert reward.flatten().tolist() == pytest.approx([0, 1])
-
-
-def test_hide_speeds_leaves_the_positions(custom):
-    bare, env = tw.make("CartPole-v1", 3), tw.TransformedEnv(tw.make("CartPole-v1", 3), custom.HideSpeeds())
-    td, hidden = bare.reset(seed=0), env.reset(seed=0)
-    space = bare.single_observation_space
-    assert env.single_observation_space == Box(space.low[[0, 2]], space.high[[0, 2]])
-    for _ in range(50):
-        action = bare.sample_action()
-        transition, td = bare.step(td.set("action", action))
-        after, hidden = env.step(hidden.set("action", action))
-        assert after["next", "observation"].equal(transition["next", "observation"][:, [0, 2]])
-        assert hidden["observation"].equal(td["observation"][:, [0, 2]])
-
-
-def test_continuous_action_pushes_left_or_right(custom):
-    env = tw.TransformedEnv(ScriptedEnv(3, action_space=Discrete(2)), custom.ContinuousAction())
-    assert env.single_action_space == Box(-1, 1, (1,))
-    transition, _ = env.step(env.reset().set("action", torch.tensor([[-0.3], [0.2], [0.9]])))
-    assert transition["next", "info", "action"].tolist() == [0, 1, 1]
-    with pytest.raises(ValueError, match=r"ContinuousAction needs the actions Discrete\(2\), but got Box"):
-        tw.TransformedEnv(ScriptedEnv(1), custom.ContinuousAction())
-
-
-def test_progress_is_the_difference_of_potentials(custom):
-    env = tw.TransformedEnv(ScriptedEnv(2, (1,), episode_lengths=(2, 3)), custom.Progress())
-    td = env.reset()
-    before = td["observation"]
-    for step in (1, 2, 1, 2, 3):  # the rewards of row 0, whose episodes take 2 and 3 steps
-        transition, td = env.step(td.set("action", env.sample_action()))
-        after, reward = transition["next", "observation"], transition["next", "reward"]
-        assert reward[0].item() == pytest.approx(step - 0.99 * after[0].item() + before[0].item(), rel=1e-5)
-        before = td["observation"]  # an initial one where an episode ended
-
-
-def test_switch_cost_compares_actions_within_an_episode(custom):
-    env = tw.TransformedEnv(ScriptedEnv(1, (1,), episode_lengths=3, action_space=Discrete(2)), custom.SwitchCost())
-    td, rewards = env.reset(), []
-    for action in (1, 0, 0, 1, 1, 0):
-        transition, td = env.step(td.set("action", torch.tensor([action])))
-        rewards.append(transition["next", "reward"].item())
-    assert rewards == pytest.approx([1, 1.9, 3, 1, 2, 2.9])
-    env.transforms[0].cost.fill_(1)
-    td["action"] = torch.tensor([0])
-    _, td = env.step(td)
-    assert env.step(td.set("action", torch.tensor([1])))[0]["next", "reward"].item() == pytest.approx(1)
 
 
 def test_novelty_falls_where_its_module_has_been_trained(custom):

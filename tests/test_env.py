@@ -39,13 +39,6 @@ def test_steps_and_masked_resets_match_values_computed_by_hand():
         assert successor["observation"].flatten().tolist() == final
 
 
-def test_step_truncation_by_a_transform_resets_the_inner_env():
-    env = tw.TransformedEnv(ScriptedEnv(1, (1,), episode_lengths=9), T.TimeLimit(2))
-    data, _ = tw.rollout(env, None, 3)
-    assert data["observation"].flatten().tolist() == [0, 1, 0]
-    assert [data["next", key][0, 1].item() for key in ("terminated", "truncated", "done")] == [False, True, True]
-
-
 def test_step_transition_is_the_given_td():
     env = ScriptedEnv(2)
     td = env.reset().set("action", env.sample_action()).set("log_prob", torch.zeros(2))

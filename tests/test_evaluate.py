@@ -55,15 +55,6 @@ def test_evaluate_freezes_statistics_and_restores_modes():
     assert env.training and env.transforms[0].training and not env.transforms[1].training
 
 
-def test_evaluate_leaves_the_env_at_its_last_root():
-    env = tw.make("CartPole-v1", 2)
-    env.reset(seed=0)
-    tw.evaluate(env, None, 4)
-    snapshot = env.snapshot()
-    state = torch.stack([snapshot["buffers"][f"state_{name}"] for name in ("x", "x_dot", "theta", "theta_dot")], -1)
-    assert (snapshot["observation"] == state).all()
-
-
 # Episodes that take long.
 
 

@@ -63,13 +63,6 @@ def test_ppo_learns_and_writes_its_results_and_the_scalars_of_cleanrl(ppo, tmp_p
     assert all(value <= 1 for value in found["losses/explained_variance"].values())
 
 
-@pytest.mark.full
-def test_ppo_runs_on_gymnasiums_simulators_and_writes_no_events_unless_asked(ppo, tmp_path):
-    small = dict(num_envs=4, num_steps=64, total_timesteps=512, num_minibatches=2, update_epochs=1, out=tmp_path)
-    metrics = ppo.main(ppo.Args(env_id="InvertedPendulum-v5", **small))
-    assert metrics["backend"] == "gymnasium" and not list(tmp_path.glob("events.out.tfevents.*"))
-
-
 def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_terminated_ones_not_at_all(ppo):
     # By hand: values are the observation, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated, row 1 terminated.
     class Agent:
@@ -173,11 +166,10 @@ def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_no
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("env", "backend"), [("CartPole-v1", "torch"), ("Pendulum-v1", "gymnasium")])
-def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_sizes(ppo, tmp_path, env, backend):
+def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_sizes(ppo, tmp_path):
     found = []
     for compiled in (False, True):
-        small = dict(env_id=env, backend=backend, num_envs=4, num_steps=16, num_minibatches=3, update_epochs=2)
+        small = dict(env_id="Pendulum-v1", backend="gymnasium", num_envs=4, num_steps=16, num_minibatches=3, update_epochs=2)
         metrics = ppo.main(ppo.Args(**small, total_timesteps=192, compile=compiled, out=tmp_path))
         found.append(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["agent"])
         assert metrics["steps_per_second_steady"] > 0 and (metrics["compile_seconds"] > 0) == compiled
@@ -185,8 +177,8 @@ def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_size
 
 
 @pytest.mark.full
-def test_ppo_compiled_and_resumed_from_a_checkpoint_ends_in_the_same_state_with_each_step_once(ppo, tmp_path, monkeypatch):
-    args = dict(num_envs=4, num_steps=32, total_timesteps=640, save_every=2, compile=True, tensorboard=True)
+def test_ppo_resumed_from_a_checkpoint_ends_in_the_same_state_with_each_step_once(ppo, tmp_path, monkeypatch):
+    args = dict(num_envs=4, num_steps=32, total_timesteps=640, save_every=2, tensorboard=True)
     ppo.main(ppo.Args(**args, out=tmp_path / "whole"))
     with monkeypatch.context() as patch:  # it leaves the checkpoint of its second iteration, as if killed later
         save = ppo.save
@@ -245,30 +237,6 @@ def test_ppo_loss_of_values_that_move_further_than_clip_coef_is_the_worse_one_of
         torch.testing.assert_close(stats["value_loss"], 0.5 * torch.tensor(squares).mean())
 
 
-def test_ppo_loss_of_advantages_with_offset_and_scale_is_unchanged_unless_norm_adv_is_off(ppo):
-    env = ppo.make_env(ppo.Args(), 2)
-    agent, generator = ppo.Agent(env), torch.Generator().manual_seed(0)
-    batch = dict(observation=torch.randn(8, 4, generator=generator), action=torch.tensor([0, 1] * 4))
-    batch |= dict(logprob=torch.randn(8, generator=generator) - 1, ret=torch.zeros(8))
-    advantage = torch.randn(8, generator=generator)
-    losses = [
-        [ppo.ppo_loss(agent, TensorDict({**batch, "advantage": given}, [8]), ppo.Args(norm_adv=norm))[1]["policy_loss"]]
-        for norm in (True, False)
-        for given in (advantage, 5 * advantage + 3)
-    ]
-    torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=1e-4)
-    assert abs(losses[2][0] - losses[3][0]) > 0.1
-
-
-def test_ppo_agent_with_continuous_actions_sums_log_probability_and_entropy_over_dimensions(ppo):
-    agent = ppo.Agent(ppo.make_env(ppo.Args(env_id="HalfCheetah-v5", backend="gymnasium", normalize=False), 2))
-    observation, action = torch.randn(5, 17), torch.randn(5, 6)
-    distribution = agent.get_distribution(observation)
-    expected = torch.distributions.Normal(agent.actor(observation), agent.actor_logstd.exp())
-    torch.testing.assert_close(distribution.log_prob(action), expected.log_prob(action).sum(-1))
-    torch.testing.assert_close(distribution.entropy(), expected.entropy().sum(-1))
-
-
 CLEANRL = {
     **{"--env-id": "Acrobot-v1", "--seed": 7, "--total-timesteps": 11, "--learning-rate": 0.25, "--num-envs": 3},
     **{"--num-steps": 5, "--gamma": 0.5, "--gae-lambda": 0.75, "--num-minibatches": 6, "--update-epochs": 8},
@@ -293,18 +261,6 @@ def test_ppo_flags_have_cleanrl_names_and_presets_its_defaults(ppo):
     assert {name: args[name] for name in cleanrl} == cleanrl
 
 
-@pytest.mark.full
-def test_ppo_update_runs_every_minibatch_of_every_epoch_unless_target_kl_ends_it(ppo, tmp_path):
-    def gradient_steps(**more):
-        small = dict(num_envs=4, num_steps=8, total_timesteps=64, update_epochs=3, num_minibatches=2, out=tmp_path)
-        ppo.main(ppo.Args(**small, **more))
-        state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["optimizer"]["state"]
-        return {int(parameter["step"]) for parameter in state.values()}
-
-    assert gradient_steps() == gradient_steps(target_kl=100.0) == {2 * 3 * 2}
-    assert gradient_steps(target_kl=-1.0) == {2 * 1 * 2}  # the approximate KL divergence is never negative
-
-
 def test_ppo_resume_with_other_arguments_or_a_simulator_on_the_host_is_refused(ppo, tmp_path):
     small = dict(num_envs=4, num_steps=8, total_timesteps=64, update_epochs=1, out=tmp_path)
     ppo.main(ppo.Args(**small))
@@ -325,9 +281,8 @@ def test_custom_env_is_short_and_trained_by_ppo(ppo, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("script", "name"), [("custom_env", "PointMass"), ("grid_world", "KeyAndDoor")])
-def test_custom_envs_keep_the_contract(script, name):
-    func_env = getattr(load_example(script), name)()
+def test_grid_world_keeps_the_contract():
+    func_env = load_example("grid_world").KeyAndDoor()
     check_env(lambda num_envs, **more: tw.FunctionalEnv(func_env, num_envs, max_episode_steps=9, **more))
 
 

@@ -213,17 +213,14 @@ def test_wrappers_and_arguments_that_do_not_fit_an_env_raise(pages):
         ([], {}, ValueError, actions),
         ([[0.0] * 6, [0.0]], {}, ValueError, actions),
         ([[0.0] * 6, [2.0] * 6], {}, ValueError, actions),
-        ([0.0] * 6, {}, ValueError, actions),
         ([[0.0] * 6], {"action_space": Discrete(2)}, TypeError, number),
     ):
         with pytest.raises(error, match=message):
             tw.TransformedEnv(ScriptedEnv(2, **kind), pages.DiscreteActions(given))
     for space, needs in (
         (Box(0, 1, (2,)), 'a Dict observation space with "agent" and "target", but got Box'),
-        (Dict(agent=PARTS["agent"]), 'a Dict observation space with "agent" and "target", but got Dict'),
         (Dict({**PARTS, "agent": Discrete(3)}), '"agent" and "target" as Boxes'),
         (Dict({**PARTS, "agent": Box(0, 4, (3,), np.int64)}), "of one shape"),
-        (Dict({**PARTS, "agent": Box(0, 4, (2,), np.int32)}), "signed dtype, but got Dict"),
         (Dict({name: Box(0, 4, (2,), np.uint8) for name in PARTS}), "signed dtype, but got Dict"),
     ):
         with pytest.raises(TypeError, match=f"RelativePosition needs .*{needs}"):
@@ -238,19 +235,14 @@ def test_wrappers_and_arguments_that_do_not_fit_an_env_raise(pages):
 def test_main_prints_what_each_wrapper_does(pages, capsys):
     pages.main()
     said = capsys.readouterr().out
-    assert "<DiscreteActions(disc_to_cont=[[-2.0], [0.0], [2.0]])<Pendulum-v1(num_envs=3, device=cpu)>>" in said
-    assert "Discrete(3), which reach the env as [-2.0, 0.0, 2.0]" in said
-    assert "[[2, 1], [3, 4], [0, 1]] from [[4, 3], [2, 2], [4, 1]]: [[-2, -2], [1, 2], [-4, 0]]" in said
-    assert "rewards: from -5 to -1" in said
-    assert "<ReacherRewardWrapper(reward_dist_weight=1.0, reward_ctrl_weight=0.1)<Reacher-v5(num_envs=3" in said
-    shown = (
-        "done: [",
-        "new observation: [",
-        "terminal observation: [",
+    for words in (
+        "Discrete(3), which reach the env as [-2.0, 0.0, 2.0]",
+        "[[2, 1], [3, 4], [0, 1]] from [[4, 3], [2, 2], [4, 1]]: [[-2, -2], [1, 2], [-4, 0]]",
+        "rewards: from -5 to -1",
+        "<ReacherRewardWrapper(reward_dist_weight=1.0, reward_ctrl_weight=0.1)<Reacher-v5(num_envs=3",
         "terminal reward: 0.0",
-        "{'reward_survive': tensor([0.])}",
-    )
-    assert all(words in said[said.index("as an episode ends") :] for words in shown)
+    ):
+        assert words in said
 
 
 # `auto_reset_step` shows the last step of an episode and the first observation of the next.
@@ -273,40 +265,3 @@ def test_auto_reset_step_matches_values_computed_by_hand(pages, ending):
         shown = (new_obs, terminal_reward, terminal_done, info["terminal_observation"])
         assert [value.flatten().tolist() for value in shown] == [new, reward, done, terminal]
         assert info["terminal_info"]["action"].equal(action)
-
-
-TERMINATED, TRUNCATED, BOTH = (True, False), (False, True), (True, True)
-
-
-@pytest.mark.parametrize(("backend", "tolerance"), [("gymnasium", 0), ("torch", 1e-6)])
-def test_auto_reset_step_of_cartpole_matches_single_envs(pages, backend, tolerance):
-    limit = 14  # so that episodes are terminated, truncated, and both
-    native = {"dtype": torch.float64} if backend == "torch" else {}
-    env = tw.make("CartPole-v1", 4, backend=backend, max_episode_steps=limit, **native)
-    singles = [gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(4)]
-
-    def reset(row, **seed):
-        initial, _ = singles[row].reset(**seed)
-        if not native:
-            return initial
-        # torchwrap's env draws another initial state: the single env continues from that.
-        singles[row].unwrapped.state = torch.stack([env.unwrapped.state[name][row] for name in env.unwrapped.fields]).numpy()
-        return singles[row].unwrapped.state.astype(np.float32)
-
-    td, ends = env.reset(seed=0), []
-    for row in range(4):
-        assert reset(row, seed=row) == pytest.approx(td["observation"][row].numpy(), abs=tolerance)
-    for _ in range(120):
-        action = env.sample_action()
-        new_obs, terminal_reward, terminal_done, info = pages.auto_reset_step(env, action)
-        for row, single in enumerate(singles):
-            observation, reward, terminated, truncated, _ = single.step(action[row].item())
-            assert info["terminal_observation"][row].numpy() == pytest.approx(observation, abs=tolerance)
-            assert (terminal_reward[row].item(), terminal_done[row].item()) == (reward, terminated or truncated)
-            if terminated or truncated:
-                ends.append((terminated, truncated))
-                assert new_obs[row].abs().max() <= 0.05 and not np.allclose(new_obs[row], observation, atol=1e-3)
-                observation = reset(row)
-            assert new_obs[row].numpy() == pytest.approx(observation, abs=tolerance)
-    assert set(ends) == {(True, False), (False, True), (True, True)} and len(ends) >= 12
-    assert list(info["terminal_info"].keys()) == []  # CartPole has none

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from helpers import after, assert_same, play
@@ -143,6 +145,36 @@ def test_statistics_of_a_step_interrupted_at_any_operator_have_no_negative_varia
             for _ in range(9):
                 env.step(env.sample_action())
         assert env.reset()["observation"].isfinite().all()
+
+
+@pytest.mark.parametrize("call", [step, collect, reset_again, reset_some])
+def test_call_interrupted_at_any_operator_has_not_happened_or_is_over_or_the_env_refuses_to_go_on(call):
+    env, outcomes = make(), set()
+    td = after(env, 4)
+    before = env.snapshot()
+    call(env, td)
+    states = {"had not happened": before, "was over": env.snapshot()}
+    for number in itertools.count(0, 13):
+        td = env.restore(before)
+        try:
+            with StopsAt(KeyboardInterrupt(), after=number):
+                call(env, td)
+            break
+        except KeyboardInterrupt:
+            pass
+        try:
+            found = env.snapshot()
+            outcomes.add(next(name for name, state in states.items() if equal(found, state)))
+        except RuntimeError as error:
+            assert "needs reset(), or restore() of a snapshot" in str(error)
+            outcomes.add("refused")
+    assert "refused" in outcomes and number > 26
+    td = env.restore(before)
+    assert equal(env.snapshot(), before)
+
+
+def equal(one, other):
+    return all(torch.equal(value, other[key]) for key, value in one.items(True, True))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

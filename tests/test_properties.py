@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from unittest import mock
 
@@ -15,17 +14,15 @@ from catalogue import TRANSFORMS
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import batch_space
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from oracles import quick
 from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap import RowMask, random, spaces
+from torchwrap import random, spaces
 from torchwrap import transforms as T
 from torchwrap._core import rows
-from torchwrap.testing import ScriptedEnv
 
 # Gymnasium's warning, from Box.contains of a number that is given as padding.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
@@ -103,37 +100,12 @@ def host(readable):
     return contextlib.nullcontext() if readable else mock.patch.object(rows, "is_host_readable", lambda _: False)
 
 
-LEARNING = ("NormalizeObservation", "NormalizeReward")
 HISTORY = ("FrameStackObservation", "FrameStackObservation of images", "DelayObservation")
 ALONE = (*HISTORY, "TimeAwareObservation", "TimeLimit", "RecordEpisodeStatistics", "StickyAction")
 
 
-@pytest.mark.parametrize("name", quick([*ALONE, *LEARNING], "StickyAction", "NormalizeObservation"))
 @FEW
-@given(seed=SEEDS, operations=OPERATIONS, mask=MASKS, readable=READABLE)
-def test_masked_reset_neither_changes_the_other_rows_nor_depends_on_them(name, seed, operations, mask, readable):
-    env = tw.TransformedEnv(Tape(seed), TRANSFORMS[name][0]())
-    play_operations(env, operations)
-    before, initial, results = dict(env.transforms[0].named_buffers()), env.env._reset(RowMask(mask))["observation"], []
-    for garbage in (torch.full_like(initial, np.nan), torch.full_like(initial, 1e9)):
-        transform = copy.deepcopy(env.transforms[0])
-        with host(readable):
-            rows = RowMask(mask)
-            given = transform.reset(TensorDict({"observation": rows.where(initial, garbage)}, [ENVS]), rows)["observation"]
-        results.append((given[mask], dict(transform.named_buffers())))
-    same(*results)
-    fresh = tw.TransformedEnv(Tape(seed), TRANSFORMS[name][0]()).transforms[0]
-    if name in ALONE:  # which have no statistics
-        same(fresh.reset(TensorDict({"observation": initial}, [ENVS]), RowMask.full(ENVS))["observation"][mask], results[0][0])
-    for key, value in results[0][1].items():
-        if key not in transform.state_dict() and len(value) == ENVS:
-            same(value[~mask], before[key][~mask])
-        assert mask.any() or torch.equal(value, before[key])
-
-
-@pytest.mark.parametrize("name", quick(ALONE, "FrameStackObservation"))
-@FEW
-@given(seed=SEEDS, operations=OPERATIONS, readable=READABLE)
+@given(name=st.sampled_from(ALONE), seed=SEEDS, operations=OPERATIONS, readable=READABLE)
 def test_env_in_a_batch_equals_the_env_alone(name, seed, operations, readable):
     make = TRANSFORMS[name][0]
     with host(readable):
@@ -164,9 +136,9 @@ OTHERS = ("RescaleObservation", "RescaleAction", "TransformObservation", "Transf
 OTHERS += ("ObservationGroups", "PolicyState")  # it contains AddNoise; it needs a policy
 
 
-@pytest.mark.parametrize("name", quick([name for name in TRANSFORMS if name not in OTHERS], "FlattenObservation"))
-@FEW
-@given(seed=SEEDS, space=SPACES)
+@pytest.mark.full
+@settings(FEW, max_examples=100)
+@given(name=st.sampled_from([name for name in TRANSFORMS if name not in OTHERS]), seed=SEEDS, space=SPACES)
 def test_transform_over_any_space_stays_in_its_spaces_or_raises_with_its_name(name, seed, space):
     try:
         env = tw.TransformedEnv(Tape(seed, space, space), TRANSFORMS[name][0]())
@@ -179,26 +151,6 @@ def test_transform_over_any_space_stays_in_its_spaces_or_raises_with_its_name(na
         for observation in (output["next", "observation"], output["observation"]):
             assert spaces.contains(env.single_observation_space, observation)
             assert env.observation_space.contains(spaces.to_numpy(env.single_observation_space, observation))
-
-
-POOLED = {name: make for name, (make, env) in TRANSFORMS.items() if env is ScriptedEnv and name != "PolicyState"}
-POOL = st.sampled_from(list(POOLED.values()))
-
-
-@pytest.mark.full
-@MANY
-@given(seed=SEEDS, makes=st.tuples(POOL, POOL, POOL))
-def test_compose_of_three_transforms_is_associative(seed, makes):
-    one, two, three = ([make() for make in makes] for _ in range(3))
-    try:
-        left = tw.TransformedEnv(Tape(seed), T.Compose([T.Compose(one[:2]), one[2]]))
-    except (TypeError, ValueError):  # such as DiscretizeAction over ClipAction, which removes the bounds
-        assume(False)
-    right = tw.TransformedEnv(Tape(seed), T.Compose([two[0], T.Compose(two[1:])]))
-    nested = functools.reduce(tw.TransformedEnv, three, Tape(seed))
-    outputs = play_operations(left, [None] * 20)
-    for env in (right, nested):
-        same(play_operations(env, [None] * 20), outputs)
 
 
 @MANY
@@ -259,26 +211,3 @@ def test_running_mean_std_in_any_batching_masks_and_order_equals_numpy(seed, siz
         np.testing.assert_allclose(statistics.mean, counted.mean(0), rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(statistics.var, counted.var(0), rtol=1e-9, atol=1e-14)
         assert statistics.count.item() == len(counted)
-
-
-@pytest.mark.full
-@MANY
-@given(seed=SEEDS, operations=OPERATIONS, gamma=st.floats(0, 1), kept=st.integers(1, 9), readable=READABLE)
-def test_returns_and_records_equal_a_recurrence_in_double_precision(seed, operations, gamma, kept, readable):
-    record = T.RecordEpisodeStatistics(kept)
-    with host(readable):
-        outputs = play_operations(tw.TransformedEnv(Tape(seed), record, T.NormalizeReward(gamma, 0.01)), operations)
-    total, length, discounted, counted, finished = *np.zeros((3, ENVS)), [], []
-    for mask, ours, raw in zip(operations, outputs[1:], play_operations(Tape(seed), operations)[1:], strict=True):
-        if "next" in raw.keys():
-            reward, mask = raw["next", "reward"][:, 0].double().numpy(), raw["next", "done"][:, 0]
-            total, length, discounted = total + reward, length + 1, discounted * gamma + reward
-            counted.append(discounted)
-            expected = np.stack([total, length, reward / np.sqrt(np.var(counted) + 0.01)], 1)
-            got = torch.cat([ours["next", key] for key in ("episode_return", "episode_length", "reward")], 1)
-            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-        finished += [(total[i], length[i]) for i in mask.nonzero()[:, 0] if length[i]]
-        total, length, discounted = np.where(mask, 0, (total, length, discounted))
-    queues = torch.stack([record.return_queue, record.length_queue], 1)
-    np.testing.assert_allclose(queues, np.reshape(finished[-kept:], (-1, 2)), rtol=1e-6, atol=1e-6)
-    assert record.episode_count == len(finished)

@@ -9,7 +9,7 @@ import io
 import pytest
 import torch
 from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
-from helpers import after, assert_same, buffers, each_copy, play
+from helpers import after, assert_same, each_copy, play
 from tensordict import TensorDict
 from torch import nn
 
@@ -82,19 +82,6 @@ class Encoder(T.ObservationTransform):
 
     def observation(self, observation):
         return self.linear(observation) * self.scale
-
-
-def test_load_state_dict_that_is_interrupted_changes_nothing():
-    env, learned = taught()
-    before = buffers(env)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    env.transforms[1].statistics.register_load_state_dict_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        env.load_state_dict(learned)
-    assert_same(buffers(env), before)
 
 
 def test_load_state_dict_not_strict_returns_the_keys_that_differ():
@@ -235,33 +222,6 @@ def test_constructor_arguments_of_every_transform_and_wrapper_stay():
     for make in WRAPPERS.values():
         with make(2) as env:
             assert_arguments_stay(env)
-
-
-class Fading(T.RewardTransform):
-    """A user's transform, which changes an attribute in eager mode."""
-
-    def __init__(self, rate):
-        super().__init__()
-        self.rate = rate
-        self.rate = float(rate)  # a constructor may assign twice
-        self.factor = 1.0
-
-    def reward(self, reward):
-        self.factor *= self.rate
-        return reward * self.factor
-
-
-def test_other_attributes_of_a_transform_can_be_assigned():
-    env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), Fading(0.5))
-    td, rewards = env.reset(), []
-    for _ in range(2):
-        transition, td = env.step(td.set("action", env.sample_action()))
-        rewards.append(transition["next", "reward"].item())
-    assert rewards == [0.5, 2 * 0.25]
-    env.transforms[0].factor = 8.0
-    assert env.step(env.sample_action())[0]["next", "reward"].item() == 3 * 4
-    with pytest.raises(AttributeError, match=f"{type(env.transforms[0]).__name__} {KEPT.format('rate')}"):
-        env.transforms[0].rate = 0.1
 
 
 class Adjustable(T.RewardTransform):

@@ -11,7 +11,7 @@ import math
 
 import pytest
 import torch
-from catalogue import COMPILED, NUM_ENVS, TRANSFORMS, WRAPPERS, ActorCritic, cartpole, stack
+from catalogue import COMPILED, NUM_ENVS, REPRESENTATIVE, WRAPPERS, ActorCritic, cartpole
 from gymnasium.spaces import Box, Discrete
 from helpers import AOT, INDUCTOR, assert_same, buffers
 from tensordict import TensorDict
@@ -86,7 +86,7 @@ def assert_compiles(make, backend="eager", tolerance=0.0, num_steps=50, policy=N
 
 
 def stacks(names):
-    """Transforms of the catalogue in as few stacks as their spaces allow: lists of names."""
+    """Transforms of the catalogue in as few stacks as their spaces allow: functions that make an env."""
     found = []
     for name in names:
         for stacked in found:
@@ -95,46 +95,48 @@ def stacks(names):
                 break
         else:
             found.append([name])
-    return found
+    return [functools.partial(make_stack, stacked) for stacked in found]
 
 
 def make_stack(names):
     """An env with several transforms of the catalogue; None if their envs or spaces do not fit together."""
-    (_, make_env), *others = [TRANSFORMS[name] for name in names]
+    (_, make_env), *others = [COMPILED[name] for name in names]
     if any(repr(other) != repr(make_env) for _, other in others):
         return None
     try:
-        return tw.TransformedEnv(make_env(NUM_ENVS), *[TRANSFORMS[name][0]() for name in names])
+        return tw.TransformedEnv(make_env(NUM_ENVS), *[COMPILED[name][0]() for name in names])
     except (TypeError, ValueError):
         return None
 
 
-def test_every_transform_compiles_in_stacks():
-    variants = [name for name in TRANSFORMS if " of " in name or " to " in name]  # of transforms that are in the list as well
-    for names in stacks([name for name in TRANSFORMS if name not in variants]):
-        assert_compiles(functools.partial(make_stack, names))
+def test_transforms_compile_in_a_stack():
+    assert_compiles(stacks(REPRESENTATIVE)[0])
 
 
-def test_native_envs_compile():
-    for id in NATIVE:
-        assert_compiles(functools.partial(tw.make, id, NUM_ENVS, max_episode_steps=7))
+def test_native_env_with_transforms_and_a_network_compiles():
+    torch.manual_seed(0)
+    assert_compiles(cartpole, policy=ActorCritic())
 
 
 class VmappedPendulum(Pendulum):
     broadcasts = False
 
 
-def test_functional_env_compiles():
+@pytest.mark.parametrize("action_repeat", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_functional_env_compiles(action_repeat):
     def make():
         limits = torch.tensor([3, 5, 7, 4, 9])
-        return tw.FunctionalEnv(VmappedPendulum(), NUM_ENVS, max_episode_steps=limits, action_repeat=2, reset_pool=8)
+        return tw.FunctionalEnv(
+            VmappedPendulum(), NUM_ENVS, max_episode_steps=limits, action_repeat=action_repeat, reset_pool=8
+        )
 
     assert_compiles(make)
 
 
-def test_network_and_wrappers_compile():
-    torch.manual_seed(0)
-    assert_compiles(cartpole, policy=ActorCritic())
+@pytest.mark.full
+def test_native_envs_and_wrappers_compile():
+    for id in NATIVE:
+        assert_compiles(functools.partial(tw.make, id, NUM_ENVS, max_episode_steps=7))
     assert_compiles(lambda: tw.TransformedEnv(WRAPPERS["RepeatAction"](NUM_ENVS), T.TimeLimit(2)))
     assert_compiles(lambda: WRAPPERS["MaxAndSkipObservation"](NUM_ENVS, episode_lengths=(7, 4, 9)))
 
@@ -149,12 +151,12 @@ def test_action_is_not_changed_and_outputs_are_the_callers():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", COMPILED)
-def test_each_transform_compiles_through_aot_autograd(name):
-    assert_compiles(functools.partial(stack, name), "aot_eager", AOT)
+def test_every_transform_compiles_through_aot_autograd_in_stacks():
+    for make in stacks(COMPILED):
+        assert_compiles(make, "aot_eager", AOT)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["Compose of seven", "ObservationGroups", "StickyAction", "on CartPole"])
-def test_transforms_compile_through_inductor(name):
-    assert_compiles(functools.partial(stack, name), "inductor", INDUCTOR)
+def test_transforms_compile_through_inductor():
+    for make in stacks(["Compose of seven", "ObservationGroups", "StickyAction", "on CartPole"]):
+        assert_compiles(make, "inductor", INDUCTOR)

@@ -80,6 +80,7 @@ class TwoShapes(T.Transform):
 
 
 @pytest.mark.compiles
+@pytest.mark.full
 def test_copies_of_one_value_through_inductor_share_no_memory():
     env = tw.compile(tw.TransformedEnv(ScriptedEnv(64, (3,)), TwoShapes()))
     td = env.reset(seed=0)
@@ -98,6 +99,7 @@ def step_in_another_process(env, results):
     results.put(td["observation"].tolist())
 
 
+@pytest.mark.full
 def test_env_in_shared_memory_steps_as_before():
     make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())  # noqa: E731
     env, eager = tw.compile(make(), backend="aot_eager"), make()

@@ -62,7 +62,6 @@ def compiled(target):
 
 
 # How an env is run, and whether a simulator on the host steps it. Each returns transitions (num_envs, 24).
-# How an env is run, and whether a simulator on the host steps it. Each returns transitions (num_envs, 24).
 WAYS = {
     "eager": (stepped, "torch"),
     "eager, host-stepped": (stepped, "gymnasium"),
@@ -117,12 +116,12 @@ def test_compile_sets_what_takes_the_place_of_a_step_and_no_other_attribute():
     for env in (tw.TransformedEnv(tw.Wrapper(ScriptedEnv(NUM_ENVS)), *transforms), gymnasium_cartpole()):
         env.reset()
         before = {module: dict(vars(module)) for module in env.modules()}
-        assert not env.is_compiled and tw.compile(env, backend="aot_eager").is_compiled
+        assert not env.is_compiled and tw.compile(env, backend="eager").is_compiled
         found = {module: changed(before[module], vars(module)) for module in env.modules()}
         assert found.pop(env) <= {"_compiled", "_compiled_step", "_compiled_reset"} and not any(found.values())
     collect = tw.Collector(ScriptedEnv(NUM_ENVS), Push(), 3)
     before = {each: dict(vars(each)) for each in (collect, collect.policy, *collect.env.modules())}
-    assert not collect.is_compiled and tw.compile(collect, backend="aot_eager").is_compiled
+    assert not collect.is_compiled and tw.compile(collect, backend="eager").is_compiled
     found = {each: changed(vars_before, vars(each)) for each, vars_before in before.items()}
     assert found.pop(collect) == {"_compiled"} and not any(found.values()) and not collect.env.is_compiled
 
@@ -151,8 +150,6 @@ class TestCopy:
         assert_same(buffers(env), before)
         assert len(graphs) == 1
         assert not tw.Wrapper(replicate(twin)).is_compiled  # which a compiled env would refuse
-        tw.compile(twin, backend="counting")
-        assert len(graphs) == 2
 
     @full
     @each_copy

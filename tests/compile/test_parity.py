@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from catalogue import COMPILED, ENDINGS, NUM_ENVS, Push, cartpole, gymnasium_cartpole, seven, stack
+from catalogue import COMPILED, ENDINGS, NUM_ENVS, TRANSFORMS, cartpole, gymnasium_cartpole, seven, stack
 from helpers import AOT, INDUCTOR, after, assert_no_overlap, assert_plays_the_same, assert_same, leaves, mostly_full, play
 from tensordict import TensorDict
 from torch import nn
@@ -21,9 +21,11 @@ from torchwrap.testing import ScriptedEnv
 STEPS = 500
 
 
-@pytest.mark.parametrize(
-    "name", mostly_full(COMPILED, "RecordEpisodeStatistics", "NormalizeReward", "StickyAction", "FrameStackObservation")
-)
+# `check_transform` compares every transform of `TRANSFORMS` in the same way.
+FAST = "NormalizeReward", "StickyAction"
+
+
+@pytest.mark.parametrize("name", mostly_full([*FAST, *(name for name in COMPILED if name not in TRANSFORMS)], *FAST))
 def test_transform_compiled_matches_eager(name):
     following = assert_plays_the_same(stack(name), tw.compile(stack(name), backend="aot_eager"), 100, AOT)
     done = following["done"]
@@ -144,11 +146,6 @@ def test_graphs_are_traced_by_compile_and_once_for_another_mode(graphs):
     before = eager.transforms[0].statistics.mean
     assert_plays_the_same(eager, env, 30, AOT)
     assert (env.transforms[0].statistics.mean == before).all()
-    collect = tw.compile(tw.Collector(stack("Compose of two"), Push(), 6), backend="counting")
-    number, (_, td) = len(graphs), collect()
-    for _ in range(9):
-        _, td = collect(td)
-    assert len(graphs) == number
 
 
 def half_cheetah():
@@ -165,8 +162,7 @@ class TestHostSteppedEnv:
         following = assert_plays_the_same(eager, compiled, 100, AOT)
         assert following["terminated"].any() and following["truncated"].any() and not following["done"].any(1).all()
         assert len(graphs) == 2
-        for mode in (False, True):
-            assert_plays_the_same(eager.train(mode), compiled.train(mode), 10, AOT)
+        assert_plays_the_same(eager.eval(), compiled.eval(), 10, AOT)
 
     @pytest.mark.full
     def test_transforms_over_processes_and_mujoco_compiled_match_eager(self, graphs):
@@ -185,6 +181,7 @@ class TestHostSteppedEnv:
             transition, td = env.step(env.reset().set("action", env.sample_action()))
             assert_no_overlap(transition.exclude("observation"), td)
 
+    @pytest.mark.full
     def test_every_layer_is_compiled(self, graphs):
         def make():
             inner = tw.TransformedEnv(

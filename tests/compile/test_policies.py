@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from catalogue import NUM_ENVS, ActorCritic, cartpole, categorical, stack
+from catalogue import NUM_ENVS, ActorCritic, stack
 from helpers import AOT, INDUCTOR, assert_same, buffers, leaves, play
 from tensordict import TensorDict
 from torch import nn
@@ -60,36 +60,6 @@ def test_parameters_that_change_are_followed():
         assert all(((after[key] - before[key]).abs() > 1e-3).float().mean() > 0.9 for key in ("logits", "value"))
 
 
-@full
-def test_dropout_is_on_in_train_and_off_in_eval():
-    network, both = network_and_collectors(dropout=0.5)
-    for _ in range(2):
-        network.train()
-        (one, _), (other, _) = both(), both()
-        assert (one["logits"] != other["logits"]).any(-1).float().mean() > 0.9
-        network.eval()
-        assert_same(*both(), AOT)
-
-
-def test_tied_weights_stay_tied():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
-            self.two.weight = self.one.weight
-
-        def forward(self, td):
-            return torch.tanh(self.two(self.one(td["observation"][:, :6] / 1000)))
-
-    policy = Tied()
-    eager = tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4)
-    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), policy, 4), backend="aot_eager")
-    for _ in range(2):
-        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], AOT)
-        with torch.no_grad():
-            policy.one.weight.mul_(0.5)
-
-
 class CountsCalls(nn.Module):
     """A stateful policy."""
 
@@ -115,18 +85,6 @@ def normal(td):
     distribution = Normal(td["observation"].flatten(1)[:, :6] * 0 + 0.5, 2.0)
     action = distribution.sample()
     return td.update({"action": action, "log_prob": distribution.log_prob(action).sum(-1)})
-
-
-@full
-def test_categorical_policy_samples_at_each_step_and_keeps_log_prob():
-    collect = tw.compile(tw.Collector(cartpole(200), categorical, 5), backend="aot_eager")
-    data, td = collect(collect.env.reset(seed=0))
-    data = torch.cat([data, collect(td)[0]], 1)
-    logits = data["observation"].flatten(2)[..., :2]
-    torch.testing.assert_close(data["log_prob"], Categorical(logits=logits).log_prob(data["action"]))
-    share, expected = data["action"].float().mean(0), logits.softmax(-1)[..., 1].mean(0)
-    assert ((share - expected).abs() < 0.16).all()  # of 200: more than four deviations
-    assert all((one != other).any() for one, other in itertools.combinations(data["action"].unbind(1), 2))
 
 
 def test_normal_policy_samples_at_each_step_and_keeps_log_prob():
@@ -174,32 +132,13 @@ def assert_collects_the_same(make, num_steps, tolerance, **arguments):
         assert_same(buffers(collect.env), buffers(eager.env), tolerance)
 
 
-@full
-@pytest.mark.parametrize("name", ["Compose of two", "Compose of none, Dict spaces"])
-def test_random_actions_compiled_match_eager(name):
-    assert_collects_the_same(functools.partial(stack, name), 6, AOT, backend="aot_eager")
-
-
 @pytest.mark.parametrize(("num_steps", "unroll"), [pytest.param(1, 2, marks=full), (5, 2)])
 def test_unrolled_steps_match_eager(num_steps, unroll):
     make = functools.partial(ScriptedEnv, NUM_ENVS, (2,))
     assert_collects_the_same(make, num_steps, 0, backend="eager", unroll=unroll)
 
 
-KEYS = ["action", ("observation", "image"), ("next", "reward"), ("next", "observation", "rest"), ("next", "info")]
-
-
 @full
-def test_keys_restrict_what_is_kept():
-    make = functools.partial(stack, "Compose of none, Dict spaces")
-    eager = tw.Collector(make(), None, 5, keys=KEYS)
-    collect = tw.compile(tw.Collector(make(), None, 5, keys=KEYS), backend="eager")
-    for _ in range(2):
-        data = collect(collect.env.reset(seed=0))[0]
-        assert_same(data, eager(eager.env.reset(seed=0))[0])
-    assert set(data.keys()) == {"action", "observation", "next"} and set(data["observation"].keys()) == {"image"}
-
-
 def test_modes_and_calls_between_steps_and_resets_of_env_match_eager():
     env, other = stack("Compose of two"), stack("Compose of two")
     collect = tw.compile(tw.Collector(env, None, 4), backend="aot_eager")

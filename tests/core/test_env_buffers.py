@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 
 import pytest
 import torch
-from torch import nn
 
 from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
 
@@ -60,59 +58,3 @@ class Reader(Alarm):
 def reassigned(module):
     module.rings = torch.ones(2, dtype=torch.bool)
     return module
-
-
-def test_registered_buffer_is_not_persistent_and_listed_once():
-    module = BatchedModule()
-    for number in (1.0, 2.0):  # a module may be set up again
-        module.register_env_buffer("elapsed", torch.full((3, 1), number))
-    module.register_env_buffer("length", torch.zeros(3))
-    assert module._env_buffer_names == ("elapsed", "length") and module.elapsed.tolist() == [[2], [2], [2]]
-    assert not module.state_dict() and set(dict(module.named_buffers())) == {"elapsed", "length"}
-    assert copy.deepcopy(module)._env_buffer_names == module._env_buffer_names and BatchedModule()._env_buffer_names == ()
-
-
-class Named(BatchedModule):
-    """Parts and arguments, which stay from the end of the constructor on."""
-
-    def __init__(self, name, *others, size=1, **more):
-        super().__init__()
-        self.part = nn.Identity()
-        for self.name in (*others, name):
-            pass
-        self.others, self.size, self.more, self.free = others, size, more, 0
-
-
-class NamedTwice(Named):
-    def __init__(self, title, **more):
-        super().__init__(title, **more)
-        self.name, self.part, self.title = f"{self.name}!", nn.ReLU(), title
-
-
-def test_arguments_and_parts_cannot_be_assigned_after_the_constructor():
-    for make, names in ((Named, "name others size more part"), (NamedTwice, "title name size part")):
-        for change in (lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
-            module = change(make("a"))
-            for name in names.split():
-                before = getattr(module, name)
-                match = f"{make.__name__} needs the {name} that it was made with, but got None"
-                with pytest.raises(AttributeError, match=match):
-                    setattr(module, name, None)
-                assert getattr(module, name) is before
-            module.free, module.training, module.other = 1, False, nn.Linear(1, 1)
-            module.other = nn.Identity()  # no part of it when the constructor ended
-    assert inspect.signature(NamedTwice) == inspect.signature(lambda title, **more: None)
-
-
-def test_module_whose_constructor_raised_is_not_fixed():
-    class Failing(Named):
-        def __init__(self, name):
-            super().__init__(name)
-            made.append(self)
-            raise ValueError
-
-    made = []
-    with pytest.raises(ValueError):
-        Failing("a")
-    made[0].name = "b"
-    assert made[0].name == "b"

@@ -128,6 +128,7 @@ def limited(kind, **arguments):
     return FunctionalEnv(kind(), max_episode_steps=limits, **arguments)
 
 
+@pytest.mark.full
 def test_env_with_info_and_limits_satisfies_the_contract():
     check_env(functools.partial(limited, ScalarTelling))
 
@@ -220,50 +221,6 @@ def test_truncated_counts_besides_the_limit_and_terminal():
         assert (td["observation"][ended] == 0).all()  # new episodes
 
 
-class Chance(BroadcastNoisy):
-    """Notes the tags of the keys that its functions get."""
-
-    def __init__(self):
-        self.tags = {}
-
-    def __getattribute__(self, name):
-        function = super().__getattribute__(name)
-        if name not in ("initial", "transition", "observation", "reward", "terminal", "truncated"):
-            return function
-
-        def noting(*arguments, rng, **keywords):
-            self.tags[name] = rng.tag
-            return function(*arguments, rng=rng, **keywords)
-
-        return noting
-
-    def truncated(self, state, rng, params=None):
-        return random.uniform(rng) < 0.3
-
-
-def test_truncated_draws_numbers_of_its_own():
-    func_env = Chance()
-    env = FunctionalEnv(func_env, 4, reset_pool=8)
-    take, tags = env.pool.take, func_env.tags
-    env.pool.take = lambda key: take(tags.setdefault("pool", key.tag) and key)
-    td = env.reset(seed=0)
-    env.step(td.set("action", torch.zeros(4, 3)))
-    assert tags.pop("initial") > 31 << 3  # the pool draws the initial states
-    assert sorted(tags.values()) == [1, 2, 3, 4, 5, 6]
-
-
-def test_env_without_truncated_draws_as_one_with_it():
-    class Never(BroadcastNoisy):
-        def truncated(self, state, rng, params=None):
-            return random.uniform(rng) < 0
-
-    pairs = [(func_env, pool) for pool in (0, 4) for func_env in (BroadcastNoisy(), Never())]
-    envs = [FunctionalEnv(func_env, 5, max_episode_steps=9, reset_pool=pool) for func_env, pool in pairs]
-    actions = some_actions(envs[0], 30)
-    played = [play(env, env.reset(seed=4), actions)[0] for env in envs]
-    assert equal(played[0], played[1]) and equal(played[2], played[3])
-
-
 # Limits that differ between envs.
 
 
@@ -307,12 +264,3 @@ def test_limits_are_configuration_and_not_in_snapshots():
     without = FunctionalEnv(BroadcastNoisy(), 2)
     without.restore(env.snapshot())
     assert not hasattr(without, "step_limits")
-
-
-@pytest.mark.cuda
-def test_limits_move_with_the_env():
-    env = FunctionalEnv(BroadcastTelling(), 2, max_episode_steps=torch.tensor([1, 2])).to("cuda")
-    assert env.step_limits.is_cuda
-    transition, _ = env.step(env.reset(seed=0).set("action", torch.zeros(2, 1, device="cuda")))
-    assert transition["next", "truncated"].flatten().tolist() == [True, False]
-    assert transition["next", "info", "count"].is_cuda

@@ -25,17 +25,6 @@ def test_shards_by_first_index_equal_their_rows_of_the_whole(func_env):
         assert equal(out, everything[:, :, first : first + count])
 
 
-@both_noisy
-def test_reset_with_the_same_seed_repeats_the_transitions(func_env):
-    env = FunctionalEnv(func_env, 4, max_episode_steps=9)
-    actions = some_actions(env, 40)
-    first, _ = play(env, env.reset(seed=5), actions)
-    again, _ = play(env, env.reset(seed=5), actions)
-    other, _ = play(env, env.reset(seed=6), actions)
-    assert equal(first, again)
-    assert not (first["reward"] == other["reward"]).any()
-
-
 def test_seed_uses_all_64_bits_and_is_drawn_if_none_is_given():
     env = FunctionalEnv(Noisy(), 3)
     for seeds in ((0, 2**32), (0, 2**63), (1, 2**32 + 1), (2**64 - 1, 2**32 - 1)):
@@ -73,22 +62,6 @@ def test_draws_of_the_functions_of_one_step_are_independent():
     following = env.step(td.set("action", torch.zeros(5000, 3)))[0]["next"]
     columns += [*following["observation"].unbind(-1), following["reward"][:, 0], following["terminated"][:, 0].float()]
     assert (torch.corrcoef(torch.stack(columns)) - torch.eye(8)).abs().max() < 0.08
-
-
-@both_noisy
-def test_partial_reset_does_not_change_the_other_rows(func_env):
-    env, untouched = (FunctionalEnv(func_env, 4, max_episode_steps=9) for _ in range(2))
-    actions = some_actions(env, 20)
-    _, td = play(env, env.reset(seed=5), actions[:3])
-    before = td["observation"].clone()
-    _, expected = play(untouched, untouched.reset(seed=5), actions[:3])
-    td = env.reset(mask=torch.tensor([True, False, False, True]))
-    assert equal(td["observation"][1:3], before[1:3])
-    assert not (td["observation"][[0, 3]] == before[[0, 3]]).any()
-    out, _ = play(env, td, actions[3:])
-    reference, _ = play(untouched, expected, actions[3:])
-    assert equal(out[:, :, 1:3], reference[:, :, 1:3])
-    assert not (out[:, :, [0, 3]]["reward"] == reference[:, :, [0, 3]]["reward"]).all()
 
 
 def test_partial_reset_with_a_seed_starts_the_first_episode_of_that_seed():

@@ -63,12 +63,7 @@ def test_function_that_does_not_fit_raises_at_construction():
         "transition": [
             (Walk, lambda state, action, rng: {"position": state["position"]}, ValueError, r"fields \['position', 'count'\]"),
             (Walk, lambda state, action, rng: {**state, "more": state["count"]}, ValueError, "fields .*'more'"),
-            (
-                Walk,
-                lambda state, action, rng: {**state, "count": state["count"] + 0.5},
-                ValueError,
-                "'count' .*int64, but .*float",
-            ),
+            (Walk, lambda state, action, rng: {**state, "count": state["count"] + 0.5}, ValueError, "'count' .*int64.*float"),
             (Walk, lambda state, action, rng: state["position"], TypeError, "a dict of tensors, but got Tensor"),
             (Walk, lambda state, action, rng: {**state, "position": state["position"][:1]}, ValueError, "'position' of shape"),
         ],
@@ -152,28 +147,12 @@ def test_invalid_call_raises_and_changes_nothing():
         [
             (lambda: env.step(torch.zeros(2)), ValueError, r"an action of shape \(2, 1\)"),
             (lambda: env.step(zeros.double()), TypeError, "an action of dtype torch.float32"),
-            (
-                lambda: env.reset(seed=1, options={"unknown": 1.5}),
-                ValueError,
-                r"options among \['start'\], but got \['unknown'\]",
-            ),
+            (lambda: env.reset(seed=1, options={"unknown": 1}), ValueError, r"among \['start'\], but got \['unknown'\]"),
             (simulate(zeros), TypeError, "needs a state as a dict of tensors, as `env.state` is, but got Tensor"),
-            (
-                simulate({"position": zeros}),
-                ValueError,
-                r"a state with fields \['position', 'count'\], but got \['position'\]",
-            ),
+            (simulate({"position": zeros}), ValueError, r"fields \['position', 'count'\], but got \['position'\]"),
             (simulate({**state, "position": [0, 0]}), TypeError, r"state\['position'\] as a torch.Tensor, but got list"),
-            (
-                simulate({**state, "position": torch.zeros(3, 2)}),
-                ValueError,
-                r"state\['position'\] of shape \(2, 2\) .* \(3, 2\)",
-            ),
-            (
-                simulate({**state, "count": torch.zeros(2)}),
-                ValueError,
-                r"state\['count'\] of shape \(2,\) torch.int64.*float32",
-            ),
+            (simulate({**state, "position": torch.zeros(3, 2)}), ValueError, r"'position'\] of shape \(2, 2\) .* \(3, 2\)"),
+            (simulate({**state, "count": torch.zeros(2)}), ValueError, r"'count'\] of shape \(2,\) torch.int64.*float32"),
             (simulate(action=torch.zeros(2)), ValueError, r"FunctionalEnv.simulate needs an action of shape \(2, 1\)"),
             (simulate(action=zeros.double()), TypeError, "FunctionalEnv.simulate needs an action of dtype torch.float32"),
             (simulate(offset=-1), ValueError, "offset of at least 0, but got -1"),

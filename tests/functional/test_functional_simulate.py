@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from func_envs import Noisy, Walk, both_noisy, both_walks, changed, equal, play, some_actions
+from func_envs import Noisy, Walk, both_noisy, both_walks, changed, equal, some_actions
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from helpers import buffers
@@ -66,19 +66,6 @@ def test_simulate_with_an_offset_returns_what_later_steps_do(func_env):
         assert equal(successor[alive], transition["next"][alive])
         alive &= ~transition["next", "done"].squeeze(-1)
     assert not alive.all()
-
-
-@both_noisy
-def test_step_after_simulate_is_a_step_without_it(func_env):
-    env, other = [FunctionalEnv(func_env, 3, max_episode_steps=5) for _ in range(2)]
-    actions = some_actions(env, 10)
-    expected, _ = play(other, other.reset(seed=2), actions)
-    td, given = env.reset(seed=2), []
-    for action in actions:
-        env.simulate({"position": torch.zeros(3, 3, requires_grad=True)}, action, offset=3)
-        transition, td = env.step(td.set("action", action))
-        given.append(transition["next"])
-    assert equal(torch.stack(given), expected[:, 0])
 
 
 @both_walks

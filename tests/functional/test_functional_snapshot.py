@@ -16,9 +16,7 @@ from func_envs import (
 )
 from helpers import each_copy, params
 
-import torchwrap as tw
 from torchwrap import FunctionalEnv
-from torchwrap import transforms as T
 
 FUNC_ENVS = [Noisy(), BroadcastNoisy(), Nested(), Plain(), BroadcastItself()]
 
@@ -47,20 +45,6 @@ def test_restored_env_continues_bit_for_bit(func_env, carry):
         assert equal(td_again["observation"], td["observation"])
         assert equal(play(restored, td_again, actions[7:])[0], expected)
         assert equal(restored.sample_action(), sampled)
-
-
-def test_restored_transformed_env_continues_bit_for_bit():
-    def make():
-        return tw.TransformedEnv(
-            FunctionalEnv(Noisy(), 4), T.TimeLimit(5), T.NormalizeObservation(), T.FrameStackObservation(3)
-        )
-
-    env, other = make(), make()
-    actions = some_actions(env, 30)
-    _, td = play(env, env.reset(seed=5), actions[:7])
-    snapshot = through_a_file(env.snapshot())
-    expected, _ = play(env, td, actions[7:])
-    assert equal(play(other, other.restore(snapshot), actions[7:])[0], expected)
 
 
 @each_copy

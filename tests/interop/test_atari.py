@@ -64,7 +64,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl", "gymnasium"))
+@pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl"))
 @pytest.mark.parametrize(("game", "at_least"), [("Breakout", 1), *(pytest.param(g, 3, marks=pytest.mark.full) for g in GAMES)])
 def test_preset_equals_its_reference_over_whole_games(game: str, preset: str, at_least: int) -> None:
     make_reference, id = REFERENCES[preset]
@@ -151,6 +151,7 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
     assert transition["next", "info", "game_over"] == 1
 
 
+@pytest.mark.full
 def test_processes_specs_and_shards_make_the_same_games() -> None:
     env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 3, "sb3"), T.atari("sb3"))
     again = tw.make(type(env.spec).from_json(env.spec.to_json()))

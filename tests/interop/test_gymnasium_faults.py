@@ -10,7 +10,6 @@ import multiprocessing.connection
 import os
 import random
 import signal
-import socket
 import sys
 import time
 
@@ -158,22 +157,6 @@ def test_close_returns_if_a_worker_fails_to_close(fault):
     close(env)
 
 
-def test_close_does_not_wait_for_a_stopped_worker_with_a_full_pipe():
-    env = make(2, worker_timeout=None)
-    os.kill(env.vector_env.processes[1].pid, signal.SIGSTOP)
-    interrupt(lambda: env.vector_env.parent_pipes[1].send(("step", bytes(10**7))), after=0.1)
-    close(env)
-
-
-def test_worker_that_waits_for_an_ended_one_is_not_blamed():
-    env = make(2, fault="kill", method="step", worker_timeout=0.4)
-    td = env.reset(seed=0)
-    os.kill(env.vector_env.processes[0].pid, signal.SIGSTOP)  # as if it waited for env 1
-    with pytest.raises(RuntimeError, match="the process of env 1 was killed"):
-        sample_and_step(env, td)
-    close(env)
-
-
 def test_exception_of_a_synchronous_env_is_not_changed_and_reset_continues():
     class Once(Scripted):
         def step(self, action):
@@ -258,15 +241,6 @@ def test_reset_after_an_interrupt_between_parts_of_messages_starts_over(bridge, 
         check_transitions(env, makers, steps=3, seed=last)
 
 
-def test_worker_that_ends_after_an_interrupt_is_named_by_the_reset():
-    env = make(2, delay=0.3)
-    interrupt(lambda: play(env), after=0.05)
-    env.vector_env.processes[1].kill()
-    with pytest.raises(RuntimeError, match="the process of env 1 was killed by signal 9 in step"):
-        env.reset(seed=1)
-    close(env)
-
-
 def test_same_step_reset_after_an_interrupt_resets_every_row(bridge, monkeypatch):
     env = bridge(scripted(2, lengths=[(1,), (5,)]), mode=SAME_STEP)
     td = env.reset(seed=0)
@@ -316,13 +290,3 @@ def test_worker_timeout_is_part_of_the_spec():
         assert each.spec.kwargs["worker_timeout"] == 1e300
         check_transitions(each, [Faulty] * each.num_envs)
         close(each)
-
-
-def test_default_timeout_of_sockets_does_not_apply_to_workers(monkeypatch):
-    socket.setdefaulttimeout(0.05)
-    try:
-        env = make(2, delay=0.15, worker_timeout=None)
-    finally:
-        socket.setdefaulttimeout(None)
-    check_transitions(env, [Faulty] * 2, steps=1)
-    close(env)

@@ -216,25 +216,6 @@ def test_results_own_their_memory():
     assert (env.step(torch.zeros(16, 16))[0]["next", "observation", "constant"] == torch.arange(16)).all()
 
 
-def test_values_pass_without_a_copy(monkeypatch):
-    env, seen = make(16), []
-    expected, storage = make(16), torch.rand(3, 33).T  # transposed, and 4 bytes behind an aligned address: copied
-    env.reset(seed=0), expected.reset(seed=0)
-    assert_same(env.step(storage[1:17])[0]["next"], expected.step(storage[1:17].clone())[0]["next"])
-    action = env.reset(seed=0)["observation"].clone().clamp(-1, 1)
-    before = env.packed_state
-    step = env.functions.step
-    monkeypatch.setattr(env.functions, "step", lambda *arguments: seen.append((arguments, step(*arguments))) or seen[0][1])
-    transition, _ = env.transition(action)
-    (((state, (given,)), results),) = seen
-    assert (state.unsafe_buffer_pointer(), given.unsafe_buffer_pointer()) == (before.data_ptr(), action.data_ptr())
-    after, (observation,), flags, _ = results
-    assert after.unsafe_buffer_pointer() == env.packed_state.data_ptr()
-    assert observation.unsafe_buffer_pointer() == transition["next", "observation"].data_ptr()
-    for name, flag in zip(("reward", "terminated", "truncated"), flags, strict=True):
-        assert flag.unsafe_buffer_pointer() == transition["next", name].data_ptr()
-
-
 # State.
 
 

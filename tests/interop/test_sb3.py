@@ -10,13 +10,12 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from stable_baselines3 import A2C, PPO, SAC
+from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
-    VecNormalize,
     VecTransposeImage,
     is_vecenv_wrapped,
 )
@@ -167,11 +166,6 @@ def test_actions_reach_the_env_in_its_own_dtype():
         assert all((info["action"] == np.asarray(given)[row]).all() for row, info in enumerate(infos))
 
 
-def test_a2c_learns_with_every_action_space():
-    for space in (Discrete(3), MultiDiscrete([3, 4]), MultiBinary(3), Box(-1, 1, (2,))):
-        A2C("MlpPolicy", to_sb3(ScriptedEnv(3, (2,), (2, 3), action_space=space)), n_steps=4, device="cpu").learn(24)
-
-
 def test_dict_observations_reach_a_multi_input_policy():
     space = Dict({"z": Box(-9, 9, (2,)), "a": Discrete(3), "image": IMAGE, "m": MultiDiscrete([2, 3])})
     venv = to_sb3(ScriptedEnv(2, observation_space=space, episode_lengths=(1, 2)))
@@ -204,24 +198,6 @@ def test_what_sb3_cannot_hold_is_refused_by_name():
 
 
 # SB3's wrappers.
-
-
-def test_vec_normalize_equals_that_over_dummy_vec_env():
-    theirs = VecNormalize(DummyVecEnv([lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)] * 3))
-    ours = VecNormalize(to_sb3(tw.make("Pendulum-v1", 3, backend="gymnasium", max_episode_steps=7)))
-    ours.seed(1)
-    theirs.seed(1)
-    assert_equal(ours.reset(), theirs.reset())
-    for _ in range(20):
-        action = np.full((3, 1), 0.5, np.float32)
-        *given, infos = ours.step(action)
-        *expected, their_infos = theirs.step(action)
-        for value, other in zip(given, expected, strict=True):
-            assert_equal(value, other)
-        for info, other in zip(infos, their_infos, strict=True):
-            if "terminal_observation" in other:
-                assert_equal(info["terminal_observation"], other["terminal_observation"])
-    ours.close()
 
 
 # Attributes, methods, seeds, rendering.
@@ -274,17 +250,6 @@ def test_options_reach_the_env_once_and_must_agree():
     venv.set_options([{"low": 0.5}, {}])
     with pytest.raises(ValueError, match="the same reset options"):
         venv.reset()
-    venv.close()
-
-
-def test_frames_are_tiled():
-    venv = to_sb3(tw.make("CartPole-v1", 4, backend="gymnasium", render_mode="rgb_array"))
-    venv.reset()
-    frames = venv.get_images()
-    assert venv.render_mode == "rgb_array" and len(frames) == 4
-    height, width, _ = frames[0].shape
-    assert venv.render("rgb_array").shape == (2 * height, 2 * width, 3)
-    venv.close()
     venv.close()
 
 

@@ -193,19 +193,6 @@ def test_single_env_in_skrls_trainer_loses_no_episode():
     assert int(inner.episode) == 3  # the fourth; with a second reset at each end it would be the seventh
 
 
-def test_single_env_reset_in_mid_episode_starts_a_new_one():
-    inner = scripted(1, 3)
-    env = to_skrl(inner)
-    env.reset()
-    env.step(torch.zeros(1, 6))
-    assert env.reset()[0].item() == 0 and int(inner.episode) == 1
-    for _ in range(3):
-        observations = env.step(torch.zeros(1, 6))[0]
-    assert observations.item() == 3
-    assert env.reset()[0].item() == 0 and int(inner.episode) == 2  # the pending one
-    assert env.reset()[0].item() == 0 and int(inner.episode) == 3
-
-
 # Agents.
 
 
@@ -293,13 +280,3 @@ def test_seed_is_skrls_unless_the_env_was_reset_before():
     assert (first(3) == first(3)).all() and (first(3) != first(4)).any()
     assert (first(3, own=5) == first(4, own=5)).all() and (first(3, own=5) != first(3)).any()
     skrl.config.torch.key = 0
-
-
-def test_render_returns_frames_and_nothing_without_a_mode():
-    assert to_skrl(scripted(2, 2)).render() is None
-    env = to_skrl(tw.make("CartPole-v1", 2, backend="gymnasium", render_mode="rgb_array"))
-    env.reset()
-    frames = env.render()
-    assert len(frames) == 2 and frames[0].ndim == 3
-    env.close()
-    env.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import time
 
 import gymnasium
 import numpy as np
@@ -152,14 +151,6 @@ def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alon
         assert_equivalent(envs.step(action)[:4], oracle.step(action)[:4])
 
 
-def test_number_in_the_infos_has_one_dimension(export):
-    envs, _ = export([functools.partial(Informed, lengths=(2,))] * 3, SAME_STEP, info_keys=["elapsed"])
-    envs.reset(seed=0)
-    first, last = (envs.step(envs.action_space.sample())[4] for _ in range(2))
-    assert first["elapsed"].tolist() == [1, 1, 1] and last["final_info"]["elapsed"].tolist() == [2, 2, 2]
-    assert "elapsed" not in last  # every row holds a new episode, whose reset has no infos
-
-
 # Episode statistics.
 
 
@@ -190,34 +181,6 @@ def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_w
                     np.testing.assert_allclose(given["episode"][name], wanted["episode"][name], rtol=1e-5)
             assert_equivalent(final["episode"][f"_{name}"], of_singles["episode"][f"_{name}"])
     assert ends > 5
-
-
-@every_mode
-def test_statistics_by_hand_with_seconds_of_a_clock(monkeypatch, mode):
-    def set_clock(seconds):
-        monkeypatch.setattr(time, "perf_counter", lambda: seconds)
-
-    env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=(2, 3, 3)), T.RecordEpisodeStatistics(stats_key="mine"))
-    envs = tw.to_gymnasium(env, autoreset_mode=mode)
-    set_clock(1.0)
-    envs.reset()
-    set_clock(100.0)
-    envs.reset(options={"reset_mask": np.array([False, True])})
-    found = []
-    for now in (101.0, 107.0, 109.0, 120.0, 130.0):
-        set_clock(now)
-        result = envs.step(envs.action_space.sample())
-        if done_of(result).any():
-            found.append({name: value.tolist() for name, value in result[4]["mine"].items()})
-            assert result[4]["_mine"].tolist() == done_of(result).tolist()
-        else:
-            assert "mine" not in result[4]
-        reset_finished(envs, result)
-    assert found == [
-        {"r": [3, 0], "l": [2, 0], "t": [106, 0]},
-        {"r": [0, 6], "l": [0, 3], "t": [0, 9]},
-        {"r": [6, 3], "l": [3, 2], "t": [23, 21]},
-    ]
 
 
 # There and back.

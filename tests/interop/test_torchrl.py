@@ -1,6 +1,5 @@
 """TorchRL: torchwrap envs under its collectors, losses and transforms, and its envs under torchwrap's transforms."""
 
-import functools
 import warnings
 
 import gymnasium
@@ -14,10 +13,9 @@ with warnings.catch_warnings():  # a class of TorchRL's own is deprecated
 
 import torch
 from gymnasium import spaces as S
-from helpers import AOT, Held, assert_same, buffers
+from helpers import Held, assert_same, buffers
 from tensordict import TensorDict
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, NonTensor, OneHot, Unbounded
 from torchrl.envs import (
     EnvBase,
@@ -123,47 +121,6 @@ def test_rollouts_and_manual_steps_equal_torchwrap_step_by_step(name):
     assert_same_steps(torch.stack(seen, 1), expected)
     for each in (env, manual, other):
         each.close()
-
-
-def test_one_torchrl_step_is_one_torchwrap_step(monkeypatch):
-    env, calls = ScriptedEnv(3, episode_lengths=2), []
-    base = to_torchrl(env)
-    for verb in ("step", "transition", "reset"):
-
-        def recorded(*args, verb, function, **kwargs):
-            calls.append(verb)
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(env, verb, functools.partial(recorded, verb=verb, function=getattr(env, verb)))
-    base.rollout(5, break_when_any_done=False)
-    assert calls == ["reset", "step", "step", "step", "step", "transition"]  # `rollout` ends with a plain step
-
-
-class HostReads(TorchDispatchMode):
-    """Counts operators that read values on the host, which on another device wait for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        reads = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.is_nonzero.default)
-        self.count += function in reads
-        return function(*args, **(kwargs or {}))
-
-
-def test_step_and_maybe_reset_reads_nothing_on_the_host(monkeypatch):
-    # As on another device, where torchwrap selects rows by `where`.
-    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
-    env = to_torchrl(tw.TransformedEnv(ScriptedEnv(4), T.RecordEpisodeStatistics(), T.NormalizeObservation()))
-    td = env.reset()
-    with HostReads() as reads:
-        for _ in range(8):
-            _, td = env.step_and_maybe_reset(td.set("action", env.env.sample_action()))
-    assert reads.count == 0
-    with HostReads() as reads:  # the count can be other than 0
-        env.maybe_reset(env.step_mdp(env.step(td.set("action", env.env.sample_action()))))
-    assert reads.count > 0
 
 
 def test_rollout_until_all_have_ended_holds_ended_rows_still():
@@ -308,15 +265,6 @@ def test_construction_leaves_a_running_env_as_it_was():
         assert_same(given["next"], transition["next"])
     base.close()
     other.close()
-
-
-def test_construction_records_no_video(tmp_path):
-    pytest.importorskip("imageio")
-    env = tw.make("CartPole-v1", 2, render_mode="rgb_array")
-    env = tw.wrappers.RecordVideo(env, str(tmp_path), step_trigger=lambda step: True, video_length=1)
-    env = tw.TransformedEnv(env, T.RecordEpisodeStatistics())
-    assert "episode_return" in to_torchrl(env).observation_spec.keys()
-    assert not list(tmp_path.iterdir())
 
 
 def test_info_of_a_foreign_simulator_is_declared():
@@ -525,18 +473,6 @@ def test_transforms_between_two_adapters_declare_the_keys_of_both():
     data = env.rollout(6, replay(actions), break_when_any_done=False)
     assert data["next", "observation"][..., 0].tolist() == [[1, 2] * 3, [101, 102] * 3, [201, 202] * 3]
     assert data["next", "episode_return"][0].flatten().tolist() == [1, 3] * 3
-
-
-def test_transforms_on_top_can_be_compiled():
-    env, other = (tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.NormalizeObservation()) for _ in range(2))
-    tw.compile(env, backend="aot_eager")
-    td, other_td = env.reset(seed=0), other.reset(seed=0)
-    for _ in range(6):
-        action = other.sample_action()
-        transition, td = env.step(td.set("action", action))
-        expected, other_td = other.step(other_td.set("action", action))
-        assert_same(transition["next"], expected["next"], AOT)
-        assert_same(td.select("observation"), other_td.select("observation"), AOT)
 
 
 def test_pendulum_of_torchrl_equals_its_own_rollout():

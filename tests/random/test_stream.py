@@ -98,12 +98,6 @@ def test_stream_and_key_beyond_the_counter_raise():
 # Keys.
 
 
-def test_key_used_twice_draws_the_same_numbers(used_stream):
-    before = state(used_stream)
-    first, second = (random.normal(used_stream.key(), (3,)) for _ in range(2))
-    assert torch.equal(first, second) and changes(used_stream, before) == {}
-
-
 def test_key_tags_of_all_streams_and_functions_are_distinct_and_draw_other_numbers():
     tags = [Stream(1, tag=tag, seed=0).key(function).tag for tag in range(32) for function in range(8)]
     assert sorted(tags) == list(range(256))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space
 from space_cases import BOX
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -56,10 +55,3 @@ def test_signature_stream_is_independent_of_all_others():
     env = tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 3, first_index=5)
     assert len({env.stream.tag, env.action_stream.tag, *range(2, 6)}) == 6
     assert len(torch.cat(words).unique(dim=0)) == 12
-
-
-def test_env_spaces_match_gymnasiums_batched_spaces():
-    env = tw.make("CartPole-v1", 3)
-    assert env.observation_space == batch_space(env.single_observation_space, 3)
-    assert env.action_space == batch_space(env.single_action_space, 3)
-    assert env.sample_action().numpy() in env.action_space

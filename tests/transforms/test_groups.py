@@ -31,13 +31,6 @@ def test_each_group_equals_an_env_with_its_transforms_alone():
     assert ended > NUM_ENVS
 
 
-def test_groups_share_no_memory():
-    env = tw.TransformedEnv(ScriptedEnv(2, (2,)), T.ObservationGroups({"one": [], "two": []}))
-    td = env.reset()
-    td["observation", "one"].fill_(7)
-    assert not (td["observation", "two"] == 7).any()
-
-
 def test_statistics_of_each_group_are_saved_and_frozen():
     env, other = (tw.TransformedEnv(ScriptedEnv(n, (2,)), T.ObservationGroups(stacks())) for n in (4, 2))
     tw.rollout(env, None, 10, env.reset(seed=0))
@@ -47,14 +40,6 @@ def test_statistics_of_each_group_are_saved_and_frozen():
     other.eval()
     tw.rollout(other, None, 5, other.reset(seed=1))
     assert (statistics[0].mean == statistics[1].mean).all()
-
-
-def test_spec_makes_the_same_groups():
-    env = tw.TransformedEnv(
-        tw.make("CartPole-v1", 2), T.ObservationGroups({"actor": [T.NormalizeObservation()], "critic": []})
-    )
-    again = tw.make(type(env.spec).from_json(env.spec.to_json()))
-    assert repr(again) == repr(env) and again.single_observation_space == env.single_observation_space
 
 
 def test_unfit_groups_raise():

@@ -29,36 +29,6 @@ def rollout(env, num_steps=12):
 # What every transform guarantees. The contract of `check_transform` runs over the whole catalogue in tests/testing.
 
 
-def test_transform_outputs_are_in_the_declared_spaces_and_the_action_is_the_callers():
-    for name, make in TYPICAL.items():
-        env = scripted(make())
-        td, action = env.reset(seed=0), env.sample_action()
-        transition, td = env.step(td.set("action", action.clone()))
-        for observation in (transition["observation"], transition["next", "observation"], td["observation"]):
-            assert tw.spaces.contains(env.single_observation_space, observation), name
-        assert tw.spaces.contains(env.single_action_space, action) and torch.equal(transition["action"], action), name
-        assert tw.spaces.contains(BOX, transition["next", "info", "action"]), name
-
-
-def test_transform_returned_tensors_are_the_callers():
-    zero, mask = torch.zeros(3, 2), torch.tensor([True, False, False])
-    for make in TYPICAL.values():
-        env, undisturbed = scripted(make()), scripted(make())
-        td, other, given = env.reset(seed=0), undisturbed.reset(seed=0), []
-        for _ in range(8):
-            following, td = env.step(td.set("action", zero.clone()))
-            expected, other = undisturbed.step(other.set("action", zero.clone()))
-            assert_same(following["next"], expected["next"])
-            given.append((expected, expected.clone()))
-            following.apply_(lambda leaf: leaf.fill_(1))
-            td.apply_(lambda leaf: leaf.fill_(1))
-        for transition, copy in given:  # unchanged by later steps
-            assert_same(transition, copy)
-        td, other = env.reset(mask=mask), undisturbed.reset(mask=mask)
-        assert torch.equal(td["observation"][mask], other["observation"][mask])
-        assert_same(env.snapshot()["buffers"], undisturbed.snapshot()["buffers"])
-
-
 def test_transform_masked_reset_and_snapshot_keep_the_callers_root():
     mask = torch.tensor([True, False, False])
     for name, make in TYPICAL.items():
@@ -115,13 +85,6 @@ def test_transform_that_cannot_be_called_standalone_raises():
         words = rf"{type(unset).__name__}\(.*\) learns the spaces from an env; put it in a Trans"
         with pytest.raises(RuntimeError, match=words):
             unset(td)
-
-
-def test_transform_base_class_hooks_are_the_identity():
-    td = TensorDict({"observation": torch.ones(2, 1)}, [2])
-    transform = T.Transform()
-    assert transform.step(td) is td and transform.reset(td, tw.RowMask.full(2)) is td
-    assert transform.action(td["observation"]) is td["observation"]
 
 
 def test_transform_one_method_base_without_its_method_raises():

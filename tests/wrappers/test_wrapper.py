@@ -86,19 +86,9 @@ def test_class_that_overrides_step_or_reset_is_refused_with_the_hook_to_override
         assert issubclass(type("Hooked", (base,), {f"_{verb}": lambda self, *arguments: None}), base)
 
 
-def test_wrapper_does_not_change_what_is_sampled_or_drawn():
-    bare, stacked = tw.make("CartPole-v1", 3), tw.TransformedEnv(HalfReward(tw.make("CartPole-v1", 3)), T.TimeLimit(99))
-    assert (bare.reset(seed=5)["observation"] == stacked.reset(seed=5)["observation"]).all()
-    assert (bare.sample_action() == stacked.sample_action()).all()
-
-
-def test_wrapper_of_no_env_or_a_compiled_one_raises():
+def test_wrapper_of_no_env_raises():
     with pytest.raises(TypeError, match=r"Wrapper needs a torchwrap\.Env first, but got object"):
         tw.Wrapper(object())
-    env = tw.compile(ScriptedEnv(2), backend="eager")
-    for wrap in (tw.Wrapper, lambda env: tw.TransformedEnv(env, T.TimeLimit(3))):
-        with pytest.raises(ValueError, match=r"needs an env that is not compiled, but got .*: compile it last"):
-            wrap(env)
 
 
 class RecordOptions(tw.Wrapper):
