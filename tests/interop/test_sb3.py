@@ -16,6 +16,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
+    VecNormalize,
     VecTransposeImage,
     is_vecenv_wrapped,
 )
@@ -198,6 +199,24 @@ def test_what_sb3_cannot_hold_is_refused_by_name():
 
 
 # SB3's wrappers.
+
+
+def test_vec_normalize_equals_that_over_dummy_vec_env():
+    theirs = VecNormalize(DummyVecEnv([lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)] * 3))
+    ours = VecNormalize(to_sb3(tw.make("Pendulum-v1", 3, backend="gymnasium", max_episode_steps=7)))
+    ours.seed(1)
+    theirs.seed(1)
+    assert_equal(ours.reset(), theirs.reset())
+    for _ in range(20):
+        action = np.full((3, 1), 0.5, np.float32)
+        *given, infos = ours.step(action)
+        *expected, their_infos = theirs.step(action)
+        for value, other in zip(given, expected, strict=True):
+            assert_equal(value, other)
+        for info, other in zip(infos, their_infos, strict=True):
+            if "terminal_observation" in other:
+                assert_equal(info["terminal_observation"], other["terminal_observation"])
+    ours.close()
 
 
 # Attributes, methods, seeds, rendering.
