@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -298,6 +299,20 @@ def test_ctrl_c_in_a_terminal_does_not_end_the_workers_of_make(bridge):
         play(own)
     close(env)
     close(own)
+
+
+def test_make_without_gymnasiums_private_worker_takes_its_default_one(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delattr("gymnasium.vector.async_vector_env._async_worker")
+        importlib.reload(_workers)
+    without = _workers.is_supported
+    try:
+        env = make(2)
+    finally:
+        importlib.reload(_workers)
+    assert not without and _workers.is_supported
+    check_transitions(env, [Faulty] * 2)
+    close(env)
 
 
 # Arguments.

@@ -16,7 +16,15 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.vector.async_vector_env import AsyncState
+
+try:
+    from gymnasium.vector.async_vector_env import _async_worker
+except ImportError:  # it is private to Gymnasium
+    _async_worker = None  # type: ignore[assignment]
+
+is_supported = _async_worker is not None and hasattr(signal, "setitimer")
+"""Whether `work` can be the worker. Otherwise, as on Windows, Gymnasium's own one is."""
 
 PATIENCE = 5.0
 """Seconds in which workers can end by themselves before `close` terminates them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.util import Finalize
@@ -81,11 +80,13 @@ def make(id: str, num_envs: int, vectorization_mode: str, env: dict[str, Any], *
     The vector env does not auto-reset and does not copy its observations, because the conversion to tensors copies them.
     """
     timeout = env["worker_timeout"] = _seconds("make", env["worker_timeout"])
-    is_async = vectorization_mode == "async" and hasattr(signal, "setitimer")  # Windows has Gymnasium's worker
-    defaults = {"worker": functools.partial(_workers.work, timeout)} if is_async else {}
+    defaults: dict[str, Any] = {}
+    if vectorization_mode == "async":
+        kwargs["wrappers"] = [*(kwargs.get("wrappers") or ()), functools.partial(_ReadInfo, names=tuple(env["info_keys"]))]
+        if _workers.is_supported:
+            defaults = {"worker": functools.partial(_workers.work, timeout)}
     overrides = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     kwargs["vector_kwargs"] = {**defaults, **(kwargs.get("vector_kwargs") or {}), **overrides}
-    kwargs["wrappers"] = [*(kwargs.get("wrappers") or ()), functools.partial(_ReadInfo, names=tuple(env["info_keys"]))]
     with _workers.constructing(id, timeout):
         vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode, **kwargs)
     return GymnasiumEnv(vector_env, **env)
@@ -151,7 +152,7 @@ class GymnasiumEnv(Env):
         if not isinstance(vector_env, VectorEnv):
             got = f"{type(vector_env).__name__}: gymnasium.make_vec makes one"
             raise TypeError(f"from_gymnasium needs a gymnasium.vector.VectorEnv, but got {got}.")
-        engine = _engines.engine(vector_env)
+        engine = _engines.engine(vector_env, reads_info=len(info_keys) > 0)
         if spec is None and isinstance(vector_env.spec, EnvSpec):
             spec = copy.deepcopy(vector_env.spec)
             # make_vec records an explicit limit among the kwargs; Gymnasium's -1 means no limit.
@@ -178,7 +179,6 @@ class GymnasiumEnv(Env):
         self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
-        self._last_observation: Any = None
         self._workers = _workers.Workers(vector_env, self._name(), worker_timeout, engine.has_threads)
         if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
             Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
@@ -198,11 +198,11 @@ class GymnasiumEnv(Env):
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
         with self._workers:
-            self._last_observation, reward, terminated, truncated, info = self._engine.step(actions)
-        successor, done = self._to_tensors(self._last_observation), np.logical_or(terminated, truncated)
+            reward, terminated, truncated, info = self._engine.step(actions)
+        successor = self._to_tensors(self._engine.observation)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:
-            self._already_reset = done
+            self._already_reset = done = np.logical_or(terminated, truncated)
             if done.any():
                 has_final = self._engine.has_final(info, done)
             if has_final.any():
@@ -217,7 +217,7 @@ class GymnasiumEnv(Env):
             "truncated": self._column(truncated, np.bool_),
         }
         if self.info_spaces:
-            result["info"] = self._info(info, has_final, done)
+            result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
         return tensordict(result, self.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -229,9 +229,9 @@ class GymnasiumEnv(Env):
         to_reset = rows if forced else rows & ~already_reset
         if to_reset.any():
             with self._workers:
-                self._last_observation = self._engine.reset(self._last_observation, to_reset, first_seed, options)
+                self._engine.reset(to_reset, first_seed, options)
         self._already_reset = already_reset & ~rows
-        return tensordict({"observation": self._to_tensors(self._last_observation)}, self.num_envs)
+        return tensordict({"observation": self._to_tensors(self._engine.observation)}, self.num_envs)
 
     def _check_options(self, options: Options) -> None:
         if not self._engine.takes_options:
