@@ -26,8 +26,8 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
     the last call, so a process that restores one goes on as before.
 
-    A policy under `DistributedDataParallel` that contains the statistics
-    needs `broadcast_buffers=False`, or those of rank 0 replace the others.
+    A policy under `DistributedDataParallel` that contains the statistics needs `broadcast_buffers=False`, or those of rank 0
+    replace the others.
 
     Args:
         env: an `Env`, or any other module that contains statistics.
@@ -47,8 +47,8 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
         raise TypeError(f"sync_statistics needs an Env or another module, but got {type(env).__name__}.")
     if _world_size(group) == 1:
         return
-    every = {name: module for name, module in env.named_modules() if isinstance(module, RunningMeanStd)}
-    found = {name: module for name, module in every.items() if module.total.numel()}
+    modules = env.named_modules()
+    found = {name: module for name, module in modules if isinstance(module, RunningMeanStd) and module.total.numel()}
     if found:
         _sync(list(found.values()), repr([(name, tuple(module.total.shape)) for name, module in found.items()]), group)
 

@@ -19,8 +19,7 @@ from oracles import step
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
-from torchwrap.wrappers.render import tiled
-from torchwrap.wrappers.video import capped_cubic
+from torchwrap.wrappers.render import capped_cubic, tiled
 
 
 def make(num_envs=2, **arguments):

@@ -1,4 +1,4 @@
-"""Engines: how vector envs differ from Gymnasium's own in what they take as seeds, reset, and return as final observations."""
+"""Engines: how vector envs differ in what they take as seeds, reset, and return as final observations."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Engine:
 class Sync(Engine):
     """Gymnasium's `SyncVectorEnv`, whose own `step` takes longer: it batches all infos, and copies once more.
 
-    Its envs are stepped and reset one by one, and never reset themselves, whatever its mode is.
+    Its envs are stepped and reset one by one, so that its auto-reset never takes place.
     """
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 try:
@@ -39,14 +39,11 @@ class Workers:
     that follows an interrupted one if the vector env has threads, which may still hold the results.
     """
 
-    def __init__(
-        self, vector_env: VectorEnv[Any, Any, Any], name: str, timeout: float | None, has_threads: bool = False
-    ) -> None:
-        self.vector_env, self._unfinished = vector_env, False
+    def __init__(self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False) -> None:
+        self.vector_env, self._base, self._unfinished = vector_env, vector_env.unwrapped, False
         self._name, self._has_threads = name, has_threads
         self.processes: list[BaseProcess] = []
         self.pipes: list[WorkerPipe] = []
-        self._base: Any = vector_env.unwrapped
         pipes = getattr(self._base, "parent_pipes", [])
         if not vector_env.closed and all(isinstance(pipe, Connection) for pipe in pipes):
             self.processes = getattr(self._base, "processes", [])

@@ -18,7 +18,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 from tensordict import TensorDict
-from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -47,9 +46,9 @@ def from_gymnasium(
     The transitions are the same in all autoreset modes.
 
     Args:
-        vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`. The result owns it from now on. ALE's has to be in
-            `SAME_STEP`. EnvPool's is in `NEXT_STEP`, but the bridge resets its finished rows at once. EnvPool seeds its envs
-            when it makes them: the first `reset` reports that seed, and `reset` takes no other.
+        vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
+            result owns it from now on. EnvPool seeds its envs when it makes them: the first `reset` reports that seed, and
+            `reset` takes no other.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
@@ -63,7 +62,7 @@ def from_gymnasium(
 
     Raises:
         TypeError: if `vector_env` is no vector env, or `info_keys` is a string.
-        ValueError: for another vector env in `AutoresetMode.NEXT_STEP`. Its step after the end of an episode is no transition.
+        ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is no transition.
 
     >>> import gymnasium
     >>> mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
@@ -95,7 +94,7 @@ def make(id: str, num_envs: int, vectorization_mode: str, env: dict[str, Any], *
 class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Drops the entries of `info` that nobody reads, which Gymnasium would batch one by one, or could not batch.
 
-    At the end of an episode `info` keeps all entries, for the error about names that it lacks.
+    At the end of an episode all remain, for the error about names that it lacks.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], names: Sequence[str]) -> None:
@@ -175,7 +174,7 @@ class GymnasiumEnv(Env):
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
         for space in self.info_spaces.values():
             spaces.dtype(space)
-        self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
+        self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
         self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
@@ -210,12 +209,10 @@ class GymnasiumEnv(Env):
                 empty: Any = create_empty_array(space, len(rows))
                 batch = concatenate(space, tuple(info["final_obs"][rows]), empty)
                 successor[spaces.tensor(rows, self.device)] = self._to_tensors(batch)
-        result = {
-            "observation": successor,
-            "reward": self._column(reward, np.float32),
-            "terminated": self._column(terminated, np.bool_),
-            "truncated": self._column(truncated, np.bool_),
-        }
+        columns = (("reward", reward, np.float32), ("terminated", terminated, np.bool_), ("truncated", truncated, np.bool_))
+        result = {"observation": successor}
+        for name, values, dtype in columns:
+            result[name] = spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
         if self.info_spaces:
             result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
         return tensordict(result, self.num_envs)
@@ -264,9 +261,6 @@ class GymnasiumEnv(Env):
     def _to_tensors(self, observation: Any) -> spaces.Value:
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
 
-    def _column(self, values: Any, dtype: Any) -> Tensor:
-        return spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
-
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
@@ -280,10 +274,9 @@ class GymnasiumEnv(Env):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    All that it returns is as from `SyncVectorEnv`; no later step changes the arrays. Infos hold `(num_envs,)` for a number per
-    env; those of a reset are empty. If the env has `RecordEpisodeStatistics`, the infos of a step in which episodes end have
-    `episode` with `r`, `l` and `t`, as with Gymnasium's vector wrapper of that name, and `final_info` contains it, as with the
-    single one in a `SyncVectorEnv`. Gymnasium's own vector wrappers of observations need `DISABLED`.
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset are empty. If the env has
+    `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
+    `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
 
     Args:
         env: the env. The result owns it from now on.
@@ -294,8 +287,7 @@ def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMod
         The vector env. Its `close()` closes `env`.
 
     Raises:
-        TypeError: if `env` is no torchwrap env.
-        ValueError: for another mode.
+        TypeError, ValueError: if `env` is no torchwrap env, and for another mode.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> envs = to_gymnasium(ScriptedEnv(2, (1,), episode_lengths=(1, 2)))
@@ -334,20 +326,17 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         mask = np.ones(self.num_envs, np.bool_)
         if isinstance(options, dict):
             options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this call
-            mask = self._mask(options.pop("reset_mask", mask))
+            mask = options.pop("reset_mask", mask)
+            if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
+                needed = f"options['reset_mask'] as an array ({self.num_envs},) of np.bool_ with at least one True"
+                got = f"{mask.dtype} {mask!r}" if isinstance(mask, np.ndarray) else repr(mask)
+                raise ValueError(f"{self}.reset needs {needed}, but got {got}.")
         rows = None if mask.all() else torch.as_tensor(mask, device=self.env.device)
         td = self.env.reset(seed, rows, options)
         super().reset(seed=None if seed is None else int(seed))
         self._start_times[mask] = time.perf_counter()
         self._to_reset[mask] = False
         return spaces.to_numpy(self.single_observation_space, td["observation"]), {}
-
-    def _mask(self, mask: Any) -> Mask:
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
-            needed = f"options['reset_mask'] as an array ({self.num_envs},) of np.bool_ with at least one True"
-            got = f"{mask.dtype} {mask!r}" if isinstance(mask, np.ndarray) else repr(mask)
-            raise ValueError(f"{self}.reset needs {needed}, but got {got}.")
-        return mask
 
     def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]:
         if self._to_reset.any():
@@ -361,18 +350,15 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         reward, terminated, truncated = (successor[name].squeeze(-1).numpy(force=True) for name in names)
         done = terminated | truncated
         infos = self._infos(successor, done)
-        if not self._same_step:
-            self._to_reset = done
+        self._to_reset = np.zeros_like(done) if self._same_step else done
         self._start_times[done] = time.perf_counter()
         observation = spaces.to_numpy(self.single_observation_space, td["observation"])
         return observation, reward.astype(np.float64), terminated, truncated, infos
 
     def _to_tensors(self, actions: Any) -> spaces.Value:
         for path, space in spaces.leaves(self.single_action_space):
-            part = actions
             try:
-                for key in path:
-                    part = part[int(key) if isinstance(part, tuple) else key]
+                part = _checks.at(actions, path)
                 dtype = np.asarray(part).dtype
             except (IndexError, KeyError, TypeError, ValueError):
                 raise ValueError(f"{self}.step needs actions of {self.action_space}, but got {actions!r}.") from None

@@ -237,7 +237,7 @@ class JaxEnv(Env):
 
     @property
     def state(self) -> Any:
-        """The simulator's own state: a pytree of JAX arrays with one row per env. It is a copy."""
+        """A copy of the simulator's own state: a pytree of JAX arrays with one row per env."""
         return self.functions.unpack(_to_jax(self.packed_state))
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -317,19 +317,18 @@ class JaxFunctions:
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise TypeError(f"{owner} needs reset to return (state, observation), but got {_describe(initial)}.")
         self._check_observation("reset", initial[1], self.reset_size)
-        leaves, self._structure = jax.tree.flatten(initial[0])
-        if any(leaf.shape[:1] != (self.reset_size,) for leaf in leaves):
+        arrays, self._structure = jax.tree.flatten(initial[0])
+        if any(array.shape[:1] != (self.reset_size,) for array in arrays):
             needed = f"a state with one row per key ({self.reset_size})"
             raise ValueError(f"{owner} needs reset to return {needed}, but got {_describe(initial[0])}.")
-        self._rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        self._sizes = [jax.eval_shape(_bytes, leaf).shape[1] for leaf in leaves]
+        self._rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
+        self._sizes = [jax.eval_shape(_bytes, array).shape[1] for array in arrays]
         self.num_bytes = sum(self._sizes)
         if not self.num_bytes:
             raise ValueError(f"{owner} needs a state with at least one number, but got {_describe(initial[0])}.")
         before = jax.tree.unflatten(self._structure, [_batch(row, num_envs) for row in self._rows])
-        shapes = [(num_envs, *(leaf.shape or ())) for _, leaf in spaces.leaves(self.action_space)]
-        dtypes = [_dtype(leaf) for _, leaf in spaces.leaves(self.action_space)]
-        action = self._action(map(jax.ShapeDtypeStruct, shapes, dtypes))
+        leaves = [leaf for _, leaf in spaces.leaves(self.action_space)]
+        action = self._action(jax.ShapeDtypeStruct((num_envs, *(leaf.shape or ())), _dtype(leaf)) for leaf in leaves)
         self._check_step(jax.eval_shape(self._step, before, action), before, num_envs)
         self.reset, self.step, self.unpack = jax.jit(self._run_reset), jax.jit(self._run_step), jax.jit(self._unpack)
 

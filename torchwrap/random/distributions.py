@@ -20,10 +20,6 @@ def bits(key: Key, count: int) -> Tensor:
     """Random 32-bit words: int64 in [0, 2**32), shape `(*key_shape, count)`.
 
     The number of words per env is at most 2**26. The first words do not depend on it.
-
-    >>> from torchwrap.random import Stream
-    >>> bits(Stream(2, seed=0).key(), 5).shape
-    torch.Size([2, 5])
     """
     low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
     first = key.tag << _BLOCK_BITS
@@ -73,10 +69,6 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
         count: number of alternatives, 1 to 2**31; an int, or an int64 tensor that broadcasts to the shape of the result. Only
             an int is checked.
         shape: of the numbers of one env.
-
-    >>> from torchwrap.random import Stream
-    >>> integers(Stream(2, seed=0).key(), 1)
-    tensor([0, 0])
     """
     if isinstance(count, int) and not 1 <= count <= 2**31:
         raise ValueError(f"integers needs a count in [1, 2**31], but got {count}.")

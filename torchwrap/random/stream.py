@@ -16,7 +16,7 @@ _ENV_BITS = 24  # of the third counter word; the 8 bits above are the number tha
 
 
 class Key(NamedTuple):
-    """The coordinates of random numbers: the same key always gives the same numbers.
+    """The coordinates of random numbers. The same key always gives the same numbers.
 
     All tensors are int64 and of one shape, `key_shape`: `(num_envs,)`, or `()` under `torch.vmap`.
 

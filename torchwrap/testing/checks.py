@@ -40,9 +40,7 @@ def check_env(make: MakeEnv) -> None:
     >>> check_env(ScriptedEnv)
     """
     checks = _check_description, _check_step_results, _check_caller_owns_results, _check_seeding, _check_sharding
-    for check in (*checks, _check_partial_reset, _check_snapshot, _check_compile):
-        with _closing(make) as make_env:
-            check(make_env)
+    _run_checks((*checks, _check_partial_reset, _check_snapshot, _check_compile), make)
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
@@ -67,11 +65,8 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
     # The checks that name the fault of a transform most precisely come before those of an env.
-    checks: list[Callable[[Any], None]] = [_check_description, _check_step_results, _check_action, _check_masked_reset]
-    checks += [_check_eval, check_env, _check_state_dict]
-    for check in checks:
-        with _closing(make_transformed) as make_one:
-            check(make_one)
+    checks = _check_description, _check_step_results, _check_action, _check_masked_reset
+    _run_checks((*checks, _check_eval, check_env, _check_state_dict), make_transformed)
 
 
 # The contract of an env.
@@ -81,8 +76,7 @@ def _check_description(make: MakeEnv) -> None:
     env = make()
     _require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
     _require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
-    action = env.sample_action()
-    space = env.single_action_space
+    action, space = env.sample_action(), env.single_action_space
     _require(spaces.contains(space, action), f"sample_action: needs actions in {space}, but got {action}.")
     try:
         env.step(TensorDict({"action": action}, batch_size=[NUM_ENVS]))
@@ -111,8 +105,8 @@ def _check_step_results(make: MakeEnv) -> None:
         for key in ("reward", "terminated", "truncated", "done"):
             shape, dtype = (NUM_ENVS, 1), torch.float32 if key == "reward" else torch.bool
             _require(layout[key] == (shape, dtype), f"step: needs {key} of {shape} {dtype}, but got {layout[key]}.")
-        done = successor["done"].squeeze(-1)
-        ended = (successor["terminated"] | successor["truncated"]).squeeze(-1)
+        done = successor["done"]
+        ended = successor["terminated"] | successor["truncated"]
         _require((done == ended).all(), "step: needs done = terminated | truncated.")
         for value in (successor["observation"], td["observation"]):
             _require(spaces.contains(space, value), f"step: needs observations in {space}, but got {value}.")
@@ -222,12 +216,8 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
     list(_run(env, _sample_actions(env)[:7]))
     transform = env.transforms
     persistent = set(transform.state_dict())
-    env_buffers = {
-        f"{prefix}.{name}"
-        for prefix, module in transform.named_modules()
-        if isinstance(module, BatchedModule)
-        for name in module._env_buffer_names
-    }
+    modules = [(name, module) for name, module in transform.named_modules() if isinstance(module, BatchedModule)]
+    env_buffers = {f"{prefix}.{name}" for prefix, module in modules for name in module._env_buffer_names}
     zeros = spaces.zeros(env.env.single_observation_space, NUM_ENVS, env.device)
     every_other = torch.arange(NUM_ENVS, device=env.device) % 2 == 0
     for mask in (every_other, torch.zeros_like(every_other)):
@@ -273,21 +263,18 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
 # Runs of envs, and comparisons of what they return.
 
 
-@contextlib.contextmanager
-def _closing(make: MakeEnv) -> Iterator[MakeEnv]:
-    """`make` with defaults. What it makes is closed in the end."""
-    with contextlib.ExitStack() as stack:
+def _run_checks(checks: Iterable[Callable[[Any], None]], make: MakeEnv) -> None:
+    """Runs checks with `make` and its defaults. What it makes is closed in the end."""
+    for check in checks:
+        with contextlib.ExitStack() as stack:
 
-        def make_env(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
-            env = make(num_envs=num_envs, first_index=first_index)
-            stack.callback(env.close)
-            return env
+            def make_env(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
+                return stack.enter_context(make(num_envs=num_envs, first_index=first_index))
 
-        yield make_env
+            check(make_env)
 
 
 def _require(condition: bool | Tensor, message: str) -> None:
-    """Raises an AssertionError with the message unless the condition holds."""
     if not condition:
         raise AssertionError(message)
 
@@ -333,5 +320,4 @@ def _run(env: Env, actions: list[spaces.Value], td: TensorDict | None = None) ->
 
 
 def _buffers(module: torch.nn.Module) -> TensorDict:
-    """A copy of every buffer."""
     return TensorDict({name: buffer.clone() for name, buffer in module.named_buffers()}, batch_size=[])

@@ -134,8 +134,8 @@ class ClipAction(ActionTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
-        self.register_buffer("low", torch.as_tensor(box.low, device=signature.device), persistent=False)
-        self.register_buffer("high", torch.as_tensor(box.high, device=signature.device), persistent=False)
+        for name, bound in (("low", box.low), ("high", box.high)):
+            self.register_buffer(name, torch.as_tensor(bound, device=signature.device), persistent=False)
         return signature.replace(single_action_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype))
 
     def action(self, action: Tensor) -> Tensor:

@@ -18,14 +18,12 @@ from torchwrap.transforms.transform import Transform
 
 
 class ObservationGroups(Transform):
-    """Makes a `Dict` of named groups from one observation, each through its own transforms.
+    """Makes a `Dict` of named groups from one observation, such as a noisy one for the actor and a clean one for the critic.
 
-    The raw observation next to the normalized one, a noisy one for the actor and a clean one for the critic: each group
-    transforms a copy of what comes from below.
+    Each group transforms a copy of what comes from below.
 
     Args:
-        groups: transforms of observations by the name of the group, innermost first. A group without transforms is the
-            observation as it is.
+        groups: transforms of observations by the name of the group, innermost first. An empty group is the raw observation.
 
     Shape: `observation` becomes a nested TensorDict with one entry per group.
 

@@ -83,8 +83,7 @@ class ResizeObservation(ObservationTransform):
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), ResizeObservation((84, 84)))
-    >>> env.reset()["observation"].shape
+    >>> TransformedEnv(ScriptedEnv(1, observation_space=images), ResizeObservation((84, 84))).reset()["observation"].shape
     torch.Size([1, 84, 84, 3])
     """
 
@@ -130,7 +129,10 @@ class _Noise(ObservationTransform):
     """Base for transforms that replace pixels by noise: integers in [0, 255), as in Gymnasium."""
 
     gray_limits = ConstantBuffer()
-    is_noise_grayscale: bool
+
+    def __init__(self, is_noise_grayscale: bool) -> None:
+        super().__init__()
+        self.is_noise_grayscale = validation.flag(type(self).__name__, "is_noise_grayscale", is_noise_grayscale)
 
     def setup(self, signature: Signature) -> Signature:
         channels = "with 3 channels for is_noise_grayscale" if self.is_noise_grayscale else ""
@@ -158,16 +160,14 @@ class AddWhiteNoise(_Noise):
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), AddWhiteNoise(0.5))
-    >>> env.reset()["observation"].shape
+    >>> TransformedEnv(ScriptedEnv(1, observation_space=images), AddWhiteNoise(0.5)).reset()["observation"].shape
     torch.Size([1, 210, 160, 3])
     """
 
     def __init__(self, probability_of_noise_per_pixel: float, is_noise_grayscale: bool = False) -> None:
-        super().__init__()
+        super().__init__(is_noise_grayscale)
         name, probability = "probability_of_noise_per_pixel", probability_of_noise_per_pixel
         self.probability_of_noise_per_pixel = validation.probability("AddWhiteNoise", name, probability)
-        self.is_noise_grayscale = validation.flag("AddWhiteNoise", "is_noise_grayscale", is_noise_grayscale)
 
     def observation(self, observation: Tensor) -> Tensor:
         noisy = random.uniform(self.stream.key(), observation.shape[1:3]) < self.probability_of_noise_per_pixel
@@ -187,17 +187,15 @@ class ObstructView(_Noise):
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), ObstructView(0.3, 20))
-    >>> env.reset()["observation"].shape
+    >>> TransformedEnv(ScriptedEnv(1, observation_space=images), ObstructView(0.3, 20)).reset()["observation"].shape
     torch.Size([1, 210, 160, 3])
     """
 
     def __init__(self, obstructed_pixels_ratio: float, obstruction_width: int, is_noise_grayscale: bool = False) -> None:
-        super().__init__()
+        super().__init__(is_noise_grayscale)
         ratio = validation.probability("ObstructView", "obstructed_pixels_ratio", obstructed_pixels_ratio)
         self.obstructed_pixels_ratio = ratio
         self.obstruction_width = validation.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
-        self.is_noise_grayscale = validation.flag("ObstructView", "is_noise_grayscale", is_noise_grayscale)
 
     def setup(self, signature: Signature) -> Signature:
         height, width = _require_images("ObstructView", signature).shape[:2]

@@ -155,12 +155,11 @@ class DtypeObservation(ObservationTransform):
                 with warnings.catch_warnings():  # Gymnasium warns about bounds that are infinite or rounded
                     warnings.simplefilter("ignore")
                     new: Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, dtype)
-            elif isinstance(space, gymnasium.spaces.Discrete):
-                new = gymnasium.spaces.Box(space.start, space.start + space.n - 1, (), dtype)
             elif isinstance(space, gymnasium.spaces.MultiDiscrete):
                 new = gymnasium.spaces.MultiDiscrete(space.nvec, dtype, start=space.start)
-            elif isinstance(space, gymnasium.spaces.MultiBinary):
-                new = gymnasium.spaces.Box(0, 1, space.shape, dtype)
+            elif isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiBinary):
+                count, start = spaces.counts(space)
+                new = gymnasium.spaces.Box(start, start + count - 1, space.shape or (), dtype)
             else:
                 raise TypeError("it is not a single array")
             self.torch_dtype = spaces.dtype(new)
@@ -181,7 +180,7 @@ class FilterObservation(ObservationTransform):
     Shape: a `Dict` or `Tuple` to the same kind of space with those parts; those of a `Tuple` in the order of `filter_keys`.
 
     Raises:
-        TypeError, ValueError: for keys that are not unique, and from `setup` for keys that the space does not have.
+        TypeError, ValueError: for keys that are not unique, or that the space does not have.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Discrete(5), right=gymnasium.spaces.Discrete(5))
@@ -192,8 +191,7 @@ class FilterObservation(ObservationTransform):
 
     def __init__(self, filter_keys: Sequence[str | int]) -> None:
         super().__init__()
-        are_keys = isinstance(filter_keys, list | tuple) and all(type(key) in (str, int) for key in filter_keys)
-        if not are_keys:
+        if not isinstance(filter_keys, list | tuple) or not all(type(key) in (str, int) for key in filter_keys):
             raise TypeError(f"FilterObservation needs filter_keys as a list of strings or integers, but got {filter_keys!r}.")
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
             raise ValueError(f"FilterObservation needs filter_keys, each once, but got {filter_keys!r}.")
