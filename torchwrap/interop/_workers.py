@@ -18,14 +18,6 @@ from typing import Any, NoReturn
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
-try:
-    from gymnasium.vector.async_vector_env import _async_worker
-except ImportError:  # it is private to Gymnasium
-    _async_worker = None  # type: ignore[assignment]
-
-is_supported = _async_worker is not None and hasattr(signal, "setitimer")
-"""Whether `work` can be the worker. Otherwise, as on Windows, Gymnasium's own one is."""
-
 PATIENCE = 5.0
 """Seconds in which workers can end by themselves before `close` terminates them."""
 
@@ -171,30 +163,16 @@ class WorkerPipe(Connection):
         raise RuntimeError(f"{self.fault}\n\n{trace}".rstrip()) from cause
 
 
-def work(
-    timeout: float | None,
-    index: int,
-    env_fn: Callable[[], Any],
-    pipe: Any,
-    parent_pipe: Any,
-    shared_memory: Any,
-    errors: Any,
-    *others: Any,
-) -> None:
-    """Gymnasium's worker, for the vector envs that `make` makes. All but `timeout` comes from Gymnasium.
-
-    It reports an exception of the constructor, ends a constructor that exceeds the timeout, and outlives Ctrl-C.
-    """
+def construct(make_one: Callable[[], Any], parent: int, timeout: float | None) -> Any:
+    """Makes an env. In a worker, a constructor that exceeds the timeout is ended, and Ctrl-C is ignored."""
+    if os.getpid() == parent or not hasattr(signal, "setitimer"):  # Windows lacks it
+        return make_one()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but it is for the parent
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
     signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
-    try:
-        env = env_fn()
-    except Exception as error:
-        errors.put((index, type(error), error, traceback.format_exc()))
-        return
+    env = make_one()
     signal.setitimer(signal.ITIMER_REAL, 0.0)
-    _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, errors, *others)
+    return env
 
 
 @contextlib.contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 from tensordict import TensorDict
@@ -73,21 +74,33 @@ def from_gymnasium(
     return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=worker_timeout)
 
 
-def make(id: str, num_envs: int, vectorization_mode: str, env: dict[str, Any], **kwargs: Any) -> GymnasiumEnv:
+def make(
+    id: str,
+    num_envs: int,
+    vectorization_mode: str,
+    env: dict[str, Any],
+    *,
+    wrappers: Sequence[Callable[..., Any]] | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> GymnasiumEnv:
     """Makes a Gymnasium env for `torchwrap.make(..., backend="gymnasium")`. `env` has the arguments of `GymnasiumEnv`.
 
-    The vector env does not auto-reset and does not copy its observations, because the conversion to tensors copies them.
+    As `gymnasium.make_vec`, but the vector env does not copy its observations, because the conversion to tensors does.
     """
+
+    def make_one() -> Any:
+        made: Any = gymnasium.make(id, **kwargs)
+        for wrapper in wrappers or ():
+            made = wrapper(made)
+        return made if vectorization_mode == "sync" else _ReadInfo(made, info_keys)
+
     timeout = env["worker_timeout"] = _seconds("make", env["worker_timeout"])
-    defaults: dict[str, Any] = {}
-    if vectorization_mode == "async":
-        kwargs["wrappers"] = [*(kwargs.get("wrappers") or ()), functools.partial(_ReadInfo, names=tuple(env["info_keys"]))]
-        if _workers.is_supported:
-            defaults = {"worker": functools.partial(_workers.work, timeout)}
-    overrides = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    kwargs["vector_kwargs"] = {**defaults, **(kwargs.get("vector_kwargs") or {}), **overrides}
+    info_keys = tuple(env["info_keys"])
+    kind = SyncVectorEnv if vectorization_mode == "sync" else AsyncVectorEnv
+    vector_kwargs = {**(vector_kwargs or {}), "autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     with _workers.constructing(id, timeout):
-        vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode, **kwargs)
+        vector_env = kind([functools.partial(_workers.construct, make_one, os.getpid(), timeout)] * num_envs, **vector_kwargs)
     return GymnasiumEnv(vector_env, **env)
 
 

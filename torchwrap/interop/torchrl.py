@@ -34,8 +34,8 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
 
     `step_and_maybe_reset`, which `rollout` and `Collector` call, is one step of `env`, auto-reset included: without a device
-    synchronization, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it
-    synchronizes in every step: put torchwrap's transforms on `env` instead where there is a choice.
+    synchronization, and with true final observations. A TorchRL `TransformedEnv` on it synchronizes in every step: put
+    torchwrap's transforms on `env` instead where there is a choice.
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
     categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
@@ -48,10 +48,7 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
         env: any env, compiled or not. The result owns it from now on.
 
     Returns:
-        The `EnvBase`, of batch size `(num_envs,)`. Its tensors are those of `env`: nothing is copied. `env` is its `.env`.
-
-    Raises:
-        TypeError: if `env` is no torchwrap env.
+        The `EnvBase`, of batch size `(num_envs,)`. `env` is its `.env`.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(2, 3)))
@@ -102,11 +99,9 @@ class TorchRLEnvBase(EnvBase):
             successor.update(preset.exclude(*successor.keys(True, True)))
         following, done = self.step_mdp(tensordict.set("next", successor)), successor["done"]
 
-        def at_start(path: tuple[str, ...], value: Tensor) -> Tensor:
-            return value.masked_fill(done.view(-1, *(1,) * (value.dim() - 1)), 0)
-
+        at_start = RowMask(done)
         for key in self._extra_keys:
-            following.set(key, spaces.apply(at_start, successor.get(key)))
+            following.set(key, spaces.apply(lambda _, value: value.masked_fill(at_start.like(value), 0), successor.get(key)))
         for key in _FLAGS:
             following.set(key, torch.zeros_like(done))
         return tensordict, following.set("observation", root["observation"])
@@ -172,9 +167,6 @@ def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
     Args:
         env_base: of batch size `(num_envs,)`, with the keys "action", "reward" and "done". The result owns it from now on.
 
-    Returns:
-        The env. Observations and extra keys are copies. It has no snapshots.
-
     Raises:
         TypeError: if `env_base` is no `EnvBase`, or has a spec that no Gymnasium space of tensors can represent.
         ValueError: for another batch size, other keys, envs that reset themselves, and Gymnasium envs (`from_gymnasium`).
@@ -190,7 +182,7 @@ def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
 
 
 class TorchRLEnv(Env):
-    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`."""
+    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`. It has no snapshots."""
 
     can_snapshot = False
     host_stepped = True
@@ -327,13 +319,9 @@ def spec_like(value: spaces.Value) -> TensorSpec:
 
 
 def to_space(spec: TensorSpec, *, is_action: bool = False) -> Space[Any]:
-    """The space of a single env, from the spec of a batch of them.
+    """The space of a single env, from the spec of a batch of them. Raises for specs that no space can represent.
 
     A one-hot action is `Discrete` or `MultiDiscrete`, any other one-hot or boolean value `MultiBinary`.
-
-    Raises:
-        TypeError: for a spec that no space can represent.
-        ValueError: for bounds that differ between the envs.
 
     >>> to_space(OneHot(3, shape=(2, 3)), is_action=True), to_space(OneHot(3, shape=(2, 3)))
     (Discrete(3), MultiBinary(3))
