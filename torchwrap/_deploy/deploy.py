@@ -96,8 +96,8 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
 class DeployedPolicy(nn.Module):
     """A policy with the transforms of its env, as one module. `torchwrap.deploy` makes it.
 
-    Gradients do not flow through it. While a module with a state computes, its transforms hold that state, so only one thread
-    at a time may call it. An exported program has no such limit.
+    Gradients do not flow through it. Only one thread at a time may call it, because its transforms hold the state meanwhile.
+    An exported program has no such limit.
 
     Attributes:
         metadata: what the module is given and returns, as JSON can represent it: the spaces with their bounds (None is

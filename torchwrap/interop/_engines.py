@@ -45,7 +45,7 @@ class Engine:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
 
     def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
-        """The seed that a reset uses if it is given `seed`. Raises a ValueError if the engine cannot be seeded any more."""
+        """As `Env._choose_seed`."""
         return seed
 
     def step(self, actions: Any) -> tuple[Any, ...]:
@@ -181,12 +181,11 @@ class EnvPool(Engine):
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         self._was_reset = True
         finished, running = rows & self._finished, rows & ~self._finished
-        if running.any():
+        if running.all():
+            self.observation, _ = self._reset_mask(running, None, options)
+        elif running.any():
             observation, info = self._reset_mask(running, None, options)
-            if running.all():
-                self.observation = observation
-            else:
-                _assign(self.observation, info["env_id"], observation)
+            _assign(self.observation, info["env_id"], observation)
         if finished.any():
             # EnvPool's own auto-reset. With episodic_life, it goes on with the lives that are left; reset() starts a new game.
             env_ids = np.flatnonzero(finished)
@@ -198,14 +197,12 @@ class EnvPool(Engine):
         return self.vector_env.render(range(self.vector_env.num_envs) if rows is None else rows)
 
 
-_BY_PACKAGE: dict[str, type[Engine]] = {"envpool": EnvPool, "ale_py": Ale}
-
-
 def engine(vector_env: VectorEnv[Any, Any, Any], reads_info: bool = False) -> Engine:
     """The engine of a vector env, by its class or the package that defines it."""
-    packages = [base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__]
-    kind = Sync if type(vector_env) is SyncVectorEnv else Engine
-    return next((_BY_PACKAGE[package] for package in packages if package in _BY_PACKAGE), kind)(vector_env, reads_info)
+    packages = {base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__}
+    own = Sync if type(vector_env) is SyncVectorEnv else Engine
+    kind = EnvPool if "envpool" in packages else Ale if "ale_py" in packages else own
+    return kind(vector_env, reads_info)
 
 
 def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:

@@ -18,9 +18,7 @@ from typing import Any, NoReturn
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
-PATIENCE = 5.0
-"""Seconds in which workers can end by themselves before `close` terminates them."""
-
+PATIENCE = 5.0  # seconds in which workers can end by themselves before `close` terminates them
 CONSTRUCTOR = "its constructor"
 
 
@@ -63,7 +61,7 @@ class Workers:
         self._unfinished = kind is not None
 
     def close(self) -> None:
-        """Closes the vector env, within seconds: terminates and then kills the workers that do not end by themselves."""
+        """Closes the vector env: terminates and then kills the workers that do not end by themselves."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 os.set_blocking(pipe.fileno(), False)

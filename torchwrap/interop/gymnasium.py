@@ -186,7 +186,7 @@ class GymnasiumEnv(Env):
         self.same_step = engine.mode is AutoresetMode.SAME_STEP
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
         for space in self.info_spaces.values():
-            spaces.dtype(space)
+            spaces.dtype(space)  # raises for what tensors cannot hold
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
         self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
@@ -320,8 +320,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         modes = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
         mode = next((mode for mode in modes if autoreset_mode in (mode, mode.value)), None)
         if mode is None:
-            remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
             needed = "to_gymnasium needs autoreset_mode AutoresetMode.SAME_STEP or DISABLED"
+            remedy = "with others, the step after the end of an episode is no transition"
             raise ValueError(f"{needed}, but got {autoreset_mode!r}: {remedy}.")
         self.metadata = {**env.metadata, "autoreset_mode": mode}
         self.spec, self.render_mode, self.num_envs = env.spec, env.render_mode, env.num_envs
@@ -363,7 +363,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         reward, terminated, truncated = (successor[name].squeeze(-1).numpy(force=True) for name in names)
         done = terminated | truncated
         infos = self._infos(successor, done)
-        self._to_reset = np.zeros_like(done) if self._same_step else done
+        if not self._same_step:
+            self._to_reset = done
         self._start_times[done] = time.perf_counter()
         observation = spaces.to_numpy(self.single_observation_space, td["observation"])
         return observation, reward.astype(np.float64), terminated, truncated, infos

@@ -33,9 +33,6 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
             is left out and seeds the first reset; the `Runner` puts its own there if the config has an `env_config`. For
             training, and for playing with `player: {use_vecenv: True}`, there are `num_actors` envs. Other players take one.
 
-    Raises:
-        TypeError: if `make_env` is not callable. If it does not make such envs, the `Runner` raises a TypeError or ValueError.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> register("scripted", ScriptedEnv)
     >>> env = vecenv.create_vec_env("scripted", num_actors=2, seed=0, observation_shape=(1,))
@@ -75,9 +72,6 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
         The `IVecEnv`. Its `step(actions)`, `(num_envs,)` int64 or `(num_envs, n)` float32, returns the observations to act on
         next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and `infos` with "time_outs", `(num_envs,)` bool:
         truncated and not terminated; and "final_observation", the true successor.
-
-    Raises:
-        TypeError, ValueError: for spaces that rl_games does not take.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rl_games(ScriptedEnv(2, (1,), episode_lengths=1, ending="truncated"))
@@ -139,10 +133,8 @@ class RlGamesVecEnv(IVecEnv):
 
 def _check_observation(space: Space[Any]) -> None:
     if not isinstance(space, Box) or not space.shape:
-        raise ValueError(
-            'to_rl_games needs observations in a Box with a dimension, or in a Dict of two of them, "obs" and "states", '
-            f"but got {space}: put transforms.FlattenObservation on the env."
-        )
+        needed = 'observations in a Box with a dimension, or in a Dict of two of them, "obs" and "states"'
+        raise ValueError(f"to_rl_games needs {needed}, but got {space}: put transforms.FlattenObservation on the env.")
     if space.dtype not in (np.float32, np.uint8):
         remedy = 'put transforms.DtypeObservation("float32") on the env'
         raise ValueError(f"to_rl_games needs observations in float32 or uint8, but got {space}: {remedy}.")
@@ -152,8 +144,6 @@ def _check_action(space: Space[Any]) -> None:
     _checks.starts_at_zero("to_rl_games", "action", space)
     is_vector = isinstance(space, Box) and len(space.shape) == 1 and space.dtype == np.float32 and space.is_bounded()
     if not is_vector and not isinstance(space, Discrete):
-        raise ValueError(
-            "to_rl_games needs actions in a Discrete space or a bounded float32 Box with one dimension, because rl_games "
-            f"rescales them to it, but got {space}: take transforms.ClipAction off the env, or put transforms.TransformAction "
-            "on it."
-        )
+        needed = "actions in a Discrete space or a bounded float32 Box with one dimension, to which rl_games rescales them"
+        remedy = "take transforms.ClipAction off the env, or put transforms.TransformAction on it"
+        raise ValueError(f"to_rl_games needs {needed}, but got {space}: {remedy}.")

@@ -44,9 +44,6 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
 
         `learn(..., init_at_random_ep_len=True)` moves `env.elapsed_steps`, and needs an env with a time limit.
 
-    Raises:
-        TypeError, ValueError: for spaces that rsl_rl does not take.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
     >>> obs, rewards, dones, extras = env.step(torch.zeros(2, env.num_actions))
@@ -129,8 +126,7 @@ class PPO(algorithms.PPO):
     """rsl_rl's PPO, with the value of the true final observation at a time-out instead of that of the observation before.
 
     In the runner's config: `"algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", ...}`. The env has to put
-    `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does. The critic's observation normalization and its
-    recurrent state are those of rsl_rl's PPO.
+    `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does.
     """
 
     def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:

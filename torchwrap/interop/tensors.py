@@ -225,8 +225,7 @@ class TensorEnv(Env):
         raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
 
     def _read_clock(self) -> Tensor:
-        clock: Tensor = self.elapsed if self.functions["clock"] is None else self.functions["clock"]()
-        return clock
+        return self.elapsed if self.functions["clock"] is None else self.functions["clock"]()
 
     def _write_clock(self, steps: Tensor) -> None:
         clock = self._read_clock()

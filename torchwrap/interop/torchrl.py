@@ -27,9 +27,6 @@ from torchwrap.wrappers.wrapper import layers
 _FLAGS = ("done", "terminated", "truncated")
 
 
-# torchwrap -> TorchRL.
-
-
 def to_torchrl(env: Env) -> TorchRLEnvBase:
     """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
 
@@ -154,9 +151,6 @@ class _StandIn(Env):
         return TensorDict({"observation": observation}, [self.num_envs])
 
 
-# TorchRL -> torchwrap.
-
-
 def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
     """Makes a torchwrap env of a batched TorchRL env: for torchwrap's transforms, collectors and statistics.
 
@@ -275,9 +269,6 @@ def _check(env_base: EnvBase) -> None:
             raise ValueError(f'from_torchrl needs "{key}" of shape {(*batch_size, 1)}, but got {tuple(spec.shape)} in {name}.')
 
 
-# Spaces and specs.
-
-
 def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpec:
     """The spec of a batch of values of a space.
 
@@ -355,12 +346,7 @@ def to_space(spec: TensorSpec, *, is_action: bool = False) -> Space[Any]:
 
 
 def encode(spec: TensorSpec, action: spaces.Value) -> spaces.Value:
-    """An action of `to_space(spec, is_action=True)` as the spec wants it.
-
-    >>> encode(OneHot(3, shape=(2, 3)), torch.tensor([2, 0]))
-    tensor([[False, False,  True],
-            [ True, False, False]])
-    """
+    """An action of `to_space(spec, is_action=True)` as the spec wants it."""
     if isinstance(spec, Composite):
         return TensorDict({key: encode(part, action[key]) for key, part in spec.items()}, batch_size=spec.shape[:1])
     return (spec.encode(action) if isinstance(spec, OneHot) else action).to(spec.dtype)

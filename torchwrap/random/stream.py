@@ -24,11 +24,6 @@ class Key(NamedTuple):
         seed_low, seed_high: lower and upper 32 bits of the seed.
         env, episode, draw: global index of the env, number of its episode, and number of the step within the episode.
         tag: distinguishes the streams of an env, and the functions that draw in one step.
-
-    >>> from torchwrap.random import Stream, uniform
-    >>> key = Stream(2, seed=0).key()
-    >>> bool((uniform(key) == uniform(key)).all()), bool((uniform(key) == uniform(key.fold_in(1))).any())
-    (True, False)
     """
 
     seed_low: Tensor
@@ -53,8 +48,8 @@ class Key(NamedTuple):
 class Stream(BatchedModule):
     """The RNG streams of a batch of envs, one per env, independent of each other and of `num_envs`.
 
-    A stream is a clock: the env's seed, index, episode and step determine the numbers, so no draw shifts another. An env
-    advances its own streams, and `TransformedEnv` those of its transforms. A transform that draws only reads `key()`.
+    The env's seed, index, episode and step determine the numbers, so no draw shifts another. An env advances its own streams,
+    and `TransformedEnv` those of its transforms. A transform that draws only reads `key()`.
 
     Args:
         num_envs: number of streams.

@@ -69,9 +69,6 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     _run_checks((*checks, _check_eval, check_env, _check_state_dict), make_transformed)
 
 
-# The contract of an env.
-
-
 def _check_description(make: MakeEnv) -> None:
     env = make()
     _require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
@@ -198,9 +195,6 @@ def _check_compile(make: MakeEnv) -> None:
     _require_equal(_buffers(env), _buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
 
 
-# The contract of a transform, in addition.
-
-
 def _check_action(make: Callable[..., TransformedEnv]) -> None:
     env = make()
     action = env.sample_action()
@@ -260,9 +254,6 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     _require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
 
 
-# Runs of envs, and comparisons of what they return.
-
-
 def _run_checks(checks: Iterable[Callable[[Any], None]], make: MakeEnv) -> None:
     """Runs checks with `make` and its defaults. What it makes is closed in the end."""
     for check in checks:
@@ -296,7 +287,6 @@ def _require_equal(first: TensorDict, second: TensorDict, promise: str, toleranc
 
 
 def _require_equal_runs(first: Run, second: Run, promise: str, tolerance: float = 0.0) -> None:
-    """As `require_equal`, for the successors and roots of two runs."""
     for (expected, expected_td), (transition, td) in zip(first, second, strict=True):
         _require_equal(expected["next"], transition["next"], promise, tolerance)
         _require_equal(expected_td, td, promise, tolerance)

@@ -28,8 +28,7 @@ class TransformAction(ActionTransform):
             returns new ones of the action space below.
         action_space: the space of a single agent's action. None keeps the space below.
 
-    Raises:
-        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns actions that do not fit the space.
+    The function is called with zeros in `setup`, so that one that does not fit the spaces is refused there.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(-1, 1, (1,))), TransformAction(torch.tanh))

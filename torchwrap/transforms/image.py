@@ -154,9 +154,9 @@ class AddWhiteNoise(_Noise):
 
     Args:
         probability_of_noise_per_pixel: probability with which each pixel is replaced, in [0, 1).
-        is_noise_grayscale: whether the noise has the same value in all three channels.
+        is_noise_grayscale: whether the noise has the same value in all three channels, which the images then need.
 
-    Shape: `(height, width)` or `(height, width, channels)` uint8, unchanged. Gray noise needs three channels.
+    Shape: unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -181,9 +181,9 @@ class ObstructView(_Noise):
         obstructed_pixels_ratio: area of all squares together as a fraction of the image, in [0, 1). They cover less of it if
             they overlap or cross its border.
         obstruction_width: width of a square, in pixels.
-        is_noise_grayscale: whether the noise has the same value in all three channels.
+        is_noise_grayscale: whether the noise has the same value in all three channels, which the images then need.
 
-    Shape: `(height, width)` or `(height, width, channels)` uint8, unchanged. Gray noise needs three channels.
+    Shape: unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -193,8 +193,8 @@ class ObstructView(_Noise):
 
     def __init__(self, obstructed_pixels_ratio: float, obstruction_width: int, is_noise_grayscale: bool = False) -> None:
         super().__init__(is_noise_grayscale)
-        ratio = validation.probability("ObstructView", "obstructed_pixels_ratio", obstructed_pixels_ratio)
-        self.obstructed_pixels_ratio = ratio
+        name, ratio = "obstructed_pixels_ratio", obstructed_pixels_ratio
+        self.obstructed_pixels_ratio = validation.probability("ObstructView", name, ratio)
         self.obstruction_width = validation.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
 
     def setup(self, signature: Signature) -> Signature:

@@ -28,8 +28,7 @@ class TransformObservation(ObservationTransform):
         func: takes observations `(num_envs, *shape)` (a TensorDict for `Dict` and `Tuple` spaces) and returns new ones.
         observation_space: the space of a single env's new observation. None keeps the space below.
 
-    Raises:
-        TypeError, ValueError: from `setup`, if `func` fails on zeros or returns what does not fit the space.
+    The function is called with zeros in `setup`, so that one that does not fit the spaces is refused there.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(2,)), TransformObservation(lambda obs: obs / 2))
@@ -61,9 +60,6 @@ class ClipObservation(ObservationTransform):
         max_obs: upper bound.
 
     Shape: a Box of numbers; the new one has the same shape and dtype, and clipped bounds.
-
-    Raises:
-        ValueError: from `setup`, if the dtype of the space has no value between the bounds.
 
     >>> import torch; from tensordict import TensorDict
     >>> ClipObservation(-1, 1)(TensorDict({"observation": torch.tensor([-3.0, 0.5])}, [2]))["observation"]
@@ -178,9 +174,6 @@ class FilterObservation(ObservationTransform):
         filter_keys: the keys to keep, or the indices for a `Tuple`.
 
     Shape: a `Dict` or `Tuple` to the same kind of space with those parts; those of a `Tuple` in the order of `filter_keys`.
-
-    Raises:
-        TypeError, ValueError: for keys that are not unique, or that the space does not have.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Discrete(5), right=gymnasium.spaces.Discrete(5))

@@ -42,10 +42,9 @@ class RenderWrapper(Wrapper):
         return self._render(self.env._reset(mask, options))
 
     def _check_envs(self, envs: Sequence[int]) -> list[int]:
-        rows = [validation.integer(type(self).__name__, "envs", row, 0, self.num_envs - 1) for row in envs]
-        if not rows:
+        if not len(envs):
             raise ValueError(f"{type(self).__name__} needs at least one index in envs, but got none.")
-        return rows
+        return [validation.integer(type(self).__name__, "envs", row, 0, self.num_envs - 1) for row in envs]
 
 
 class AddRenderObservation(RenderWrapper):
