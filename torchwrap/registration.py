@@ -194,7 +194,7 @@ def make(
 
 
 def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
-    """What makes the functions of a registered id, or None for an env of Gymnasium's."""
+    """Returns what makes the functions of a registered id, or None for an env of Gymnasium's."""
     module, _, name = id.rpartition(":")  # in Gymnasium's "module:id", importing the module registers the id
     try:
         if module:

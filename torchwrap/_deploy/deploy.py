@@ -262,10 +262,9 @@ class DeployedPolicy(nn.Module):
         if is_random or written or not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
             self.load_state_dict(before)
             fault = "draws random numbers" if is_random else f"changes {written or 'from call to call'}"
-            raise ValueError(
-                f"deploy needs a deterministic policy and transforms, but got one that {fault}. Take the mode instead of a "
-                "sample, declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode."
-            )
+            remedy = "declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode"
+            needed = f"a deterministic policy and transforms, but got one that {fault}"
+            raise ValueError(f"deploy needs {needed}. Take the mode instead of a sample, {remedy}.")
         action, following = first if self._state else (first, None)
         chosen = _value(self._action_space, action, 2)
         spaces.check("deploy", "a policy whose actions end", self._action_space, chosen, 2, device)

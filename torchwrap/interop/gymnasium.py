@@ -321,7 +321,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         mode = next((mode for mode in modes if autoreset_mode in (mode, mode.value)), None)
         if mode is None:
             needed = "to_gymnasium needs autoreset_mode AutoresetMode.SAME_STEP or DISABLED"
-            remedy = "with others, the step after the end of an episode is no transition"
+            remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
             raise ValueError(f"{needed}, but got {autoreset_mode!r}: {remedy}.")
         self.metadata = {**env.metadata, "autoreset_mode": mode}
         self.spec, self.render_mode, self.num_envs = env.spec, env.render_mode, env.num_envs
@@ -399,14 +399,13 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return infos
 
     def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, dict[str, NDArray[Any]]]:
-        seconds = np.where(done, np.round(time.perf_counter() - self._start_times, 6), 0)
+        seconds = np.round(time.perf_counter() - self._start_times, 6)
         statistics = {}
         for key in self._stats_keys:
-            names = (f"{key}_return", f"{key}_length")
-            if names[0] in successor:  # a layer above may have dropped them
-                total, length = (successor[name].squeeze(-1).numpy(force=True) for name in names)
-                totals = np.where(done, total.astype(np.float64), 0), np.where(done, length, 0)
-                statistics[key] = dict(zip("rlt", (*totals, seconds.copy()), strict=True))
+            if f"{key}_return" in successor:  # a layer above may have dropped it
+                total, length = (successor[f"{key}_{name}"].squeeze(-1).numpy(force=True) for name in ("return", "length"))
+                columns = {"r": total.astype(np.float64), "l": length, "t": seconds}
+                statistics[key] = {name: np.where(done, column, 0) for name, column in columns.items()}
         return statistics
 
     def render(self) -> tuple[Any, ...]:

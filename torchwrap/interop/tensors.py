@@ -52,8 +52,8 @@ def from_functions(
     `examples/simulators.py` has these functions for Isaac Lab, mjlab, ManiSkill, Genesis and Newton.
 
     Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so on. Rewards and flags are
-    numbers or bools, `(num_envs,)` or `(num_envs, 1)`. Values are converted to the dtypes of the spaces, if PyTorch casts
-    between them. The first result of each function is checked.
+    `(num_envs,)` or `(num_envs, 1)`. Values are cast to the dtypes of the spaces, where PyTorch can. The first result of each
+    function is checked.
 
     Args:
         reset, step: the functions. The env owns the simulator from now on.
@@ -70,8 +70,7 @@ def from_functions(
         clock: returns the simulator's own count of steps of each episode, integers `(num_envs,)`, which `env.elapsed_steps`
             then reads and writes in place. None: the env counts.
         seed: seeds the simulator with an int below 2**31: `reset(seed=seed)` calls it with `seed + first_index`, before
-            `reset`. The rows then share what it seeds, so that the numbers of one depend on the others. Without it, a reset
-            takes no seed.
+            `reset`. The rows share what it seeds. Without it, a reset takes no seed.
         close: for `env.close()`.
         info_keys: names of numbers in `info` to pass on under `("next", "info", name)`, as `(num_envs, 1)` float32.
         device: of the simulator's tensors. `.to(device)` moves the env, and not the simulator.

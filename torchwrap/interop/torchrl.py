@@ -274,9 +274,6 @@ def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpe
 
     A `Box` with an infinite bound is unbounded, because TorchRL cannot draw from one. `Discrete` and `MultiDiscrete` are
     categorical. Those that do not start at 0 are bounded integers.
-
-    >>> to_spec(gym_spaces.Discrete(3), 2, torch.device("cpu")).rand().shape
-    torch.Size([2])
     """
     parts = spaces.children(space)
     if parts is not None:

@@ -106,11 +106,7 @@ def counts(space: Space[Any]) -> tuple[Any, Any]:
 
 
 def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") -> Value:
-    """A new value with the member of the space that is nearest to zero for each env, as Gymnasium's `create_zero_array`.
-
-    >>> zeros(spaces.Discrete(3, start=1), num_envs=2)
-    tensor([1, 1])
-    """
+    """A new value with the member of the space that is nearest to zero for each env, as Gymnasium's `create_zero_array`."""
 
     def make(path: Path, leaf: Space[Any]) -> Tensor:
         zero = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else counts(leaf)[1]

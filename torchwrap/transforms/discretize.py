@@ -89,7 +89,7 @@ class _Discretize(Transform):
 
 
 class DiscretizeObservation(_Discretize, ObservationTransform):
-    """Replaces each component of the observation by the index of its bin, of equal width, as in Gymnasium.
+    """Replaces components of the observation by indices of bins of equal width, as in Gymnasium.
 
     Values outside the bounds go to the outermost bins.
 

@@ -215,8 +215,8 @@ class ObstructView(_Noise):
 
 
 def _area_taps(old_size: int, new_size: int) -> tuple[Tensor, Tensor]:
-    # For each new pixel along a dimension: the indices of the old pixels that it covers, and their weights. Both tensors are
-    # `(max_taps, new_size)`, padded with weight 0. Source: OpenCV's computeResizeAreaTab.
+    # Indices and weights of the old pixels that each new one covers: `(max_taps, new_size)`, padded with weight 0. Source:
+    # OpenCV's computeResizeAreaTab.
     scale, pixels = old_size / new_size, np.arange(old_size)
     first = np.arange(new_size)[:, None] * scale
     covered = np.minimum(first + scale, pixels + 1) - np.maximum(first, pixels)

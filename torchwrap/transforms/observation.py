@@ -56,8 +56,7 @@ class ClipObservation(ObservationTransform):
     """Clips every component of the observation, as Stable-Baselines3's `VecNormalize` does at -10 and 10.
 
     Args:
-        min_obs: lower bound.
-        max_obs: upper bound.
+        min_obs, max_obs: the bounds. The dtype of the space has a value between them.
 
     Shape: a Box of numbers; the new one has the same shape and dtype, and clipped bounds.
 
@@ -90,9 +89,7 @@ class ClipObservation(ObservationTransform):
 
 
 class FlattenObservation(ObservationTransform):
-    """Flattens the observation into a vector, as `gymnasium.spaces.flatten` does.
-
-    `Discrete` and `MultiDiscrete` become one-hot, and the parts of `Dict` and `Tuple` are concatenated.
+    """Flattens the observation into a vector, as `gymnasium.spaces.flatten` does: discrete components become one-hot.
 
     Shape: any space to `(num_envs, gymnasium.spaces.flatdim(space))`.
 

@@ -194,14 +194,13 @@ class RecordVideo(RenderWrapper):
     """Records mp4 videos of one env, or of several envs as tiles of one picture.
 
     A video shows an episode of the first of `envs`, from the initial to the final observation, or a fixed number of frames.
-    Without a trigger, Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. Episodes and steps are counted
-    from 0. It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
+    Without a trigger, Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. It needs imageio with ffmpeg:
+    `pip install "torchwrap[render]"`.
 
     Args:
         env: the env to wrap, made with `render_mode="rgb_array"`.
         video_folder: folder of the files. It is created.
-        episode_trigger: returns whether to record the episode with the given number.
-        step_trigger: returns whether to start a video at the step with the given number.
+        episode_trigger, step_trigger: return whether to start a video at the episode or step with the given number, from 0.
         video_length: number of frames. 0 records whole episodes.
         name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and `{name_prefix}-step-{number}.mp4`.
         fps: frames per second. None takes the env's own rate, or 30.
