@@ -46,7 +46,7 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
 
     Where something lasts from step to step (frames, delays, clocks, what `PolicyState` declares), the module takes a `state`
     and returns the next one: a dict of tensors `(batch, ...)`. Its entry `is_first`, bool `(batch, 1)`, is set in
-    `initial_state(batch)`; set rows of it to start episodes in them. Rows of a batch do not affect each other.
+    `initial_state(batch)`; set rows of it to start episodes in them.
 
     PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports need torch
     2.11, as `tw.compile` does:
@@ -100,8 +100,8 @@ class DeployedPolicy(nn.Module):
     An exported program has no such limit.
 
     Attributes:
-        metadata: what the module is given and returns, as JSON can represent it: the spaces with their bounds (None is
-            infinity), the state, the transforms, and what was left out.
+        metadata: what the module takes and returns, for JSON: the spaces with their bounds (None is infinity), the state, the
+            transforms, and what was left out.
     """
 
     def __init__(self, env: Env, policy: Policy, chain: Chain) -> None:

@@ -292,12 +292,9 @@ def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMod
     `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
 
     Args:
-        env: the env. The result owns it from now on.
+        env: the env. The result owns it from now on, and its `close()` closes it.
         autoreset_mode: `SAME_STEP`, in which `infos["final_obs"]` holds the final observations and `infos["final_info"]` the
             infos of the finished envs, or `DISABLED`, in which `reset(options={"reset_mask": mask})` resets them.
-
-    Returns:
-        The vector env. Its `close()` closes `env`.
 
     Raises:
         TypeError, ValueError: if `env` is no torchwrap env, and for another mode.

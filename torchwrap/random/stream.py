@@ -81,10 +81,9 @@ class Stream(BatchedModule):
 
     def seed(self, seed: int, mask: RowMask) -> None:
         """Sets the streams in the rows of `mask` to before the first episode of `seed`, an int in [0, 2**64)."""
-        mask.fill_(self.seed_low, seed & WORD)
-        mask.fill_(self.seed_high, seed >> 32)
-        mask.fill_(self.episode, -1)
-        mask.fill_(self.draw, 0)
+        values = ((self.seed_low, seed & WORD), (self.seed_high, seed >> 32), (self.episode, -1), (self.draw, 0))
+        for buffer, value in values:
+            mask.fill_(buffer, value)
 
     def next_episode(self, mask: RowMask) -> None:
         """Advances the streams in the rows of `mask` to the start of their next episode."""

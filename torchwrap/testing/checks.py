@@ -244,10 +244,8 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     actions = _sample_actions(env)
     list(_run(env, actions))
     smaller_env.load_state_dict(env.state_dict())
-    env.eval()
-    smaller_env.eval()
-    first_rows = ((transition[:3], td[:3]) for transition, td in _run(env, actions))
-    smaller_run = _run(smaller_env, [action[:3] for action in actions])
+    first_rows = ((transition[:3], td[:3]) for transition, td in _run(env.eval(), actions))
+    smaller_run = _run(smaller_env.eval(), [action[:3] for action in actions])
     _require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
 
 

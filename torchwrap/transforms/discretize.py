@@ -68,7 +68,7 @@ class _Bins(nn.Module):
 
 
 class _Discretize(Transform):
-    """Base of the two directions. The bins are Gymnasium's: of equal width, between the bounds of the space."""
+    """Base of the two directions."""
 
     bins: int | tuple[int, ...]
 

@@ -63,8 +63,9 @@ class ObservationGroups(Transform):
             found[name] = above.single_observation_space
             expected = signature.replace(single_observation_space=found[name], num_streams=above.num_streams)
             if above != expected or not _changes_only_observations(part, signature):
-                got = f"{part!r} in group {name!r}: put other transforms beside the groups"
-                raise ValueError(f"ObservationGroups needs transforms of observations, but got {got}.")
+                remedy = "put those of actions, rewards, ends of episodes and policies beside the groups"
+                got = f"{part!r} in group {name!r}"
+                raise ValueError(f"ObservationGroups needs transforms of observations, but got {got}: {remedy}.")
             signature = signature.replace(num_streams=above.num_streams)
         return signature.replace(single_observation_space=gym_spaces.Dict(found))
 
