@@ -127,14 +127,11 @@ def make_envpool(
     env: dict[str, Any],
     *,
     seed: int | None = None,
-    max_episode_steps: int | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
     """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`. `env` has the arguments of `GymnasiumEnv`."""
     first_index = validation.integer("make", "first_index", env["first_index"], at_least=0)
     seed = fresh_seed() if seed is None else validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
     pool = _engines.make_envpool(id, num_envs, seed + first_index, kwargs)
     env["spec"].max_episode_steps = _engines.engine(pool).max_episode_steps
     return GymnasiumEnv(pool, **env)
