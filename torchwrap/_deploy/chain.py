@@ -136,6 +136,7 @@ def ignores_starts(transform: Transform) -> bool:
 
 
 def refusal(part: Part, fault: str) -> ValueError:
+    """The error for a part that cannot be deployed."""
     remedy = f'`without=["{type(part).__name__}"]` leaves it out, and the caller takes over its work.'
     return ValueError(f"deploy cannot use {_shown(part)}, because it {fault}. {remedy}")
 
