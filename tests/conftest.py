@@ -130,7 +130,10 @@ def bridge():
     """Makes a torchwrap env from constructors of single Gymnasium envs. Its vector env is closed after the test."""
     opened = []
 
-    def build(makers, kind=SyncVectorEnv, mode=AutoresetMode.DISABLED, info_keys=(), first_index=0, device="cpu", **kwargs):
+    def build(makers, kind=None, mode=AutoresetMode.DISABLED, info_keys=(), first_index=0, device="cpu", **kwargs):
+        from helpers import OtherVectorEnv
+
+        kind = kind or (SyncVectorEnv if mode is AutoresetMode.DISABLED else OtherVectorEnv)
         opened.append(kind(makers, autoreset_mode=mode, **kwargs))
         return tw.from_gymnasium(opened[-1], info_keys=info_keys, first_index=first_index, device=device)
 

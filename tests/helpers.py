@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -20,6 +21,10 @@ from torchwrap import transforms as T
 # Tolerances, relative and absolute. aot_eager runs the operators of eager mode, except that it computes masked sums in another
 # order, in float64, and rounds them to float32. Inductor fuses, contracts a * b + c, and has its own sine.
 AOT, INDUCTOR = 2e-6, 1e-4
+
+
+class OtherVectorEnv(SyncVectorEnv):
+    """A vector env that `from_gymnasium` steps as a whole, as it does all but `SyncVectorEnv`."""
 
 
 # Stepping.

@@ -120,7 +120,7 @@ LIBRARIES = {
     **{"torchwrap.interop.jax": {"jax", "brax", "gymnax"}, "torchwrap.interop._jax_functions": {"jax"}},
     **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
     **{"torchwrap.interop._engines": {"envpool"}, "torchwrap.interop.atari": {"ale_py"}},
-    **{"torchwrap.wrappers.video": {"imageio"}, "torchwrap.wrappers.render": {"pygame"}},
+    "torchwrap.wrappers.render": {"imageio", "pygame"},
 }
 FOREIGN = ("torch", "tensordict", "gymnasium", "numpy")
 DEPENDENCIES = {*FOREIGN, "torchwrap", *sys.stdlib_module_names}

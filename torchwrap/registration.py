@@ -37,9 +37,8 @@ NATIVE: dict[str, type[ClassicControl]] = {
 }
 """Ids with a native torchwrap env, and the functions that implement it."""
 
-_ID = re.compile(
-    r"([\w-]+/)?[\w.-]+-v(0|[1-9][0-9]*)"
-)  # without Gymnasium's colon, which `make` takes for the end of a module
+# Without Gymnasium's colon, which `make` takes for the end of a module.
+_ID = re.compile(r"([\w-]+/)?[\w.-]+-v(0|[1-9][0-9]*)")
 
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
 
@@ -78,11 +77,10 @@ def register(
     if id in registration.registry:
         raise ValueError(f"register needs an id that is not taken, but got {id!r}: give it another name or version.")
     needed = "register needs a FuncEnv class, or a function that returns a FuncEnv"
-    if isinstance(func_env, type):
-        missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
-        if missing:
-            raise TypeError(f"{needed}, but got the class {func_env.__name__} without {missing}.")
-    elif not callable(func_env):
+    missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
+    if isinstance(func_env, type) and missing:
+        raise TypeError(f"{needed}, but got the class {func_env.__name__} without {missing}.")
+    if not callable(func_env):
         remedy = ": pass its class" if isinstance(func_env, FuncEnv) else ""
         raise TypeError(f"{needed}, but got {func_env!r}{remedy}.")
     if max_episode_steps is not None:
@@ -127,8 +125,7 @@ def make(
         max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the registered limit.
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
-        info_keys: for Gymnasium's and EnvPool's envs: as for `torchwrap.from_gymnasium`.
-        worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`.
+        info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`; EnvPool's take `info_keys` too.
         kwargs: passed to the env's constructor. EnvPool's takes the `seed`, which `reset` does not; otherwise one is drawn.
 
     Returns:
@@ -197,7 +194,7 @@ def make(
 
 
 def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
-    """What makes the functions of a registered id, or None for an env of Gymnasium's."""
+    """Returns what makes the functions of a registered id, or None for an env of Gymnasium's."""
     module, _, name = id.rpartition(":")  # in Gymnasium's "module:id", importing the module registers the id
     try:
         if module:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from helpers import numpy_2_promotion
+from helpers import OtherVectorEnv, numpy_2_promotion
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -87,7 +87,7 @@ SPACES = {
 
 KINDS = [
     pytest.param(kind, mode, id=f"{kind.__name__[:-9].lower()}-{mode.value}", marks=marks)
-    for kind, marks in ((SyncVectorEnv, ()), (AsyncVectorEnv, pytest.mark.full))
+    for kind, marks in ((SyncVectorEnv, ()), (OtherVectorEnv, ()), (AsyncVectorEnv, pytest.mark.full))
     for mode in (DISABLED, SAME_STEP)
 ]
 every_kind = pytest.mark.parametrize("kind, mode", KINDS)

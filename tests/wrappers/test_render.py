@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import cv2
@@ -12,13 +13,13 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.utils.save_video import capped_cubic_video_schedule
+from helpers import OtherVectorEnv
 from oracles import step
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
-from torchwrap.wrappers.render import tiled
-from torchwrap.wrappers.video import capped_cubic
+from torchwrap.wrappers.render import capped_cubic, tiled
 
 
 def make(num_envs=2, **arguments):
@@ -160,8 +161,8 @@ def test_render_wrappers_without_their_library_raise_with_its_name(monkeypatch, 
 
 
 def same_step():
-    mode = {"autoreset_mode": "SameStep"}
-    return tw.from_gymnasium(gymnasium.make_vec("CartPole-v1", 1, "sync", vector_kwargs=mode, render_mode="rgb_array"))
+    makers = [functools.partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")]
+    return tw.from_gymnasium(OtherVectorEnv(makers, autoreset_mode="SameStep"))
 
 
 def test_render_wrappers_wrong_arguments_raise():

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -17,12 +19,7 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 def env(owner: str, value: Any) -> Env:
-    """`value`, if it is an env without the state of a policy.
-
-    >>> env("to_skrl", 3)
-    Traceback (most recent call last):
-    TypeError: to_skrl needs a torchwrap.Env, but got int: torchwrap.make and torchwrap.from_gymnasium make one.
-    """
+    """`value`, if it is an env without the state of a policy."""
     if not isinstance(value, Env):
         remedy = "torchwrap.make and torchwrap.from_gymnasium make one"
         raise TypeError(f"{owner} needs a torchwrap.Env, but got {type(value).__name__}: {remedy}.")
@@ -30,6 +27,13 @@ def env(owner: str, value: Any) -> Env:
         needed = "an env without PolicyState, because trainers carry the state of policies themselves"
         raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
     return value
+
+
+def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
+    """Raises a ValueError for discrete observations or actions that count from another number."""
+    if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
+        remedy = f"put transforms.Transform{what.title()}(func, {what}_space) on the env"
+        raise ValueError(f"{owner} needs {what}s that start at 0, but got {space}: {remedy}.")
 
 
 def signature(

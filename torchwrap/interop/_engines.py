@@ -1,4 +1,4 @@
-"""Engines: how vector envs differ from Gymnasium's own in what they take as seeds, reset, and return as final observations."""
+"""Engines: how vector envs differ in what they take as seeds, reset, and return as final observations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from torchwrap.env import Options
 
@@ -28,9 +29,11 @@ class Engine:
     takes_options = True
     has_threads = False  # of which one may still hold the results of an interrupted call
     max_episode_steps: int | None = None  # the time limit in force, where no spec of Gymnasium's has it
+    observation: Any = None  # the last one of all rows
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
         self.vector_env: Any = vector_env
+        self.reads_info = reads_info
         self.mode = self._read_mode()
         if self.mode not in self.modes:
             raise ValueError(
@@ -42,24 +45,22 @@ class Engine:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
 
     def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
-        """The seed that a reset uses if it is given `seed`. Raises a ValueError if the engine cannot be seeded any more."""
+        """As `Env._choose_seed`."""
         return seed
 
     def step(self, actions: Any) -> tuple[Any, ...]:
-        """A step of all envs."""
-        return self.vector_env.step(actions)
+        """A step of all envs: rewards, flags and infos."""
+        self.observation, *result = self.vector_env.step(actions)
+        return tuple(result)
 
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
         return done
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
-        """Resets the rows of a mask, of which row *i* gets the seed `seed + i`, and returns the observations of all rows.
-
-        `last` are the last observations of all rows. They may be overwritten.
-        """
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
+        """Resets the rows of a mask, of which row *i* gets the seed `seed + i`."""
         # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
-        return self._reset_mask(rows, seed, options)[0]
+        self.observation, _ = self._reset_mask(rows, seed, options)
 
     def _reset_mask(self, rows: Any, seed: Any, options: Options | None) -> tuple[Any, dict[str, Any]]:
         mask_option = {} if rows.all() else {"reset_mask": rows}
@@ -72,6 +73,41 @@ class Engine:
         return frames if rows is None else [frames[row] for row in rows]
 
 
+class Sync(Engine):
+    """Gymnasium's `SyncVectorEnv`, whose own `step` takes longer: it batches all infos, and copies once more.
+
+    Its envs are stepped and reset one by one, so that its auto-reset never takes place.
+    """
+
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
+        super().__init__(vector_env, reads_info)
+        self.mode = AutoresetMode.DISABLED
+        self._observations: list[Any] = [None] * vector_env.num_envs
+        self._batched: Any = create_empty_array(vector_env.single_observation_space, vector_env.num_envs)
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        batch = zip(self.vector_env.envs, iterate(self.vector_env.action_space, actions), strict=True)
+        observations, *result, infos = zip(*[env.step(action) for env, action in batch], strict=True)
+        self._set_observations(list(observations))
+        info: dict[str, Any] = {}
+        for name in {name for entries in infos for name in entries} if self.reads_info else ():
+            rows = [name in entries for entries in infos]
+            value = infos[rows.index(True)][name]  # stands in where there is none
+            info[name], info[f"_{name}"] = [entries.get(name, value) for entries in infos], np.array(rows)
+        return *result, info
+
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
+        for row in np.flatnonzero(rows).tolist():
+            self._observations[row], _ = self.vector_env.envs[row].reset(
+                seed=None if seed is None else seed + row, options=options
+            )
+        self._set_observations(self._observations)
+
+    def _set_observations(self, observations: list[Any]) -> None:
+        self._observations = observations
+        self.observation = concatenate(self.vector_env.single_observation_space, observations, self._batched)
+
+
 class Ale(Engine):
     """ALE's `AtariVectorEnv`. It has no `DISABLED`, and a masked reset in `NEXT_STEP` ends games that `life_loss_info` goes on
     with.
@@ -82,8 +118,8 @@ class Ale(Engine):
     takes_options = False
     has_threads = True
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
-        super().__init__(vector_env)
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
+        super().__init__(vector_env, reads_info)
         _check_batch("ALE's vector env", vector_env.num_envs, getattr(vector_env.unwrapped, "batch_size", 0))
         self._games: Any = None  # by row, the number of the frame before its game
 
@@ -96,12 +132,11 @@ class Ale(Engine):
         games, self._games = self._games, self._read_games(info)
         return done & (games != self._games)
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         # An array has one seed for each row that is reset.
         seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
-        observation, info = self._reset_mask(rows, seeds, options)
+        self.observation, info = self._reset_mask(rows, seeds, options)
         self._games = self._read_games(info)
-        return observation
 
     def _read_games(self, info: dict[str, Any]) -> Any:
         return info["frame_number"] - info["episode_frame_number"]
@@ -114,8 +149,8 @@ class EnvPool(Engine):
     takes_options = False
     has_threads = True
 
-    def __init__(self, vector_env: Any) -> None:
-        super().__init__(vector_env)
+    def __init__(self, vector_env: Any, reads_info: bool) -> None:
+        super().__init__(vector_env, reads_info)
         if vector_env is not vector_env.unwrapped:
             remedy = "Gymnasium's wrappers take its auto-reset for a step. Put torchwrap's transforms on the result instead"
             got = f"{type(vector_env).__name__} around it"
@@ -140,37 +175,34 @@ class EnvPool(Engine):
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         result = super().step(actions)
-        self._actions, self._finished = actions, result[2] | result[3]
+        self._actions, self._finished = actions, result[1] | result[2]
         return result
 
-    def reset(self, last: Any, rows: Any, seed: int | None, options: Options | None) -> Any:
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         self._was_reset = True
         finished, running = rows & self._finished, rows & ~self._finished
-        if running.any():
+        if running.all():
+            self.observation, _ = self._reset_mask(running, None, options)
+        elif running.any():
             observation, info = self._reset_mask(running, None, options)
-            if running.all():
-                last = observation
-            else:
-                _assign(last, info["env_id"], observation)
+            _assign(self.observation, info["env_id"], observation)
         if finished.any():
             # EnvPool's own auto-reset. With episodic_life, it goes on with the lives that are left; reset() starts a new game.
             env_ids = np.flatnonzero(finished)
             observation, _, _, _, info = self.vector_env.step(_select(self._actions, env_ids), env_ids)
-            _assign(last, info["env_id"], observation)
+            _assign(self.observation, info["env_id"], observation)
         self._finished = self._finished & ~rows
-        return last
 
     def render(self, rows: Any) -> Any:
         return self.vector_env.render(range(self.vector_env.num_envs) if rows is None else rows)
 
 
-_BY_PACKAGE: dict[str, type[Engine]] = {"envpool": EnvPool, "ale_py": Ale}
-
-
-def engine(vector_env: VectorEnv[Any, Any, Any]) -> Engine:
-    """The engine of a vector env, by the package that defines it."""
-    packages = [base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__]
-    return next((_BY_PACKAGE[package] for package in packages if package in _BY_PACKAGE), Engine)(vector_env)
+def engine(vector_env: VectorEnv[Any, Any, Any], reads_info: bool = False) -> Engine:
+    """The engine of a vector env, by its class or the package that defines it."""
+    packages = {base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__}
+    own = Sync if type(vector_env) is SyncVectorEnv else Engine
+    kind = EnvPool if "envpool" in packages else Ale if "ale_py" in packages else own
+    return kind(vector_env, reads_info)
 
 
 def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:

@@ -15,12 +15,10 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
-PATIENCE = 5.0
-"""Seconds in which workers can end by themselves before `close` terminates them."""
-
+PATIENCE = 5.0  # seconds in which workers can end by themselves before `close` terminates them
 CONSTRUCTOR = "its constructor"
 
 
@@ -31,14 +29,11 @@ class Workers:
     that follows an interrupted one if the vector env has threads, which may still hold the results.
     """
 
-    def __init__(
-        self, vector_env: VectorEnv[Any, Any, Any], name: str, timeout: float | None, has_threads: bool = False
-    ) -> None:
-        self.vector_env, self._unfinished = vector_env, False
+    def __init__(self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False) -> None:
+        self.vector_env, self._base, self._unfinished = vector_env, vector_env.unwrapped, False
         self._name, self._has_threads = name, has_threads
         self.processes: list[BaseProcess] = []
         self.pipes: list[WorkerPipe] = []
-        self._base: Any = vector_env.unwrapped
         pipes = getattr(self._base, "parent_pipes", [])
         if not vector_env.closed and all(isinstance(pipe, Connection) for pipe in pipes):
             self.processes = getattr(self._base, "processes", [])
@@ -66,7 +61,7 @@ class Workers:
         self._unfinished = kind is not None
 
     def close(self) -> None:
-        """Closes the vector env, within seconds: terminates and then kills the workers that do not end by themselves."""
+        """Closes the vector env: terminates and then kills the workers that do not end by themselves."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 os.set_blocking(pipe.fileno(), False)
@@ -166,30 +161,16 @@ class WorkerPipe(Connection):
         raise RuntimeError(f"{self.fault}\n\n{trace}".rstrip()) from cause
 
 
-def work(
-    timeout: float | None,
-    index: int,
-    env_fn: Callable[[], Any],
-    pipe: Any,
-    parent_pipe: Any,
-    shared_memory: Any,
-    errors: Any,
-    *others: Any,
-) -> None:
-    """Gymnasium's worker, for the vector envs that `make` makes. All but `timeout` comes from Gymnasium.
-
-    It reports an exception of the constructor, ends a constructor that exceeds the timeout, and outlives Ctrl-C.
-    """
+def construct(make_one: Callable[[], Any], parent: int, timeout: float | None) -> Any:
+    """Makes an env. In a worker, a constructor that exceeds the timeout is ended, and Ctrl-C is ignored."""
+    if os.getpid() == parent or not hasattr(signal, "setitimer"):  # Windows lacks it
+        return make_one()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but it is for the parent
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
     signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
-    try:
-        env = env_fn()
-    except Exception as error:
-        errors.put((index, type(error), error, traceback.format_exc()))
-        return
+    env = make_one()
     signal.setitimer(signal.ITIMER_REAL, 0.0)
-    _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, errors, *others)
+    return env
 
 
 @contextlib.contextmanager

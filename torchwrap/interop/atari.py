@@ -37,13 +37,12 @@ def make_atari(id: str, num_envs: int, preset: AtariPreset = "cleanrl", **kwargs
     | "gymnasium" | gray | with the game | as the id says |
 
     In each of them a game starts with 1 to 30 no-ops, and an action lasts four frames, of which the last two are merged to
-    their maximum. `("next", "info", "game_over")` is 1 at the end of a game, and `"game_return"` the sum of its rewards so
-    far; `"lives"` are those that are left.
+    their maximum. The info has `"game_over"`, 1 at the end of a game, `"game_return"`, the sum of its rewards so far, and
+    `"lives"` that are left.
 
     Args:
         id: of the game, "ALE/Pong-v5" or "PongNoFrameskip-v4".
-        num_envs: number of games.
-        preset: whose results to compare with.
+        num_envs, preset: number of games, and whose results to compare with.
         kwargs: arguments of `torchwrap.make`, such as `first_index` and `vectorization_mode`, of `AtariGame`, and of
             `ale_py.AtariEnv`, such as `repeat_action_probability` and `full_action_space`.
 

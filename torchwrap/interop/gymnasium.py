@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import signal
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 from tensordict import TensorDict
-from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -48,9 +47,9 @@ def from_gymnasium(
     The transitions are the same in all autoreset modes.
 
     Args:
-        vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`. The result owns it from now on. ALE's has to be in
-            `SAME_STEP`. EnvPool's is in `NEXT_STEP`, but the bridge resets its finished rows at once. EnvPool seeds its envs
-            when it makes them: the first `reset` reports that seed, and `reset` takes no other.
+        vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
+            result owns it from now on. EnvPool seeds its envs when it makes them: the first `reset` reports that seed, and
+            `reset` takes no other.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
@@ -64,7 +63,7 @@ def from_gymnasium(
 
     Raises:
         TypeError: if `vector_env` is no vector env, or `info_keys` is a string.
-        ValueError: for another vector env in `AutoresetMode.NEXT_STEP`. Its step after the end of an episode is no transition.
+        ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is no transition.
 
     >>> import gymnasium
     >>> mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
@@ -75,26 +74,40 @@ def from_gymnasium(
     return GymnasiumEnv(vector_env, device=device, info_keys=info_keys, first_index=first_index, worker_timeout=worker_timeout)
 
 
-def make(id: str, num_envs: int, vectorization_mode: str, env: dict[str, Any], **kwargs: Any) -> GymnasiumEnv:
+def make(
+    id: str,
+    num_envs: int,
+    vectorization_mode: str,
+    env: dict[str, Any],
+    *,
+    wrappers: Sequence[Callable[..., Any]] | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> GymnasiumEnv:
     """Makes a Gymnasium env for `torchwrap.make(..., backend="gymnasium")`. `env` has the arguments of `GymnasiumEnv`.
 
-    The vector env does not auto-reset and does not copy its observations, because the conversion to tensors copies them.
+    As `gymnasium.make_vec`, but the vector env does not copy its observations, because the conversion to tensors does.
     """
+
+    def make_one() -> Any:
+        made: Any = gymnasium.make(id, **kwargs)
+        for wrapper in wrappers or ():
+            made = wrapper(made)
+        return made if vectorization_mode == "sync" else _ReadInfo(made, info_keys)
+
     timeout = env["worker_timeout"] = _seconds("make", env["worker_timeout"])
-    is_async = vectorization_mode == "async" and hasattr(signal, "setitimer")  # Windows has Gymnasium's worker
-    defaults = {"worker": functools.partial(_workers.work, timeout)} if is_async else {}
-    overrides = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    kwargs["vector_kwargs"] = {**defaults, **(kwargs.get("vector_kwargs") or {}), **overrides}
-    kwargs["wrappers"] = [*(kwargs.get("wrappers") or ()), functools.partial(_ReadInfo, names=tuple(env["info_keys"]))]
+    info_keys = tuple(env["info_keys"])
+    kind = SyncVectorEnv if vectorization_mode == "sync" else AsyncVectorEnv
+    vector_kwargs = {**(vector_kwargs or {}), "autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     with _workers.constructing(id, timeout):
-        vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode, **kwargs)
+        vector_env = kind([functools.partial(_workers.construct, make_one, os.getpid(), timeout)] * num_envs, **vector_kwargs)
     return GymnasiumEnv(vector_env, **env)
 
 
 class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Drops the entries of `info` that nobody reads, which Gymnasium would batch one by one, or could not batch.
 
-    At the end of an episode `info` keeps all entries, for the error about names that it lacks.
+    At the end of an episode all remain, for the error about names that it lacks.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], names: Sequence[str]) -> None:
@@ -114,14 +127,11 @@ def make_envpool(
     env: dict[str, Any],
     *,
     seed: int | None = None,
-    max_episode_steps: int | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
     """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`. `env` has the arguments of `GymnasiumEnv`."""
     first_index = validation.integer("make", "first_index", env["first_index"], at_least=0)
     seed = fresh_seed() if seed is None else validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
     pool = _engines.make_envpool(id, num_envs, seed + first_index, kwargs)
     env["spec"].max_episode_steps = _engines.engine(pool).max_episode_steps
     return GymnasiumEnv(pool, **env)
@@ -151,7 +161,7 @@ class GymnasiumEnv(Env):
         if not isinstance(vector_env, VectorEnv):
             got = f"{type(vector_env).__name__}: gymnasium.make_vec makes one"
             raise TypeError(f"from_gymnasium needs a gymnasium.vector.VectorEnv, but got {got}.")
-        engine = _engines.engine(vector_env)
+        engine = _engines.engine(vector_env, reads_info=len(info_keys) > 0)
         if spec is None and isinstance(vector_env.spec, EnvSpec):
             spec = copy.deepcopy(vector_env.spec)
             # make_vec records an explicit limit among the kwargs; Gymnasium's -1 means no limit.
@@ -173,12 +183,11 @@ class GymnasiumEnv(Env):
         self.same_step = engine.mode is AutoresetMode.SAME_STEP
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
         for space in self.info_spaces.values():
-            spaces.dtype(space)
-        self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(self.info_spaces)
+            spaces.dtype(space)  # raises for what tensors cannot hold
+        self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
         self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
-        self._last_observation: Any = None
         self._workers = _workers.Workers(vector_env, self._name(), worker_timeout, engine.has_threads)
         if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
             Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
@@ -198,11 +207,11 @@ class GymnasiumEnv(Env):
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
         with self._workers:
-            self._last_observation, reward, terminated, truncated, info = self._engine.step(actions)
-        successor, done = self._to_tensors(self._last_observation), np.logical_or(terminated, truncated)
+            reward, terminated, truncated, info = self._engine.step(actions)
+        successor = self._to_tensors(self._engine.observation)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:
-            self._already_reset = done
+            self._already_reset = done = np.logical_or(terminated, truncated)
             if done.any():
                 has_final = self._engine.has_final(info, done)
             if has_final.any():
@@ -210,14 +219,12 @@ class GymnasiumEnv(Env):
                 empty: Any = create_empty_array(space, len(rows))
                 batch = concatenate(space, tuple(info["final_obs"][rows]), empty)
                 successor[spaces.tensor(rows, self.device)] = self._to_tensors(batch)
-        result = {
-            "observation": successor,
-            "reward": self._column(reward, np.float32),
-            "terminated": self._column(terminated, np.bool_),
-            "truncated": self._column(truncated, np.bool_),
-        }
+        columns = (("reward", reward, np.float32), ("terminated", terminated, np.bool_), ("truncated", truncated, np.bool_))
+        result = {"observation": successor}
+        for name, values, dtype in columns:
+            result[name] = spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
         if self.info_spaces:
-            result["info"] = self._info(info, has_final, done)
+            result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
         return tensordict(result, self.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -229,9 +236,9 @@ class GymnasiumEnv(Env):
         to_reset = rows if forced else rows & ~already_reset
         if to_reset.any():
             with self._workers:
-                self._last_observation = self._engine.reset(self._last_observation, to_reset, first_seed, options)
+                self._engine.reset(to_reset, first_seed, options)
         self._already_reset = already_reset & ~rows
-        return tensordict({"observation": self._to_tensors(self._last_observation)}, self.num_envs)
+        return tensordict({"observation": self._to_tensors(self._engine.observation)}, self.num_envs)
 
     def _check_options(self, options: Options) -> None:
         if not self._engine.takes_options:
@@ -264,9 +271,6 @@ class GymnasiumEnv(Env):
     def _to_tensors(self, observation: Any) -> spaces.Value:
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
 
-    def _column(self, values: Any, dtype: Any) -> Tensor:
-        return spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
-
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
@@ -280,22 +284,17 @@ class GymnasiumEnv(Env):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    All that it returns is as from `SyncVectorEnv`; no later step changes the arrays. Infos hold `(num_envs,)` for a number per
-    env; those of a reset are empty. If the env has `RecordEpisodeStatistics`, the infos of a step in which episodes end have
-    `episode` with `r`, `l` and `t`, as with Gymnasium's vector wrapper of that name, and `final_info` contains it, as with the
-    single one in a `SyncVectorEnv`. Gymnasium's own vector wrappers of observations need `DISABLED`.
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset are empty. If the env has
+    `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
+    `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
 
     Args:
-        env: the env. The result owns it from now on.
+        env: the env. The result owns it from now on, and its `close()` closes it.
         autoreset_mode: `SAME_STEP`, in which `infos["final_obs"]` holds the final observations and `infos["final_info"]` the
             infos of the finished envs, or `DISABLED`, in which `reset(options={"reset_mask": mask})` resets them.
 
-    Returns:
-        The vector env. Its `close()` closes `env`.
-
     Raises:
-        TypeError: if `env` is no torchwrap env.
-        ValueError: for another mode.
+        TypeError, ValueError: if `env` is no torchwrap env, and for another mode.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> envs = to_gymnasium(ScriptedEnv(2, (1,), episode_lengths=(1, 2)))
@@ -315,8 +314,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         modes = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
         mode = next((mode for mode in modes if autoreset_mode in (mode, mode.value)), None)
         if mode is None:
-            remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
             needed = "to_gymnasium needs autoreset_mode AutoresetMode.SAME_STEP or DISABLED"
+            remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
             raise ValueError(f"{needed}, but got {autoreset_mode!r}: {remedy}.")
         self.metadata = {**env.metadata, "autoreset_mode": mode}
         self.spec, self.render_mode, self.num_envs = env.spec, env.render_mode, env.num_envs
@@ -334,20 +333,17 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         mask = np.ones(self.num_envs, np.bool_)
         if isinstance(options, dict):
             options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this call
-            mask = self._mask(options.pop("reset_mask", mask))
+            mask = options.pop("reset_mask", mask)
+            if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
+                needed = f"options['reset_mask'] as an array ({self.num_envs},) of np.bool_ with at least one True"
+                got = f"{mask.dtype} {mask!r}" if isinstance(mask, np.ndarray) else repr(mask)
+                raise ValueError(f"{self}.reset needs {needed}, but got {got}.")
         rows = None if mask.all() else torch.as_tensor(mask, device=self.env.device)
         td = self.env.reset(seed, rows, options)
         super().reset(seed=None if seed is None else int(seed))
         self._start_times[mask] = time.perf_counter()
         self._to_reset[mask] = False
         return spaces.to_numpy(self.single_observation_space, td["observation"]), {}
-
-    def _mask(self, mask: Any) -> Mask:
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
-            needed = f"options['reset_mask'] as an array ({self.num_envs},) of np.bool_ with at least one True"
-            got = f"{mask.dtype} {mask!r}" if isinstance(mask, np.ndarray) else repr(mask)
-            raise ValueError(f"{self}.reset needs {needed}, but got {got}.")
-        return mask
 
     def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]:
         if self._to_reset.any():
@@ -369,10 +365,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     def _to_tensors(self, actions: Any) -> spaces.Value:
         for path, space in spaces.leaves(self.single_action_space):
-            part = actions
             try:
-                for key in path:
-                    part = part[int(key) if isinstance(part, tuple) else key]
+                part = _checks.at(actions, path)
                 dtype = np.asarray(part).dtype
             except (IndexError, KeyError, TypeError, ValueError):
                 raise ValueError(f"{self}.step needs actions of {self.action_space}, but got {actions!r}.") from None
@@ -399,14 +393,13 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return infos
 
     def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, dict[str, NDArray[Any]]]:
-        seconds = np.where(done, np.round(time.perf_counter() - self._start_times, 6), 0)
+        seconds = np.round(time.perf_counter() - self._start_times, 6)
         statistics = {}
         for key in self._stats_keys:
-            names = (f"{key}_return", f"{key}_length")
-            if names[0] in successor:  # a layer above may have dropped them
-                total, length = (successor[name].squeeze(-1).numpy(force=True) for name in names)
-                totals = np.where(done, total.astype(np.float64), 0), np.where(done, length, 0)
-                statistics[key] = dict(zip("rlt", (*totals, seconds.copy()), strict=True))
+            if f"{key}_return" in successor:  # a layer above may have dropped it
+                total, length = (successor[f"{key}_{name}"].squeeze(-1).numpy(force=True) for name in ("return", "length"))
+                columns = {"r": total.astype(np.float64), "l": length, "t": seconds}
+                statistics[key] = {name: np.where(done, column, 0) for name, column in columns.items()}
         return statistics
 
     def render(self) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -63,8 +63,7 @@ def from_jax(
         observation_space, action_space: of a single env.
         batched: whether the functions take a batch: `reset` any number of keys, `step` all envs.
         max_episode_steps: truncates episodes at this length, in addition to `truncated`. None disables it.
-        info_keys: the entries of `info` to pass on under `("next", "info", name)`: names of numbers, which become
-            `(num_envs, 1)` float32.
+        info_keys: names of numbers in `info` to pass on under `("next", "info", name)`, as `(num_envs, 1)` float32.
         device: of all tensors, and of JAX's computation.
         first_index: global index of the first env, for a shard of a larger run.
 
@@ -179,9 +178,8 @@ def from_gymnax(
     if isinstance(env, str):
         env = gymnax.make(env)[0]
     if not isinstance(env, environment.Environment):
-        remedy = "torchwrap's transforms do what gymnax's wrappers do"
         needed = "an env of gymnax without wrappers, or its name"
-        raise TypeError(f"from_gymnax needs {needed}, but got {type(env).__name__}: {remedy}.")
+        raise TypeError(f"from_gymnax needs {needed}, but got {type(env).__name__}. Use torchwrap's transforms instead.")
     if params is None:
         params = env.default_params
     if max_episode_steps is not None:
@@ -237,7 +235,7 @@ class JaxEnv(Env):
 
     @property
     def state(self) -> Any:
-        """The simulator's own state: a pytree of JAX arrays with one row per env. It is a copy."""
+        """A copy of the simulator's own state: a pytree of JAX arrays with one row per env."""
         return self.functions.unpack(_to_jax(self.packed_state))
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -308,7 +306,7 @@ class JaxFunctions:
         self.observation_space, self.action_space = signature.single_observation_space, signature.single_action_space
         # Resets compute this many rows at once, so that they are compiled once, and cost little where few episodes end.
         self.reset_size = min(num_envs, max(_MIN_PARTIAL_RESET, math.ceil(num_envs / _PARTIAL_RESET_DIVISOR)))
-        # Compiled by themselves too, so that JAX traces them once for the checks and for the call.
+        # Compiled, so that JAX traces them once for the checks and for the call.
         self._reset = jax.jit(reset if batched else jax.vmap(reset))
         self._step = jax.jit(step if batched else jax.vmap(step))
         key = jax.eval_shape(jax.random.key, 0)
@@ -317,19 +315,19 @@ class JaxFunctions:
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise TypeError(f"{owner} needs reset to return (state, observation), but got {_describe(initial)}.")
         self._check_observation("reset", initial[1], self.reset_size)
-        leaves, self._structure = jax.tree.flatten(initial[0])
-        if any(leaf.shape[:1] != (self.reset_size,) for leaf in leaves):
+        arrays, self._structure = jax.tree.flatten(initial[0])
+        if any(array.shape[:1] != (self.reset_size,) for array in arrays):
             needed = f"a state with one row per key ({self.reset_size})"
             raise ValueError(f"{owner} needs reset to return {needed}, but got {_describe(initial[0])}.")
-        self._rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        self._sizes = [jax.eval_shape(_bytes, leaf).shape[1] for leaf in leaves]
+        self._rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
+        self._sizes = [jax.eval_shape(_bytes, array).shape[1] for array in arrays]
         self.num_bytes = sum(self._sizes)
         if not self.num_bytes:
             raise ValueError(f"{owner} needs a state with at least one number, but got {_describe(initial[0])}.")
         before = jax.tree.unflatten(self._structure, [_batch(row, num_envs) for row in self._rows])
-        shapes = [(num_envs, *(leaf.shape or ())) for _, leaf in spaces.leaves(self.action_space)]
-        dtypes = [_dtype(leaf) for _, leaf in spaces.leaves(self.action_space)]
-        action = self._action(map(jax.ShapeDtypeStruct, shapes, dtypes))
+        leaves = [leaf for _, leaf in spaces.leaves(self.action_space)]
+        structs = (jax.ShapeDtypeStruct((num_envs, *(leaf.shape or ())), _dtype(leaf)) for leaf in leaves)
+        action = _nest(self.action_space, iter(structs))
         self._check_step(jax.eval_shape(self._step, before, action), before, num_envs)
         self.reset, self.step, self.unpack = jax.jit(self._run_reset), jax.jit(self._run_step), jax.jit(self._unpack)
 
@@ -338,13 +336,10 @@ class JaxFunctions:
         return _pack(state), self._observations(observation)
 
     def _run_step(self, packed: jax.Array, action: list[jax.Array]) -> tuple[Any, ...]:
-        state, observation, *flags, info = self._step(self._unpack(packed), self._action(action))
+        state, observation, *flags, info = self._step(self._unpack(packed), _nest(self.action_space, iter(action)))
         values = [*zip(flags, (jnp.float32, bool, bool), strict=True), *[(info[name], jnp.float32) for name in self.info_keys]]
         columns = [value.astype(dtype).reshape(-1, 1) for value, dtype in values]
         return _pack(state), self._observations(observation), columns[:3], columns[3:]
-
-    def _action(self, leaves: Iterable[Any]) -> Any:
-        return _nest(self.action_space, iter(leaves))
 
     def _observations(self, observation: Any) -> list[jax.Array]:
         return [_checks.at(observation, path).astype(_dtype(leaf)) for path, leaf in spaces.leaves(self.observation_space)]
@@ -355,12 +350,11 @@ class JaxFunctions:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _check_observation(self, name: str, observation: Any, num_rows: int) -> None:
-        parts = list(spaces.leaves(self.observation_space))
         try:
-            found = [_checks.at(observation, path) for path, _ in parts]
+            found = [(_checks.at(observation, path), leaf) for path, leaf in spaces.leaves(self.observation_space)]
             fits = len(jax.tree.leaves(observation)) == len(found) and all(
                 value.shape == (num_rows, *(leaf.shape or ())) and jnp.can_cast(value.dtype, _dtype(leaf), "same_kind")
-                for value, (_, leaf) in zip(found, parts, strict=True)
+                for value, leaf in found
             )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             fits = False
@@ -408,7 +402,7 @@ def _batch(row: jax.ShapeDtypeStruct, num_rows: int) -> jax.ShapeDtypeStruct:
 
 
 def _dtype(leaf: Space[Any]) -> np.dtype[Any]:
-    """The dtype of a leaf's values in JAX: of 32 bits, unless JAX is configured for 64."""
+    # Of 32 bits, unless JAX is configured for 64.
     return jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 

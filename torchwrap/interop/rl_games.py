@@ -59,7 +59,7 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
 def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
     """Wraps an env for rl_games. Its `Runner` takes a function that makes one: see `register`.
 
-    Tensors are passed on without copies. The config's `device` has to be the env's.
+    The config's `device` has to be the env's.
 
     At a time-out, rl_games' PPO adds gamma * V(s_t) to the reward, the value of the observation acted in, and SAC stores that
     observation as the next one. No env can change this: rl_games 1.6.5 does not read `infos["final_observation"]`.
@@ -139,22 +139,17 @@ class RlGamesVecEnv(IVecEnv):
 
 def _check_observation(space: Space[Any]) -> None:
     if not isinstance(space, Box) or not space.shape:
-        raise ValueError(
-            'to_rl_games needs observations in a Box with a dimension, or in a Dict of two of them, "obs" and "states", '
-            f"but got {space}: put transforms.FlattenObservation on the env."
-        )
+        needed = 'observations in a Box with a dimension, or in a Dict of two of them, "obs" and "states"'
+        raise ValueError(f"to_rl_games needs {needed}, but got {space}: put transforms.FlattenObservation on the env.")
     if space.dtype not in (np.float32, np.uint8):
         remedy = 'put transforms.DtypeObservation("float32") on the env'
         raise ValueError(f"to_rl_games needs observations in float32 or uint8, but got {space}: {remedy}.")
 
 
 def _check_action(space: Space[Any]) -> None:
-    if isinstance(space, Discrete):
-        if space.start != 0:
-            raise ValueError(f"to_rl_games needs Discrete actions that start at 0, but got {space}.")
-    elif not isinstance(space, Box) or len(space.shape) != 1 or space.dtype != np.float32 or not space.is_bounded():
-        raise ValueError(
-            "to_rl_games needs actions in a Discrete space or a bounded float32 Box with one dimension, because rl_games "
-            f"rescales them to it, but got {space}: take transforms.ClipAction off the env, or put transforms.TransformAction "
-            "on it."
-        )
+    _checks.starts_at_zero("to_rl_games", "action", space)
+    is_vector = isinstance(space, Box) and len(space.shape) == 1 and space.dtype == np.float32 and space.is_bounded()
+    if not is_vector and not isinstance(space, Discrete):
+        needed = "actions in a Discrete space or a bounded float32 Box with one dimension, to which rl_games rescales them"
+        remedy = "take transforms.ClipAction off the env, or put transforms.TransformAction on it"
+        raise ValueError(f"to_rl_games needs {needed}, but got {space}: {remedy}.")

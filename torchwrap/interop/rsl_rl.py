@@ -23,7 +23,7 @@ from torchwrap.transforms.episode import RecordEpisodeStatistics
 def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None = None) -> RslRlVecEnv:
     """Wraps an env for the runners of rsl_rl: `OnPolicyRunner(to_rsl_rl(env), train_cfg)`.
 
-    The env is reset here, because the runner does not reset it. Tensors are passed on without copies.
+    The env is reset here, because the runner does not reset it.
 
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation acted in. With
     "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`, it is the value of the final observation.
@@ -66,12 +66,10 @@ class RslRlVecEnv(VecEnv):
         self.cfg = {} if cfg is None else cfg
         observations, actions = env.single_observation_space, env.single_action_space
         self._grouped = isinstance(observations, Dict)
-        groups = observations.spaces.values() if isinstance(observations, Dict) else [observations]
+        flatten = ": put transforms.FlattenObservation on the env"
         cast = "TransformObservation" if self._grouped else 'DtypeObservation("float32")'
-        for space in groups:
-            _check_space(
-                "observations", space, ": put transforms.FlattenObservation on the env", f": put transforms.{cast} on it"
-            )
+        for space in observations.spaces.values() if isinstance(observations, Dict) else [observations]:
+            _check_space("observations", space, flatten, f": put transforms.{cast} on it")
         _check_space("actions", actions)
         self.num_envs, self.num_actions, self.device = env.num_envs, math.prod(actions.shape or ()), env.device
         self._log_keys = [key for record in RecordEpisodeStatistics.of(env) for key in (record.return_key, record.length_key)]
@@ -131,8 +129,7 @@ class PPO(algorithms.PPO):
     """rsl_rl's PPO, with the value of the true final observation at a time-out instead of that of the observation before.
 
     In the runner's config: `"algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", ...}`. The env has to put
-    `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does. The critic's observation normalization and its
-    recurrent state are those of rsl_rl's PPO.
+    `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does.
     """
 
     def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:

@@ -29,10 +29,9 @@ def to_sb3(env: Env) -> SB3VecEnv:
     """Makes a torchwrap env a Stable-Baselines3 `VecEnv`, for its algorithms, `VecEnv` wrappers and `evaluate_policy`.
 
     `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict` space), rewards `(num_envs,)`
-    float32, dones `(num_envs,)` bool, and infos. On the CPU they share memory with tensors that no later step changes; from
-    another device they are copied. Actions are copied. Live envs share one empty info. That of a finished env holds
-    `terminal_observation`, `TimeLimit.truncated`, the env's own info, and, if the env has `RecordEpisodeStatistics`,
-    `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are then not needed.
+    float32, dones `(num_envs,)` bool, and infos. No later step changes them. Live envs share one empty info. That of a
+    finished env holds `terminal_observation`, `TimeLimit.truncated`, the env's own info, and, if the env has
+    `RecordEpisodeStatistics`, `episode` with `r`, `l` and `t`; `Monitor` and `VecMonitor` are then not needed.
 
     `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means `env.reset(seed)`. `get_attr` and
     `env_method` read and call the whole batch once, and return the result for each index.
@@ -85,7 +84,7 @@ class SB3VecEnv(VecEnv):
         infos = [self._live] * self.num_envs
         if dones.any():
             self._finish(infos, dones.nonzero()[0], successor)
-        # Nothing else holds the memory of the reward, so that SB3 can add the values of final observations to it.
+        # SB3 adds the values of final observations to the reward, in place.
         return _arrays(td["observation"]), _arrays(successor["reward"]).reshape(-1), dones, infos
 
     def _finish(self, infos: list[dict[str, Any]], finished: NDArray[Any], successor: TensorDict) -> None:
@@ -160,6 +159,4 @@ def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
     for what, space in (*(("observation", leaf) for _, leaf in spaces.leaves(observations)), ("action", actions)):
         if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
             raise ValueError(f"to_sb3 needs MultiDiscrete {what}s with one dimension, but got {space}.")
-        if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
-            remedy = f"put transforms.Transform{what.title()}(func, {what}_space) on the env"
-            raise ValueError(f"to_sb3 needs {what}s that start at 0, but got {space}: {remedy}.")
+        _checks.starts_at_zero("to_sb3", what, space)

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -26,7 +25,7 @@ def to_skrl(env: Env) -> SkrlEnv:
 
     Observations are `(num_envs, D)`: float32 for a `Box`, members of a `Dict` in alphabetical order, as skrl's models expect
     them. Actions are `(num_envs, A)`; Discrete ones `(num_envs, 1)`. Rewards are `(num_envs, 1)` float32, `terminated` and
-    `truncated` `(num_envs, 1)` bool. All tensors stay on the env's device, are not copied, and are the caller's.
+    `truncated` `(num_envs, 1)` bool.
 
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see `true_successors`), and the env's own
     info. If the env has `RecordEpisodeStatistics`, "episode" holds the mean "return" and "length" of the episodes that ended
@@ -70,10 +69,6 @@ def true_successors(agent: AnAgent) -> AnAgent:
     Raises:
         TypeError: if `agent` has no `record_transition`.
         ValueError: from `record_transition`, if `infos` has no successors, or those of other envs than the agent's.
-
-    >>> true_successors(3)
-    Traceback (most recent call last):
-    TypeError: true_successors needs an skrl agent with record_transition, but got int.
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):
@@ -167,11 +162,8 @@ def _check_spaces(observation_space: Space[Any], action_space: Space[Any]) -> No
     remedy = ": put transforms.FlattenObservation on the env"
     held = [("observations", leaf, remedy) for _, leaf in spaces.leaves(observation_space)]
     for what, space, remedy in (*held, ("actions", action_space, "")):
-        if not isinstance(space, Box | Discrete | MultiDiscrete) or (
-            isinstance(space, MultiDiscrete) and len(space.shape) != 1
-        ):
+        is_flat = not isinstance(space, MultiDiscrete) or len(space.shape) == 1
+        if not is_flat or not isinstance(space, Box | Discrete | MultiDiscrete):
             needed = f"{what} in Box, Discrete and one-dimensional MultiDiscrete spaces"
             raise ValueError(f"to_skrl needs {needed}, but got {space}{remedy}.")
-    if isinstance(action_space, Discrete | MultiDiscrete) and np.any(action_space.start):
-        remedy = "put transforms.TransformAction(func, action_space) on the env"
-        raise ValueError(f"to_skrl needs actions that start at 0, but got {action_space}: {remedy}.")
+    _checks.starts_at_zero("to_skrl", "action", action_space)

@@ -52,8 +52,8 @@ def from_functions(
     `examples/simulators.py` has these functions for Isaac Lab, mjlab, ManiSkill, Genesis and Newton.
 
     Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so on. Rewards and flags are
-    numbers or bools, `(num_envs,)` or `(num_envs, 1)`. Values are converted to the dtypes of the spaces, if PyTorch casts
-    between them. The first result of each function is checked.
+    `(num_envs,)` or `(num_envs, 1)`. Values are cast to the dtypes of the spaces, where PyTorch can. The first result of each
+    function is checked.
 
     Args:
         reset, step: the functions. The env owns the simulator from now on.
@@ -61,26 +61,23 @@ def from_functions(
         observation_space, action_space: of a single env.
         reset_by: what `reset` takes as rows: a "mask", bool `(num_envs,)`, or "ids", int64, in increasing order. The first
             reset is of all rows.
-        final_key: for simulators that reset finished rows in `step`, so that `observation` holds initial observations there:
-            the entry of `info` with the final observations, in the finished rows of a value for all envs. It may be missing
-            where no episode ended. None: `observation` is the true successor in every row, and episodes start in `reset` only.
+        final_key: for simulators that reset finished rows in `step`: the entry of `info` with the final observations, in the
+            finished rows of a value for all envs. It may be missing where no episode ended. None: `observation` is the true
+            successor in every row, and episodes start in `reset` only.
         reuses_memory: whether the simulator keeps or overwrites what it returned or was given, as most do. Everything is then
             copied once. False passes tensors on where their dtypes fit.
         max_episode_steps: truncates episodes at this length, in addition to `truncated`. None disables it.
         clock: returns the simulator's own count of steps of each episode, integers `(num_envs,)`, which `env.elapsed_steps`
             then reads and writes in place. None: the env counts.
         seed: seeds the simulator with an int below 2**31: `reset(seed=seed)` calls it with `seed + first_index`, before
-            `reset`. The rows then share what it seeds, so that the numbers of one depend on the others. Without it, a reset
-            takes no seed.
+            `reset`. The rows share what it seeds. Without it, a reset takes no seed.
         close: for `env.close()`.
-        info_keys: the entries of `info` to pass on under `("next", "info", name)`: names of numbers, one per env, which become
-            `(num_envs, 1)` float32.
+        info_keys: names of numbers in `info` to pass on under `("next", "info", name)`, as `(num_envs, 1)` float32.
         device: of the simulator's tensors. `.to(device)` moves the env, and not the simulator.
         first_index: global index of the first env, for a shard of a larger run.
 
     Raises:
-        TypeError, ValueError: if an argument is invalid; from the first `reset` or `step`, if what a function returns does not
-            fit the spaces.
+        TypeError, ValueError: if an argument is invalid, or if what a function first returns does not fit the spaces.
 
     >>> from gymnasium.spaces import Box
     >>> height = torch.zeros(3, 1)
@@ -113,7 +110,6 @@ class TensorEnv(Env):
 
     can_snapshot = False
     host_stepped = True
-
     elapsed = EpisodeClock()
     # Rows that the simulator has reset in its step, and `_reset` has not returned yet.
     already_reset = EnvBuffer((), torch.bool)
@@ -228,8 +224,7 @@ class TensorEnv(Env):
         raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
 
     def _read_clock(self) -> Tensor:
-        clock: Tensor = self.elapsed if self.functions["clock"] is None else self.functions["clock"]()
-        return clock
+        return self.elapsed if self.functions["clock"] is None else self.functions["clock"]()
 
     def _write_clock(self, steps: Tensor) -> None:
         clock = self._read_clock()

@@ -27,15 +27,12 @@ from torchwrap.wrappers.wrapper import layers
 _FLAGS = ("done", "terminated", "truncated")
 
 
-# torchwrap -> TorchRL.
-
-
 def to_torchrl(env: Env) -> TorchRLEnvBase:
     """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
 
     `step_and_maybe_reset`, which `rollout` and `Collector` call, is one step of `env`, auto-reset included: without a device
-    synchronization, and with true final observations in `("next", "observation")`. A TorchRL `TransformedEnv` on it
-    synchronizes in every step: put torchwrap's transforms on `env` instead where there is a choice.
+    synchronization, and with true final observations. A TorchRL `TransformedEnv` on it synchronizes in every step: put
+    torchwrap's transforms on `env` instead where there is a choice.
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
     categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
@@ -48,7 +45,7 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
         env: any env, compiled or not. The result owns it from now on.
 
     Returns:
-        The `EnvBase`, of batch size `(num_envs,)`. Its tensors are those of `env`: nothing is copied. `env` is its `.env`.
+        The `EnvBase`, of batch size `(num_envs,)`. `env` is its `.env`.
 
     Raises:
         TypeError: if `env` is no torchwrap env.
@@ -102,11 +99,9 @@ class TorchRLEnvBase(EnvBase):
             successor.update(preset.exclude(*successor.keys(True, True)))
         following, done = self.step_mdp(tensordict.set("next", successor)), successor["done"]
 
-        def at_start(path: tuple[str, ...], value: Tensor) -> Tensor:
-            return value.masked_fill(done.view(-1, *(1,) * (value.dim() - 1)), 0)
-
+        at_start = RowMask(done)
         for key in self._extra_keys:
-            following.set(key, spaces.apply(at_start, successor.get(key)))
+            following.set(key, spaces.apply(lambda _, value: value.masked_fill(at_start.like(value), 0), successor.get(key)))
         for key in _FLAGS:
             following.set(key, torch.zeros_like(done))
         return tensordict, following.set("observation", root["observation"])
@@ -159,9 +154,6 @@ class _StandIn(Env):
         return TensorDict({"observation": observation}, [self.num_envs])
 
 
-# TorchRL -> torchwrap.
-
-
 def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
     """Makes a torchwrap env of a batched TorchRL env: for torchwrap's transforms, collectors and statistics.
 
@@ -171,9 +163,6 @@ def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
 
     Args:
         env_base: of batch size `(num_envs,)`, with the keys "action", "reward" and "done". The result owns it from now on.
-
-    Returns:
-        The env. Observations and extra keys are copies. It has no snapshots.
 
     Raises:
         TypeError: if `env_base` is no `EnvBase`, or has a spec that no Gymnasium space of tensors can represent.
@@ -190,7 +179,7 @@ def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
 
 
 class TorchRLEnv(Env):
-    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`."""
+    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`. It has no snapshots."""
 
     can_snapshot = False
     host_stepped = True
@@ -283,17 +272,11 @@ def _check(env_base: EnvBase) -> None:
             raise ValueError(f'from_torchrl needs "{key}" of shape {(*batch_size, 1)}, but got {tuple(spec.shape)} in {name}.')
 
 
-# Spaces and specs.
-
-
 def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpec:
     """The spec of a batch of values of a space.
 
     A `Box` with an infinite bound is unbounded, because TorchRL cannot draw from one. `Discrete` and `MultiDiscrete` are
     categorical. Those that do not start at 0 are bounded integers.
-
-    >>> to_spec(gym_spaces.Discrete(3), 2, torch.device("cpu")).rand().shape
-    torch.Size([2])
     """
     parts = spaces.children(space)
     if parts is not None:
@@ -327,13 +310,9 @@ def spec_like(value: spaces.Value) -> TensorSpec:
 
 
 def to_space(spec: TensorSpec, *, is_action: bool = False) -> Space[Any]:
-    """The space of a single env, from the spec of a batch of them.
+    """The space of a single env, from the spec of a batch of them. Raises for specs that no space can represent.
 
     A one-hot action is `Discrete` or `MultiDiscrete`, any other one-hot or boolean value `MultiBinary`.
-
-    Raises:
-        TypeError: for a spec that no space can represent.
-        ValueError: for bounds that differ between the envs.
 
     >>> to_space(OneHot(3, shape=(2, 3)), is_action=True), to_space(OneHot(3, shape=(2, 3)))
     (Discrete(3), MultiBinary(3))
@@ -367,12 +346,7 @@ def to_space(spec: TensorSpec, *, is_action: bool = False) -> Space[Any]:
 
 
 def encode(spec: TensorSpec, action: spaces.Value) -> spaces.Value:
-    """An action of `to_space(spec, is_action=True)` as the spec wants it.
-
-    >>> encode(OneHot(3, shape=(2, 3)), torch.tensor([2, 0]))
-    tensor([[False, False,  True],
-            [ True, False, False]])
-    """
+    """An action of `to_space(spec, is_action=True)` as the spec wants it."""
     if isinstance(spec, Composite):
         return TensorDict({key: encode(part, action[key]) for key, part in spec.items()}, batch_size=spec.shape[:1])
     return (spec.encode(action) if isinstance(spec, OneHot) else action).to(spec.dtype)

@@ -52,8 +52,8 @@ def as_arrays(*tensors: Tensor) -> list[NDArray[Any]] | None:
 
 
 def _rounds_in_numpy(*words: NDArray[Any]) -> tuple[NDArray[np.int64], ...]:
-    # For eager mode on the CPU, where the 120 operators of the rounds in PyTorch would take longer than the rest of a step of
-    # a few envs. NumPy's operators take less time, and half as many compute the words in pairs.
+    # For eager mode on the CPU, where the 120 operators of the rounds in PyTorch would take longer than the rest of a step.
+    # NumPy's take less time, and half as many compute the words in pairs.
     shape = np.broadcast(*words).shape
     pairs = np.empty((6, *shape), np.int64)
     for row, index in enumerate((2, 4, 5, 3, 1, 0)):

@@ -5,11 +5,25 @@ A value of a space holds one member per env. It is a tensor `(num_envs, *space.s
 """
 
 from torchwrap._core.rows import apply
-from torchwrap.spaces.conversion import TORCH_DTYPES, bound, counts, dtype, flatten, from_numpy, tensor, to_numpy, zeros
 from torchwrap.spaces.sampling import Sampler, sample
 from torchwrap.spaces.signature import Signature
-from torchwrap.spaces.traversal import Value, build, children, leaves, to_device
 from torchwrap.spaces.validation import REWARD, box, check, check_function, contains, optional_space, outside
+from torchwrap.spaces.values import (
+    TORCH_DTYPES,
+    Value,
+    bound,
+    build,
+    children,
+    counts,
+    dtype,
+    flatten,
+    from_numpy,
+    leaves,
+    tensor,
+    to_device,
+    to_numpy,
+    zeros,
+)
 
 __all__ = [
     "REWARD",

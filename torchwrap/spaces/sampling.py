@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from torchwrap import random
 from torchwrap._core.env_buffers import ConstantBuffer
-from torchwrap.spaces.conversion import counts, dtype
-from torchwrap.spaces.traversal import Path, Value, build, leaves
+from torchwrap.spaces.values import Path, Value, build, counts, dtype, leaves
 
 
 class Sampler(nn.Module):

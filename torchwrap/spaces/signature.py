@@ -12,8 +12,7 @@ from gymnasium import Space
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap.random import Stream
-from torchwrap.spaces.conversion import dtype
-from torchwrap.spaces.traversal import leaves
+from torchwrap.spaces.values import dtype, leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Signature:
 
     Args:
         num_envs: at least 1.
-        single_observation_space: of a single env, as is `single_action_space`.
+        single_observation_space, single_action_space: of a single env.
         device: of all tensors.
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.

@@ -12,20 +12,14 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchwrap._core.rows import is_host_readable
-from torchwrap.spaces.conversion import TORCH_DTYPES, counts, dtype, zeros
-from torchwrap.spaces.traversal import Value, children, leaves
+from torchwrap.spaces.values import TORCH_DTYPES, Value, children, counts, dtype, leaves, zeros
 
 REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 """The space of a reward: any float32 number."""
 
 
 def optional_space(owner: str, name: str, space: object) -> Space[Any] | None:
-    """Returns an argument that is a supported space or None. Raises a TypeError or ValueError for anything else.
-
-    >>> optional_space("TransformAction", "action_space", 3)
-    Traceback (most recent call last):
-    TypeError: TransformAction needs a gymnasium Space as action_space, but got 3.
-    """
+    """Returns an argument that is a supported space or None. Raises a TypeError or ValueError for anything else."""
     if space is None:
         return None
     if not isinstance(space, Space):
@@ -39,23 +33,14 @@ def optional_space(owner: str, name: str, space: object) -> Space[Any] | None:
 
 
 def box(owner: str, what: str, space: Space[Any], of: Literal["", "numbers", "floats"] = "") -> spaces.Box:
-    """Returns the space if it is a Box, of "numbers" (not bools) or "floats" if asked for. Raises a TypeError for any other.
-
-    >>> box("ClipAction", "action", spaces.Discrete(2), of="floats")
-    Traceback (most recent call last):
-    TypeError: ClipAction needs a Box action space of floats, but got Discrete(2).
-    """
+    """Returns the space if it is a Box, of "numbers" (not bools) or "floats" if asked for. Raises a TypeError otherwise."""
     if not isinstance(space, spaces.Box) or space.dtype.kind not in {"": "biuf", "numbers": "iuf", "floats": "f"}[of]:
         raise TypeError(f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}.")
     return space
 
 
 def outside(space: Space[Any], value: Tensor) -> Tensor:
-    """Which components of a leaf's batched value are out of bounds: bool, of the same shape. NaN is out of bounds.
-
-    >>> outside(spaces.Box(-1, 1, (2,)), torch.tensor([[0.0, 2.0]]))
-    tensor([[False,  True]])
-    """
+    """Which components of a leaf's batched value are out of bounds: bool, of the same shape. NaN is out of bounds."""
     if isinstance(space, spaces.Box):
         low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
         return ~((value >= low) & (value <= high))
@@ -79,10 +64,6 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
 
     `owner` and `what` begin the message. The bounds of discrete spaces are checked too if the host can read the values without
     a device sync.
-
-    >>> check("CartPole-v1", "an action", spaces.Discrete(2), torch.tensor([0, 2]), 2, torch.device("cpu"))
-    Traceback (most recent call last):
-    ValueError: CartPole-v1 needs an action in Discrete(2), but got values from 0 to 2.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         subspaces = children(space) or {}

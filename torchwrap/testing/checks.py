@@ -40,9 +40,7 @@ def check_env(make: MakeEnv) -> None:
     >>> check_env(ScriptedEnv)
     """
     checks = _check_description, _check_step_results, _check_caller_owns_results, _check_seeding, _check_sharding
-    for check in (*checks, _check_partial_reset, _check_snapshot, _check_compile):
-        with _closing(make) as make_env:
-            check(make_env)
+    _run_checks((*checks, _check_partial_reset, _check_snapshot, _check_compile), make)
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
@@ -67,22 +65,15 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
     # The checks that name the fault of a transform most precisely come before those of an env.
-    checks: list[Callable[[Any], None]] = [_check_description, _check_step_results, _check_action, _check_masked_reset]
-    checks += [_check_eval, check_env, _check_state_dict]
-    for check in checks:
-        with _closing(make_transformed) as make_one:
-            check(make_one)
-
-
-# The contract of an env.
+    checks = _check_description, _check_step_results, _check_action, _check_masked_reset
+    _run_checks((*checks, _check_eval, check_env, _check_state_dict), make_transformed)
 
 
 def _check_description(make: MakeEnv) -> None:
     env = make()
     _require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
     _require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
-    action = env.sample_action()
-    space = env.single_action_space
+    action, space = env.sample_action(), env.single_action_space
     _require(spaces.contains(space, action), f"sample_action: needs actions in {space}, but got {action}.")
     try:
         env.step(TensorDict({"action": action}, batch_size=[NUM_ENVS]))
@@ -111,8 +102,8 @@ def _check_step_results(make: MakeEnv) -> None:
         for key in ("reward", "terminated", "truncated", "done"):
             shape, dtype = (NUM_ENVS, 1), torch.float32 if key == "reward" else torch.bool
             _require(layout[key] == (shape, dtype), f"step: needs {key} of {shape} {dtype}, but got {layout[key]}.")
-        done = successor["done"].squeeze(-1)
-        ended = (successor["terminated"] | successor["truncated"]).squeeze(-1)
+        done = successor["done"]
+        ended = successor["terminated"] | successor["truncated"]
         _require((done == ended).all(), "step: needs done = terminated | truncated.")
         for value in (successor["observation"], td["observation"]):
             _require(spaces.contains(space, value), f"step: needs observations in {space}, but got {value}.")
@@ -124,8 +115,7 @@ def _check_step_results(make: MakeEnv) -> None:
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
     env, other = make(), make()
-    actions = _sample_actions(env)
-    _sample_actions(other)
+    actions, _ = _sample_actions(env), _sample_actions(other)
     results, copies = [], []
     for (transition, td), (erased, erased_td) in zip(_run(env, actions), _run(other, actions), strict=True):
         _require_equal(transition["next"], erased["next"], "outputs: changing them in place must not change the env")
@@ -157,8 +147,7 @@ def _check_sharding(make: MakeEnv) -> None:
 
 def _check_partial_reset(make: MakeEnv) -> None:
     env, other = make().eval(), make().eval()
-    actions = _sample_actions(env)
-    _sample_actions(other)
+    actions, _ = _sample_actions(env), _sample_actions(other)
     before, after = actions[: len(actions) // 4], actions[len(actions) // 4 :]
     list(_run(env, before))
     *_, (_, other_td) = _run(other, before)
@@ -193,8 +182,7 @@ def _check_compile(make: MakeEnv) -> None:
     env, compiled_env = make(), make()
     if env.host_stepped:
         return
-    actions = _sample_actions(env)
-    _sample_actions(compiled_env)
+    actions, _ = _sample_actions(env), _sample_actions(compiled_env)
     try:
         compile(compiled_env, backend="aot_eager")
     except ValueError as error:
@@ -202,9 +190,6 @@ def _check_compile(make: MakeEnv) -> None:
     promise = "compile: needs the transitions and new episodes of eager mode"
     _require_equal_runs(_run(env, actions), _run(compiled_env, actions), promise, 1e-6)
     _require_equal(_buffers(env), _buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
-
-
-# The contract of a transform, in addition.
 
 
 def _check_action(make: Callable[..., TransformedEnv]) -> None:
@@ -222,12 +207,8 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
     list(_run(env, _sample_actions(env)[:7]))
     transform = env.transforms
     persistent = set(transform.state_dict())
-    env_buffers = {
-        f"{prefix}.{name}"
-        for prefix, module in transform.named_modules()
-        if isinstance(module, BatchedModule)
-        for name in module._env_buffer_names
-    }
+    modules = [(name, module) for name, module in transform.named_modules() if isinstance(module, BatchedModule)]
+    env_buffers = {f"{prefix}.{name}" for prefix, module in modules for name in module._env_buffer_names}
     zeros = spaces.zeros(env.env.single_observation_space, NUM_ENVS, env.device)
     every_other = torch.arange(NUM_ENVS, device=env.device) % 2 == 0
     for mask in (every_other, torch.zeros_like(every_other)):
@@ -263,31 +244,23 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     actions = _sample_actions(env)
     list(_run(env, actions))
     smaller_env.load_state_dict(env.state_dict())
-    env.eval()
-    smaller_env.eval()
-    first_rows = ((transition[:3], td[:3]) for transition, td in _run(env, actions))
-    smaller_run = _run(smaller_env, [action[:3] for action in actions])
+    first_rows = ((transition[:3], td[:3]) for transition, td in _run(env.eval(), actions))
+    smaller_run = _run(smaller_env.eval(), [action[:3] for action in actions])
     _require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
 
 
-# Runs of envs, and comparisons of what they return.
+def _run_checks(checks: Iterable[Callable[[Any], None]], make: MakeEnv) -> None:
+    """Runs checks with `make` and its defaults. What it makes is closed in the end."""
+    for check in checks:
+        with contextlib.ExitStack() as stack:
 
+            def make_env(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
+                return stack.enter_context(make(num_envs=num_envs, first_index=first_index))
 
-@contextlib.contextmanager
-def _closing(make: MakeEnv) -> Iterator[MakeEnv]:
-    """`make` with defaults. What it makes is closed in the end."""
-    with contextlib.ExitStack() as stack:
-
-        def make_env(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
-            env = make(num_envs=num_envs, first_index=first_index)
-            stack.callback(env.close)
-            return env
-
-        yield make_env
+            check(make_env)
 
 
 def _require(condition: bool | Tensor, message: str) -> None:
-    """Raises an AssertionError with the message unless the condition holds."""
     if not condition:
         raise AssertionError(message)
 
@@ -309,7 +282,6 @@ def _require_equal(first: TensorDict, second: TensorDict, promise: str, toleranc
 
 
 def _require_equal_runs(first: Run, second: Run, promise: str, tolerance: float = 0.0) -> None:
-    """As `require_equal`, for the successors and roots of two runs."""
     for (expected, expected_td), (transition, td) in zip(first, second, strict=True):
         _require_equal(expected["next"], transition["next"], promise, tolerance)
         _require_equal(expected_td, td, promise, tolerance)
@@ -333,5 +305,4 @@ def _run(env: Env, actions: list[spaces.Value], td: TensorDict | None = None) ->
 
 
 def _buffers(module: torch.nn.Module) -> TensorDict:
-    """A copy of every buffer."""
     return TensorDict({name: buffer.clone() for name, buffer in module.named_buffers()}, batch_size=[])

@@ -65,8 +65,8 @@ class ScriptedEnv(Env):
         device: torch.device | str = "cpu",
     ) -> None:
         device = validation.device("ScriptedEnv", device)
-        lengths = list(episode_lengths) if isinstance(episode_lengths, Sequence) else [episode_lengths]
-        lengths = [2**63 - 1] if episode_lengths is None else lengths
+        given = 2**63 - 1 if episode_lengths is None else episode_lengths
+        lengths = list(given) if isinstance(given, Sequence) else [given]
         lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
         if not lengths:
             raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
@@ -92,16 +92,14 @@ class ScriptedEnv(Env):
     def _step(self, action: spaces.Value) -> TensorDict:
         self.elapsed.add_(1)
         ended = self.elapsed >= self.lengths[self.turn]
-        return TensorDict(
-            {
-                "observation": self._observation_now(),
-                "reward": self.elapsed.to(torch.float32).unsqueeze(-1),
-                "terminated": (ended & self.terminates[self.turn]).unsqueeze(-1),
-                "truncated": (ended & self.truncates[self.turn]).unsqueeze(-1),
-                "info": TensorDict({"action": action.clone()}, batch_size=[self.num_envs]),
-            },
-            batch_size=[self.num_envs],
-        )
+        successor = {
+            "observation": self._observation_now(),
+            "reward": self.elapsed.to(torch.float32).unsqueeze(-1),
+            "terminated": (ended & self.terminates[self.turn]).unsqueeze(-1),
+            "truncated": (ended & self.truncates[self.turn]).unsqueeze(-1),
+            "info": TensorDict({"action": action.clone()}, batch_size=[self.num_envs]),
+        }
+        return TensorDict(successor, batch_size=[self.num_envs])
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         mask.fill_(self.elapsed, 0)

@@ -16,8 +16,8 @@ from torchwrap.transforms.transform import Transform
 class PassiveEnvChecker(Transform):
     """Checks that actions, observations and rewards are finite and lie in the spaces below. It changes nothing.
 
-    It is for debugging: it reads all values on the host at every step, which is slow, and cannot be compiled. Put it first to
-    check the env, or further out to check the transforms below it. `torchwrap.testing.check_env` checks the whole contract.
+    For debugging: it reads all values on the host at every step, and cannot be compiled. Put it first to check the env, or
+    further out to check the transforms below it. `torchwrap.testing.check_env` checks the whole contract.
 
     Raises:
         ValueError: from the step or reset with a wrong value. The message names the value and the env.

@@ -49,10 +49,6 @@ class _Bins(nn.Module):
         for name, value in {**constants, "counts": np.array(counts), "strides": strides.copy()}.items():
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
 
-    def space(self, multidiscrete: bool) -> gymnasium.Space[Any]:
-        counts = self.counts.tolist()
-        return gymnasium.spaces.MultiDiscrete(counts) if multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
-
     def flatten(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Values of the box as `(..., dimensions, 1)`."""
         return value.to(dtype).reshape(*value.shape[: value.dim() - len(self.shape)], -1, 1)
@@ -85,11 +81,17 @@ class _Discretize(Transform):
             self.bins = validation.integer(name, "bins", bins, at_least=1)
         self.multidiscrete = validation.flag(name, "multidiscrete", multidiscrete)
 
+    def _make_bins(self, what: str, box: gymnasium.Space[Any], device: torch.device, max_total: int) -> gymnasium.Space[Any]:
+        name = type(self).__name__
+        self.grid = _Bins(name, spaces.box(name, what, box, of="numbers"), self.bins, device, max_total)
+        counts = self.grid.counts.tolist()
+        return gymnasium.spaces.MultiDiscrete(counts) if self.multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
+
 
 class DiscretizeObservation(_Discretize, ObservationTransform):
-    """Replaces each component of the observation by the index of its bin. Values outside the bounds go to the outermost bins.
+    """Replaces components of the observation by indices of bins of equal width, as in Gymnasium.
 
-    The bins are Gymnasium's: of equal width, between the bounds of the space.
+    Values outside the bounds go to the outermost bins.
 
     Args:
         bins: number of bins per dimension, or a tuple with one number per dimension.
@@ -105,9 +107,8 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
     """
 
     def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("DiscretizeObservation", "observation", signature.single_observation_space, of="numbers")
-        self.grid = _Bins("DiscretizeObservation", box, self.bins, signature.device, 2**63 - 1)
-        return signature.replace(single_observation_space=self.grid.space(self.multidiscrete))
+        space = self._make_bins("observation", signature.single_observation_space, signature.device, 2**63 - 1)
+        return signature.replace(single_observation_space=space)
 
     def observation(self, observation: Tensor) -> Tensor:
         grid = self.grid
@@ -124,9 +125,7 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
 
 
 class DiscretizeAction(_Discretize, ActionTransform):
-    """Takes actions as indices of bins, and passes on the centers of the bins.
-
-    The bins are Gymnasium's: of equal width, between the bounds of the space.
+    """Takes actions as indices of bins of equal width, as in Gymnasium, and passes on the centers of the bins.
 
     Args:
         bins: number of bins per dimension, or a tuple with one number per dimension.
@@ -144,10 +143,9 @@ class DiscretizeAction(_Discretize, ActionTransform):
     """
 
     def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("DiscretizeAction", "action", signature.single_action_space, of="numbers")
         max_total = 2**63 - 1 if self.multidiscrete else 2**31  # the largest count that random.integers takes
-        self.grid = _Bins("DiscretizeAction", box, self.bins, signature.device, max_total)
-        return signature.replace(single_action_space=self.grid.space(self.multidiscrete))
+        space = self._make_bins("action", signature.single_action_space, signature.device, max_total)
+        return signature.replace(single_action_space=space)
 
     def action(self, action: Tensor) -> Tensor:
         grid = self.grid

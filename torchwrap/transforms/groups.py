@@ -18,14 +18,12 @@ from torchwrap.transforms.transform import Transform
 
 
 class ObservationGroups(Transform):
-    """Makes a `Dict` of named groups from one observation, each through its own transforms.
+    """Makes a `Dict` of named groups from one observation, such as a noisy one for the actor and a clean one for the critic.
 
-    The raw observation next to the normalized one, a noisy one for the actor and a clean one for the critic: each group
-    transforms a copy of what comes from below.
+    Each group transforms a copy of what comes from below.
 
     Args:
-        groups: transforms of observations by the name of the group, innermost first. A group without transforms is the
-            observation as it is.
+        groups: transforms of observations by the name of the group, innermost first. An empty group is the raw observation.
 
     Shape: `observation` becomes a nested TensorDict with one entry per group.
 
@@ -65,10 +63,9 @@ class ObservationGroups(Transform):
             found[name] = above.single_observation_space
             expected = signature.replace(single_observation_space=found[name], num_streams=above.num_streams)
             if above != expected or not _changes_only_observations(part, signature):
-                raise ValueError(
-                    f"ObservationGroups needs transforms of observations, but got {part!r} in group {name!r}: put those of "
-                    "actions, rewards, ends of episodes and policies beside the groups."
-                )
+                remedy = "put those of actions, rewards, ends of episodes and policies beside the groups"
+                got = f"{part!r} in group {name!r}"
+                raise ValueError(f"ObservationGroups needs transforms of observations, but got {got}: {remedy}.")
             signature = signature.replace(num_streams=above.num_streams)
         return signature.replace(single_observation_space=gym_spaces.Dict(found))
 

@@ -83,8 +83,7 @@ class ResizeObservation(ObservationTransform):
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), ResizeObservation((84, 84)))
-    >>> env.reset()["observation"].shape
+    >>> TransformedEnv(ScriptedEnv(1, observation_space=images), ResizeObservation((84, 84))).reset()["observation"].shape
     torch.Size([1, 84, 84, 3])
     """
 
@@ -130,7 +129,10 @@ class _Noise(ObservationTransform):
     """Base for transforms that replace pixels by noise: integers in [0, 255), as in Gymnasium."""
 
     gray_limits = ConstantBuffer()
-    is_noise_grayscale: bool
+
+    def __init__(self, is_noise_grayscale: bool) -> None:
+        super().__init__()
+        self.is_noise_grayscale = validation.flag(type(self).__name__, "is_noise_grayscale", is_noise_grayscale)
 
     def setup(self, signature: Signature) -> Signature:
         channels = "with 3 channels for is_noise_grayscale" if self.is_noise_grayscale else ""
@@ -152,22 +154,20 @@ class AddWhiteNoise(_Noise):
 
     Args:
         probability_of_noise_per_pixel: probability with which each pixel is replaced, in [0, 1).
-        is_noise_grayscale: whether the noise has the same value in all three channels.
+        is_noise_grayscale: whether the noise has the same value in all three channels, which the images then need.
 
-    Shape: `(height, width)` or `(height, width, channels)` uint8, unchanged. Gray noise needs three channels.
+    Shape: unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), AddWhiteNoise(0.5))
-    >>> env.reset()["observation"].shape
+    >>> TransformedEnv(ScriptedEnv(1, observation_space=images), AddWhiteNoise(0.5)).reset()["observation"].shape
     torch.Size([1, 210, 160, 3])
     """
 
     def __init__(self, probability_of_noise_per_pixel: float, is_noise_grayscale: bool = False) -> None:
-        super().__init__()
+        super().__init__(is_noise_grayscale)
         name, probability = "probability_of_noise_per_pixel", probability_of_noise_per_pixel
         self.probability_of_noise_per_pixel = validation.probability("AddWhiteNoise", name, probability)
-        self.is_noise_grayscale = validation.flag("AddWhiteNoise", "is_noise_grayscale", is_noise_grayscale)
 
     def observation(self, observation: Tensor) -> Tensor:
         noisy = random.uniform(self.stream.key(), observation.shape[1:3]) < self.probability_of_noise_per_pixel
@@ -181,23 +181,21 @@ class ObstructView(_Noise):
         obstructed_pixels_ratio: area of all squares together as a fraction of the image, in [0, 1). They cover less of it if
             they overlap or cross its border.
         obstruction_width: width of a square, in pixels.
-        is_noise_grayscale: whether the noise has the same value in all three channels.
+        is_noise_grayscale: whether the noise has the same value in all three channels, which the images then need.
 
-    Shape: `(height, width)` or `(height, width, channels)` uint8, unchanged. Gray noise needs three channels.
+    Shape: unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> images = gymnasium.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=images), ObstructView(0.3, 20))
-    >>> env.reset()["observation"].shape
+    >>> TransformedEnv(ScriptedEnv(1, observation_space=images), ObstructView(0.3, 20)).reset()["observation"].shape
     torch.Size([1, 210, 160, 3])
     """
 
     def __init__(self, obstructed_pixels_ratio: float, obstruction_width: int, is_noise_grayscale: bool = False) -> None:
-        super().__init__()
-        ratio = validation.probability("ObstructView", "obstructed_pixels_ratio", obstructed_pixels_ratio)
-        self.obstructed_pixels_ratio = ratio
+        super().__init__(is_noise_grayscale)
+        name, ratio = "obstructed_pixels_ratio", obstructed_pixels_ratio
+        self.obstructed_pixels_ratio = validation.probability("ObstructView", name, ratio)
         self.obstruction_width = validation.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
-        self.is_noise_grayscale = validation.flag("ObstructView", "is_noise_grayscale", is_noise_grayscale)
 
     def setup(self, signature: Signature) -> Signature:
         height, width = _require_images("ObstructView", signature).shape[:2]
@@ -217,8 +215,8 @@ class ObstructView(_Noise):
 
 
 def _area_taps(old_size: int, new_size: int) -> tuple[Tensor, Tensor]:
-    # For each new pixel along a dimension: the indices of the old pixels that it covers, and their weights. Both tensors are
-    # `(max_taps, new_size)`, padded with weight 0. Source: OpenCV's computeResizeAreaTab.
+    # Indices and weights of the old pixels that each new one covers: `(max_taps, new_size)`, padded with weight 0. Source:
+    # OpenCV's computeResizeAreaTab.
     scale, pixels = old_size / new_size, np.arange(old_size)
     first = np.arange(new_size)[:, None] * scale
     covered = np.minimum(first + scale, pixels + 1) - np.maximum(first, pixels)

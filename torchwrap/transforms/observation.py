@@ -28,8 +28,7 @@ class TransformObservation(ObservationTransform):
         func: takes observations `(num_envs, *shape)` (a TensorDict for `Dict` and `Tuple` spaces) and returns new ones.
         observation_space: the space of a single env's new observation. None keeps the space below.
 
-    Raises:
-        TypeError, ValueError: from `setup`, if `func` fails on zeros or returns what does not fit the space.
+    The function is called with zeros in `setup`, so that one that does not fit the spaces is refused there.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(2,)), TransformObservation(lambda obs: obs / 2))
@@ -57,8 +56,7 @@ class ClipObservation(ObservationTransform):
     """Clips every component of the observation, as Stable-Baselines3's `VecNormalize` does at -10 and 10.
 
     Args:
-        min_obs: lower bound.
-        max_obs: upper bound.
+        min_obs, max_obs: the bounds. The dtype of the space has a value between them.
 
     Shape: a Box of numbers; the new one has the same shape and dtype, and clipped bounds.
 
@@ -94,9 +92,7 @@ class ClipObservation(ObservationTransform):
 
 
 class FlattenObservation(ObservationTransform):
-    """Flattens the observation into a vector, as `gymnasium.spaces.flatten` does.
-
-    `Discrete` and `MultiDiscrete` become one-hot, and the parts of `Dict` and `Tuple` are concatenated.
+    """Flattens the observation into a vector, as `gymnasium.spaces.flatten` does: discrete components become one-hot.
 
     Shape: any space to `(num_envs, gymnasium.spaces.flatdim(space))`.
 
@@ -155,12 +151,11 @@ class DtypeObservation(ObservationTransform):
                 with warnings.catch_warnings():  # Gymnasium warns about bounds that are infinite or rounded
                     warnings.simplefilter("ignore")
                     new: Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, dtype)
-            elif isinstance(space, gymnasium.spaces.Discrete):
-                new = gymnasium.spaces.Box(space.start, space.start + space.n - 1, (), dtype)
             elif isinstance(space, gymnasium.spaces.MultiDiscrete):
                 new = gymnasium.spaces.MultiDiscrete(space.nvec, dtype, start=space.start)
-            elif isinstance(space, gymnasium.spaces.MultiBinary):
-                new = gymnasium.spaces.Box(0, 1, space.shape, dtype)
+            elif isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiBinary):
+                count, start = spaces.counts(space)
+                new = gymnasium.spaces.Box(start, start + count - 1, space.shape or (), dtype)
             else:
                 raise TypeError("it is not a single array")
             self.torch_dtype = spaces.dtype(new)
@@ -192,8 +187,7 @@ class FilterObservation(ObservationTransform):
 
     def __init__(self, filter_keys: Sequence[str | int]) -> None:
         super().__init__()
-        are_keys = isinstance(filter_keys, list | tuple) and all(type(key) in (str, int) for key in filter_keys)
-        if not are_keys:
+        if not isinstance(filter_keys, list | tuple) or not all(type(key) in (str, int) for key in filter_keys):
             raise TypeError(f"FilterObservation needs filter_keys as a list of strings or integers, but got {filter_keys!r}.")
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
             raise ValueError(f"FilterObservation needs filter_keys, each once, but got {filter_keys!r}.")

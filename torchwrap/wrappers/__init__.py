@@ -1,9 +1,8 @@
 """Wrappers: envs around an env, for what drives the env below. Transforms, which see data alone, go through TransformedEnv."""
 
-from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RenderCollection
+from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RecordVideo, RenderCollection
 from torchwrap.wrappers.repeat import MaxAndSkipObservation, RepeatAction
 from torchwrap.wrappers.transformed import TransformedEnv
-from torchwrap.wrappers.video import RecordVideo
 from torchwrap.wrappers.wrapper import Wrapper
 
 __all__ = [

@@ -43,8 +43,7 @@ class _Repeat(Wrapper):
 class RepeatAction(_Repeat):
     """Repeats each action, until the episode ends at most, and sums the rewards.
 
-    Observation, flags and info are those of the last step taken. An env whose episode ends in between waits for the others.
-    The env's own limit of steps counts each step.
+    Observation, flags and info are those of the last step taken. The env's own limit of steps counts each step.
 
     Args:
         env: the env to wrap, without transforms.

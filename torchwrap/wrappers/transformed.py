@@ -44,10 +44,8 @@ class TransformedEnv(Wrapper):
         parts = [module for module in composed.modules() if isinstance(module, Transform) and not isinstance(module, Compose)]
         for part in parts:
             if part.attached:
-                raise ValueError(
-                    f"TransformedEnv needs transforms that belong to no other env, but got {part!r} of another one. "
-                    "Make a new one; load_state_dict() copies what the old one has learned."
-                )
+                got = f"{part!r} of another one. Make a new one; load_state_dict() copies what the old one has learned"
+                raise ValueError(f"TransformedEnv needs transforms that belong to no other env, but got {got}.")
         super().__init__(env)
         self.signature = composed.setup(env.signature)
         self.transforms = composed

@@ -99,10 +99,11 @@ class Wrapper(Env):
         Returns whether the attribute was set. Raises an AttributeError for a constructor argument and for a part of the layer.
         """
         owner = self._owner(name)
-        if owner is None and not force:
-            return False
-        setattr(self if owner is None else owner, name, value)
-        return True
+        if owner is None and force:
+            owner = self
+        if owner is not None:
+            setattr(owner, name, value)
+        return owner is not None
 
     def _owner(self, name: str) -> nn.Module | None:
         parts = (part for layer in layers(self) for part in (layer._parts() if isinstance(layer, Wrapper) else [layer]))

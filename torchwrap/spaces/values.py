@@ -1,9 +1,10 @@
-"""Conversion: dtypes, zeros, flat vectors, and NumPy arrays to tensors and back."""
+"""Values of spaces: their nested structure and dtypes, and how they become vectors and NumPy arrays and back."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,7 +12,10 @@ from gymnasium import Space, spaces
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap.spaces.traversal import Path, Value, build, children
+Path: TypeAlias = tuple[str, ...]
+
+Value: TypeAlias = Any
+"""A Tensor, or a TensorDict if the space is a `Dict` or `Tuple`."""
 
 _NAMES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
@@ -19,12 +23,57 @@ TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {np.dtype(name): getattr(torch,
 """The real dtypes with which both NumPy and PyTorch compute."""
 
 
-def dtype(space: Space[Any]) -> torch.dtype:
-    """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent.
+def children(space: Space[Any]) -> dict[str, Space[Any]] | None:
+    """The subspaces of a `Dict` or `Tuple` space by key. None for any other space.
 
-    >>> dtype(spaces.Box(0, 255, (2, 2), np.uint8))
-    torch.uint8
+    >>> children(spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
+    {'0': Discrete(2), '1': Discrete(3)}
     """
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return {str(index): child for index, child in enumerate(space.spaces)}
+    return None
+
+
+def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:
+    """Yields each leaf of a space, which is a space of single tensors, with its path of keys.
+
+    Raises a ValueError for an empty `Dict` or `Tuple`, and for a `Dict` with a key that is not a string.
+
+    >>> list(leaves(spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2)))))
+    [(('a', 'b'), Discrete(2))]
+    """
+    subspaces = children(space)
+    if subspaces is None:
+        yield path, space
+        return
+    if not subspaces or not all(isinstance(key, str) for key in subspaces):
+        raise ValueError(f"A Dict or Tuple space needs at least one subspace and string keys, but got {space}.")
+    for key, child in subspaces.items():
+        yield from leaves(child, (*path, key))
+
+
+def build(space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_envs: int, path: Path = ()) -> Value:
+    """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf.
+
+    >>> build(spaces.Dict(a=spaces.Discrete(2)), lambda path, leaf: torch.zeros(3), num_envs=3)["a"]
+    tensor([0., 0., 0.])
+    """
+    subspaces = children(space)
+    if subspaces is None:
+        return make(path, space)
+    values = {key: build(child, make, num_envs, (*path, key)) for key, child in subspaces.items()}
+    return TensorDict(values, batch_size=[num_envs])
+
+
+def to_device(value: Value, device: torch.device) -> Value:
+    """A value on a device. `TensorDict.to` would wait for the whole device."""
+    return value.to(device) if isinstance(value, Tensor) else value.apply(lambda leaf: leaf.to(device))
+
+
+def dtype(space: Space[Any]) -> torch.dtype:
+    """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
     try:  # not `in`, which Dynamo cannot trace for dtypes of NumPy
@@ -57,11 +106,7 @@ def counts(space: Space[Any]) -> tuple[Any, Any]:
 
 
 def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") -> Value:
-    """A new value with the member of the space that is nearest to zero for each env, as Gymnasium's `create_zero_array`.
-
-    >>> zeros(spaces.Discrete(3, start=1), num_envs=2)
-    tensor([1, 1])
-    """
+    """A new value with the member of the space that is nearest to zero for each env, as Gymnasium's `create_zero_array`."""
 
     def make(path: Path, leaf: Space[Any]) -> Tensor:
         zero = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else counts(leaf)[1]
