@@ -111,7 +111,7 @@ class RowMask:
     (tensor([4, 0, 0]), tensor([1, 2]))
     """
 
-    __slots__ = ("_is_empty", "column", "indices", "num_rows", "tensor")
+    __slots__ = ("_is_empty", "_on_host", "column", "indices", "num_rows", "tensor")
 
     tensor: Tensor
     """The mask: bool, `(num_envs,)`."""
@@ -126,10 +126,11 @@ class RowMask:
         self.column = tensor if is_column else tensor.unsqueeze(-1)
         self.num_rows = tensor.shape[0]  # `len` would make a constant of the size in an exported graph
         self.indices = self.tensor.nonzero().squeeze(-1) if is_host_readable(tensor) else None
+        self._on_host = self.tensor.cpu() if synchronize else self.tensor
         if self.indices is not None:
             self._is_empty = self.indices.numel() == 0
         else:
-            self._is_empty = synchronize and not bool(tensor.any())
+            self._is_empty = synchronize and not bool(self._on_host.any())
 
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu") -> RowMask:
@@ -142,7 +143,7 @@ class RowMask:
 
     def numpy(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """The mask as a NumPy array `(num_envs,)`, for a simulator on the host. Waits for the device."""
-        return self.tensor.cpu().numpy()
+        return self._on_host.cpu().numpy()
 
     def __and__(self, condition: Tensor) -> RowMask:
         """The rows that are set and meet the condition (bool, `(num_envs,)` or `(num_envs, 1)`)."""
