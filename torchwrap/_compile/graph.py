@@ -65,8 +65,10 @@ class Graph:
     def prepare(self, *values: Nested) -> tuple[Program, list[Tensor]]:
         """The program for arguments like these, which is compiled if it does not exist yet, and what to run it on."""
         state, tensors = self.inputs.current()
-        leaves = [leaf.contiguous() for leaf in rows.leaves(values)]
-        key = state, rows.structure(values), tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
+        found: list[Tensor] = []
+        structure = rows.flatten(values, found)
+        leaves = [leaf.contiguous() for leaf in found]
+        key = state, structure, tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._compile(values)

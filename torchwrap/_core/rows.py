@@ -37,17 +37,20 @@ def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Rows, pa
     return TensorDict(values, batch_size=value.batch_size)  # type: ignore[arg-type]
 
 
-def _parts(value: Nested) -> list[tuple[object, Nested]]:
-    if isinstance(value, tuple):
-        return list(enumerate(value))
-    return sorted(((key, value[key]) for key in value.keys()), key=lambda item: str(item[0]))  # type: ignore[union-attr,index]
+def _keys(value: Any) -> list[Any]:
+    return list(range(len(value))) if isinstance(value, tuple) else sorted(value.keys(), key=str)
 
 
-def structure(value: Nested) -> Structure:
-    """The keys at every level, which values of the same kind share. It can be the key of a dict."""
+def flatten(value: Nested, found: list[Tensor]) -> Structure:
+    """Appends the tensors in the order of their keys.
+
+    Returns:
+        The keys at every level, which values of the same kind share. It can be the key of a dict.
+    """
     if isinstance(value, Tensor):
+        found.append(value)
         return ()
-    return tuple([(key, structure(part)) for key, part in _parts(value)])
+    return tuple([(key, flatten(value[key], found)) for key in _keys(value)])  # type: ignore[index]
 
 
 def leaves(value: Nested) -> list[Tensor]:
@@ -57,16 +60,16 @@ def leaves(value: Nested) -> list[Tensor]:
     >>> leaves({"b": torch.zeros(1), "a": {"c": torch.ones(1)}})
     [tensor([1.]), tensor([0.])]
     """
-    if isinstance(value, Tensor):
-        return [value]
-    return [leaf for _, part in _parts(value) for leaf in leaves(part)]
+    found: list[Tensor] = []
+    flatten(value, found)
+    return found
 
 
 def builder(value: Nested) -> Callable[[Iterator[Tensor]], Nested]:
     """Returns a function that builds a value like this one from tensors in the order of `leaves`."""
     if isinstance(value, Tensor):
         return next
-    parts = {key: builder(part) for key, part in _parts(value)}
+    parts = {key: builder(value[key]) for key in _keys(value)}  # type: ignore[index]
     if isinstance(value, tuple):
         return lambda tensors: tuple([part(tensors) for part in parts.values()])
     if isinstance(value, TensorDict):
