@@ -204,6 +204,7 @@ def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
         data, expected = (collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager))
         assert_same(data, expected, AOT)
         assert ("value" in data.keys()) == (policy is act_and_keep)
+    assert len(compiled._compiled.steps.programs) == 1  # that of the first policy is gone
 
 
 @pytest.mark.parametrize("where", mostly_full(["in the policy", "around the call"], "around the call"))

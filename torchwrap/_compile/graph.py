@@ -53,6 +53,7 @@ class Graph:
     def __init__(self, function: Function, inputs: Inputs, settings: Settings, *, captured: bool = True) -> None:
         self.function, self.inputs, self.settings, self.captured = function, inputs, settings, captured
         self.programs: dict[object, Program] = {}
+        self._version = inputs.version
 
     def __call__(self, *values: Nested) -> Nested:
         program, tensors = self.prepare(*values)
@@ -71,6 +72,8 @@ class Graph:
         key = state, structure, tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
         program = self.programs.get(key)
         if program is None:
+            if self._version != self.inputs.version:  # programs for other modules cannot be called any more
+                self.programs, self._version = {}, self.inputs.version
             program = self.programs[key] = self._compile(values)
         return program, [*tensors, *leaves]
 

@@ -22,8 +22,8 @@ Place: TypeAlias = tuple[dict[str, Any], str]
 class Inputs:
     """The implicit inputs of a graph: all buffers and parameters of some modules, looked up at each call.
 
-    So they can be written, moved and replaced, and a module of a policy can be replaced by another. `key` tells when a graph
-    that was made before does not fit any more.
+    So they can be written, moved and replaced, and a module of a policy can be replaced by another. `current` tells when a
+    graph that was made before does not fit any more.
 
     Args:
         find_modules: returns the modules. It is called at each call.
@@ -37,7 +37,7 @@ class Inputs:
     ) -> None:
         self.find_modules, self.find_functions = find_modules, find_functions
         self._all: list[nn.Module] = []
-        self._version = 0
+        self.version = 0
         """Another number whenever the modules are others."""
         self._states: dict[Layout, int] = {}
         self._look()
@@ -47,7 +47,7 @@ class Inputs:
         self.modules = nn.ModuleList(self.roots)
         modules = list(self.modules.modules())[1:]
         if not _same(modules, self._all):
-            self._all, self._version = modules, self._version + 1
+            self._all, self.version = modules, self.version + 1
         self.names: dict[str, int] = {}
         """Positions of tensors by name. Tied tensors have the same position."""
         tensors, others = list[Place](), list[Place]()
@@ -74,7 +74,7 @@ class Inputs:
         self._seen = self._read()
         layouts = tuple(map(_layout, self._seen[: len(tensors)]))
         modes = tuple([module.training for module in modules])
-        state = self._version, tuple(self.names.values()), layouts, modes
+        state = self.version, tuple(self.names.values()), layouts, modes
         self._state = self._states.setdefault(state, len(self._states))
 
     def _read(self) -> list[Any]:
