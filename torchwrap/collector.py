@@ -95,10 +95,10 @@ class Collector:
         env = self.env
         td = env.reset() if td is None else td
         self._check_root(td, env._check_ready("a rollout"))
-        env._unfinished = "collection"
+        vars(env)["_unfinished"] = "collection"  # past the checks of nn.Module
         root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
         storage, root = (self._compiled or self._collect)(root)
-        return as_data(storage, self.num_steps, env.num_envs), env._finish(root)
+        return as_data(storage, self.num_steps, env.signature.num_envs), env._finish(root)
 
     @property
     def is_compiled(self) -> bool:

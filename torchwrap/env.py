@@ -480,7 +480,8 @@ class Env(BatchedModule):
         if self._root is None:
             self.unwrapped._check_usable()
             raise RuntimeError(f"Call reset() before {call} of {self._name()}.")
-        self._check_finished()
+        if self._unfinished is not None:
+            self._check_finished()
         return self._root
 
     def _check_finished(self) -> None:

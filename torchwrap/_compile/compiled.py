@@ -125,10 +125,10 @@ class CompiledCollector:
             targets: Rows = {key: target for key, target in zip(self.layout, part, strict=True)}
             self.programs[len(part[0])], _ = self.steps.prepare(root, targets)
         run = functools.partial(self._run_all, parts)
-        self.captured = (CudaGraph(run, len(self.inputs)), storage) if graph.captures(env.device) else None
+        self.captured = (CudaGraph(run, self.inputs.num_tensors), storage) if graph.captures(env.device) else None
 
     def _allocate(self) -> Storage:
-        number, device = self.collector.num_steps, self.collector.env.device
+        number, device = self.collector.num_steps, self.collector.env.signature.device
         return {key: torch.empty((number, *shape), dtype=to, device=device) for key, (shape, to) in self.layout.items()}
 
     def _parts(self, storage: Storage) -> list[tuple[Tensor, ...]]:
@@ -136,7 +136,7 @@ class CompiledCollector:
         return list(zip(*[value.split(self.unroll) for value in storage.values()], strict=True))
 
     def _run_all(self, parts: list[tuple[Tensor, ...]], tensors: list[Tensor]) -> Sequence[Tensor]:
-        buffers, leaves, outside = tensors[: len(self.inputs)], tensors[len(self.inputs) :], list[Tensor]()
+        buffers, leaves, outside = tensors[: self.inputs.num_tensors], tensors[self.inputs.num_tensors :], list[Tensor]()
         for part in parts:
             results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
             leaves = list(results[: self.num_root])

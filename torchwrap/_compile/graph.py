@@ -82,10 +82,10 @@ class Graph:
     def _compile(self, values: tuple[Nested, ...]) -> Program:
         graph, result = self.trace(*values)
         used, tensors = _prune(graph), [*self.inputs.current()[1], *rows.leaves(values)]
-        example = [tensors[index].contiguous() if index >= len(self.inputs) else tensors[index] for index in used]
+        example = [tensors[index].contiguous() if index >= self.inputs.num_tensors else tensors[index] for index in used]
         run = _Compiled(compile_graph(graph, example, *self.settings), used)
         if self.captured and captures(example[0].device):
-            return Program(CudaGraph(run, len(self.inputs)), rows.builder(result))
+            return Program(CudaGraph(run, self.inputs.num_tensors), rows.builder(result))
         return Program(run, rows.builder(result))
 
 

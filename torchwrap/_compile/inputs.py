@@ -69,7 +69,7 @@ class Inputs:
             others += [(module._modules, name) for name in module._modules]
             others.append((vars(module), "training"))
         self._hooked = list(filter(_is_foreign, modules))
-        self._num_tensors = len(tensors)
+        self.num_tensors = len(tensors)
         self._stores, self._keys = zip(*tensors, *others, strict=True)
         self._seen = self._read()
         layouts = tuple(map(_layout, self._seen[: len(tensors)]))
@@ -80,18 +80,14 @@ class Inputs:
     def _read(self) -> list[Any]:
         return list(map(dict.get, self._stores, self._keys))
 
-    def __len__(self) -> int:
-        """The number of tensors."""
-        return self._num_tensors
-
     def current(self) -> tuple[Layout, list[Tensor]]:
         """What a graph depends on besides the values of tensors, and the tensors."""
         if not (_same(self._read(), self._seen) and _same(self.find_modules(), self.roots)):
             self._look()
-        tensors: list[Tensor] = self._seen[: self._num_tensors]
+        tensors: list[Tensor] = self._seen[: self.num_tensors]
         # A parameter keeps its identity when `module.half()` gives it other data.
         foreign = tuple([_layout(tensors[index]) for index in self._foreign])
-        hooks = tuple([hook for module in self._hooked for hook in _hooks(module)])
+        hooks = tuple([(*module._forward_pre_hooks, *module._forward_hooks) for module in self._hooked])
         autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         return (self._state, foreign, hooks, autocast and _autocast_dtypes()), tensors
 
@@ -116,10 +112,6 @@ def _is_foreign(module: nn.Module) -> bool:
     """Whether this is a module of a policy, which can be called, and converted in place."""
     is_own = type(module).__module__.partition(".")[0] == __package__.partition(".")[0]
     return not (is_own or isinstance(module, BatchedModule | nn.ModuleList))
-
-
-def _hooks(module: nn.Module) -> Layout:
-    return (*module._forward_pre_hooks, *module._forward_hooks)
 
 
 def _layout(tensor: Tensor) -> Layout:

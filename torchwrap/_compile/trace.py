@@ -52,7 +52,7 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
             policy.
     """
     example = [*inputs.current()[1], *[leaf.contiguous() for leaf in rows.leaves(values)]]
-    build, count, results = rows.builder(values), len(inputs), list[Nested]()
+    build, count, results = rows.builder(values), inputs.num_tensors, list[Nested]()
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
         with _HostReads():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -22,39 +22,29 @@ def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:
     [Linear(in_features=2, out_features=2, bias=True)]
     """
     found: dict[int, nn.Module] = {}
-    seen: set[int] = set()
-
-    def visit(value: Any) -> None:
+    seen: dict[int, Any] = {}
+    waiting: list[Any] = [policy, *_attributes(policy)]
+    package = _package(policy)
+    while waiting:
+        value = waiting.pop(0)
         if isinstance(value, nn.Module):
             found[id(value)] = value
         elif id(value) not in seen:
-            seen.add(id(value))
-            for part in _parts(value, package):
-                visit(part)
-
-    package = _package(policy)
-    if policy is not None:
-        visit(policy)
-        for part in () if isinstance(policy, nn.Module) else _attributes(policy):
-            visit(part)
+            seen[id(value)] = value
+            if isinstance(value, functools.partial):
+                waiting += [value.func, *value.args, *value.keywords.values()]
+            elif isinstance(value, types.MethodType):
+                waiting += [value.__func__, value.__self__, *_attributes(value.__self__)]
+            elif isinstance(value, types.FunctionType) and _package(value) == package:
+                variables = inspect.getclosurevars(value)
+                waiting += [*variables.nonlocals.values(), *variables.globals.values()]
     return list(found.values())
 
 
-def _parts(value: Any, package: str) -> Iterator[Any]:
-    if isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, types.MethodType):
-        yield value.__func__
-        yield value.__self__
-        yield from () if isinstance(value.__self__, nn.Module) else _attributes(value.__self__)
-    elif isinstance(value, types.FunctionType) and _package(value) == package:
-        variables = inspect.getclosurevars(value)
-        yield from (*variables.nonlocals.values(), *variables.globals.values())
-
-
-def _attributes(value: Any) -> list[Any]:
-    is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
-    return [] if is_function else [part for part in getattr(value, "__dict__", {}).values() if isinstance(part, nn.Module)]
+def _attributes(value: Any) -> list[nn.Module]:
+    if isinstance(value, nn.Module | types.FunctionType | types.MethodType | functools.partial):
+        return []
+    return [part for part in getattr(value, "__dict__", {}).values() if isinstance(part, nn.Module)]
 
 
 def _package(function: Any) -> str:
