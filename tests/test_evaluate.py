@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -36,6 +38,12 @@ def test_evaluate_weighs_every_env_equally():
     result = tw.evaluate(Scripted(2, episode_lengths=(1, 4)), None, 5)  # rounded up to a multiple of the number of envs
     assert result["episode_return"].tolist() == [1, 1, 1, 10, 10, 10]
     assert result["episode_length"].tolist() == [1, 1, 1, 4, 4, 4]
+
+
+def test_evaluate_leaves_out_what_quick_envs_do_while_others_go_on():
+    # Env 0 ends after 1 step, and again after 2 more, while env 2 takes 9.
+    result = tw.evaluate(ScriptedEnv(3, episode_lengths=(1, 2, 9)), None, 3)
+    assert values(result) == ([1, 3, 45], [1, 2, 9])
 
 
 def test_evaluate_below_reward_transforms_returns_raw_return():
@@ -124,7 +132,12 @@ def test_evaluate_puts_the_policy_into_eval_mode_and_back():
     def around(network):
         return lambda td: network(td)
 
-    for hold in (lambda agent: agent.network, lambda agent: agent.act, lambda agent: around(agent.network)):
+    def by_keyword(network):
+        return functools.partial(lambda td, network: network(td), network=network)
+
+    holders = [lambda agent: agent.network, lambda agent: agent.act]
+    holders += [lambda agent: around(agent.network), lambda agent: by_keyword(agent.network)]
+    for hold in holders:
         for train in (True, False):
             agent = Agent()
             agent.network.train(train).dropout.train()

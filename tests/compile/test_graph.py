@@ -53,6 +53,13 @@ def test_buffers_are_written_and_arguments_pass_through(backend):
     assert program.run.used == [0, 2, 3, 4]  # the total, and the parts of the TensorDict
 
 
+def test_argument_of_another_dtype_takes_another_graph():
+    module = Counter()
+    graph = Graph(lambda value: value + torch.ones(3, dtype=value.dtype), Inputs(lambda: [module]), Settings("eager", {}))
+    for dtype in (torch.float32, torch.int64, torch.float32):
+        assert graph(torch.ones(3, dtype=dtype)).dtype == dtype
+
+
 def test_leaves_are_ordered_by_key_and_structure_tells_what_is_interchangeable():
     one, two, three = torch.ones(2), torch.zeros(2), torch.arange(6)
     value = ({"b": one, "a": {("k", "l"): two}}, three)

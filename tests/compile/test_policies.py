@@ -88,7 +88,9 @@ def normal(td):
 
 
 def test_normal_policy_samples_at_each_step_and_keeps_log_prob():
+    generator = torch.get_rng_state()
     collect = tw.compile(tw.Collector(ScriptedEnv(500), normal, 5), backend="aot_eager")
+    assert (torch.get_rng_state() == generator).all()
     data, td = collect()
     data = torch.cat([data, collect(td)[0]], 1)
     action = data["action"]

@@ -147,7 +147,14 @@ def test_transform_is_named_and_env_left_unchanged(function):
         assert_same(play(env, 20, td)[0], play(eager, 20, eager_td)[0])
 
 
+class DrawsInReset(T.Transform):
+    def reset(self, td, mask):
+        return td.set("observation", td["observation"] + torch.rand_like(td["observation"]))
+
+
 def test_transform_over_host_stepped_env_is_named():
+    with pytest.raises(ValueError, match=r"DrawsInReset\.reset: it draws from PyTorch's global generator"):
+        tw.compile(tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), DrawsInReset()), backend="aot_eager")
     for function in (branches, draws_from_torch, counts_in_python):
         env = tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), reward_transform(function, prepare)())
         with pytest.raises(ValueError, match=f"^compile cannot follow .*{TRANSFORMS[function]}"):

@@ -57,6 +57,7 @@ def test_spec_of_gymnasium_builds_a_torchwrap_env():
 
     env = tw.make(gymnasium.make("CartPole-v1", max_episode_steps=7, sutton_barto_reward=True).spec, 2)
     assert env.signature.max_episode_steps == 7 and env.func_env.sutton_barto_reward and env.num_envs == 2
+    assert tw.make(env.spec, max_episode_steps=5).signature.max_episode_steps == 5
 
 
 def test_spec_of_env_without_id_is_none():

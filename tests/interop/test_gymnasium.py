@@ -154,6 +154,9 @@ def test_each_episode_starts_with_one_reset_and_options_apply_to_one(bridge, mod
     for _ in range(3):
         _, td = sample_and_step(env, td)
     assert env.vector_env.get_attr("episode") == (5, 3, 1)
+    env.transition(td.set("action", env.sample_action()))  # in same-step mode, env 0 is already reset
+    env.reset(mask=torch.tensor([True, False, False]), options={"difficulty": 3})
+    assert [bool(options) for options in env.vector_env.get_attr("options")] == [True, False, True]
 
 
 class Failing(Scripted):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -110,6 +111,13 @@ def test_float_draws_have_the_requested_dtype():
             assert drawn.dtype == dtype and drawn.isfinite().all()
     with pytest.raises(TypeError, match=r"uniform needs a dtype of torch.float32 or torch.float64, but got torch.float16"):
         random.normal(Stream(1).key(), (), torch.float16)
+
+
+def test_float_draws_of_the_least_and_the_greatest_words_are_finite(monkeypatch):
+    draws = random.uniform, random.normal, random.exponential
+    for word, draw, dtype in itertools.product((0, WORD), draws, (torch.float32, torch.float64)):
+        monkeypatch.setattr(distributions, "bits", lambda key, n, word=word: torch.full((*key.env.shape, n), word))
+        assert draw(Stream(2, seed=1).key(), (3,), dtype).isfinite().all(), (draw, dtype, word)
 
 
 # Permutation and choice.

@@ -31,6 +31,13 @@ def test_each_group_equals_an_env_with_its_transforms_alone():
     assert ended > NUM_ENVS
 
 
+def test_group_changed_by_the_caller_leaves_the_others_as_they_are():
+    env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.ObservationGroups({"one": [], "two": []}))
+    td = env.reset(seed=0)
+    td["observation", "one"].fill_(9)
+    assert td["observation", "two"].flatten().tolist() == [0, 1000]
+
+
 def test_statistics_of_each_group_are_saved_and_frozen():
     env, other = (tw.TransformedEnv(ScriptedEnv(n, (2,)), T.ObservationGroups(stacks())) for n in (4, 2))
     tw.rollout(env, None, 10, env.reset(seed=0))

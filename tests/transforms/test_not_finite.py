@@ -59,6 +59,9 @@ def test_mask_decides_before_values_do():
     statistics.update(rows, mask)
     assert (statistics.mean, statistics.var) == (3, 1)
     assert (int(statistics.count), int(statistics.skipped)) == (3, 1)
+    statistics = RunningMeanStd((1,))
+    statistics.update(rows, torch.zeros(4, dtype=torch.bool))
+    assert (statistics.mean, statistics.var, int(statistics.count)) == (0, 1, 0)
 
 
 def test_batch_of_values_that_are_not_finite_counts_none():

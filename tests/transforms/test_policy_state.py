@@ -137,8 +137,9 @@ def test_snapshot_continues_the_state(tmp_path):
     torch.save(env.snapshot().to_dict(), tmp_path / "snapshot.pt")
     expected, _ = tw.rollout(env, policy, 5, td)
     other = make()
-    td = other.restore(torch.load(tmp_path / "snapshot.pt", weights_only=True))
-    found, _ = tw.rollout(other, policy, 5, td)
+    snapshot = torch.load(tmp_path / "snapshot.pt", weights_only=True)
+    other.restore(snapshot)["hidden"].fill_(9)  # which is the caller's
+    found, _ = tw.rollout(other, policy, 5, other.restore(snapshot))
     for key in ("hidden", "is_init", "action", ("next", "observation")):
         assert (found[key] == expected[key]).all()
     for declared, message in (
@@ -160,8 +161,10 @@ def test_bare_and_random_actions_leave_the_state_as_it_is():
     env = make(2, episode_lengths=None)
     td = env.reset(seed=0)
     td["hidden"].fill_(3)
-    _, td = env.step(env.sample_action())
+    transition, td = env.step(env.sample_action())
     assert (td["hidden"] == 3).all()
+    td["is_init"].fill_(True)  # which is the caller's
+    assert not transition["next", "done"].any()
     data, td = tw.rollout(env, None, 2, td)
     assert (data["next", "hidden"] == 3).all() and (td["hidden"] == 3).all()
 
