@@ -274,8 +274,8 @@ class Env(BatchedModule):
         return policy_state.following(self.signature, state, done)
 
     def _finish(self, entries: dict[str, Value]) -> TensorDict:
-        root = tensordict(entries, self.signature.num_envs)
-        vars(self).update(_root=root, _unfinished=None)
+        vars(self)["_root"] = root = tensordict(entries, self.signature.num_envs)
+        vars(self)["_unfinished"] = None
         return root
 
     # State.
