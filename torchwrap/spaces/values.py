@@ -76,10 +76,10 @@ def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
-    if space.dtype.name not in TORCH_DTYPES:
+    if str(space.dtype) not in TORCH_DTYPES:
         needed = "A space needs a dtype that PyTorch computes with"
         raise TypeError(f"{needed}, but got {space} of dtype {space.dtype}.")
-    return TORCH_DTYPES[space.dtype.name]
+    return TORCH_DTYPES[str(space.dtype)]
 
 
 def bound(limit: float, to: torch.dtype) -> float:
