@@ -79,7 +79,7 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
     shape = (num_envs, *(space.shape or ()))
     if value.shape != shape:
         raise ValueError(f"{owner} needs {what} of shape {shape} (num_envs first), but got {tuple(value.shape)}.")
-    if value.dtype != TORCH_DTYPES[str(space.dtype)]:
+    if value.dtype != TORCH_DTYPES[space.dtype.str]:  # type: ignore[union-attr]
         raise TypeError(f"{owner} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
     if value.device != device:
         raise ValueError(f"{owner} needs {what} on device {device}, but got {value.device}.")

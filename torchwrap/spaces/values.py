@@ -19,8 +19,8 @@ Value: TypeAlias = Any
 
 _NAMES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
-TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
-"""The real dtypes with which both NumPy and PyTorch compute, by their names, because Dynamo does not hash dtypes of NumPy."""
+TORCH_DTYPES: dict[str, torch.dtype] = {np.dtype(name).str: getattr(torch, name) for name in _NAMES}
+"""The real dtypes with which both NumPy and PyTorch compute, by NumPy's `dtype.str`: not every Dynamo hashes a dtype."""
 
 
 def children(space: Space[Any]) -> dict[str, Space[Any]] | None:
@@ -76,10 +76,10 @@ def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
-    if str(space.dtype) not in TORCH_DTYPES:
+    if space.dtype.str not in TORCH_DTYPES:
         needed = "A space needs a dtype that PyTorch computes with"
         raise TypeError(f"{needed}, but got {space} of dtype {space.dtype}.")
-    return TORCH_DTYPES[str(space.dtype)]
+    return TORCH_DTYPES[space.dtype.str]
 
 
 def bound(limit: float, to: torch.dtype) -> float:

@@ -136,7 +136,7 @@ class DtypeObservation(ObservationTransform):
         found = [np.dtype(name) for name, torch_dtype in spaces.TORCH_DTYPES.items() if dtype is torch_dtype]
         named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
         with contextlib.suppress(TypeError, ValueError, SyntaxError):
-            found += [np.dtype(dtype)] if named and str(np.dtype(dtype)) in spaces.TORCH_DTYPES else []
+            found += [np.dtype(dtype)] if named and np.dtype(dtype).str in spaces.TORCH_DTYPES else []
         if not found:
             needed = "a dtype of NumPy or PyTorch with which both compute real numbers"
             raise TypeError(f"DtypeObservation needs {needed}, but got {validation.shown(dtype)}.")
