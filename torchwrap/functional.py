@@ -17,7 +17,7 @@ from torchwrap import random, spaces
 from torchwrap._core import rows, validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap._core.repeat import repeat
-from torchwrap._core.rows import RowMask, tensordict
+from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature, Value
@@ -159,7 +159,8 @@ class FunctionalEnv(Env):
         Returns:
             The next state, and the successor.
         """
-        next_state = self._call("transition", key, state, action)
+        # The observation, the reward and the flags are functions of it.
+        next_state = {name: materialize(value) for name, value in self._call("transition", key, state, action).items()}
         reward = self._call("reward", key, state, action, next_state)
         terminated = self._call("terminal", key, next_state)
         observation = self._call("observation", key, next_state)
