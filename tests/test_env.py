@@ -328,3 +328,16 @@ def test_key_that_a_reset_adds_is_refused_instead_of_dropped():
     env = tw.TransformedEnv(ScriptedEnv(2), Adds())
     with pytest.raises(ValueError, match=r"\['goal'\], which no root would hold: make it a part of a Dict observation"):
         env.reset()
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda observation: observation[:, :1]], ids=["dtype", "shape"])
+def test_auto_reset_never_changes_the_dtype_or_shape_of_the_root(change):
+    class Changed(ScriptedEnv):
+        def _reset(self, mask, options=None):
+            td = super()._reset(mask, options)
+            return td if self.np_random_seed is None else td.set("observation", change(td["observation"]))
+
+    env = Changed(2, (3,), episode_lengths=1)
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="index_copy_"):
+        env.step(env.sample_action())

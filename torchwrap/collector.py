@@ -95,7 +95,7 @@ class Collector:
         env = self.env
         td = env.reset() if td is None else td
         self._check_root(td, env._check_ready("a rollout"))
-        vars(env)["_unfinished"] = "collection"  # past the checks of nn.Module
+        vars(env)["_unfinished"] = "collection"  # nn.Module.__setattr__ would take longer
         root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
         storage, root = (self._compiled or self._collect)(root)
         return as_data(storage, self.num_steps, env.signature.num_envs), env._finish(root)

@@ -16,14 +16,18 @@ from torchwrap.transforms.normalize import RunningMeanStd
 def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Merges the running statistics of all processes. Each process then has the statistics of the rows that all have seen.
 
-    Call it once per rollout, on every process of the group, in train() and eval() alike. One float64 all-reduce adds what each
-    process has counted since the last call: four numbers per component of every `RunningMeanStd`. Where a component has its
-    first values, three more agree on its reference. Counts are exact, and sums equal those of one process up to the order of
-    addition. Buffers keep their addresses, so compiled envs and CUDA graphs stay valid. In a single process, the call does
-    nothing.
+    Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
+    `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
+    since the last call: four numbers per component. A call in which a component has its first values takes three all-reduces
+    more, to agree on its reference. Counts are exact, and sums equal those of one process up to the order of addition. A
+    second call without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs stay valid.
+    Without an initialized process group, and in a group of one process, the call does nothing.
 
-    What `load_state_dict` has loaded counts as shared: every process has to load the same. With the statistics in a policy,
-    `DistributedDataParallel` needs `broadcast_buffers=False`, or those of rank 0 replace the others.
+    What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
+    the last call, so a process that restores one goes on as before.
+
+    A policy under `DistributedDataParallel` that contains the statistics
+    needs `broadcast_buffers=False`, or those of rank 0 replace the others.
 
     Args:
         env: an `Env`, or any other module that contains statistics.
@@ -43,8 +47,8 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
         raise TypeError(f"sync_statistics needs an Env or another module, but got {type(env).__name__}.")
     if _world_size(group) == 1:
         return
-    modules = env.named_modules()
-    found = {name: module for name, module in modules if isinstance(module, RunningMeanStd) and module.total.numel()}
+    every = {name: module for name, module in env.named_modules() if isinstance(module, RunningMeanStd)}
+    found = {name: module for name, module in every.items() if module.total.numel()}
     if found:
         _sync(list(found.values()), repr([(name, tuple(module.total.shape)) for name, module in found.items()]), group)
 

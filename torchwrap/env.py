@@ -248,7 +248,7 @@ class Env(BatchedModule):
             td, policies = given, self.signature.policy_state
             state = policy_state.read(self._label, self.signature, td) if policies else {}
         action = td["action"]
-        vars(self)["_unfinished"] = call  # past the checks of nn.Module
+        vars(self)["_unfinished"] = call  # nn.Module.__setattr__ would take longer
         step = self._compiled or self._step_and_reset
         successor, observation = step(action.detach() if action.requires_grad else action, resets)
         root = {"observation": observation}
@@ -262,10 +262,10 @@ class Env(BatchedModule):
         successor = self._step(action)
         done = successor["terminated"] | successor["truncated"]
         successor.set("done", done)
-        observation = successor["observation"]
+        observation = successor["observation"].clone()
         if resets and (mask := RowMask(done, synchronize=self.host_stepped)).any():
-            return successor, mask.where(self._reset(mask)["observation"], observation)
-        return successor, observation.clone()
+            mask.assign_(observation, self._reset(mask)["observation"])
+        return successor, observation
 
     def _carry(self, state: policy_state.State, successor: TensorDict, resets: bool = True) -> policy_state.State:
         """The state of a recurrent policy in the next root. The successor gets it too, before its reset."""

@@ -46,7 +46,7 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
 
     Where something lasts from step to step (frames, delays, clocks, what `PolicyState` declares), the module takes a `state`
     and returns the next one: a dict of tensors `(batch, ...)`. Its entry `is_first`, bool `(batch, 1)`, is set in
-    `initial_state(batch)`; set rows of it to start episodes in them.
+    `initial_state(batch)`; set rows of it to start episodes in them. Rows of a batch do not affect each other.
 
     PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports need torch
     2.11, as `tw.compile` does:
@@ -83,11 +83,12 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
         raise TypeError(f"deploy needs a policy without an env: {POLICY}; but got {policy!r}.")
     if isinstance(without, str | type) or not isinstance(without, Sequence):
         raise TypeError(f"deploy needs a list of names or classes as without, but got {without!r}.")
-    variables = inspect.getclosurevars(policy) if isinstance(policy, FunctionType | MethodType) else None
-    for name, value in {**variables.globals, **variables.nonlocals}.items() if variables else ():
-        if isinstance(value, Tensor):
-            remedy = "make the policy an nn.Module, and the tensor a buffer of it"
-            raise TypeError(f"deploy needs a policy with tensors in modules, but got the tensor {name!r}: {remedy}.")
+    if isinstance(policy, FunctionType | MethodType):
+        variables = inspect.getclosurevars(policy)
+        for name, value in {**variables.globals, **variables.nonlocals}.items():
+            if isinstance(value, Tensor):
+                remedy = "make the policy an nn.Module, and the tensor a buffer of it"
+                raise TypeError(f"deploy needs a policy with tensors in modules, but got the tensor {name!r}: {remedy}.")
     module = DeployedPolicy(env, policy, chain_of(env, without))
     module._check_results()
     return module
@@ -96,12 +97,12 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
 class DeployedPolicy(nn.Module):
     """A policy with the transforms of its env, as one module. `torchwrap.deploy` makes it.
 
-    Gradients do not flow through it. Only one thread at a time may call it, because its transforms hold the state meanwhile.
-    An exported program has no such limit.
+    Gradients do not flow through it. While a module with a state computes, its transforms hold that state, so only one thread
+    at a time may call it. An exported program has no such limit.
 
     Attributes:
-        metadata: what the module takes and returns, for JSON: the spaces with their bounds (None is infinity), the state, the
-            transforms, and what was left out.
+        metadata: what the module is given and returns, as JSON can represent it: the spaces with their bounds (None is
+            infinity), the state, the transforms, and what was left out.
     """
 
     def __init__(self, env: Env, policy: Policy, chain: Chain) -> None:
@@ -136,8 +137,8 @@ class DeployedPolicy(nn.Module):
                 name: {"shape": list(row.shape[1:]), "dtype": str(row.dtype).removeprefix("torch.")}
                 for name, row in self.initial_state(1).items()
             },
-            "transforms": [*chain.shown],
-            "left_out": [*chain.left_out],
+            "transforms": list(chain.shown),
+            "left_out": list(chain.left_out),
         }
 
     def initial_state(self, batch_size: int) -> dict[str, Tensor]:
@@ -163,7 +164,8 @@ class DeployedPolicy(nn.Module):
         """Arguments of `torch.onnx.export`: the names of inputs and outputs. Those of the next state begin with "next."."""
         inputs = [".".join(("observation", *path)) for path, _ in spaces.leaves(self._observation_space)]
         outputs = [".".join(("action", *path)) for path, _ in spaces.leaves(self._action_space)]
-        return {"input_names": [*inputs, *self._state], "output_names": [*outputs, *(f"next.{name}" for name in self._state)]}
+        following = [f"next.{name}" for name in self._state]
+        return {"input_names": [*inputs, *self._state], "output_names": [*outputs, *following]}
 
     def forward(self, observation: Tree, state: State | None = None) -> Tree | tuple[Tree, State]:
         """The action for each row, and with a state also the next one.
@@ -182,7 +184,7 @@ class DeployedPolicy(nn.Module):
         initial = self.initial_state(number)
         if state is None and initial:
             raise TypeError("missing state; start with `module.initial_state(batch_size)`.")
-        state = state or {}
+        state = {} if state is None else state
         needed, got = ({name: (tuple(row.shape), row.dtype) for name, row in rows.items()} for rows in (initial, state))
         if got != needed:
             raise ValueError(f"{OWNER} needs a state with {needed}, but got {got}.")
@@ -201,8 +203,8 @@ class DeployedPolicy(nn.Module):
         return plain, {name: value.detach() for name, value in following.items()}
 
     def _observe(self, raw: Value, number: int, mask: RowMask | None) -> Value:
-        # As an env does: a step of every row, and then a reset of the rows that start an episode. Transforms that do the same
-        # in both come first, once.
+        # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
+        # neither terminated nor been truncated. Transforms that do the same in both come first, once.
         ended = torch.zeros(2, number, 1, dtype=torch.bool, device=rows.leaves(raw)[0].device)
         td = tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
         remaining = list(self._transforms)
@@ -238,14 +240,14 @@ class DeployedPolicy(nn.Module):
     def _holding(self, state: State) -> Iterator[None]:
         """The buffers hold copies of the state, which the transforms write to."""
         # In `_buffers`, because torch.export would take an assignment to the attribute for a change of the module.
-        initial = [(module, key, module.get_buffer(key)) for module, key in self._state.values()]
+        initial = {name: module.get_buffer(key) for name, (module, key) in self._state.items()}
         try:
             for name, (module, key) in self._state.items():
                 module._buffers[key] = state[name].clone()
             yield
         finally:
-            for module, key, row in initial:
-                module._buffers[key] = row
+            for name, (module, key) in self._state.items():
+                module._buffers[key] = initial[name]
 
     def _check_results(self) -> None:
         """Calls the module, to raise at construction for errors that an export would not report."""
@@ -262,9 +264,10 @@ class DeployedPolicy(nn.Module):
         if is_random or written or not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
             self.load_state_dict(before)
             fault = "draws random numbers" if is_random else f"changes {written or 'from call to call'}"
-            remedy = "declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode"
-            needed = f"a deterministic policy and transforms, but got one that {fault}"
-            raise ValueError(f"deploy needs {needed}. Take the mode instead of a sample, {remedy}.")
+            raise ValueError(
+                f"deploy needs a deterministic policy and transforms, but got one that {fault}. Take the mode instead of a "
+                "sample, declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode."
+            )
         action, following = first if self._state else (first, None)
         chosen = _value(self._action_space, action, 2)
         spaces.check("deploy", "a policy whose actions end", self._action_space, chosen, 2, device)

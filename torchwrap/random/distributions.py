@@ -20,6 +20,10 @@ def bits(key: Key, count: int) -> Tensor:
     """Random 32-bit words: int64 in [0, 2**32), shape `(*key_shape, count)`.
 
     The number of words per env is at most 2**26. The first words do not depend on it.
+
+    >>> from torchwrap.random import Stream
+    >>> bits(Stream(2, seed=0).key(), 5).shape
+    torch.Size([2, 5])
     """
     low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
     first = key.tag << _BLOCK_BITS
@@ -69,6 +73,10 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
         count: number of alternatives, 1 to 2**31; an int, or an int64 tensor that broadcasts to the shape of the result. Only
             an int is checked.
         shape: of the numbers of one env.
+
+    >>> from torchwrap.random import Stream
+    >>> integers(Stream(2, seed=0).key(), 1)
+    tensor([0, 0])
     """
     if isinstance(count, int) and not 1 <= count <= 2**31:
         raise ValueError(f"integers needs a count in [1, 2**31], but got {count}.")
@@ -78,7 +86,8 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
 def permutation(key: Key, n: int) -> Tensor:
     """Random permutations of 0 to n - 1, int64, shape `(*key_shape, n)`, for an `n` of 0 to 2**26.
 
-    They are the order of n random words. Ties are broken by index; the bias that results is below n**2 / 2**33.
+    They are the order of n random words. Ties are broken by index, so that every device gives the same order; the bias that
+    results is below n**2 / 2**33.
 
     >>> from torchwrap.random import Stream
     >>> permutation(Stream(2, seed=0).key(), 5)
@@ -98,8 +107,9 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
         key: the coordinates of the indices.
         n: number of alternatives, 1 to 2**31.
         shape: of the indices of one env.
-        p: probabilities, `(n,)` or `(*key_shape, n)`; nonnegative, and summing to 1 up to rounding, which is checked only in
-            eager mode on the CPU. Those below 2**-52 count as 0. Defaults to equal probabilities.
+        p: probabilities, `(n,)` or `(*key_shape, n)`; nonnegative, and summing to 1 up to rounding. Probabilities below 2**-52
+            count as 0, and an index of probability 0 is never drawn. The values are checked only in eager mode on the CPU.
+            Defaults to equal probabilities.
 
     >>> from torchwrap.random import Stream
     >>> choice(Stream(2, seed=0).key(), 3, (4,), torch.tensor([0.3, 0.0, 0.7]))
@@ -120,8 +130,8 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
         wrong = ~((rows >= 0).all(-1) & (abs(rows.sum(-1) - 1) <= error))
         if wrong.any():
             raise ValueError(f"choice needs p nonnegative and summing to 1, but got {rows[wrong][0]}.")
-    # Sums of integers are the same on every device. The total is below 2**53, so its product with a uniform number below 1 is
-    # rounded to less than the total. With `right=True`, the search skips probabilities of 0.
+    # Sums of integers are exact in any order, so every device gives the same result. The total is below 2**53, so its product
+    # with a uniform number below 1 is rounded to less than the total. With `right=True`, the search skips probabilities of 0.
     sums = (p.double() * 2**52).long().cumsum(-1)
     thresholds = (uniform(key, (math.prod(shape),), torch.float64) * sums[..., -1:]).long()
     return torch.searchsorted(sums, thresholds.contiguous(), right=True).reshape((*key.env.shape, *shape))

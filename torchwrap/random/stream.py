@@ -16,7 +16,7 @@ _ENV_BITS = 24  # of the third counter word; the 8 bits above are the number tha
 
 
 class Key(NamedTuple):
-    """The coordinates of random numbers. The same key always gives the same numbers.
+    """The coordinates of random numbers: the same key always gives the same numbers.
 
     All tensors are int64 and of one shape, `key_shape`: `(num_envs,)`, or `()` under `torch.vmap`.
 
@@ -24,6 +24,11 @@ class Key(NamedTuple):
         seed_low, seed_high: lower and upper 32 bits of the seed.
         env, episode, draw: global index of the env, number of its episode, and number of the step within the episode.
         tag: distinguishes the streams of an env, and the functions that draw in one step.
+
+    >>> from torchwrap.random import Stream, uniform
+    >>> key = Stream(2, seed=0).key()
+    >>> bool((uniform(key) == uniform(key)).all()), bool((uniform(key) == uniform(key.fold_in(1))).any())
+    (True, False)
     """
 
     seed_low: Tensor
@@ -48,8 +53,8 @@ class Key(NamedTuple):
 class Stream(BatchedModule):
     """The RNG streams of a batch of envs, one per env, independent of each other and of `num_envs`.
 
-    The env's seed, index, episode and step determine the numbers, so no draw shifts another. An env advances its own streams,
-    and `TransformedEnv` those of its transforms. A transform that draws only reads `key()`.
+    A stream is a clock: the env's seed, index, episode and step determine the numbers, so no draw shifts another. An env
+    advances its own streams, and `TransformedEnv` those of its transforms. A transform that draws only reads `key()`.
 
     Args:
         num_envs: number of streams.
@@ -81,9 +86,10 @@ class Stream(BatchedModule):
 
     def seed(self, seed: int, mask: RowMask) -> None:
         """Sets the streams in the rows of `mask` to before the first episode of `seed`, an int in [0, 2**64)."""
-        values = ((self.seed_low, seed & WORD), (self.seed_high, seed >> 32), (self.episode, -1), (self.draw, 0))
-        for buffer, value in values:
-            mask.fill_(buffer, value)
+        mask.fill_(self.seed_low, seed & WORD)
+        mask.fill_(self.seed_high, seed >> 32)
+        mask.fill_(self.episode, -1)
+        mask.fill_(self.draw, 0)
 
     def next_episode(self, mask: RowMask) -> None:
         """Advances the streams in the rows of `mask` to the start of their next episode."""

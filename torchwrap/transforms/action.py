@@ -28,7 +28,8 @@ class TransformAction(ActionTransform):
             returns new ones of the action space below.
         action_space: the space of a single agent's action. None keeps the space below.
 
-    The function is called with zeros in `setup`, so that one that does not fit the spaces is refused there.
+    Raises:
+        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns actions that do not fit the space.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(-1, 1, (1,))), TransformAction(torch.tanh))
@@ -133,8 +134,8 @@ class ClipAction(ActionTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
-        for name, bound in (("low", box.low), ("high", box.high)):
-            self.register_buffer(name, torch.as_tensor(bound, device=signature.device), persistent=False)
+        self.register_buffer("low", torch.as_tensor(box.low, device=signature.device), persistent=False)
+        self.register_buffer("high", torch.as_tensor(box.high, device=signature.device), persistent=False)
         return signature.replace(single_action_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype))
 
     def action(self, action: Tensor) -> Tensor:

@@ -29,7 +29,10 @@ class PolicyState(Transform):
     Every root holds the state under its name, and `is_init`, which is set where the observation is an initial one. The policy
     reads `td[name]` and sets `td["next", name]`, as TorchRL's recurrent modules do. In rows whose episode ended, the next root
     holds the initial state, `fill`; elsewhere it is what the policy has set. A bare action, `env.step(action)`, does not
-    change it. In a chunk, `data[name][:, 0]` is where truncated backpropagation through time starts.
+    change it. `Collector`, compiled or not, and `evaluate` carry it, and a snapshot holds it.
+
+    In a chunk, `data[name][:, 0]` is where truncated backpropagation through time starts; `data["is_init"]` says where the
+    state starts over.
 
     Args:
         shapes: shape of each state by name, for one env, such as `{"hidden": (64,)}`.
@@ -63,12 +66,13 @@ class PolicyState(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         declared = {name: EnvBuffer(shape, self.dtype, self.fill) for name, shape in self.shapes.items()}
-        if twice := sorted(declared.keys() & signature.policy_state.keys()):
+        twice = sorted(declared.keys() & signature.policy_state.keys())
+        if twice:
             raise ValueError(f"PolicyState needs names that no other PolicyState of the env has, but got {twice}.")
         return signature.replace(policy_state={**signature.policy_state, **declared})
 
 
-# How the state travels: `Env`, `Collector` and compiled graphs call these.
+# How the state travels: `Env` and `Collector` call these.
 
 
 def keys(signature: Signature) -> list[str]:
@@ -92,18 +96,21 @@ def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State
 
 
 def read(owner: str, signature: Signature, td: TensorDict) -> State:
-    """The state after the step, which the policy has set under `next`. Raises a ValueError for one that does not fit."""
-    state = {}
+    """The state after the step, which the policy has set under `next`.
+
+    Raises:
+        ValueError: if the policy has left out a state, or set one of another shape or dtype, in the name of `owner`.
+    """
+    state = {key: td.get(("next", key), None) for key in signature.policy_state}
     for key, row in signature.policy_state.items():
-        value, shape = td.get(("next", key), None), (signature.num_envs, *row.shape)
+        value, shape = state[key], (signature.num_envs, *row.shape)
         if not isinstance(value, Tensor):
             remedy = f'`td["next", "{key}"] = ...` sets it, as PolicyState needs'
             raise ValueError(f'{owner} needs the state of the policy in ("next", "{key}"), but got {value!r}: {remedy}.')
         if value.shape != shape or value.dtype != row.dtype:
             got = validation.described(value)
             raise ValueError(f'{owner} needs ("next", "{key}") of shape {shape} {row.dtype}, but got {got}.')
-        state[key] = value.detach()
-    return state
+    return {key: value.detach() for key, value in state.items()}
 
 
 def following(signature: Signature, state: State, done: Tensor) -> State:

@@ -25,6 +25,9 @@ def atari(preset: AtariPreset) -> Compose:
     | "gymnasium" | gray | 84 x 84 | copies of the initial frame | unchanged |
     | "sb3" | RGB | gray, then 84 x 84 | zeros | its sign |
 
+    Args:
+        preset: whose results to compare with.
+
     Shape: `(height, width, 3)` uint8, or `(height, width)` for "gymnasium", to `(4, 84, 84)` uint8.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Affine maps from one Box to another, by the formula of Gymnasium's `rescale_box`."""
+"""Affine maps from one Box to another."""
 
 from __future__ import annotations
 
@@ -58,17 +58,20 @@ class _Rescale(Transform):
             raise ValueError(
                 f"{name} needs bounds that {box.dtype} can represent and distinguish, but got {self!r} for {box}."
             )
-        for buffer, value in (("gradient", gradient), ("intercept", intercept)):
-            self.register_buffer(buffer, torch.as_tensor(value, device=device), persistent=False)
+        self.register_buffer("gradient", torch.as_tensor(gradient, device=device), persistent=False)
+        self.register_buffer("intercept", torch.as_tensor(intercept, device=device), persistent=False)
         return gymnasium.spaces.Box(lower, upper, box.shape, box.dtype)
 
 
 class RescaleObservation(_Rescale, ObservationTransform):
     """Maps observations affinely from the bounds of their space to [min_obs, max_obs], without clipping.
 
+    The formula is that of Gymnasium's `rescale_box`.
+
     Args:
-        min_obs, max_obs: the new bounds, numbers or arrays that broadcast to the shape of the observation. They must be
-            infinite exactly where the old bounds are.
+        min_obs: the new lower bound, a number or an array that broadcasts to the shape of the observation. It must be infinite
+            exactly where the old bound is.
+        max_obs: the new upper bound, likewise.
 
     Shape: a Box of floats to a Box of the same shape and dtype. For integers, such as images, put `DtypeObservation` below.
 
@@ -85,7 +88,8 @@ class RescaleObservation(_Rescale, ObservationTransform):
     def __init__(self, min_obs: float | Any, max_obs: float | Any) -> None:
         super().__init__()
         self._set_bounds("min_obs < max_obs", min_obs, max_obs)
-        self.min_obs, self.max_obs = min_obs, max_obs
+        self.min_obs = min_obs
+        self.max_obs = max_obs
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleObservation", "observation", signature.single_observation_space, of="floats")
@@ -98,8 +102,11 @@ class RescaleObservation(_Rescale, ObservationTransform):
 class RescaleAction(_Rescale, ActionTransform):
     """Maps actions affinely from [min_action, max_action] to the bounds of the action space below, without clipping.
 
+    The formula is that of Gymnasium's `rescale_box`.
+
     Args:
-        min_action, max_action: the agent's bounds, numbers or arrays that broadcast to the shape of the action.
+        min_action: the agent's lower bound, a number or an array that broadcasts to the shape of the action.
+        max_action: the agent's upper bound, likewise.
 
     Shape: a Box of floats with finite bounds; the space above has the same shape and dtype.
 
@@ -116,7 +123,8 @@ class RescaleAction(_Rescale, ActionTransform):
     def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
         super().__init__()
         self._set_bounds("finite min_action < max_action", min_action, max_action, finite=True)
-        self.min_action, self.max_action = min_action, max_action
+        self.min_action = min_action
+        self.max_action = max_action
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")
