@@ -89,8 +89,9 @@ def is_host_readable(tensor: Tensor) -> bool:
 def materialize(tensor: Tensor) -> Tensor:
     """Stores an intermediate result of a compiled graph, instead of computing it again in every consumer.
 
-    For statistics that all rows share: a division and a root look cheap to Inductor, which would repeat them in every row. It
-    stores the input of a view by strides. In eager mode nothing happens.
+    For what several results are computed from, such as statistics that all rows share, or the next state: a division and a
+    root look cheap to Inductor, which would repeat them in each result and each row. It stores the input of a view by strides.
+    In eager mode nothing is stored or copied.
     """
     return tensor if is_host_readable(tensor) else tensor.as_strided(tensor.shape, tensor.stride())
 

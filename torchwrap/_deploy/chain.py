@@ -109,8 +109,7 @@ def _frozen_copy(part: Transform, without: Sequence[str | type]) -> Transform:
     for compose in [module for module in transform.modules() if isinstance(module, Compose)]:
         for position, inner in enumerate(compose):
             if not isinstance(inner, Compose):
-                compose.transforms[position] = Transform() if _is_in(inner, without) else inner._frozen()
-                compose.add_module(str(position), compose.transforms[position])
+                compose.add_module(str(position), Transform() if _is_in(inner, without) else inner._frozen())
     return transform._frozen().eval().requires_grad_(False)
 
 

@@ -42,7 +42,8 @@ def make_atari(id: str, num_envs: int, preset: AtariPreset = "cleanrl", **kwargs
 
     Args:
         id: of the game, "ALE/Pong-v5" or "PongNoFrameskip-v4".
-        num_envs, preset: number of games, and whose results to compare with.
+        num_envs: number of games.
+        preset: whose results to compare with.
         kwargs: arguments of `torchwrap.make`, such as `first_index` and `vectorization_mode`, of `AtariGame`, and of
             `ale_py.AtariEnv`, such as `repeat_action_probability` and `full_action_space`.
 

@@ -23,7 +23,7 @@ from torchwrap.transforms.episode import RecordEpisodeStatistics
 def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None = None) -> RslRlVecEnv:
     """Wraps an env for the runners of rsl_rl: `OnPolicyRunner(to_rsl_rl(env), train_cfg)`.
 
-    The env is reset here, because the runner does not reset it.
+    The env is reset here, because the runner does not reset it. Tensors are passed on without copies.
 
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation acted in. With
     "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`, it is the value of the final observation.

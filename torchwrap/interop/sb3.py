@@ -29,9 +29,10 @@ def to_sb3(env: Env) -> SB3VecEnv:
     """Makes a torchwrap env a Stable-Baselines3 `VecEnv`, for its algorithms, `VecEnv` wrappers and `evaluate_policy`.
 
     `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict` space), rewards `(num_envs,)`
-    float32, dones `(num_envs,)` bool, and infos. No later step changes them. Live envs share one empty info. That of a
-    finished env holds `terminal_observation`, `TimeLimit.truncated`, the env's own info, and, if the env has
-    `RecordEpisodeStatistics`, `episode` with `r`, `l` and `t`; `Monitor` and `VecMonitor` are then not needed.
+    float32, dones `(num_envs,)` bool, and infos. On the CPU they share memory with tensors that no later step changes; from
+    another device they are copied. Actions are copied. Live envs share one empty info. That of a finished env holds
+    `terminal_observation`, `TimeLimit.truncated`, the env's own info, and, if the env has `RecordEpisodeStatistics`,
+    `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are then not needed.
 
     `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means `env.reset(seed)`. `get_attr` and
     `env_method` read and call the whole batch once, and return the result for each index.

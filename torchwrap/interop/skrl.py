@@ -25,7 +25,7 @@ def to_skrl(env: Env) -> SkrlEnv:
 
     Observations are `(num_envs, D)`: float32 for a `Box`, members of a `Dict` in alphabetical order, as skrl's models expect
     them. Actions are `(num_envs, A)`; Discrete ones `(num_envs, 1)`. Rewards are `(num_envs, 1)` float32, `terminated` and
-    `truncated` `(num_envs, 1)` bool.
+    `truncated` `(num_envs, 1)` bool. All tensors stay on the env's device, are not copied, and are the caller's.
 
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see `true_successors`), and the env's own
     info. If the env has `RecordEpisodeStatistics`, "episode" holds the mean "return" and "length" of the episodes that ended

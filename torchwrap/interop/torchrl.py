@@ -45,7 +45,7 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
         env: any env, compiled or not. The result owns it from now on.
 
     Returns:
-        The `EnvBase`, of batch size `(num_envs,)`. `env` is its `.env`.
+        The `EnvBase`, of batch size `(num_envs,)`. Its tensors are those of `env`: nothing is copied. `env` is its `.env`.
 
     Raises:
         TypeError: if `env` is no torchwrap env.
@@ -179,7 +179,7 @@ def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
 
 
 class TorchRLEnv(Env):
-    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`. It has no snapshots."""
+    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`. Observations and extra keys are copies. It has no snapshots."""
 
     can_snapshot = False
     host_stepped = True

@@ -115,7 +115,8 @@ def _check_step_results(make: MakeEnv) -> None:
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
     env, other = make(), make()
-    actions, _ = _sample_actions(env), _sample_actions(other)
+    actions = _sample_actions(env)
+    _sample_actions(other)
     results, copies = [], []
     for (transition, td), (erased, erased_td) in zip(_run(env, actions), _run(other, actions), strict=True):
         _require_equal(transition["next"], erased["next"], "outputs: changing them in place must not change the env")
@@ -147,7 +148,8 @@ def _check_sharding(make: MakeEnv) -> None:
 
 def _check_partial_reset(make: MakeEnv) -> None:
     env, other = make().eval(), make().eval()
-    actions, _ = _sample_actions(env), _sample_actions(other)
+    actions = _sample_actions(env)
+    _sample_actions(other)
     before, after = actions[: len(actions) // 4], actions[len(actions) // 4 :]
     list(_run(env, before))
     *_, (_, other_td) = _run(other, before)
@@ -182,7 +184,8 @@ def _check_compile(make: MakeEnv) -> None:
     env, compiled_env = make(), make()
     if env.host_stepped:
         return
-    actions, _ = _sample_actions(env), _sample_actions(compiled_env)
+    actions = _sample_actions(env)
+    _sample_actions(compiled_env)
     try:
         compile(compiled_env, backend="aot_eager")
     except ValueError as error:

@@ -82,11 +82,14 @@ class ScriptedEnv(Env):
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
         endings = _ENDINGS if ending == "in turn" else [ending]
         turns = range(math.lcm(len(lengths), len(endings)))
-        terminates, truncates = ([endings[turn % len(endings)] != other for turn in turns] for other in _ENDINGS[1::-1])
-        self.register_buffer("lengths", torch.tensor([lengths[turn % len(lengths)] for turn in turns], device=device), False)
-        self.register_buffer("terminates", torch.tensor(terminates, device=device), False)
-        self.register_buffer("truncates", torch.tensor(truncates, device=device), False)
-        self.register_buffer("following", torch.tensor(turns, device=device).roll(-1), False)
+        by_turn = {
+            "lengths": [lengths[turn % len(lengths)] for turn in turns],
+            "terminates": [endings[turn % len(endings)] != "truncated" for turn in turns],
+            "truncates": [endings[turn % len(endings)] != "terminated" for turn in turns],
+            "following": [(turn + 1) % len(turns) for turn in turns],
+        }
+        for name, values in by_turn.items():
+            self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
         self.leaves = nn.ModuleList(_Leaf(leaf, device) for _, leaf in spaces.leaves(observation_space))
 
     def _step(self, action: spaces.Value) -> TensorDict:

@@ -42,16 +42,18 @@ class Compose(Transform):
                     got, remedy = f"the class {transform.__name__}", f": `{construction(transform)}` makes an instance"
                 raise TypeError(f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}.")
             self.add_module(str(position), transform)
-        self.transforms: list[Transform] = list(self._modules.values())  # type: ignore[arg-type]
-        """The transforms, innermost first."""
-        self._of_actions = [part for part in reversed(self.transforms) if type(part).action is not Transform.action]
         parts = list(self.flat())
         for position, part in enumerate(parts):
             if any(part is other for other in parts[:position]):
                 raise ValueError(f"Compose needs each transform once, but got {part!r} twice: each has state of its own.")
 
+    @property
+    def transforms(self) -> list[Transform]:
+        """The transforms, innermost first."""
+        return list(self._modules.values())  # type: ignore[arg-type]
+
     def __len__(self) -> int:
-        return len(self.transforms)
+        return len(self._modules)
 
     def __iter__(self) -> Iterator[Transform]:
         return iter(self.transforms)
@@ -76,8 +78,9 @@ class Compose(Transform):
         return signature
 
     def action(self, action: Value) -> Value:
-        for transform in self._of_actions:
-            action = transform.action(action)
+        for transform in reversed(self.transforms):
+            if type(transform).action is not Transform.action:  # most leave actions as they are
+                action = transform.action(action)
         return action
 
     def step(self, td: TensorDict) -> TensorDict:

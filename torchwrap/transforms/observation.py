@@ -28,7 +28,8 @@ class TransformObservation(ObservationTransform):
         func: takes observations `(num_envs, *shape)` (a TensorDict for `Dict` and `Tuple` spaces) and returns new ones.
         observation_space: the space of a single env's new observation. None keeps the space below.
 
-    The function is called with zeros in `setup`, so that one that does not fit the spaces is refused there.
+    Raises:
+        TypeError, ValueError: from `setup`, if `func` fails on zeros or returns what does not fit the space.
 
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(2,)), TransformObservation(lambda obs: obs / 2))
@@ -56,7 +57,7 @@ class ClipObservation(ObservationTransform):
     """Clips every component of the observation, as Stable-Baselines3's `VecNormalize` does at -10 and 10.
 
     Args:
-        min_obs, max_obs: the bounds. The dtype of the space has a value between them.
+        min_obs, max_obs: the bounds.
 
     Shape: a Box of numbers; the new one has the same shape and dtype, and clipped bounds.
 
