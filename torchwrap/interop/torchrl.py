@@ -179,7 +179,10 @@ def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
 
 
 class TorchRLEnv(Env):
-    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`. Observations and extra keys are copies. It has no snapshots."""
+    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`.
+
+    Observations and extra keys are copies. It has no snapshots.
+    """
 
     can_snapshot = False
     host_stepped = True
