@@ -15,7 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import torchwrap as tw
-from torchwrap.random import stream
+from torchwrap import random as torchwrap_random
 
 # Tests with "gymnasiums" in their names, and those of differences, compare with its wrappers as they are since 1.4.
 COMPARES = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup(item):
     """Envs that are given no seed draw the same one in every run of a test, so that it passes each time or never."""
     seed = f"{item.nodeid} {item.config.getoption('--first-seed')}"
-    stream.secrets = SimpleNamespace(randbits=random.Random(seed).getrandbits)
+    torchwrap_random.secrets = SimpleNamespace(randbits=random.Random(seed).getrandbits)
 
 
 @pytest.fixture

@@ -31,9 +31,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchwrap import functional
+from torchwrap import functional, random
 from torchwrap._core import rows
-from torchwrap.random import generator
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("torchwrap", "examples", "tests"))
@@ -184,10 +183,7 @@ def prepare():
     FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
     functional._storages = lambda tensors: {leaf.data_ptr() for leaf in tensors}
     # Ten rounds of the generator are the same few operators again and again.
-    for module in [module for name, module in sys.modules.items() if name.startswith("torchwrap")]:
-        if getattr(module, "philox", None) is generator.philox and module is not generator:
-            module.philox = _philox
-    generator.philox = _philox
+    random.philox = _philox
 
 
 def _philox(key, counter):

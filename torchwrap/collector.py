@@ -12,7 +12,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import validation
+from torchwrap._core import rows, validation
 from torchwrap._core.policy import modules_of
 from torchwrap._core.rows import tensordict
 from torchwrap.env import Env, Step
@@ -278,11 +278,9 @@ def _check(owner: str, env: Any, policy: Any) -> None:
 
 
 def _equal(first: Value, second: Value) -> bool:
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
-    if isinstance(first, Tensor) or isinstance(second, Tensor) or set(first.keys()) != set(second.keys()):
-        return False
-    return all(_equal(value, second[key]) for key, value in first.items())
+    pairs = zip(rows.leaves(first), rows.leaves(second), strict=False)
+    same = rows.flatten(first, []) == rows.flatten(second, [])
+    return same and all(one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True) for one, other in pairs)
 
 
 def _is_key(key: Any) -> bool:

@@ -273,9 +273,9 @@ class FunctionalEnv(Env):
             return successor.set("state", tensordict(current, self.num_envs))
 
         successor = repeat(step, action.clone(), self.action_repeat)
-        last: Value = successor.pop("state")
+        last = successor.pop("state")
         successor.set("done", successor["terminated"] | successor["truncated"])
-        return successor, {name: last[name] for name in self.fields}
+        return successor, {name: spaces.at(last, (name,)) for name in self.fields}
 
     def _read_clock(self) -> Tensor:
         return -(-self.stream.draw // self.action_repeat)

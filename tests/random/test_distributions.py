@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from torchwrap import RowMask, random
-from torchwrap.random import Key, Stream, distributions
+from torchwrap import random as distributions
+from torchwrap.random import Key, Stream
 
 WORD = 0xFFFFFFFF
 P = [0.1, 0.2, 0.0, 0.3, 0.4]

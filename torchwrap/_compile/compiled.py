@@ -162,9 +162,7 @@ class CompiledCollector:
 def _outside(space: Space[Any], action: Value) -> Tensor:
     # Whether an action is out of bounds. Numbers of a Box are not checked in eager mode either.
     parts = [
-        spaces.outside(leaf, action[path] if path else action).any()
-        for path, leaf in spaces.leaves(space)
-        if not isinstance(leaf, Box)
+        spaces.outside(leaf, spaces.at(action, path)).any() for path, leaf in spaces.leaves(space) if not isinstance(leaf, Box)
     ]
     return torch.stack(parts).any()
 

@@ -298,12 +298,13 @@ def _value(space: Space[Any], tree: Tree, number: int) -> Value:
     """A tree with TensorDicts in place of dicts, in the order of the space."""
     children = spaces.children(space)
     if children is None or not isinstance(tree, Mapping | TensorDictBase):
-        return tree
+        return tree  # type: ignore[return-value]
     parts = {key: _value(child, tree[key], number) for key, child in children.items() if key in tree.keys()}
     return tensordict(parts, number)
 
 
 def _plain(space: Space[Any], value: Value) -> Tree:
     """A value with dicts in place of TensorDicts, which need no library, in the order of the space."""
-    children = spaces.children(space)
-    return value.detach() if children is None else {key: _plain(child, value[key]) for key, child in children.items()}
+    if isinstance(value, Tensor):
+        return value.detach()
+    return {key: _plain(child, spaces.at(value, (key,))) for key, child in (spaces.children(space) or {}).items()}

@@ -71,10 +71,3 @@ def numbers(
         known = f"It contains {sorted(info)}."
         raise ValueError(f"{owner} needs info_keys that the info contains, but got {unknown}. {known}")
     return {"reward": reward, "terminated": terminated, "truncated": truncated, **{name: info[name] for name in info_keys}}
-
-
-def at(value: Any, path: tuple[str, ...]) -> Any:
-    """The part of a nested value at the path of a leaf space."""
-    for name in path:
-        value = value[int(name) if isinstance(value, tuple | list) else name]
-    return value

@@ -366,7 +366,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _to_tensors(self, actions: Any) -> spaces.Value:
         for path, space in spaces.leaves(self.single_action_space):
             try:
-                part = _checks.at(actions, path)
+                part = spaces.at(actions, path)
                 dtype = np.asarray(part).dtype
             except (IndexError, KeyError, TypeError, ValueError):
                 raise ValueError(f"{self}.step needs actions of {self.action_space}, but got {actions!r}.") from None

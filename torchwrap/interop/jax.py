@@ -240,7 +240,7 @@ class JaxEnv(Env):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.stream.next_draw()
-        leaves = [_to_jax(action[path] if path else action) for path, _ in spaces.leaves(self.single_action_space)]
+        leaves = [_to_jax(spaces.at(action, path)) for path, _ in spaces.leaves(self.single_action_space)]
         # Not before everything is computed may the caller change the action, which JAX reads in place.
         results = jax.block_until_ready(self.functions.step(_to_jax(self.packed_state), leaves))
         self.packed_state, observation, (reward, terminated, truncated), info = jax.tree.map(from_dlpack, results)
@@ -342,7 +342,7 @@ class JaxFunctions:
         return _pack(state), self._observations(observation), columns[:3], columns[3:]
 
     def _observations(self, observation: Any) -> list[jax.Array]:
-        return [_checks.at(observation, path).astype(_dtype(leaf)) for path, leaf in spaces.leaves(self.observation_space)]
+        return [spaces.at(observation, path).astype(_dtype(leaf)) for path, leaf in spaces.leaves(self.observation_space)]
 
     def _unpack(self, packed: jax.Array) -> Any:
         parts = jnp.split(packed, np.cumsum(self._sizes)[:-1], 1)
@@ -351,7 +351,7 @@ class JaxFunctions:
 
     def _check_observation(self, name: str, observation: Any, num_rows: int) -> None:
         try:
-            found = [(_checks.at(observation, path), leaf) for path, leaf in spaces.leaves(self.observation_space)]
+            found = [(spaces.at(observation, path), leaf) for path, leaf in spaces.leaves(self.observation_space)]
             fits = len(jax.tree.leaves(observation)) == len(found) and all(
                 value.shape == (num_rows, *(leaf.shape or ())) and jnp.can_cast(value.dtype, _dtype(leaf), "same_kind")
                 for value, leaf in found

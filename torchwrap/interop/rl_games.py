@@ -134,7 +134,7 @@ class RlGamesVecEnv(IVecEnv):
             self.env.load_state_dict(env_state)
 
     def _parts(self, observation: spaces.Value) -> Tensor | dict[str, Tensor]:
-        return {name: observation[name] for name in ("obs", "states")} if self._has_states else observation
+        return {name: spaces.at(observation, (name,)) for name in ("obs", "states")} if self._has_states else observation
 
 
 def _check_observation(space: Space[Any]) -> None:

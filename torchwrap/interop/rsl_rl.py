@@ -65,9 +65,9 @@ class RslRlVecEnv(VecEnv):
             raise TypeError(f"to_rsl_rl needs cfg as a dict, but got {type(cfg).__name__}.")
         self.cfg = {} if cfg is None else cfg
         observations, actions = env.single_observation_space, env.single_action_space
-        self._grouped = isinstance(observations, Dict)
+        grouped = isinstance(observations, Dict)
         flatten = ": put transforms.FlattenObservation on the env"
-        cast = "TransformObservation" if self._grouped else 'DtypeObservation("float32")'
+        cast = "TransformObservation" if grouped else 'DtypeObservation("float32")'
         for space in observations.spaces.values() if isinstance(observations, Dict) else [observations]:
             _check_space("observations", space, flatten, f": put transforms.{cast} on it")
         _check_space("actions", actions)
@@ -114,7 +114,7 @@ class RslRlVecEnv(VecEnv):
         return self._observations, successor["reward"].squeeze(-1), done.long(), extras
 
     def _groups(self, observation: spaces.Value) -> TensorDict:
-        groups = dict(observation.items()) if self._grouped else {"policy": observation}
+        groups = {"policy": observation} if isinstance(observation, Tensor) else dict(observation.items())
         return TensorDict(groups, [self.num_envs])
 
 

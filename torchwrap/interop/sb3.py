@@ -135,7 +135,7 @@ class SB3VecEnv(VecEnv):
         return self.env.get_wrapper_attr(name) if isinstance(self.env, Wrapper) else getattr(self.env, name)
 
 
-def _arrays(value: spaces.Value) -> Any:
+def _arrays(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.numpy(force=True)
     return {key: _arrays(part) for key, part in value.items()}

@@ -155,7 +155,7 @@ def _flatten(space: Space[Any], value: spaces.Value, num_envs: int) -> Tensor:
         flat: Tensor = value.reshape(num_envs, -1)
         return flat.float() if isinstance(space, Box) else flat
     keys = sorted(parts) if isinstance(space, Dict) else parts
-    return torch.cat([_flatten(parts[key], value[key], num_envs) for key in keys], -1)
+    return torch.cat([_flatten(parts[key], spaces.at(value, (key,)), num_envs) for key in keys], -1)
 
 
 def _check_spaces(observation_space: Space[Any], action_space: Space[Any]) -> None:

@@ -199,7 +199,7 @@ class TensorEnv(Env):
             self._unchecked.remove(function)
 
         def leaf(path: tuple[str, ...], space: Space[Any]) -> Tensor:
-            return _checks.at(value, path).to(self.device, spaces.dtype(space), copy=copy)
+            return spaces.at(value, path).to(self.device, spaces.dtype(space), copy=copy)
 
         return spaces.build(self.single_observation_space, leaf, self.num_envs)
 
@@ -209,7 +209,7 @@ class TensorEnv(Env):
     def _check_observation(self, function: str, value: Any) -> None:
         for path, space in spaces.leaves(self.single_observation_space):
             try:
-                found = _checks.at(value, path)
+                found = spaces.at(value, path)
             except (IndexError, KeyError, TypeError, ValueError):
                 found = None
             shape, what = (self.num_envs, *(space.shape or ())), "".join([f"[{key!r}]" for key in path])

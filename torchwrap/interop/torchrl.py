@@ -66,7 +66,7 @@ class TorchRLEnvBase(EnvBase):
         super().__init__(device=env.device, batch_size=[env.num_envs])
         self.env = env
         self._next_seed: int | None = None
-        extras = {key: spec_like(value) for key, value in _extra_values(env).items()}
+        extras = {key: spec_like(value) for key, value in _extra_values(env).items()}  # type: ignore[arg-type]
         self._extra_keys = list(extras)
         batch: dict[str, Any] = {"shape": self.batch_size, "device": self.device}
         column: dict[str, Any] = {"shape": (env.num_envs, 1), "device": self.device}
@@ -231,7 +231,7 @@ class TorchRLEnv(Env):
         value = td["observation"] if self._has_observation else td
 
         def leaf(path: tuple[str, ...], space: Space[Any]) -> Tensor:
-            return (value[path] if path else value).to(spaces.dtype(space))
+            return spaces.at(value, path).to(spaces.dtype(space))
 
         return spaces.build(self.single_observation_space, leaf, self.num_envs)
 

@@ -51,7 +51,7 @@ class PassiveEnvChecker(Transform):
 
 def _check(what: str, space: Space[Any], value: Value, mask: RowMask | None = None) -> None:
     for path, leaf in spaces.leaves(space):
-        part = value[path] if path else value
+        part = spaces.at(value, path)
         wrong = spaces.outside(leaf, part) | ~part.isfinite()
         if mask is not None:
             wrong = wrong & mask.like(wrong)

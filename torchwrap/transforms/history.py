@@ -106,10 +106,7 @@ class FrameStackObservation(_History):
             zero = spaces.zeros(leaf, 1, signature.device)[0]
             padding: Tensor | None = zero
             if not isinstance(padding_type, str):
-                part = padding_type
-                for key in path:
-                    part = part[int(key)] if isinstance(part, tuple | list) else part[key]
-                padding = torch.tensor(np.asarray(part, leaf.dtype), device=zero.device)
+                padding = torch.tensor(np.asarray(spaces.at(padding_type, path), leaf.dtype), device=zero.device)
             elif padding_type == "reset":
                 padding = None
             return _Frames(zero, padding, self.stack_size, signature.num_envs)

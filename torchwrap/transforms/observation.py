@@ -208,8 +208,8 @@ class FilterObservation(ObservationTransform):
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Value) -> Value:
-        parts = {key: observation[source] for key, source in self.source_of.items()}
-        return TensorDict(parts, batch_size=observation.batch_size)
+        parts = {key: spaces.at(observation, (source,)) for key, source in self.source_of.items()}
+        return TensorDict(parts, batch_size=observation.batch_size)  # type: ignore[union-attr]
 
 
 class ReshapeObservation(ObservationTransform):
