@@ -62,7 +62,7 @@ def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
     kept = np.where(np.isfinite(rows), rows, np.nan).astype(np.float64)
     for found, mean, var in results:
         assert_same(found, results[0][0])
-        assert found["count"] == len(rows) and found["skipped"].tolist() == np.isnan(kept).sum(0).tolist()
+        assert found["count"].tolist() == np.isfinite(kept).sum(0).tolist()
         tolerance = 0 if kind == "integers" else 1e-7  # differences from the reference are rounded to float32
         np.testing.assert_allclose(mean, np.nanmean(kept, 0), rtol=1e-12, atol=tolerance)
         np.testing.assert_allclose(var, np.nanvar(kept, 0), rtol=1e-12 + tolerance)
@@ -111,7 +111,7 @@ def sync_an_env(rank, group, backend):
 def test_statistics_of_an_env(processes, backend):
     results = processes.run(2, sync_an_env, backend)
     assert_same(results[1], results[0])
-    counts = [value.item() for key, value in results[0].items() if key.endswith("count")]
+    counts = [value.unique().item() for key, value in results[0].items() if key.endswith("count")]
     assert counts == [2 * 3 * 13, 2 * 3 * 12]  # initial observations and 12 steps; rewards
 
 
@@ -135,9 +135,9 @@ def load_and_sync(rank, group, loaded, restored):
 
 def test_loaded_statistics_count_once_and_a_snapshot_remembers_what_was_shared(processes):
     for found in processes.run(4, load_and_sync, True, False):
-        assert found["count"] == 4 * 3 + 2  # what rank 0 had
+        assert (found["count"] == 4 * 3 + 2).all()  # what rank 0 had
     for found in processes.run(4, load_and_sync, False, True):
-        assert found["count"] == 4 * 3 + 2 + 3 + 4 + 5
+        assert (found["count"] == 4 * 3 + 2 + 3 + 4 + 5).all()
 
 
 def load_different(rank, group, kind):
@@ -251,7 +251,7 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     metrics, *others = processes.run(4, train, tmp_path)
     assert (metrics["processes"], metrics["num_envs"], metrics["env_steps"], others) == (4, 12, 384, [{}] * 3)
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert checkpoint["env"]["transforms.2.statistics.count"] > 12 * 33  # of all ranks
+    assert (checkpoint["env"]["transforms.2.statistics.count"] > 12 * 33).all()  # of all ranks
     first, second, *_ = checkpoint["processes"]
     assert len(first["snapshot"]["observation"]) == len(second["snapshot"]["observation"]) == 3
     assert not torch.equal(first["rng"][0], second["rng"][0])

@@ -34,7 +34,7 @@ def test_statistics_survive_the_whole_life(tmp_path):
     # Each observation counts once, on whichever rank: of each step, and the initial one of each episode.
     steps = NUM_STEPS * ITERATIONS
     observations, rewards = statistics(env).values()
-    assert observations.count == NUM_ENVS * (steps + 1 + steps // LIMIT) and rewards.count == NUM_ENVS * steps
+    assert (observations.count == NUM_ENVS * (steps + 1 + steps // LIMIT)).all() and rewards.count == NUM_ENVS * steps
     for part in checkpoint["processes"]:
         for name, module in statistics(env).items():
             for key, value in module.state_dict().items():

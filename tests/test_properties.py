@@ -210,4 +210,4 @@ def test_running_mean_std_in_any_batching_masks_and_order_equals_numpy(seed, siz
                 statistics.update(torch.from_numpy(rows[part]), torch.from_numpy(mask[part]))
         np.testing.assert_allclose(statistics.mean, counted.mean(0), rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(statistics.var, counted.var(0), rtol=1e-9, atol=1e-14)
-        assert statistics.count.item() == len(counted)
+        assert (statistics.count == len(counted)).all()

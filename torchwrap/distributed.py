@@ -18,7 +18,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
     Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
     `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
-    since the last call: four numbers per component. A call in which a component has its first values takes three all-reduces
+    since the last call: three numbers per component. A call in which a component has its first values takes three all-reduces
     more, to agree on its reference. Counts are exact, and sums equal those of one process up to the order of addition. A
     second call without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs stay valid.
     Without an initialized process group, and in a group of one process, the call does nothing.
@@ -62,7 +62,7 @@ def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup |
         torch.cat([part.to(device) for part in parts], -1)
         for parts in zip(*((m.synced, m.sums(), m.reference.flatten().double()) for m in modules), strict=True)
     )
-    has_value, agreed = (total[3] > total[2] for total in (sums, synced))
+    has_value, agreed = sums[2] > 0, synced[2] > 0
     pieces = _pieces(torch.stack([*synced, torch.where(agreed, reference, 0)]), layout)
 
     reduced = _reduce("sync_statistics", torch.cat([(sums - synced).flatten(), pieces, pieces * pieces]), group)
@@ -75,7 +75,7 @@ def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup |
             f"sync_statistics needs what the {world_size} processes share to be the same on each, but they have loaded "
             "different statistics: load one state_dict on every process, or on none."
         )
-    if (~agreed & (added[3] > added[2])).any():
+    if (~agreed & (added[2] > 0)).any():
         # The components that have their first values take the reference of the lowest rank that has one.
         owner = torch.where(has_value, rank, world_size).double()
         owner = _reduce("sync_statistics", owner, group, dist.ReduceOp.MIN)
@@ -90,9 +90,8 @@ def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup |
 
 def _recentered(sums: Tensor, shift: Tensor) -> Tensor:
     """Sums of differences from a reference that is lower by `shift`."""
-    total, squares, skipped, count = sums
-    number = count - skipped
-    return torch.stack([total + number * shift, squares + 2 * shift * total + number * shift * shift, skipped, count])
+    total, squares, count = sums
+    return torch.stack([total + count * shift, squares + 2 * shift * total + count * shift * shift, count])
 
 
 def _pieces(values: Tensor, layout: str) -> Tensor:

@@ -25,8 +25,8 @@ Path = tuple[str, ...]
 class RunningMeanStd(BatchedModule):
     """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
 
-    NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of rows,
-    and `skipped` how many values of them were left out, per component.
+    NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of values
+    that have counted, per component.
 
     The module keeps sums of differences from a reference row, in float64, and int64 counts. There is no pseudo-count prior:
     before its first value, the mean of a component is 0 and the variance 1.
@@ -46,15 +46,14 @@ class RunningMeanStd(BatchedModule):
     >>> statistics.update(torch.tensor([[1.0], [3.0], [torch.nan]]))
     >>> statistics.mean, statistics.var
     (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
-    >>> statistics.count, statistics.skipped
-    (tensor([3]), tensor([1]))
+    >>> statistics.count
+    tensor([2])
     """
 
     reference: Tensor
     total: Tensor
     squares: Tensor
     count: Tensor
-    skipped: Tensor
     synced: Tensor
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -69,8 +68,7 @@ class RunningMeanStd(BatchedModule):
         self.register_buffer("reference", torch.zeros(shape, dtype=dtype, device=device))
         self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64, device=device))
-        self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
-        self.register_buffer("skipped", torch.zeros(shape, dtype=torch.int64, device=device))
+        self.register_buffer("count", torch.zeros(shape, dtype=torch.int64, device=device))
         # The sums that all processes of a group had after their last sync, or loaded; see `torchwrap.sync_statistics`.
         self.register_buffer("synced", torch.zeros_like(self.sums()), persistent=False)
 
@@ -89,7 +87,7 @@ class RunningMeanStd(BatchedModule):
         if len(rows) == 0:
             return
         # The reference of a component is the first row that is counted.
-        first, unseen = rows[0], torch.eq(self.count, self.skipped)
+        first, unseen = rows[0], self.count == 0
         if mask is not None:
             index = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1).amin(0, keepdim=True)
             first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
@@ -98,15 +96,12 @@ class RunningMeanStd(BatchedModule):
         differences = rows - reference
         # Of float64, what is too large to be squared is left out as well.
         counts = differences.abs() < (1e150 if differences.dtype == torch.float64 else math.inf)
-        number: Tensor | int = len(rows)
         if mask is not None:
             counts &= mask.view(-1, *(1,) * (rows.dim() - 1))
-            number = mask.sum()
         kept = torch.where(counts, differences, 0).double()
         self.total.add_(kept.sum(0))
         self.squares.add_(kept.square_().sum(0))
-        self.count.add_(number)
-        self.skipped.add_(number - counts.sum(0, dtype=torch.int32))
+        self.count.add_(counts.sum(0, dtype=torch.int32))
 
     def normalize(self, rows: Tensor, epsilon: float) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
@@ -127,16 +122,14 @@ class RunningMeanStd(BatchedModule):
         return FrozenMeanStd(self.reference.clone(), mean.to(self.reference.dtype), scale.to(self.reference.dtype))
 
     def sums(self) -> Tensor:
-        """All that is added up: totals, squares, skipped values and rows, float64, `(4, size)`."""
-        parts = (self.total, self.squares, self.skipped, self.count.expand(self.total.numel()))
-        return torch.stack([part.flatten().double() for part in parts])
+        """All that is added up: totals, squares and counts, float64, `(3, size)`."""
+        return torch.stack([part.flatten().double() for part in (self.total, self.squares, self.count)])
 
     def set_sums(self, sums: Tensor, reference: Tensor) -> None:
         """Writes sums of differences from a reference `(size,)`, which all processes share from now on."""
-        buffers = (self.reference, self.total, self.squares, self.skipped)
-        for buffer, value in zip(buffers, (reference, *sums[:3]), strict=True):
+        buffers = (self.reference, self.total, self.squares, self.count)
+        for buffer, value in zip(buffers, (reference, *sums), strict=True):
             buffer.copy_(value.view_as(buffer))
-        self.count.copy_(sums[3, :1])
         self.synced.copy_(sums)
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -148,11 +141,10 @@ class RunningMeanStd(BatchedModule):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance.
-        number = self.count - self.skipped
-        values = number.clamp(min=1)
-        mean = self.total / values
-        var = (self.squares / values - mean.square()).relu()  # a reference of 0 may leave less than nothing
-        return mean, var + (number == 0)
+        number = self.count.clamp(min=1)
+        mean = self.total / number
+        var = (self.squares / number - mean.square()).relu()  # a reference of 0 may leave less than nothing
+        return mean, var + (self.count == 0)
 
 
 class FrozenMeanStd(BatchedModule):
