@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +12,10 @@ import numpy as np
 import torch
 from gymnasium.spaces import Discrete
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import rows, validation
-from torchwrap._core.policy import modules_of
 from torchwrap._core.rows import tensordict
 from torchwrap.env import Env, Step
 from torchwrap.spaces import Value
@@ -96,7 +98,8 @@ class Collector:
         td = env.reset() if td is None else td
         self._check_root(td, env._check_ready("a rollout"))
         vars(env)["_unfinished"] = "collection"  # nn.Module.__setattr__ would take longer
-        root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
+        keys = ("observation", *policy_state.keys(env.signature))
+        root = dict(zip(keys, map(td.__getitem__, keys), strict=True))
         storage, root = (self._compiled or self._collect)(root)
         return as_data(storage, self.num_steps, env.signature.num_envs), env._finish(root)
 
@@ -305,6 +308,35 @@ def act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
     if isinstance(given, TensorDictBase) and (parts is None or set(given.keys()) != set(parts)):
         return given if given is td else td.update(given)
     return td.set("action", given)
+
+
+def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:
+    """The modules that a policy computes with: itself, or those that it names or closes over.
+
+    A function's variables are followed into functions of the same package, a method and an object with `__call__` into the
+    attributes of the object. Modules that are hidden deeper, such as in a list, are not found.
+    """
+    function: Any = policy
+    while isinstance(function, functools.partial):
+        function = function.func
+    package = str(getattr(function, "__module__", None)).partition(".")[0]
+    found: dict[int, nn.Module] = {}
+    seen: dict[int, Any] = {}
+    waiting: list[Any] = [policy, *getattr(function, "__dict__", {}).values()]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, nn.Module):
+            found[id(value)] = value
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            if isinstance(value, functools.partial):
+                waiting += [value.func, *value.args, *value.keywords.values()]
+            elif isinstance(value, types.MethodType):
+                waiting += [value.__func__, value.__self__, *getattr(value.__self__, "__dict__", {}).values()]
+            elif isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == package:
+                variables = inspect.getclosurevars(value)
+                waiting += [*variables.nonlocals.values(), *variables.globals.values()]
+    return list(found.values())
 
 
 def _policy_error(env: Env, policy: Policy, fault: str) -> TypeError:

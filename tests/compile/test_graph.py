@@ -11,7 +11,7 @@ from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap._compile import backend as backends
+from torchwrap._compile import graph as graphs
 from torchwrap._compile.graph import Graph, Settings
 from torchwrap._compile.inputs import Inputs
 from torchwrap._core import rows
@@ -72,7 +72,7 @@ def test_leaves_are_ordered_by_key_and_structure_tells_what_is_interchangeable()
 
 @pytest.mark.parametrize("backend", mostly_full(["aot_eager", "inductor"], "aot_eager"))
 def test_without_inductors_entry_point_torch_compile_takes_its_place(backend, monkeypatch):
-    monkeypatch.setattr(backends, "inductor", None)
+    monkeypatch.setattr(graphs, "inductor", None)
     tolerance = INDUCTOR if backend == "inductor" else AOT
     env = tw.compile(stack("Compose of two"), backend=backend)
     assert assert_plays_the_same(stack("Compose of two"), env, 40, tolerance)["done"].any()

@@ -68,7 +68,9 @@ class Inputs:
                 self.names[f"{prefix}.{name}"] = position
             others += [(module._modules, name) for name in module._modules]
             others.append((vars(module), "training"))
-        self._hooked = list(filter(_is_foreign, modules))
+        self._hooks: list[dict[int, Any]] = []
+        for module in filter(_is_foreign, modules):
+            self._hooks += [module._forward_pre_hooks, module._forward_hooks]
         self.num_tensors = len(tensors)
         self._stores, self._keys = zip(*tensors, *others, strict=True)
         self._seen = self._read()
@@ -86,8 +88,8 @@ class Inputs:
             self._look()
         tensors: list[Tensor] = self._seen[: self.num_tensors]
         # A parameter keeps its identity when `module.half()` gives it other data.
-        foreign = tuple([_layout(tensors[index]) for index in self._foreign])
-        hooks = tuple([(*module._forward_pre_hooks, *module._forward_hooks) for module in self._hooked])
+        foreign = tuple(map(_layout, map(tensors.__getitem__, self._foreign)))
+        hooks = tuple(map(tuple, self._hooks))
         autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         return (self._state, foreign, hooks, autocast and _autocast_dtypes()), tensors
 

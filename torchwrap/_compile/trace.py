@@ -1,20 +1,24 @@
-"""trace: from a Python function over modules to a graph of operators."""
+"""trace: from a Python function over modules to a graph of operators. What a graph cannot follow is found and refused."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import inspect
 import itertools
+import random
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from torchwrap._compile.inputs import Function, Inputs
-from torchwrap._compile.python_state import Refusal, places, unchanged
 from torchwrap._core import rows
 from torchwrap._core.rows import Nested
 from torchwrap.collector import act
@@ -58,15 +62,15 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
         with _HostReads():
             result, replaced = inputs.call(function, tensors[:count], *build(iter(tensors[count:])))  # type: ignore[misc]
         if replaced:
-            raise Refusal(f"replaces the tensor {replaced[0].partition('.')[2]}: write it in place")
+            raise _Refusal(f"replaces the tensor {replaced[0].partition('.')[2]}: write it in place")
         results.append(result)
         return tuple(rows.leaves(result))
 
     try:
-        kept = places(inputs)
-        with unchanged(kept):
+        places = _places(inputs)
+        with _unchanged(places):
             graph = make_fx(flat, tracing_mode="fake")(*example)
-        with unchanged(kept):
+        with _unchanged(places):
             _require_equal(graph, make_fx(flat, tracing_mode="fake")(*example))
     except Exception as error:
         reason = _reason(error)
@@ -76,42 +80,37 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
     return Trace(graph, results[0])
 
 
-@contextlib.contextmanager
-def no_generators() -> Iterator[None]:
-    """Refuses random numbers that do not come from `torchwrap.random`: they would not depend on the seed of the env."""
-    with _Generators():
-        yield
-
-
 class _HostReads(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name == "_is_all_true":  # `torch.distributions` checks its arguments with it
             return True
         if name in _HOST_READS:
-            raise Refusal(f"reads values on the host ({name}): use `torch.where` and the methods of the mask")
+            raise _Refusal(f"reads values on the host ({name}): use `torch.where` and the methods of the mask")
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             if not all(isinstance(size, int) for size in result.shape):
-                raise Refusal(f"makes a tensor whose shape depends on values ({name}): use `torch.where`")
+                raise _Refusal(f"makes a tensor whose shape depends on values ({name}): use `torch.where`")
             if any(isinstance(value, Tensor) and value.dim() and value.device != result.device for value in args):
-                raise Refusal(f"copies between devices ({name}), which the host waits for: keep tensors in buffers")
+                raise _Refusal(f"copies between devices ({name}), which the host waits for: keep tensors in buffers")
         return result
 
 
-class _Generators(TorchFunctionMode):
+class NoGenerators(TorchFunctionMode):
+    """Refuses random numbers that do not come from `torchwrap.random`: they would not depend on the seed of the env."""
+
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _GENERATORS:
             remedy = "draw from a stream of `signature.stream()`, or the key of the function, with `torchwrap.random`"
-            raise Refusal(f"draws from PyTorch's global generator ({name}): {remedy}")
+            raise _Refusal(f"draws from PyTorch's global generator ({name}): {remedy}")
         return func(*args, **(kwargs or {}))
 
 
 def _reason(error: Exception) -> str | None:
     """Why a graph cannot follow; None for an error of the code itself."""
     text = str(error)
-    if isinstance(error, Refusal):
+    if isinstance(error, _Refusal):
         return text
     if "convert all Tensors to FakeTensors" in text:
         return "uses a tensor that no module of it holds: register it as a buffer or a parameter"
@@ -137,4 +136,106 @@ def _require_equal(first: GraphModule, second: GraphModule) -> None:
     for once, again in itertools.zip_longest(first.code.splitlines(), second.code.splitlines(), fillvalue="nothing"):
         if once != again:
             shown = [line.strip().partition(";")[0] for line in (once, again)]
-            raise Refusal(f"computes another thing each time, first `{shown[0]}`, then `{shown[1]}`")
+            raise _Refusal(f"computes another thing each time, first `{shown[0]}`, then `{shown[1]}`")
+
+
+# Python values that code can change and a graph would not: they are found, and put back.
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, dict, set, collections.deque, np.ndarray)
+_PYTHON_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "Python's random": (random.getstate, random.setstate),
+    "numpy.random": (np.random.get_state, np.random.set_state),
+}
+
+
+class _Refusal(Exception):
+    """Code that a graph cannot follow."""
+
+
+class _Place(NamedTuple):
+    """Where a Python value is kept: under a key of a namespace, or in the cell of a closure."""
+
+    name: str
+    owner: Any
+    key: str
+
+    def read(self) -> Any:
+        return self.owner.get(self.key) if isinstance(self.owner, dict) else self.owner.cell_contents
+
+    def write(self, value: Any) -> None:
+        if isinstance(self.owner, dict):
+            self.owner[self.key] = value
+        else:
+            self.owner.cell_contents = value
+
+
+def _places(inputs: Inputs) -> list[_Place]:
+    """Attributes of modules and of the objects that they hold, and the variables of functions that the modules belong to."""
+    owners: list[object] = [module for module in inputs.modules.modules() if module is not inputs.modules]
+    for module in owners[:]:  # objects that a module keeps as part of its state, such as the functions of an env
+        for part in vars(module).values():
+            if hasattr(part, "__dict__") and not isinstance(part, type | nn.Module | Tensor) and not inspect.isroutine(part):
+                owners.append(part)
+    found = []
+    for function in inputs.find_functions():
+        if isinstance(function, types.MethodType):
+            owners.append(function.__self__)
+            function = function.__func__
+        if isinstance(function, types.FunctionType):
+            for name in inspect.getclosurevars(function).globals:
+                found.append(_Place(f"the global {name}", function.__globals__, name))
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                found.append(_Place(f"{name} of {function.__qualname__}", cell, name))
+    for owner in owners:
+        values = getattr(owner, "__dict__", {})
+        for name in values.keys() - {"_parameters", "_buffers", "_modules"}:
+            found.append(_Place(f"{type(owner).__name__}.{name}", values, name))
+    return [place for place in found if isinstance(place.read(), (*_SCALARS, *_CONTAINERS, Tensor))]
+
+
+@contextlib.contextmanager
+def _unchanged(places: list[_Place]) -> Iterator[None]:
+    """Puts all values back at the end of the block, and raises a `_Refusal` with the name of the first that has changed."""
+    before = []
+    for place in places:
+        value = place.read()
+        before.append((place, value, value.copy() if isinstance(value, _CONTAINERS) else value))
+    states = [get() for get, _ in _PYTHON_GENERATORS.values()]
+    changed = []
+    try:
+        yield
+    finally:
+        for place, value, contents in before:
+            if place.read() is not value or not _equal(value, contents):
+                changed.append(f"changes {place.name}: register a buffer and write it in place")
+                _refill(value, contents)
+                place.write(value)
+        for (name, (get, put)), state in zip(_PYTHON_GENERATORS.items(), states, strict=True):
+            if not _equal(get(), state):
+                changed.append(f"draws from {name}: draw with torchwrap.random, from a stream or the key of the function")
+                put(state)
+    if changed:
+        raise _Refusal(changed[0])
+
+
+def _refill(value: Any, contents: Any) -> None:
+    if isinstance(value, list):
+        value[:] = contents
+    elif isinstance(value, np.ndarray):
+        value[...] = contents
+    elif isinstance(value, dict | set | collections.deque):
+        value.clear()
+        (value.extend if isinstance(value, collections.deque) else value.update)(contents)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if first is second or type(first) is not type(second):
+        return first is second
+    if isinstance(first, np.ndarray):
+        return bool(np.array_equal(first, second))
+    if isinstance(first, list | tuple | collections.deque):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(map(_equal, first.values(), second.values()))
+    return isinstance(first, (*_SCALARS, set)) and bool(first == second)

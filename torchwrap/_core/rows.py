@@ -50,7 +50,10 @@ def flatten(value: Nested, found: list[Tensor]) -> Structure:
     if isinstance(value, Tensor):
         found.append(value)
         return ()
-    return tuple([(key, flatten(value[key], found)) for key in _keys(value)])  # type: ignore[index]
+    structure: list[object] = []
+    for key in _keys(value):
+        structure += key, flatten(value[key], found)  # type: ignore[index]
+    return tuple(structure)
 
 
 def leaves(value: Nested) -> list[Tensor]:

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import rows
-from torchwrap._core.policy import modules_of
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap._deploy.chain import Chain, Json, chain_of, described, ignores_starts, refusal, state_of
-from torchwrap.collector import Policy
+from torchwrap.collector import Policy, modules_of
 from torchwrap.env import Env
 from torchwrap.random import Stream
 from torchwrap.spaces import Value

@@ -25,8 +25,8 @@ Path = tuple[str, ...]
 class RunningMeanStd(BatchedModule):
     """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
 
-    NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of values
-    that have counted, per component.
+    NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of
+    values, per component.
 
     The module keeps sums of differences from a reference row, in float64, and int64 counts. There is no pseudo-count prior:
     before its first value, the mean of a component is 0 and the variance 1.
