@@ -27,7 +27,7 @@ from torchwrap import transforms
 from torchwrap._compile.api import compile
 from torchwrap._core.env_buffers import EnvBuffer
 from torchwrap._core.rows import RowMask
-from torchwrap._deploy.deploy import deploy
+from torchwrap._deploy import deploy
 from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.distributed import sync_statistics
 from torchwrap.env import Env
@@ -35,8 +35,7 @@ from torchwrap.functional import FunctionalEnv
 from torchwrap.interop.gymnasium import from_gymnasium, to_gymnasium
 from torchwrap.registration import make, register
 from torchwrap.spaces import Signature
-from torchwrap.transforms.compose import Compose
-from torchwrap.transforms.transform import Transform
+from torchwrap.transforms.transform import Compose, Transform
 from torchwrap.wrappers import TransformedEnv, Wrapper
 
 __version__ = "0.1.0"

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torchwrap import random, spaces
 from torchwrap._core import rows, validation
 from torchwrap._core.env_buffers import ConstantBuffer
-from torchwrap._core.repeat import repeat
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature, Value
+from torchwrap.wrappers.repeat import repeat
 
 State = dict[str, Tensor]
 """The simulator's state by field, each `(num_envs, ...)`."""

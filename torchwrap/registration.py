@@ -20,8 +20,7 @@ from torchwrap.env import Env
 from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
 from torchwrap.envs.classic import ClassicControl
-from torchwrap.envs.mountain_car import MountainCar
-from torchwrap.envs.mountain_car_continuous import MountainCarContinuous
+from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv
 from torchwrap.interop.gymnasium import make as make_gymnasium

@@ -11,8 +11,7 @@ from helpers import numpy_2_promotion
 
 from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
-from torchwrap.envs.mountain_car import MountainCar
-from torchwrap.envs.mountain_car_continuous import MountainCarContinuous
+from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
 
 FUNCTIONS = {

@@ -26,8 +26,7 @@ from helpers import ks_distance, params
 import torchwrap as tw
 from torchwrap import FunctionalEnv
 from torchwrap.envs.acrobot import Acrobot
-from torchwrap.envs.mountain_car import MountainCar
-from torchwrap.envs.mountain_car_continuous import MountainCarContinuous
+from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 
 VARIANTS = [  # arguments that change the dynamics
     *[(id, {}) for id in IDS],

@@ -24,8 +24,7 @@ from torchwrap.collector import Collector, Root, Storage, modules_of
 from torchwrap.env import Env, Step
 from torchwrap.spaces import Value
 from torchwrap.transforms import policy_state
-from torchwrap.wrappers.transformed import TransformedEnv
-from torchwrap.wrappers.wrapper import layers
+from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
 Target = TypeVar("Target", Env, Collector)
 

@@ -2,7 +2,6 @@
 
 from torchwrap.transforms.action import ClipAction, StickyAction, TransformAction
 from torchwrap.transforms.checker import PassiveEnvChecker
-from torchwrap.transforms.compose import Compose
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.groups import ObservationGroups
@@ -21,7 +20,7 @@ from torchwrap.transforms.policy_state import PolicyState
 from torchwrap.transforms.presets import atari
 from torchwrap.transforms.rescale import RescaleAction, RescaleObservation
 from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
-from torchwrap.transforms.transform import ActionTransform, ObservationTransform, RewardTransform, Transform
+from torchwrap.transforms.transform import ActionTransform, Compose, ObservationTransform, RewardTransform, Transform
 
 __all__ = [
     "ActionTransform",

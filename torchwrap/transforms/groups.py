@@ -13,8 +13,7 @@ from torch import nn
 from torchwrap import spaces
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.spaces import Signature
-from torchwrap.transforms.compose import Compose
-from torchwrap.transforms.transform import Transform
+from torchwrap.transforms.transform import Compose, Transform
 
 
 class ObservationGroups(Transform):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchwrap.transforms.compose import Compose
 from torchwrap.transforms.history import FrameStackObservation
 from torchwrap.transforms.image import GrayscaleObservation, ResizeObservation
 from torchwrap.transforms.reward import ClipReward
-from torchwrap.transforms.transform import Transform
+from torchwrap.transforms.transform import Compose, Transform
 
 AtariPreset = Literal["cleanrl", "gymnasium", "sb3"]
 

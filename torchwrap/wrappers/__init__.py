@@ -2,8 +2,7 @@
 
 from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RecordVideo, RenderCollection
 from torchwrap.wrappers.repeat import MaxAndSkipObservation, RepeatAction
-from torchwrap.wrappers.transformed import TransformedEnv
-from torchwrap.wrappers.wrapper import Wrapper
+from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
 
 __all__ = [
     "AddRenderObservation",

@@ -1,1 +1,0 @@
-"""Deployment: a policy with the transforms of its env as one module. Private; `torchwrap.deploy` is the entry point."""
