@@ -445,11 +445,7 @@ def _shown(part: Part) -> str:
 
 
 def described(space: Space[Any]) -> dict[str, Json]:
-    """A space as JSON: its kind, and for a leaf its shape, dtype and values. Bounds are one number if all of them are equal.
-
-    >>> described(gym_spaces.Box(-1, np.inf, (2,)))
-    {'type': 'Box', 'shape': [2], 'dtype': 'float32', 'low': -1.0, 'high': None}
-    """
+    """A space as JSON: its kind, and for a leaf its shape, dtype and values. Equal bounds are one number."""
     children, found = spaces.children(space), {"type": type(space).__name__}
     if children is not None:
         return {**found, "spaces": {key: described(child) for key, child in children.items()}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -220,11 +221,8 @@ def evaluate(
         validation.integer("evaluate", "max_steps", max_steps, at_least=1)
     patience = max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0))
     records = RecordEpisodeStatistics.of(env)
-    running_return, running_length = torch.zeros(2, env.num_envs, 1, dtype=torch.float32, device=env.device)
-    per_env = -(-num_episodes // env.num_envs)
-    returns = torch.zeros(env.num_envs, per_env, dtype=torch.float32, device=env.device)
-    lengths = torch.zeros(env.num_envs, per_env, dtype=torch.int64, device=env.device)
-    ended = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+    running_return, running_length = torch.zeros(2, env.num_envs, dtype=torch.float64, device=env.device)
+    per_env, episodes = -(-num_episodes // env.num_envs), [list[list[float]]() for _ in range(env.num_envs)]
     modules = [module for part in (env, *modules_of(policy)) for module in part.modules()]
     modes = {module: module.training for module in modules}
     steps = 0
@@ -232,28 +230,29 @@ def evaluate(
         for module in modules:
             module.training = False
         td = env.reset(seed=seed)
-        while bool((ended < per_env).any()) and steps != max_steps:
+        while steps != max_steps and any(waiting := [len(episode) < per_env for episode in episodes]):
             transition, td = env.step(act(env, policy, td))
             steps += 1
             following = transition["next"]
-            running_return += following["reward"]
+            running_return += following["reward"].squeeze(-1)
             running_length += 1
             if records:
-                running_return = following[records[-1].return_key].clone()
+                running_return.copy_(following[records[-1].return_key].squeeze(-1))
             if max_steps is None and steps % _PATIENCE == 0:
-                _check_progress(env, running_length[:, 0], ended < per_env, patience)
-            counts, slot = following["done"] & (ended < per_env).unsqueeze(-1), ended.clamp(max=per_env - 1).unsqueeze(-1)
-            for kept, value in ((returns, running_return), (lengths, running_length.long())):
-                kept.scatter_(1, slot, torch.where(counts, value, kept.gather(1, slot)))
-            ended += following["done"].squeeze(-1)
-            running_return.masked_fill_(following["done"], 0)
-            running_length.masked_fill_(following["done"], 0)
+                _check_progress(env, running_length, waiting, patience)
+            done = following["done"].squeeze(-1)
+            ended = torch.stack([torch.arange(env.num_envs, device=env.device), running_return, running_length], 1)[done]
+            for row, *totals in ended.tolist():
+                if waiting[int(row)]:
+                    episodes[int(row)].append(totals)
+            running_return.masked_fill_(done, 0)
+            running_length.masked_fill_(done, 0)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    finished = torch.arange(per_env, device=env.device) < ended.unsqueeze(-1)
-    found = {"episode_return": returns[finished], "episode_length": lengths[finished]}
-    return TensorDict(found, batch_size=[len(found["episode_return"])])
+    found = torch.tensor(list(itertools.chain(*episodes)), dtype=torch.float64, device=env.device).view(-1, 2)
+    totals = {"episode_return": found[:, 0].float(), "episode_length": found[:, 1].long()}
+    return TensorDict(totals, batch_size=[len(found)])
 
 
 def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
@@ -264,8 +263,8 @@ def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
     return data
 
 
-def _check_progress(env: Env, running_length: Tensor, waiting: Tensor, patience: int) -> None:
-    longest = int(torch.where(waiting, running_length, 0).max())
+def _check_progress(env: Env, running_length: Tensor, waiting: list[bool], patience: int) -> None:
+    longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
     if longest >= patience:
         raise RuntimeError(
             f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far: put "

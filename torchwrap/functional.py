@@ -159,8 +159,9 @@ class FunctionalEnv(Env):
         Returns:
             The next state, and the successor.
         """
+        following = self._call("transition", key, state, action)
         # The observation, the reward and the flags are functions of it.
-        next_state = {name: materialize(value) for name, value in self._call("transition", key, state, action).items()}
+        next_state = dict(zip(following, map(materialize, following.values()), strict=True))
         reward = self._call("reward", key, state, action, next_state)
         terminated = self._call("terminal", key, next_state)
         observation = self._call("observation", key, next_state)

@@ -66,11 +66,7 @@ def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any
 
 
 def build(space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_envs: int, path: Path = ()) -> Value:
-    """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf.
-
-    >>> build(spaces.Dict(a=spaces.Discrete(2)), lambda path, leaf: torch.zeros(3), num_envs=3)["a"]
-    tensor([0., 0., 0.])
-    """
+    """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf."""
     subspaces = children(space)
     if subspaces is None:
         return make(path, space)
@@ -101,20 +97,12 @@ def dtype(space: Space[Any]) -> torch.dtype:
 
 
 def bound(limit: float, to: torch.dtype) -> float:
-    """`limit` as a bound for PyTorch's `clamp`: infinite if the float dtype `to` cannot represent it.
-
-    >>> bound(1e300, torch.float32)
-    inf
-    """
+    """`limit` as a bound for PyTorch's `clamp`: infinite if the float dtype `to` cannot represent it."""
     return limit if abs(limit) <= torch.finfo(to).max else math.copysign(math.inf, limit)
 
 
 def counts(space: Space[Any]) -> tuple[Any, Any]:
-    """The number of values of each component of a discrete leaf, and the smallest: arrays of `MultiDiscrete`, else ints.
-
-    >>> counts(spaces.Discrete(3, start=1)), counts(spaces.MultiBinary(2))
-    ((3, 1), (2, 0))
-    """
+    """The number of values of each component of a discrete leaf, and the smallest: arrays of `MultiDiscrete`, else ints."""
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.astype(np.int64), space.start.astype(np.int64)
     if isinstance(space, spaces.Discrete):

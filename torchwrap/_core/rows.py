@@ -26,11 +26,7 @@ def tensordict(values: dict[str, Tensor | TensorDict], *batch_size: int) -> Tens
 
 
 def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Rows, path: tuple[str, ...] = ()) -> Rows:
-    """Returns a value with each tensor replaced by `function(path, tensor)`.
-
-    >>> apply(lambda path, tensor: tensor + 1, TensorDict(a=torch.zeros(2)))["a"]
-    tensor([1., 1.])
-    """
+    """Returns a value with each tensor replaced by `function(path, tensor)`."""
     if isinstance(value, Tensor):
         return function(path, value)  # type: ignore[return-value]
     values = {key: apply(function, value[key], (*path, key)) for key in value.keys()}  # type: ignore[arg-type]
@@ -57,12 +53,7 @@ def flatten(value: Nested, found: list[Tensor]) -> Structure:
 
 
 def leaves(value: Nested) -> list[Tensor]:
-    """The tensors, in the order of their keys.
-
-    >>> import torch
-    >>> leaves({"b": torch.zeros(1), "a": {"c": torch.ones(1)}})
-    [tensor([1.]), tensor([0.])]
-    """
+    """The tensors, in the order of their keys."""
     found: list[Tensor] = []
     flatten(value, found)
     return found

@@ -48,12 +48,7 @@ def replace(spec: EnvSpec, **changes: Any) -> Spec:
 
 
 def record(part: Any) -> WrapperSpec:
-    """The spec of a wrapper or transform: its class, and its constructor arguments, read from the attributes of their names.
-
-    >>> from torchwrap.transforms import ClipReward
-    >>> record(ClipReward(-1, 1)).kwargs
-    {'min_reward': -1, 'max_reward': 1}
-    """
+    """The spec of a wrapper or transform: its class, and its arguments, read from the attributes of their names."""
     kind = type(part)
     parameters = {name: parameter for name, parameter in inspect.signature(kind).parameters.items() if name != "env"}
     missing = [name for name in parameters if not hasattr(part, name)]
@@ -83,12 +78,7 @@ def _is_spec(value: Any) -> bool:
 
 
 def rebuild(spec: Any, *env: Any) -> Any:
-    """Makes a wrapper (around `env`) or a transform from its spec.
-
-    >>> from torchwrap.transforms import ClipReward
-    >>> rebuild(record(ClipReward(-1, 1)))
-    ClipReward(min_reward=-1, max_reward=1)
-    """
+    """Makes a wrapper (around `env`) or a transform from its spec."""
     if isinstance(spec, Mapping):  # a WrapperSpec that was read from JSON
         spec = WrapperSpec(**spec)
     module, _, path = spec.entry_point.partition(":")

@@ -153,12 +153,7 @@ class ActionTransform(Transform):
 
 
 def construction(kind: Any, arguments: str = "") -> str:
-    """The code that makes a transform, for messages. Without arguments it shows the names of the required ones.
-
-    >>> from torchwrap import transforms as T
-    >>> construction(T.TimeLimit)
-    'T.TimeLimit(max_episode_steps)'
-    """
+    """The code that makes a transform, for messages. Without arguments it shows the names of the required ones."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
     required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     prefix = "T." if kind.__module__.startswith("torchwrap.") else ""
@@ -184,6 +179,8 @@ class Compose(Transform):
     TimeLimit(max_episode_steps=9)
     """
 
+    _modules: dict[str, Transform]  # type: ignore[assignment]
+
     def __init__(self, transforms: Iterable[Transform]) -> None:
         super().__init__()
         if not isinstance(transforms, Iterable):
@@ -203,7 +200,7 @@ class Compose(Transform):
     @property
     def transforms(self) -> list[Transform]:
         """The transforms, innermost first."""
-        return list(self._modules.values())  # type: ignore[arg-type]
+        return list(self._modules.values())
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -231,18 +228,18 @@ class Compose(Transform):
         return signature
 
     def action(self, action: Value) -> Value:
-        for transform in reversed(self.transforms):
+        for transform in reversed(self._modules.values()):
             if type(transform).action is not Transform.action:  # most leave actions as they are
                 action = transform.action(action)
         return action
 
     def step(self, td: TensorDict) -> TensorDict:
-        for transform in self.transforms:
+        for transform in self._modules.values():
             td = transform.step(td)
         return td
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        for transform in self.transforms:
+        for transform in self._modules.values():
             td = transform.reset(td, mask)
         return td
 
