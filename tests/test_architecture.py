@@ -250,11 +250,8 @@ def private_names_are_in_at_most_four_files(sources):
 HOST_CODE = {  # exceptions, by file
     # PassiveEnvChecker reads values by design: it names the env and the value that are wrong.
     "torchwrap.transforms.checker": {"nonzero", "item", "tolist"},
-    # The bins of a space, read from the constants that were just computed, in `setup`.
-    "torchwrap.transforms.discretize": {"tolist"},
     # `episode_count`, which documents that it waits for the device.
     "torchwrap.transforms.episode": {"int(self"},
-    # The dtype of NumPy that corresponds to one of PyTorch, of an empty tensor in a constructor.
 }
 
 

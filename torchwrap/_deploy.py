@@ -118,10 +118,8 @@ class DeployedPolicy(nn.Module):
 
         self._transforms = chain.transforms
         self.transforms = nn.ModuleList(chain.transforms)
-        self.policy: Policy = policy
+        self.policy: Policy = copy.deepcopy(policy).eval().requires_grad_(False) if isinstance(policy, nn.Module) else policy
         shared = [] if isinstance(policy, nn.Module) else modules_of(policy)
-        if isinstance(policy, nn.Module):
-            self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
         for part in [part for module in self.transforms.modules() for part in vars(module).values()]:
             shared += modules_of(part) if isinstance(part, FunctionType) else []
         self.shared = nn.ModuleList(shared)  # so that `state_dict`, `.to` and exports hold what functions compute with
@@ -306,8 +304,7 @@ def _value(space: Space[Any], tree: Tree, number: int) -> Value:
     children = spaces.children(space)
     if children is None or not isinstance(tree, Mapping | TensorDictBase):
         return tree  # type: ignore[return-value]
-    parts = {key: _value(child, tree[key], number) for key, child in children.items() if key in tree.keys()}
-    return tensordict(parts, number)
+    return tensordict({key: _value(child, tree[key], number) for key, child in children.items() if key in tree.keys()}, number)
 
 
 def _plain(space: Space[Any], value: Value) -> Tree:
@@ -350,8 +347,7 @@ def chain_of(env: Env, without: Sequence[str | type]) -> Chain:
         if _is_in(part, without):
             chain.left_out.append(_shown(part))
             for what, conflicts in (("observation", {"step", "reset"}), ("action", {"action"})):
-                space = getattr(above, f"single_{what}_space")
-                if space != getattr(below, f"single_{what}_space"):
+                if (space := getattr(above, f"single_{what}_space")) != getattr(below, f"single_{what}_space"):
                     if changed & conflicts:
                         fault = f"{_shown(part)}: a transform below it changes the {what}"
                         raise ValueError(f"deploy cannot leave out {fault}. Leave that one out too.")

@@ -26,13 +26,11 @@ from torchwrap.transforms.episode import RecordEpisodeStatistics
 Policy = Callable[[TensorDict], Tensor | TensorDictBase]
 """Takes a root, a TensorDict `(num_envs,)` with `observation`; returns it with `action` set, or the action itself."""
 
-Root = dict[str, Value]
-"""The entries of a root by key: `observation`, and the state of a recurrent policy."""
-
-Storage = dict[NestedKey, Tensor]
-"""A tensor `(num_steps, num_envs, ...)` per key."""
+Root = dict[str, Value]  # by key: `observation`, and the state of a recurrent policy
+Storage = dict[NestedKey, Tensor]  # a tensor `(num_steps, num_envs, ...)` per key
 
 _NEXT_ROOT = "the second result of a step and of a collection is the next root, `data, td = collect(td)`"
+_DECLARED = "transforms.PolicyState declares what a policy carries from step to step"
 _PATIENCE = 100_000  # steps that evaluate waits for an episode to end
 
 
@@ -48,8 +46,7 @@ class Collector:
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
             images without `("next", "observation")` take half the memory.
 
-    Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, so that each step is
-    written in one piece.
+    Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, each step in one piece.
 
     Raises:
         TypeError, ValueError: for arguments of the wrong kind, and in the first call for keys that no transition has.
@@ -75,9 +72,8 @@ class Collector:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("env", "num_steps", "keys") and name in vars(self):
-            raise AttributeError(
-                f"Collector needs the {name} that it was made with, but got {value!r}: make a new one. `policy` can be set."
-            )
+            needed = f"Collector needs the {name} that it was made with"
+            raise AttributeError(f"{needed}, but got {value!r}: make a new one. `policy` can be set.")
         super().__setattr__(name, value)
 
     @torch.no_grad()
@@ -85,8 +81,7 @@ class Collector:
         """Collects one chunk.
 
         Args:
-            td: the root to start from: what the last reset, step or call returned, as you left it, or a copy. None resets the
-                env.
+            td: the root to start from: that of the last reset, step or call, as you left it, or a copy. None resets the env.
 
         Returns:
             data: the transitions.
@@ -99,8 +94,7 @@ class Collector:
         td = env.reset() if td is None else td
         self._check_root(td, env._check_ready("a rollout"))
         vars(env)["_unfinished"] = "collection"  # nn.Module.__setattr__ would take longer
-        keys = ("observation", *policy_state.keys(env.signature))
-        root = dict(zip(keys, map(td.__getitem__, keys), strict=True))
+        root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
         storage, root = (self._compiled or self._collect)(root)
         return as_data(storage, self.num_steps, env.signature.num_envs), env._finish(root)
 
@@ -135,35 +129,27 @@ class Collector:
 
     def _kept(self, transition: TensorDict) -> dict[NestedKey, Tensor]:
         known = set(transition.keys(True))
-        unknown = [key for key in self.keys or () if key not in known]
-        if unknown:
+        if unknown := [key for key in self.keys or () if key not in known]:
             raise ValueError(f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}.")
         kept = transition if self.keys is None else transition.select(*self.keys)
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
     def _check_root(self, td: object, last: TensorDict) -> None:
         """Raises unless `td` is the last root, or another one with its observation."""
-        env = self.env
+        env, needed = self.env, 'Collector needs a TensorDict with "observation" to start from'
         if not isinstance(td, TensorDictBase):
             remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
-            needed = 'Collector needs a TensorDict with "observation" to start from'
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
-        known = {"observation", "action", "next", *policy_state.keys(env.signature)}
-        if not set(td.keys()) <= known:
-            got = sorted(set(td.keys()) - known)
-            raise ValueError(
-                f"Collector needs a root of {env._name()}, but got {got} as well, which no step would carry on: "
-                "transforms.PolicyState declares what a policy carries from step to step."
-            )
+        if others := sorted(set(td.keys()) - {"observation", "action", "next", *policy_state.keys(env.signature)}):
+            got = f"{others} as well, which no step would carry on: {_DECLARED}"
+            raise ValueError(f"Collector needs a root of {env._name()}, but got {got}.")
         if "observation" not in td.keys():
-            got = sorted(td.keys())
-            raise ValueError(f'Collector needs a TensorDict with "observation" to start from, but got keys {got}.')
+            raise ValueError(f"{needed}, but got keys {sorted(td.keys())}.")
         if td is last:
             return
         if "next" in td.keys():
-            raise ValueError(
-                f'Collector needs a root, but got a TensorDict with "next", which has been stepped: {_NEXT_ROOT}.'
-            )
+            got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
+            raise ValueError(f"Collector needs a root, but got {got}.")
         what, space = "a rollout from an observation", env.single_observation_space
         try:
             spaces.check(env._label, what, space, td["observation"], env.num_envs, env.device)
@@ -194,9 +180,8 @@ def evaluate(
 ) -> TensorDict:
     """Returns and lengths of new episodes, with the statistics of every transform frozen, and the policy in eval mode.
 
-    Each env runs the same number of episodes, at least `num_episodes` in all, so that short episodes are not
-    over-represented. The env is reset first and left where the last episode ends: give it a sibling of the env that you train
-    on, with `load_state_dict`.
+    Each env runs the same number of episodes, at least `num_episodes` in all, so that short ones are not over-represented.
+    The env is reset first and left where the last episode ends: give it a sibling of the training env, with `load_state_dict`.
 
     Args:
         env: the env. The return is that of its `RecordEpisodeStatistics`, or the sum of its rewards if it has none.
@@ -223,11 +208,10 @@ def evaluate(
     records = RecordEpisodeStatistics.of(env)
     running_return, running_length = torch.zeros(2, env.num_envs, dtype=torch.float64, device=env.device)
     per_env, episodes = -(-num_episodes // env.num_envs), [list[list[float]]() for _ in range(env.num_envs)]
-    modules = [module for part in (env, *modules_of(policy)) for module in part.modules()]
-    modes = {module: module.training for module in modules}
+    modes = {module: module.training for part in (env, *modules_of(policy)) for module in part.modules()}
     steps = 0
     try:
-        for module in modules:
+        for module in modes:
             module.training = False
         td = env.reset(seed=seed)
         while steps != max_steps and any(waiting := [len(episode) < per_env for episode in episodes]):
@@ -239,7 +223,10 @@ def evaluate(
             if records:
                 running_return.copy_(following[records[-1].return_key].squeeze(-1))
             if max_steps is None and steps % _PATIENCE == 0:
-                _check_progress(env, running_length, waiting, patience)
+                longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
+                if longest >= patience:
+                    needed = f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far"
+                    raise RuntimeError(f"{needed}: put transforms.TimeLimit on the env, or give evaluate max_steps.")
             done = following["done"].squeeze(-1)
             ended = torch.stack([torch.arange(env.num_envs, device=env.device), running_return, running_length], 1)[done]
             for row, *totals in ended.tolist():
@@ -251,8 +238,7 @@ def evaluate(
         for module, mode in modes.items():
             module.training = mode
     found = torch.tensor(list(itertools.chain(*episodes)), dtype=torch.float64, device=env.device).view(-1, 2)
-    totals = {"episode_return": found[:, 0].float(), "episode_length": found[:, 1].long()}
-    return TensorDict(totals, batch_size=[len(found)])
+    return TensorDict({"episode_return": found[:, 0].float(), "episode_length": found[:, 1].long()}, batch_size=[len(found)])
 
 
 def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
@@ -261,15 +247,6 @@ def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
     for key, value in storage.items():
         data.set(key, value.transpose(0, 1))
     return data
-
-
-def _check_progress(env: Env, running_length: Tensor, waiting: list[bool], patience: int) -> None:
-    longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
-    if longest >= patience:
-        raise RuntimeError(
-            f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far: put "
-            "transforms.TimeLimit on the env, or give evaluate max_steps."
-        )
 
 
 def _check(owner: str, env: Any, policy: Any) -> None:
@@ -319,14 +296,11 @@ def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:
     while isinstance(function, functools.partial):
         function = function.func
     package = str(getattr(function, "__module__", None)).partition(".")[0]
-    found: dict[int, nn.Module] = {}
     seen: dict[int, Any] = {}
     waiting: list[Any] = [policy, *getattr(function, "__dict__", {}).values()]
     while waiting:
         value = waiting.pop(0)
-        if isinstance(value, nn.Module):
-            found[id(value)] = value
-        elif id(value) not in seen:
+        if id(value) not in seen:
             seen[id(value)] = value
             if isinstance(value, functools.partial):
                 waiting += [value.func, *value.args, *value.keywords.values()]
@@ -335,14 +309,12 @@ def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:
             elif isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == package:
                 variables = inspect.getclosurevars(value)
                 waiting += [*variables.nonlocals.values(), *variables.globals.values()]
-    return list(found.values())
+    return [value for value in seen.values() if isinstance(value, nn.Module)]
 
 
 def _policy_error(env: Env, policy: Policy, fault: str) -> TypeError:
     needed = 'a policy that takes a TensorDict, and returns the action or the TensorDict with "action"'
     name = getattr(policy, "__name__", type(policy).__name__)
     choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
-    remedy = f'`lambda td: network(td["observation"]){choice}` is one of a network'
-    if "not found" in fault:
-        remedy = "transforms.PolicyState declares what a policy carries from step to step"
+    remedy = _DECLARED if "not found" in fault else f'`lambda td: network(td["observation"]){choice}` is one of a network'
     return TypeError(f"{env._name()} needs {needed}, but got {name}, which {fault}: {remedy}.")

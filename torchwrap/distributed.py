@@ -26,8 +26,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
     the last call, so a process that restores one goes on as before.
 
-    A policy under `DistributedDataParallel` that contains the statistics
-    needs `broadcast_buffers=False`, or those of rank 0 replace the others.
+    Under `DistributedDataParallel`, a policy with statistics needs `broadcast_buffers=False`, or rank 0's replace the others.
 
     Args:
         env: an `Env`, or any other module that contains statistics.
@@ -47,10 +46,9 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
         raise TypeError(f"sync_statistics needs an Env or another module, but got {type(env).__name__}.")
     if _world_size(group) == 1:
         return
-    every = {name: module for name, module in env.named_modules() if isinstance(module, RunningMeanStd)}
-    found = {name: module for name, module in every.items() if module.total.numel()}
+    found = {name: part for name, part in env.named_modules() if isinstance(part, RunningMeanStd) and part.total.numel()}
     if found:
-        _sync(list(found.values()), repr([(name, tuple(module.total.shape)) for name, module in found.items()]), group)
+        _sync(list(found.values()), repr([(name, tuple(part.total.shape)) for name, part in found.items()]), group)
 
 
 @torch.inference_mode()  # in which every buffer can be written to
@@ -71,10 +69,9 @@ def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup |
     # All pieces are equal only if their number times the sum of their squares is the square of their sum.
     differ = second.long() * world_size != first.long() ** 2
     if differ.any():
-        raise RuntimeError(
-            f"sync_statistics needs what the {world_size} processes share to be the same on each, but they have loaded "
-            "different statistics: load one state_dict on every process, or on none."
-        )
+        needed = f"sync_statistics needs what the {world_size} processes share to be the same on each"
+        remedy = "load one state_dict on every process, or on none"
+        raise RuntimeError(f"{needed}, but they have loaded different statistics: {remedy}.")
     if (~agreed & (added[2] > 0)).any():
         # The components that have their first values take the reference of the lowest rank that has one.
         owner = torch.where(has_value, rank, world_size).double()
@@ -117,8 +114,7 @@ def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -
     """
     if _world_size(group) == 1:
         return
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    flat = _reduce("average", flat, group) / dist.get_world_size(group)
+    flat = _reduce("average", torch.cat([tensor.flatten() for tensor in tensors]), group) / dist.get_world_size(group)
     for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(mean.view_as(tensor))
 
@@ -131,9 +127,7 @@ def _reduce(owner: str, values: Tensor, group: dist.ProcessGroup | None, operati
     try:
         dist.all_reduce(values, operation, group=group)
     except RuntimeError as error:
-        number, rank = dist.get_world_size(group), dist.get_rank(group)
-        raise RuntimeError(
-            f"{owner} needs all {number} processes of the group, but the collective failed on rank {rank}: another one has "
-            f"ended, waits elsewhere, or has other tensors. {error}"
-        ) from error
+        number, reason = dist.get_world_size(group), "another one has ended, waits elsewhere, or has other tensors"
+        got = f"the collective failed on rank {dist.get_rank(group)}: {reason}. {error}"
+        raise RuntimeError(f"{owner} needs all {number} processes of the group, but {got}") from error
     return values

@@ -95,10 +95,8 @@ class Env(BatchedModule):
         hooks = {"step": "_step(action)", "transition": "_step(action)", "reset": "_reset(mask, options=None)"}
         for verb, hook in hooks.items():
             if getattr(cls, verb) is not getattr(Env, verb):
-                raise TypeError(
-                    f"{cls.__name__} overrides {verb}(), which other layers, the auto-reset and compiled graphs do not call: "
-                    f"override {hook} instead."
-                )
+                got = f"{cls.__name__} overrides {verb}(), which other layers, the auto-reset and compiled graphs do not call"
+                raise TypeError(f"{got}: override {hook} instead.")
 
     def _fix(self) -> None:
         # Only now is the action space of this layer final.
@@ -166,10 +164,8 @@ class Env(BatchedModule):
         if mask is not None:
             self._check_mask(mask)
             if self._unfinished is not None and not mask.all():
-                self._check_finished()
-        if seed is not None:
-            seed = self._valid_seed(seed)
-        seed = self.unwrapped._choose_seed(seed, root is None)
+                self._check_ready("reset()")
+        seed = self.unwrapped._choose_seed(None if seed is None else self._valid_seed(seed), root is None)
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
@@ -184,10 +180,8 @@ class Env(BatchedModule):
             initial = self._reset(rows, options or None)
         if len(initial.keys()) > 1:
             got = sorted(key for key in initial.keys() if key != "observation")
-            raise ValueError(
-                f"{self._name()}.reset needs layers that set no other key than observation, but got {got}, which no root "
-                "would hold: make it a part of a Dict observation, or set it in step."
-            )
+            needed = f"{self._name()}.reset needs layers that set no other key than observation, but got {got}"
+            raise ValueError(f"{needed}, which no root would hold: make it a part of a Dict observation, or set it in step.")
         observation = initial["observation"]
         if root is not None:
             observation = rows.where(observation, spaces.to_device(root["observation"], self.device))
@@ -239,13 +233,17 @@ class Env(BatchedModule):
         return self._take(td, "transition()", resets=False)
 
     def _take(self, given: TensorDict | Tensor, call: str, resets: bool) -> tuple[TensorDict, TensorDict]:
-        if self._root is None or self._unfinished is not None:
-            self._check_ready(call)
+        last, policies = self._root, self.signature.policy_state
+        if last is None or self._unfinished is not None:
+            last = self._check_ready(call)
         if isinstance(given, Tensor) or (self._action_keys and self._is_dict_action(given)):
-            td, state = self._with_action(given)
+            td = tensordict({"action": given}, self.signature.num_envs)
+            self._check_step_input(td)
+            td.update(last)
+            state = {name: last[name] for name in policies}  # a bare action does not change the state
         else:
             self._check_step_input(given)
-            td, policies = given, self.signature.policy_state
+            td = given
             state = policy_state.read(self._label, self.signature, td) if policies else {}
         action = td["action"]
         vars(self)["_unfinished"] = call  # nn.Module.__setattr__ would take longer
@@ -342,12 +340,9 @@ class Env(BatchedModule):
         >>> env.step(env.sample_action())[0]["next", "truncated"].flatten()
         tensor([False,  True])
         """
-        steps = self._read_clock()
-        if steps is None:
-            raise RuntimeError(
-                f"{self._name()} has no layer that counts steps in a tensor, which elapsed_steps needs: put "
-                "transforms.TimeLimit on it."
-            )
+        if (steps := self._read_clock()) is None:
+            needed = f"{self._name()} has no layer that counts steps in a tensor, which elapsed_steps needs"
+            raise RuntimeError(f"{needed}: put transforms.TimeLimit on it.")
         return steps.reshape(-1).to(torch.int64, copy=True)
 
     @elapsed_steps.setter
@@ -457,10 +452,8 @@ class Env(BatchedModule):
         raise AttributeError(f"{self._name()} has no seed(): `td = env.reset(seed=0)`.")
 
     def __getitem__(self, index: object) -> NoReturn:  # iteration comes here too; with __iter__, an env would be an Iterable
-        raise TypeError(
-            f"{self._name()} cannot be indexed or looped over; it has reset() and step(): `td = env.reset()`, then "
-            '`for _ in range(100): _, td = env.step(td.set("action", env.sample_action()))`.'
-        )
+        remedy = '`td = env.reset()`, then `for _ in range(100): _, td = env.step(td.set("action", env.sample_action()))`'
+        raise TypeError(f"{self._name()} cannot be indexed or looped over; it has reset() and step(): {remedy}.")
 
     def __len__(self) -> int:
         raise TypeError(f"{self._name()} has no len(): `env.num_envs` is the number of envs.")
@@ -477,28 +470,21 @@ class Env(BatchedModule):
     # Checks of what a caller gives. All of them run before anything has changed.
 
     def _check_ready(self, call: str) -> TensorDict:
-        if self._root is None:
+        """Returns the last root. Raises before the first reset, and after a call that did not finish."""
+        if self._root is None or self._unfinished is not None:
             self.unwrapped._check_usable()
+        if self._root is None:
             raise RuntimeError(f"Call reset() before {call} of {self._name()}.")
         if self._unfinished is not None:
-            self._check_finished()
-        return self._root
-
-    def _check_finished(self) -> None:
-        if self._unfinished is not None:
-            self.unwrapped._check_usable()
             remedy = "reset(), or restore() of a snapshot" if self.can_snapshot else "reset()"
-            raise RuntimeError(
-                f"{self._name()} needs {remedy}, because an earlier {self._unfinished} did not finish: "
-                "its state may belong to two different steps."
-            )
+            needed = f"{self._name()} needs {remedy}, because an earlier {self._unfinished} did not finish"
+            raise RuntimeError(f"{needed}: its state may belong to two different steps.")
+        return self._root
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
-            raise RuntimeError(
-                f"{self._name()} cannot snapshot or restore, because a simulator outside of PyTorch holds some of its state. "
-                "What its transforms have learned is in state_dict()."
-            )
+            reason = "a simulator outside of PyTorch holds some of its state. What transforms have learned is in state_dict()"
+            raise RuntimeError(f"{self._name()} cannot snapshot or restore, because {reason}.")
 
     def _valid_seed(self, value: object) -> int:
         try:
@@ -523,13 +509,6 @@ class Env(BatchedModule):
         same = isinstance(given, TensorDictBase) and set(given.keys()) == self._action_keys
         return same and not isinstance(given.get("action", None), TensorDictBase)
 
-    def _with_action(self, action: Value) -> tuple[TensorDict, policy_state.State]:
-        root, td = self._root, tensordict({"action": action}, self.num_envs)
-        assert root is not None
-        self._check_step_input(td)
-        td.update(root)
-        return td, {name: root[name] for name in self.signature.policy_state}  # a bare action does not change the state
-
     def _check_step_input(self, td: object) -> None:
         """Raises unless `td` is a TensorDict with an action of the env, to which `next` can be written."""
         if not isinstance(td, TensorDictBase):
@@ -538,8 +517,7 @@ class Env(BatchedModule):
                 remedy = ": `env.step(torch.as_tensor(action))` takes it"
             needed = f'{self._name()}.step needs a TensorDict with "action", or an action as a tensor'
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
-        action = td.get("action", None)
-        if action is None:
+        if (action := td.get("action", None)) is None:
             got = f"a TensorDict with keys {sorted(td.keys())}{self._two_rows(td.batch_size, ())}"
             raise ValueError(f'{self._name()}.step needs td["action"], but got {got}.')
         signature = self.signature
@@ -551,15 +529,12 @@ class Env(BatchedModule):
             if "reward" in found:
                 got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
                 raise ValueError(f"{self._name()}.step needs a root, but got {got}.")
-            raise ValueError(
-                f'{self._name()} needs nothing under "next" but state of the policy that is declared, but got '
-                f"{sorted(found.keys())}: transforms.PolicyState declares it."
-            )
+            got = f"{sorted(found.keys())}: transforms.PolicyState declares it"
+            raise ValueError(f'{self._name()} needs nothing under "next" but declared state of the policy, but got {got}.')
         if td.batch_size != (self.signature.num_envs,) or td.is_locked:
             got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{self._two_rows(td.batch_size, ())}"
-            raise ValueError(
-                f"{self._name()}.step needs an unlocked TensorDict of batch size ({self.num_envs},), but got {got}."
-            )
+            needed = f"an unlocked TensorDict of batch size ({self.num_envs},)"
+            raise ValueError(f"{self._name()}.step needs {needed}, but got {got}.")
 
     def _with_remedy(self, error: ValueError, space: Space[Any], value: object) -> ValueError:
         shape, remedy = getattr(value, "shape", None), ""
@@ -573,10 +548,7 @@ class Env(BatchedModule):
         return ": reset returns one TensorDict, `td = env.reset()`, and `obs, info = env.reset()` splits it into two rows"
 
     def _check_snapshot(self, snapshot: object, state: policy_state.State) -> Value:
-        """Raises unless this is a snapshot of an env like this one. Returns its observation, in memory of its own.
-
-        Configuration may differ: it stays that of the env.
-        """
+        """The observation of a snapshot, in new memory. Raises unless its env was like this one, up to configuration."""
         owner = f"{self._name()}.restore"
         parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
         buffers, observation = parts.pop("buffers", None), parts.pop("observation", None)
@@ -594,9 +566,6 @@ class Env(BatchedModule):
         if not isinstance(observation, Tensor):
             observation = TensorDict(observation.to_dict() if isinstance(observation, TensorDict) else observation)
         observation = spaces.to_device(observation, self.device).clone()
-        spaces.check(
-            owner, "a snapshot with observations", self.single_observation_space, observation, self.num_envs, self.device
-        )
-        if isinstance(observation, TensorDict):
-            observation = TensorDict(observation.to_dict(), batch_size=[self.num_envs])
-        return observation
+        space, n = self.single_observation_space, self.num_envs
+        spaces.check(owner, "a snapshot with observations", space, observation, n, self.device)
+        return observation if isinstance(observation, Tensor) else TensorDict(observation.to_dict(), batch_size=[n])

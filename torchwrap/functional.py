@@ -28,8 +28,7 @@ State = dict[str, Tensor]
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
 # The index of a function is part of its key, so that no two functions of a step draw the same numbers.
-_TAGS = {name: index for index, name in enumerate(("initial", "transition", "observation", "reward", "terminal"))}
-_TAGS |= {"pool": 5, "truncated": 6}
+_TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal": 4, "pool": 5, "truncated": 6}
 _INFO = ("transition_info", "state_info")  # they get no random numbers
 
 
@@ -66,8 +65,7 @@ class FunctionalEnv(Env):
         action_repeat: repeats each action this often, or until the episode ends, and sums the rewards. Each repetition counts
             towards `max_episode_steps`.
         first_index: global index of the first env, for a shard of a larger run.
-        params: parameters that differ between envs, by name: tensors `(num_envs, ...)`. Every function then gets those of its
-            env as `params`, a dict.
+        params: what differs between envs, by name: tensors `(num_envs, ...)`. Functions get a dict of their env's as `params`.
         reset_pool: size of a pool of precomputed initial states, for an expensive `initial`. An episode starts from a random
             state of the pool, and the whole pool is drawn again within 256 steps. 0 disables it.
         render_mode: "rgb_array" if the functions have `render_init` and `render_image`. None disables rendering.
@@ -111,7 +109,10 @@ class FunctionalEnv(Env):
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
         self.action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
-        for name, value in _checked_params(params, num_envs).items():
+        for name, value in (params or {}).items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
             self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
         self.parameter_names = list(params or {})
         validation.integer("FunctionalEnv", "reset_pool", reset_pool, at_least=0)
@@ -154,11 +155,7 @@ class FunctionalEnv(Env):
         return successor
 
     def _advance(self, state: State, action: Value, key: Key) -> tuple[State, TensorDict]:
-        """A step of all envs, which neither reads nor writes a buffer of the state.
-
-        Returns:
-            The next state, and the successor.
-        """
+        """The next state, and the successor, of a step of all envs, which neither reads nor writes a buffer of the state."""
         following = self._call("transition", key, state, action)
         # The observation, the reward and the flags are functions of it.
         next_state = dict(zip(following, map(materialize, following.values()), strict=True))
@@ -206,12 +203,7 @@ class FunctionalEnv(Env):
             self.pool.fill(self.pool.slots, self._call("initial", self.pool.seed(seed)))
 
     def _call(
-        self,
-        name: str,
-        key: Key,
-        *arguments: Any,
-        params: dict[str, Tensor] | None = None,
-        options: Options | None = None,
+        self, name: str, key: Key, *arguments: Any, params: dict[str, Tensor] | None = None, options: Options | None = None
     ) -> Any:
         """The result of a function for each row of the key. `params` defaults to those of all envs."""
         function, options = getattr(self.func_env, name), options or {}
@@ -362,7 +354,10 @@ class FunctionalEnv(Env):
             leaves = rows.leaves(result)
             storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
         except Exception as error:
-            raise TypeError(f"{owner} needs {_requirement(error)}, but got {type(error).__name__}: {error}") from error
+            needed = "to draw from its rng" if "random operation" in str(error) else "to return tensors"
+            if "data-dependent control flow" in str(error):  # a message for readers who know torch.vmap
+                needed = "tensor operators, torch.where instead of `if`"
+            raise TypeError(f"{owner} needs {needed}, but got {type(error).__name__}: {error}") from error
         if not all(torch.equal(state, get()) for state, (get, _) in zip(before, generators, strict=True)):
             for state, (_, set_state) in zip(before, generators, strict=True):
                 set_state(state)
@@ -374,8 +369,7 @@ class FunctionalEnv(Env):
 
     def _check_options(self, options: Options) -> None:
         known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
+        if unknown := sorted(set(options) - set(known)):
             raise ValueError(f"{self._name()}.reset needs options among {known}, but got {unknown}.")
         try:
             self._call("initial", self.stream.key(), options=options)
@@ -384,13 +378,9 @@ class FunctionalEnv(Env):
 
 
 class _StatePool(nn.Module):
-    """A pool of initial states, a few of which are drawn again at every step.
+    """A pool of initial states, shaped as those of `example`, a few of which are drawn again at every step.
 
     It has its own random numbers, so its content does not depend on which envs take from it, or on how many there are.
-
-    Args:
-        size: number of states.
-        example: initial states by field, for their shapes and dtypes.
     """
 
     REFRESH_STEPS = 256  # the whole pool is drawn again within this number of steps
@@ -407,10 +397,9 @@ class _StatePool(nn.Module):
         device = next(iter(example.values())).device
         self.size, self.refresh_per_step = size, -(-size // self.REFRESH_STEPS)
         self.fields = list(example)
-        for name in ("seed_low", "seed_high", "generation"):
-            self.register_buffer(name, torch.zeros(size, dtype=torch.int64, device=device), persistent=False)
+        for name, length in {"seed_low": size, "seed_high": size, "generation": size, "cursor": 1}.items():
+            self.register_buffer(name, torch.zeros(length, dtype=torch.int64, device=device), persistent=False)
         self.register_buffer("slots", torch.arange(size, device=device), persistent=False)
-        self.register_buffer("cursor", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
         for name, value in example.items():
             self.register_buffer(f"initial_{name}", value.new_zeros(size, *value.shape[1:]), persistent=False)
 
@@ -446,13 +435,6 @@ class _StatePool(nn.Module):
 def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     parts = {key: _nested(part, num_rows) if isinstance(part, dict) else part for key, part in observation.items()}
     return tensordict(parts, num_rows)
-
-
-def _requirement(error: Exception) -> str:
-    # PyTorch's own message assumes that the reader knows torch.vmap.
-    if "data-dependent control flow" in str(error):
-        return "tensor operators, torch.where instead of `if`"
-    return "to draw from its rng" if "random operation" in str(error) else "to return tensors"
 
 
 def _storages(tensors: list[Tensor]) -> set[int]:
@@ -491,17 +473,8 @@ def _step_limits(value: object, num_envs: int) -> tuple[int | None, Tensor | Non
     if value.shape != (num_envs,) or value.dtype != torch.int64:
         needed = f"FunctionalEnv needs max_episode_steps as an integer, or as a tensor ({num_envs},) torch.int64"
         raise ValueError(f"{needed}, but got {validation.described(value)}.")
-    if (least := int(value.min())) < 1:
-        raise ValueError(f"FunctionalEnv needs max_episode_steps of at least 1, but got {least}.")
+    validation.integer("FunctionalEnv", "max_episode_steps", int(value.min()), at_least=1)
     return int(value.max()), value
-
-
-def _checked_params(values: Mapping[str, object] | None, num_envs: int) -> dict[str, Tensor]:
-    for name, value in (values or {}).items():
-        if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
-    return dict(values or {})  # type: ignore[arg-type]
 
 
 def _check_given_state(owner: str, state: object, own: State) -> None:

@@ -231,8 +231,7 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
 
     Args:
         key: the coordinates of the numbers.
-        count: number of alternatives, 1 to 2**31; an int, or an int64 tensor that broadcasts to the shape of the result. Only
-            an int is checked.
+        count: number of alternatives, 1 to 2**31; an int, which is checked, or an int64 tensor that broadcasts to the result.
         shape: of the numbers of one env.
 
     >>> from torchwrap.random import Stream
@@ -247,8 +246,7 @@ def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tens
 def permutation(key: Key, n: int) -> Tensor:
     """Random permutations of 0 to n - 1, int64, shape `(*key_shape, n)`, for an `n` of 0 to 2**26.
 
-    They are the order of n random words. Ties are broken by index, so that every device gives the same order; the bias that
-    results is below n**2 / 2**33.
+    They are the order of n random words. Ties are broken by index, the same on every device, with a bias below n**2 / 2**33.
 
     >>> from torchwrap.random import Stream
     >>> permutation(Stream(2, seed=0).key(), 5)
@@ -268,9 +266,8 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
         key: the coordinates of the indices.
         n: number of alternatives, 1 to 2**31.
         shape: of the indices of one env.
-        p: probabilities, `(n,)` or `(*key_shape, n)`; nonnegative, and summing to 1 up to rounding. Probabilities below 2**-52
-            count as 0, and an index of probability 0 is never drawn. The values are checked only in eager mode on the CPU.
-            Defaults to equal probabilities.
+        p: probabilities, `(n,)` or `(*key_shape, n)`, equal by default; nonnegative, and summing to 1 up to rounding. Those
+            below 2**-52 count as 0, an index of which is never drawn. The values are checked only in eager mode on the CPU.
 
     >>> from torchwrap.random import Stream
     >>> choice(Stream(2, seed=0).key(), 3, (4,), torch.tensor([0.3, 0.0, 0.7]))

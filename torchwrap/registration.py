@@ -22,7 +22,7 @@ from torchwrap.envs.cartpole import CartPole
 from torchwrap.envs.classic import ClassicControl
 from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
-from torchwrap.functional import FunctionalEnv
+from torchwrap.functional import FunctionalEnv, Functions
 from torchwrap.interop.gymnasium import make as make_gymnasium
 from torchwrap.interop.gymnasium import make_envpool
 
@@ -38,18 +38,11 @@ NATIVE: dict[str, type[ClassicControl]] = {
 
 # Without Gymnasium's colon, which `make` takes for the end of a module.
 _ID = re.compile(r"([\w-]+/)?[\w.-]+-v(0|[1-9][0-9]*)")
-
 _FUNCTIONS = ("initial", "transition", "observation", "reward", "terminal")
-
 _REGISTERED: dict[str, Callable[..., Any]] = {}  # by `register`
 
 
-def register(
-    id: str,
-    func_env: Callable[..., FuncEnv[Any, Any, Any, Any, Any, Any, Any]],
-    *,
-    max_episode_steps: int | None = None,
-) -> None:
+def register(id: str, func_env: Callable[..., Functions], *, max_episode_steps: int | None = None) -> None:
     """Registers an id for an env of your own, written as a `FuncEnv`, so that `make(id, num_envs)` makes it in this process.
 
     The id is registered with Gymnasium too, so that it is known there, but `gymnasium.make` refuses it: it makes single envs.
@@ -57,8 +50,7 @@ def register(
 
     Args:
         id: "namespace/Name-v0", or "Name-v0".
-        func_env: a class, or a function that returns the functions; see `FunctionalEnv`. It gets the keyword arguments of
-            `make` that `make` does not take itself.
+        func_env: a class, or a function that returns the functions; see `FunctionalEnv`. It gets the `kwargs` of `make`.
         max_episode_steps: truncates episodes at this length, if `make` gets no other. None disables it.
 
     Raises:
@@ -188,8 +180,7 @@ def make(
             raise
         remedy = ' in torch, or backend="gymnasium"' if id in NATIVE else ""
         raise ValueError(f"make needs arguments that {id} takes{remedy}, but got: {error}") from None
-    limits: dict[str, Any] = {"max_episode_steps": spec.max_episode_steps, "render_mode": render_mode}
-    return FunctionalEnv(functions, count, **limits, **common)
+    return FunctionalEnv(functions, count, max_episode_steps=spec.max_episode_steps, render_mode=render_mode, **common)
 
 
 def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:

@@ -55,8 +55,7 @@ def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any
     >>> list(leaves(spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2)))))
     [(('a', 'b'), Discrete(2))]
     """
-    subspaces = children(space)
-    if subspaces is None:
+    if (subspaces := children(space)) is None:
         yield path, space
         return
     if not subspaces or not all(isinstance(key, str) for key in subspaces):
@@ -67,8 +66,7 @@ def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any
 
 def build(space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_envs: int, path: Path = ()) -> Value:
     """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf."""
-    subspaces = children(space)
-    if subspaces is None:
+    if (subspaces := children(space)) is None:
         return make(path, space)
     values = {key: build(child, make, num_envs, (*path, key)) for key, child in subspaces.items()}
     return TensorDict(values, batch_size=[num_envs])
@@ -91,8 +89,7 @@ def dtype(space: Space[Any]) -> torch.dtype:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
     if space.dtype.str not in TORCH_DTYPES:
-        needed = "A space needs a dtype that PyTorch computes with"
-        raise TypeError(f"{needed}, but got {space} of dtype {space.dtype}.")
+        raise TypeError(f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}.")
     return TORCH_DTYPES[space.dtype.str]
 
 
@@ -134,8 +131,7 @@ def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu"
     >>> from_numpy(spaces.Tuple([spaces.Discrete(2)]), (np.array([0, 1]),))["0"]
     tensor([0, 1])
     """
-    subspaces = children(space)
-    if subspaces is None:
+    if (subspaces := children(space)) is None:
         return tensor(np.array(value, space.dtype, order="C"), device)
     values = {str(index): part for index, part in enumerate(value)} if isinstance(value, tuple) else value
     tensors = {key: from_numpy(child, values[key], device) for key, child in subspaces.items()}
@@ -208,8 +204,7 @@ def outside(space: Space[Any], value: Tensor) -> Tensor:
 
 def contains(space: Space[Any], value: Value) -> bool:
     """Whether every row of a batched value lies in the space: structure, shape, dtype and bounds. Waits for the device."""
-    subspaces = children(space)
-    if subspaces is not None:
+    if (subspaces := children(space)) is not None:
         is_dict = isinstance(value, TensorDictBase) and set(value.keys()) == set(subspaces)
         return is_dict and all(contains(child, at(value, (key,))) for key, child in subspaces.items())
     if not isinstance(value, Tensor) or value.dtype != dtype(space) or value.shape[1:] != (space.shape or ()):
@@ -220,8 +215,7 @@ def contains(space: Space[Any], value: Value) -> bool:
 def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int, device: torch.device) -> None:
     """Raises a TypeError or ValueError unless a value has the structure, shape, dtype and device that the space requires.
 
-    `owner` and `what` begin the message. The bounds of discrete spaces are checked too if the host can read the values without
-    a device sync.
+    `owner` and `what` begin the message. Bounds of discrete spaces are checked too if the host can read them without a sync.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         subspaces = children(space) or {}
@@ -330,9 +324,8 @@ class Sampler(nn.Module):
     def __init__(self, space: Space[Any], device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.space = space
-        self.parts = nn.ModuleList(
-            _Box(leaf, device) if isinstance(leaf, spaces.Box) else _Counted(leaf, device) for _, leaf in leaves(space)
-        )
+        parts = [_Box(leaf, device) if isinstance(leaf, spaces.Box) else _Counted(leaf, device) for _, leaf in leaves(space)]
+        self.parts = nn.ModuleList(parts)
 
     def forward(self, stream: random.Stream) -> Value:
         """Draws from the stream, which advances by one step per leaf of the space."""

@@ -9,19 +9,16 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from gymnasium import Space
 from gymnasium import spaces as gymnasium_spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._compile.api import compile
-from torchwrap._core import spec as specs
-from torchwrap._core import validation
+from torchwrap._core import spec, validation
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
-from torchwrap.spaces import Signature
 from torchwrap.transforms import policy_state
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers import TransformedEnv
@@ -65,8 +62,8 @@ class ScriptedEnv(Env):
         episode_lengths: int | Sequence[int] | None = (5, 3, 1, 4),
         *,
         ending: Literal["terminated", "truncated", "both", "in turn"] = "in turn",
-        observation_space: Space[Any] | None = None,
-        action_space: Space[Any] | None = None,
+        observation_space: gymnasium_spaces.Space[Any] | None = None,
+        action_space: gymnasium_spaces.Space[Any] | None = None,
         first_index: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -82,7 +79,7 @@ class ScriptedEnv(Env):
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
         if action_space is None:
             action_space = gymnasium_spaces.Box(-1, 1, (6,), np.float32)
-        signature = Signature(num_envs, observation_space, action_space, device, None, first_index)
+        signature = spaces.Signature(num_envs, observation_space, action_space, device, None, first_index)
         super().__init__(signature, metadata={"render_modes": []})
         self.ending = ending
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
@@ -123,12 +120,7 @@ class ScriptedEnv(Env):
 
     def _observation_now(self) -> spaces.Value:
         start, leaves = 1000 * self.index + self.elapsed, iter(self.leaves)
-
-        def make(path: tuple[str, ...], leaf: Space[Any]) -> Tensor:
-            value: Tensor = next(leaves)(start)
-            return value
-
-        return spaces.build(self.single_observation_space, make, self.num_envs)
+        return spaces.build(self.single_observation_space, lambda path, leaf: next(leaves)(start), self.num_envs)
 
 
 class _Leaf(nn.Module):
@@ -136,7 +128,7 @@ class _Leaf(nn.Module):
 
     offsets, low, width = ConstantBuffer(), ConstantBuffer(), ConstantBuffer()
 
-    def __init__(self, leaf: Space[Any], device: torch.device) -> None:
+    def __init__(self, leaf: gymnasium_spaces.Space[Any], device: torch.device) -> None:
         super().__init__()
         self.dtype = spaces.dtype(leaf)
         self.is_bounded = not isinstance(leaf, gymnasium_spaces.Box) or leaf.is_bounded()
@@ -191,17 +183,13 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     >>> from torchwrap import transforms as T
     >>> check_transform(lambda: T.ClipReward(-1, 1))
     """
-
-    def make_transformed(**arguments: Any) -> TransformedEnv:
-        return TransformedEnv(make_env(**arguments), make())
-
     try:
-        specs.record(make())
+        spec.record(make())
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
     # The checks that name the fault of a transform most precisely come before those of an env.
-    checks = _check_description, _check_step_results, _check_action, _check_masked_reset
-    _run_checks((*checks, _check_eval, check_env, _check_state_dict), make_transformed)
+    checks = _check_description, _check_step_results, _check_action, _check_masked_reset, _check_eval
+    _run_checks((*checks, check_env, _check_state_dict), lambda **given: TransformedEnv(make_env(**given), make()))
 
 
 def _check_description(make: MakeEnv) -> None:
@@ -237,8 +225,7 @@ def _check_step_results(make: MakeEnv) -> None:
         for key in ("reward", "terminated", "truncated", "done"):
             shape, dtype = (NUM_ENVS, 1), torch.float32 if key == "reward" else torch.bool
             _require(layout[key] == (shape, dtype), f"step: needs {key} of {shape} {dtype}, but got {layout[key]}.")
-        done = successor["done"]
-        ended = successor["terminated"] | successor["truncated"]
+        done, ended = successor["done"], successor["terminated"] | successor["truncated"]
         _require((done == ended).all(), "step: needs done = terminated | truncated.")
         for value in (successor["observation"], td["observation"]):
             _require(spaces.contains(space, value), f"step: needs observations in {space}, but got {value}.")
@@ -252,14 +239,13 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
     env, other = make(), make()
     actions = _sample_actions(env)
     _sample_actions(other)
-    results, copies = [], []
+    results = []
     for (transition, td), (erased, erased_td) in zip(_run(env, actions), _run(other, actions), strict=True):
         _require_equal(transition["next"], erased["next"], "outputs: changing them in place must not change the env")
-        results += [transition["next"], td.select("observation")]
-        copies += [results[-2].clone(), results[-1].clone()]
+        results += [(result, result.clone()) for result in (transition["next"], td.select("observation"))]
         for leaf in (*erased.values(True, True), *erased_td.values(True, True)):
             leaf.zero_()
-    for result, copy in zip(results, copies, strict=True):
+    for result, copy in results:
         _require_equal(copy, result, "outputs: later steps must not change them")
 
 
@@ -273,8 +259,7 @@ def _check_seeding(make: MakeEnv) -> None:
 def _check_sharding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
-    shards = [make(num_envs=1, first_index=row).eval() for row in range(NUM_ENVS)]
-    runs = [_run(shard, [action[[row]] for action in actions]) for row, shard in enumerate(shards)]
+    runs = [_run(make(num_envs=1, first_index=row).eval(), [action[[row]] for action in actions]) for row in range(NUM_ENVS)]
     for transition, td in _run(env, actions):
         for row, shard_run in enumerate(runs):
             promise = f"env {row} of {NUM_ENVS}: needs to equal a single env with first_index={row}"

@@ -15,14 +15,15 @@ from torch.fx import GraphModule
 
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs
-from torchwrap._compile.trace import Trace, trace
+from torchwrap._compile.trace import trace
 from torchwrap._core import rows
 from torchwrap._core.rows import Nested
 
 try:
     from torch._inductor import compile as inductor
+    from torch._inductor import list_options
 except ImportError:
-    inductor = None  # type: ignore[assignment]
+    inductor, list_options = None, list  # type: ignore[assignment]
 
 Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[..., Sequence[Tensor]]
@@ -79,10 +80,6 @@ class Graph:
         program, tensors = self.prepare(*values)
         return program.build(iter(program.run(tensors)))
 
-    def trace(self, *values: Nested) -> Trace:
-        """The graph for arguments like these, not compiled."""
-        return trace(self.function, self.inputs, values)
-
     def prepare(self, *values: Nested) -> tuple[Program, list[Tensor]]:
         """The program for arguments like these, which is compiled if it does not exist yet, and what to run it on."""
         state, tensors = self.inputs.current()
@@ -100,7 +97,7 @@ class Graph:
     @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
     @torch.no_grad()
     def _compile(self, values: tuple[Nested, ...]) -> Program:
-        graph, result = self.trace(*values)
+        graph, result = trace(self.function, self.inputs, values)
         used, tensors = _prune(graph), [*self.inputs.current()[1], *rows.leaves(values)]
         example = [tensors[index].contiguous() if index >= self.inputs.num_tensors else tensors[index] for index in used]
         run = _Compiled(compile_graph(graph, example, *self.settings), used)
@@ -159,8 +156,8 @@ def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, o
         return graph
     cuda = {tensor.device for tensor in example if tensor.is_cuda}
     if backend == "inductor":
-        known = torch._inductor.list_options()
-        options = {**{name: value for name, value in _CPU_OPTIONS.items() if name in known and not cuda}, **options}
+        known = () if cuda else list_options()
+        options = {**{name: value for name, value in _CPU_OPTIONS.items() if name in known}, **options}
         if inductor is not None:
             fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
             return inductor(graph, fakes, options=dict(options))  # type: ignore[no-any-return]

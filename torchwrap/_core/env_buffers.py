@@ -44,8 +44,7 @@ class EnvBuffer(_Declaration):
         shape: of one row.
         dtype: of the buffer.
         fill: the initial value of each element.
-        row: instead of the three above: gives the initial row as a tensor, from the module. Needed where shape or dtype
-            depend on a space.
+        row: instead of the three above: gives the initial row as a tensor, from the module. Needed if it depends on a space.
     """
 
     def __init__(
@@ -96,12 +95,8 @@ class BatchedModule(nn.Module):
     """
 
     _env_buffer_names: tuple[str, ...] = ()
-
-    _constructor_arguments: frozenset[str] = frozenset()
-    """Parameters of the constructors of this class and its bases."""
-
-    _fixed_names: frozenset[str] = frozenset()
-    """Attributes that cannot be assigned."""
+    _constructor_arguments: frozenset[str] = frozenset()  # of this class and its bases
+    _fixed_names: frozenset[str] = frozenset()  # attributes that cannot be assigned
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -187,12 +182,10 @@ class BatchedModule(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to`, `.double()` and their like come here.
         for dtype in sorted(self._dtypes(), key=str):
-            got = fn(torch.empty(0, dtype=dtype, device="cpu")).dtype
-            if got != dtype:
-                raise TypeError(
-                    f"{type(self).__name__} needs to keep its dtypes, but got a conversion of {dtype} to {got}: `.to(device)` "
-                    "without a dtype moves it, and T.DtypeObservation, a transform, casts observations."
-                )
+            if (got := fn(torch.empty(0, dtype=dtype, device="cpu")).dtype) != dtype:
+                needed = f"{type(self).__name__} needs to keep its dtypes, but got a conversion of {dtype} to {got}"
+                remedy = "`.to(device)` without a dtype moves it, and T.DtypeObservation, a transform, casts observations"
+                raise TypeError(f"{needed}: {remedy}.")
         return super()._apply(fn, recurse)
 
     def _dtypes(self) -> set[torch.dtype]:

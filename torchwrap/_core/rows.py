@@ -38,11 +38,7 @@ def _keys(value: Any) -> list[Any]:
 
 
 def flatten(value: Nested, found: list[Tensor]) -> Structure:
-    """Appends the tensors in the order of their keys.
-
-    Returns:
-        The keys at every level, which values of the same kind share. It can be the key of a dict.
-    """
+    """Appends the tensors in the order of their keys. Returns the keys at every level, hashable, alike for equal kinds."""
     if isinstance(value, Tensor):
         found.append(value)
         return ()
@@ -73,10 +69,8 @@ def builder(value: Nested) -> Callable[[Iterator[Tensor]], Nested]:
 
 
 def is_host_readable(tensor: Tensor) -> bool:
-    """True if the host can read this tensor without a device sync: it is on the CPU, and has values.
-
-    A tensor that is being traced has none. It is a subclass of `Tensor`, or a compiler says that it compiles.
-    """
+    """True if the host can read this tensor without a device sync: it is on the CPU, and not traced."""
+    # A tensor that is being traced has no values. It is a subclass of `Tensor`, or a compiler says that it compiles.
     return not torch.compiler.is_compiling() and tensor.is_cpu and type(tensor) in _PLAIN
 
 
@@ -99,8 +93,7 @@ class RowMask:
 
     Args:
         tensor: bool, `(num_envs,)` or `(num_envs, 1)`. It must not change afterwards.
-        synchronize: let `any` read the mask even if the host has to wait for the device, because a simulator on the host
-            needs the answer.
+        synchronize: let `any` read the mask even if the host has to wait for the device: a simulator on the host needs it.
 
     >>> mask = RowMask(torch.tensor([False, True, True]))
     >>> elapsed = torch.tensor([[4], [5], [6]])
@@ -125,10 +118,7 @@ class RowMask:
         self.num_rows = tensor.shape[0]  # `len` would make a constant of the size in an exported graph
         self.indices = self.tensor.nonzero().squeeze(-1) if is_host_readable(tensor) else None
         self._on_host = self.tensor.cpu() if synchronize else self.tensor
-        if self.indices is not None:
-            self._is_empty = self.indices.numel() == 0
-        else:
-            self._is_empty = synchronize and not bool(self._on_host.any())
+        self._is_empty = self.indices.numel() == 0 if self.indices is not None else synchronize and not self._on_host.any()
 
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu") -> RowMask:

@@ -51,8 +51,7 @@ def record(part: Any) -> WrapperSpec:
     """The spec of a wrapper or transform: its class, and its arguments, read from the attributes of their names."""
     kind = type(part)
     parameters = {name: parameter for name, parameter in inspect.signature(kind).parameters.items() if name != "env"}
-    missing = [name for name in parameters if not hasattr(part, name)]
-    if missing:
+    if missing := [name for name in parameters if not hasattr(part, name)]:
         raise ValueError(f"{kind.__name__} needs its arguments as attributes for its spec, but got none for {missing}.")
     arguments = {}
     for name, parameter in parameters.items():

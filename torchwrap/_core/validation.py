@@ -1,6 +1,4 @@
-"""Validation of arguments. Each function returns the argument, or raises an error that names its owner, what is needed, and
-what it got: a TypeError for another type, a ValueError for a value out of range.
-"""
+"""Checks of arguments. Each function returns the argument, or raises a TypeError for its type, a ValueError for its range."""
 
 from __future__ import annotations
 
@@ -76,18 +74,12 @@ def positive(owner: str, name: str, value: Any) -> float:
     return number(owner, name, value, math.ulp(0.0), sys.float_info.max, f"a finite {name} above 0")
 
 
-def number(
-    owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, needed: str | None = None
-) -> float:
-    """A real number of Python, NumPy or PyTorch in [low, high]: an int if it fits int64, else a float. NaN is out of range.
-
-    `needed` is what the error message says is needed; by default the interval.
-    """
-    if needed is None:
+def number(owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, needed: str = "") -> float:
+    """A real number of Python, NumPy or PyTorch in [low, high]: an int if it fits int64, else a float. NaN is out of range."""
+    if not needed:  # in the error message, by default the interval
         bounded = (low, high) != (-math.inf, math.inf)
         needed = f"{name} in [{low:g}, {high:g}]" if bounded else f"a number as {name}"
-    real = _real(value)
-    if real is None:
+    if (real := _real(value)) is None:
         raise TypeError(f"{owner} needs {needed}, but got {shown(value)}.")
     try:
         real = real if isinstance(real, int) and abs(real) < 2**63 else float(real)

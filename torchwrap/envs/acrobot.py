@@ -46,10 +46,7 @@ class Acrobot(ClassicControl):
     action_space = spaces.Discrete(3)
 
     def __init__(
-        self,
-        book_or_nips: Literal["book", "nips"] = "book",
-        torque_noise_max: float = 0.0,
-        dtype: torch.dtype = torch.float32,
+        self, book_or_nips: Literal["book", "nips"] = "book", torque_noise_max: float = 0.0, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__(dtype)
         if book_or_nips not in ("book", "nips"):
@@ -57,10 +54,8 @@ class Acrobot(ClassicControl):
         high = np.array([1.0, 1.0, 1.0, 1.0, self.max_speed_1, self.max_speed_2], np.float32)
         self.observation_space = spaces.Box(-high, high)
         self.book_or_nips = book_or_nips
-        needed = "a finite torque_noise_max of at least 0"
-        self.torque_noise_max = validation.number(
-            "Acrobot", "torque_noise_max", torque_noise_max, 0, sys.float_info.max, needed
-        )
+        name, needed = "torque_noise_max", "a finite torque_noise_max of at least 0"
+        self.torque_noise_max = validation.number("Acrobot", name, torque_noise_max, 0, sys.float_info.max, needed)
 
     def initial(self, rng: Key, params: Any = None, low: float = -0.1, high: float = 0.1) -> State:
         return dict(zip(self.fields, self.between(low, high, rng, (4,)).unbind(-1), strict=True))

@@ -44,8 +44,7 @@ class MountainCar(ClassicControl):
 
     def __init__(self, goal_velocity: float = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(dtype)
-        low = np.array([self.min_position, -self.max_speed], np.float32)
-        high = np.array([self.max_position, self.max_speed], np.float32)
+        low, high = np.array([[self.min_position, -self.max_speed], [self.max_position, self.max_speed]], np.float32)
         self.observation_space = spaces.Box(low, high)
         self.goal_velocity = validation.number(type(self).__name__, "goal_velocity", goal_velocity)
 

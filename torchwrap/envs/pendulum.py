@@ -61,19 +61,15 @@ class Pendulum(ClassicControl):
         gravity = 3 * self.g / (2 * self.length) * torch.sin(theta)
         theta_dot = theta_dot + (gravity + 3 / (self.mass * self.length**2) * self._torque(action)) * self.tau
         theta_dot = theta_dot.clamp(-self.max_speed, self.max_speed)
-        return {
-            "theta": theta + self.tau * theta_dot,
-            "theta_dot": theta_dot,
-        }  # semi-implicit Euler: the angle moves with the new velocity
+        # Semi-implicit Euler: the angle moves with the new velocity.
+        return {"theta": theta + self.tau * theta_dot, "theta_dot": theta_dot}
 
     def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
         theta = state["theta"]
         return torch.stack([torch.cos(theta), torch.sin(theta), state["theta_dot"]], -1).to(torch.float32)
 
     def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
-        angle = (
-            torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi
-        )  # of the state before the action, in [-pi, pi)
+        angle = torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi  # before the action, in [-pi, pi)
         squares = torch.square(angle) + 0.1 * torch.square(state["theta_dot"])
         return -(squares + 0.001 * torch.square(self._torque(action)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,8 @@ def signature(
     action_space: Space[Any],
     max_episode_steps: int | None,
     first_index: int,
-    info_keys: Sequence[str],
-    *,
     device: torch.device | str,
+    info_keys: Sequence[str],
 ) -> Signature:
     """The description of an env that functions make, from arguments that are checked."""
     for name, space in (("observation_space", observation_space), ("action_space", action_space)):
@@ -60,14 +59,12 @@ def signature(
 
 
 def numbers(
-    owner: str, result: Any, names: tuple[str, ...], info_keys: Sequence[str], describe: Callable[[Any], str]
+    owner: str, result: Any, names: tuple[str, ...], info_keys: Collection[str], describe: Callable[[Any], str]
 ) -> dict[str, Any]:
     """By name, the reward, the flags and the info that a simulator's `step` returned, whose result ends as `STEP` does."""
     if not isinstance(result, tuple | list) or len(result) != len(names) or not isinstance(result[-1], dict):
-        needed = f"({', '.join(names)}) with a dict as info"
-        raise TypeError(f"{owner} needs step to return {needed}, but got {describe(result)}.")
+        raise TypeError(f"{owner} needs step to return ({', '.join(names)}) with a dict as info, but got {describe(result)}.")
     *_, reward, terminated, truncated, info = result
     if unknown := sorted(set(info_keys) - set(info)):
-        known = f"It contains {sorted(info)}."
-        raise ValueError(f"{owner} needs info_keys that the info contains, but got {unknown}. {known}")
+        raise ValueError(f"{owner} needs info_keys that the info contains, but got {unknown}. It contains {sorted(info)}.")
     return {"reward": reward, "terminated": terminated, "truncated": truncated, **{name: info[name] for name in info_keys}}

@@ -36,10 +36,9 @@ class Engine:
         self.reads_info = reads_info
         self.mode = self._read_mode()
         if self.mode not in self.modes:
-            raise ValueError(
-                f"from_gymnasium needs a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}, but got "
-                f"{self.mode}: in other modes the step after the end of an episode is no transition. {self.remedy}"
-            )
+            needed = f"a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}"
+            remedy = f"in other modes the step after the end of an episode is no transition. {self.remedy}"
+            raise ValueError(f"from_gymnasium needs {needed}, but got {self.mode}: {remedy}")
 
     def _read_mode(self) -> Any:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
@@ -74,10 +73,7 @@ class Engine:
 
 
 class Sync(Engine):
-    """Gymnasium's `SyncVectorEnv`, whose own `step` takes longer: it batches all infos, and copies once more.
-
-    Its envs are stepped and reset one by one, so that its auto-reset never takes place.
-    """
+    """Gymnasium's `SyncVectorEnv`, env by env: without its auto-reset, its batches of all infos, and one of its copies."""
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
         super().__init__(vector_env, reads_info)
@@ -98,9 +94,8 @@ class Sync(Engine):
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         for row in np.flatnonzero(rows).tolist():
-            self._observations[row], _ = self.vector_env.envs[row].reset(
-                seed=None if seed is None else seed + row, options=options
-            )
+            own_seed = None if seed is None else seed + row
+            self._observations[row], _ = self.vector_env.envs[row].reset(seed=own_seed, options=options)
         self._set_observations(self._observations)
 
     def _set_observations(self, observations: list[Any]) -> None:
@@ -109,9 +104,7 @@ class Sync(Engine):
 
 
 class Ale(Engine):
-    """ALE's `AtariVectorEnv`. It has no `DISABLED`, and a masked reset in `NEXT_STEP` ends games that `life_loss_info` goes on
-    with.
-    """
+    """ALE's `AtariVectorEnv`. It has no `DISABLED`; a masked reset in `NEXT_STEP` ends games `life_loss_info` goes on with."""
 
     modes = (AutoresetMode.SAME_STEP,)
     remedy = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to AtariVectorEnv or make_vec."
@@ -149,13 +142,12 @@ class EnvPool(Engine):
     takes_options = False
     has_threads = True
 
-    def __init__(self, vector_env: Any, reads_info: bool) -> None:
-        super().__init__(vector_env, reads_info)
-        if vector_env is not vector_env.unwrapped:
+    def __init__(self, pool: Any, reads_info: bool) -> None:
+        super().__init__(pool, reads_info)
+        if pool is not pool.unwrapped:
             remedy = "Gymnasium's wrappers take its auto-reset for a step. Put torchwrap's transforms on the result instead"
-            got = f"{type(vector_env).__name__} around it"
-            raise ValueError(f"from_gymnasium needs EnvPool's env itself, but got {got}: {remedy}.")
-        config = vector_env.config
+            raise ValueError(f"from_gymnasium needs EnvPool's env itself, but got {type(pool).__name__} around it: {remedy}.")
+        config = pool.config
         _check_batch("EnvPool", config["num_envs"], config["batch_size"])
         self._seed = [*config.get("env_seed", ()), config["seed"]][0]  # of row 0
         limit = config.get("max_episode_steps")
@@ -226,8 +218,7 @@ def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> A
 
 def _check_batch(owner: str, num_envs: int, batch_size: int) -> None:
     if batch_size not in (0, num_envs):
-        needed = f"{owner} to step all {num_envs} envs at once"
-        raise ValueError(f"from_gymnasium needs {needed}, but got batch_size={batch_size}: leave batch_size out.")
+        raise ValueError(f"from_gymnasium needs {owner} to step all {num_envs} envs at once, but got {batch_size=}: omit it.")
 
 
 def _select(values: Any, rows: Any) -> Any:

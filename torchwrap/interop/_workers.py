@@ -32,13 +32,11 @@ class Workers:
     def __init__(self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False) -> None:
         self.vector_env, self._base, self._unfinished = vector_env, vector_env.unwrapped, False
         self._name, self._has_threads = name, has_threads
-        self.processes: list[BaseProcess] = []
-        self.pipes: list[WorkerPipe] = []
-        pipes = getattr(self._base, "parent_pipes", [])
-        if not vector_env.closed and all(isinstance(pipe, Connection) for pipe in pipes):
-            self.processes = getattr(self._base, "processes", [])
-            self.pipes = [WorkerPipe(self._base, index, name, timeout) for index in range(len(pipes))]
-            pipes[:] = self.pipes
+        pipes, processes = (getattr(self._base, attribute, []) for attribute in ("parent_pipes", "processes"))
+        if vector_env.closed or not all(isinstance(pipe, Connection) for pipe in pipes):
+            pipes, processes = [], []
+        self.processes: list[BaseProcess] = processes
+        self.pipes = pipes[:] = [WorkerPipe(self._base, index, name, timeout) for index in range(len(pipes))]
 
     def check(self) -> None:
         """Raises if there was a fault, or an interrupted call whose results cannot be discarded."""

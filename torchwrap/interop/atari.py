@@ -102,14 +102,12 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
         made: Any = gymnasium.make(game, disable_env_checker=True, **kwargs)
         self.env = made.unwrapped
         self.render_mode, self.action_space = render_mode, self.env.action_space
-        has_fire = "FIRE" in self.env.get_action_meanings()
-        self.fire_reset = validation.flag("AtariGame", "fire_reset", fire_reset) and has_fire
+        self.fire_reset = validation.flag("AtariGame", "fire_reset", fire_reset) and "FIRE" in self.env.get_action_meanings()
         is_gray = validation.flag("AtariGame", "grayscale", grayscale)
         self._read = self.env.ale.getScreenGrayscale if is_gray else self.env.ale.getScreenRGB
         self._frames = np.stack([self._read(), self._read()])
         self.observation_space = gymnasium.spaces.Box(0, 255, self._frames.shape[1:], np.uint8)
-        self._lost_life = self._game_over = False
-        self._game_return, self._lives = 0.0, 0
+        self._lost_life, self._game_over, self._game_return, self._lives = False, False, 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._begin_episode(seed)

@@ -31,7 +31,6 @@ from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 Mask = NDArray[np.bool_]
 InfoKeys = Sequence[str] | Mapping[str, Space[Any]]
-_SCALAR: gymnasium.spaces.Box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
 def from_gymnasium(
@@ -121,14 +120,7 @@ class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         return *result, terminated, truncated, info  # type: ignore[return-value]
 
 
-def make_envpool(
-    id: str,
-    num_envs: int,
-    env: dict[str, Any],
-    *,
-    seed: int | None = None,
-    **kwargs: Any,
-) -> GymnasiumEnv:
+def make_envpool(id: str, num_envs: int, env: dict[str, Any], *, seed: int | None = None, **kwargs: Any) -> GymnasiumEnv:
     """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`. `env` has the arguments of `GymnasiumEnv`."""
     first_index = validation.integer("make", "first_index", env["first_index"], at_least=0)
     seed = fresh_seed() if seed is None else validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
@@ -167,21 +159,17 @@ class GymnasiumEnv(Env):
             # make_vec records an explicit limit among the kwargs; Gymnasium's -1 means no limit.
             limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
             spec.max_episode_steps = None if limit == -1 else limit
-        signature = Signature(
-            vector_env.num_envs,
-            vector_env.single_observation_space,
-            vector_env.single_action_space,
-            validation.device("from_gymnasium", device),
-            spec.max_episode_steps if spec is not None else engine.max_episode_steps,
-            first_index,
-        )
+        both = vector_env.single_observation_space, vector_env.single_action_space
+        limit = spec.max_episode_steps if spec is not None else engine.max_episode_steps
+        device = validation.device("from_gymnasium", device)
+        signature = Signature(vector_env.num_envs, *both, device, limit, first_index)
         worker_timeout = _seconds("from_gymnasium", worker_timeout)
         super().__init__(signature, spec=spec, metadata=vector_env.metadata, render_mode=vector_env.render_mode)
         if isinstance(info_keys, str):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
         self.vector_env, self._engine = vector_env, engine
         self.same_step = engine.mode is AutoresetMode.SAME_STEP
-        self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, _SCALAR)
+        self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, spaces.REWARD)
         for space in self.info_spaces.values():
             spaces.dtype(space)  # raises for what tensors cannot hold
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
@@ -216,8 +204,7 @@ class GymnasiumEnv(Env):
                 has_final = self._engine.has_final(info, done)
             if has_final.any():
                 rows, space = np.flatnonzero(has_final), self.single_observation_space
-                empty: Any = create_empty_array(space, len(rows))
-                batch = concatenate(space, tuple(info["final_obs"][rows]), empty)
+                batch = concatenate(space, tuple(info["final_obs"][rows]), create_empty_array(space, len(rows)))  # type: ignore[arg-type]
                 successor[spaces.tensor(rows, self.device)] = self._to_tensors(batch)
         columns = (("reward", reward, np.float32), ("terminated", terminated, np.bool_), ("truncated", truncated, np.bool_))
         result = {"observation": successor}
@@ -232,8 +219,7 @@ class GymnasiumEnv(Env):
         first_seed, self._first_seed = self._first_seed, None
         # If this call is interrupted, the next one resets every row.
         already_reset, self._already_reset = self._already_reset, np.zeros(self.num_envs, bool)
-        forced = first_seed is not None or options is not None
-        to_reset = rows if forced else rows & ~already_reset
+        to_reset = rows & ~already_reset if first_seed is None and options is None else rows
         if to_reset.any():
             with self._workers:
                 self._engine.reset(to_reset, first_seed, options)
@@ -314,9 +300,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         modes = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
         mode = next((mode for mode in modes if autoreset_mode in (mode, mode.value)), None)
         if mode is None:
-            needed = "to_gymnasium needs autoreset_mode AutoresetMode.SAME_STEP or DISABLED"
             remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
-            raise ValueError(f"{needed}, but got {autoreset_mode!r}: {remedy}.")
+            raise ValueError(f"to_gymnasium needs AutoresetMode.SAME_STEP or DISABLED, but got {autoreset_mode!r}: {remedy}.")
         self.metadata = {**env.metadata, "autoreset_mode": mode}
         self.spec, self.render_mode, self.num_envs = env.spec, env.render_mode, env.num_envs
         self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
@@ -347,10 +332,9 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]:
         if self._to_reset.any():
-            raise RuntimeError(
-                f"{self} needs a reset of envs {np.flatnonzero(self._to_reset).tolist()}, whose episodes have ended, before "
-                'step(): in AutoresetMode.DISABLED, call reset(options={"reset_mask": terminations | truncations}).'
-            )
+            ended = np.flatnonzero(self._to_reset).tolist()
+            remedy = 'in AutoresetMode.DISABLED, call reset(options={"reset_mask": terminations | truncations})'
+            raise RuntimeError(f"{self} needs a reset of envs {ended}, whose episodes have ended, before step(): {remedy}.")
         transition, td = (self.env.step if self._same_step else self.env.transition)(self._to_tensors(actions))
         successor = transition["next"]
         names = ("reward", "terminated", "truncated")

@@ -25,11 +25,8 @@ from torchwrap.interop import _checks
 from torchwrap.random import Stream, bits
 from torchwrap.spaces import Signature
 
-# Wrappers of Brax, and two of MuJoCo Playground, that count steps, reset, or batch, which the env does itself.
+# Brax's wrappers that count steps, reset, or batch, which the env does itself. MuJoCo Playground's begin with "Brax".
 _WRAPPERS = {"EpisodeWrapper", "AutoResetWrapper", "VmapWrapper", "DomainRandomizationVmapWrapper", "EvalWrapper"}
-_WRAPPERS |= {"BraxAutoResetWrapper", "BraxDomainRandomizationVmapWrapper"}
-
-_PARTIAL_RESET_DIVISOR, _MIN_PARTIAL_RESET = 16, 16
 
 
 def from_jax(
@@ -76,8 +73,12 @@ def from_jax(
     >>> env.reset(seed=0)["observation"].shape
     torch.Size([3])
     """
-    described = num_envs, observation_space, action_space, max_episode_steps, first_index, info_keys
-    return _make("from_jax", reset, step, *described, device=device, batched=batched)
+    for name, function in (("reset", reset), ("step", step)):
+        if not callable(function):
+            raise TypeError(f"from_jax needs a function as {name}, but got {function!r}.")
+    functions = (reset, step) if batched else (jax.vmap(reset), jax.vmap(step))
+    described = num_envs, observation_space, action_space, max_episode_steps, first_index, device, info_keys
+    return _make("from_jax", *functions, *described)
 
 
 def from_brax(
@@ -118,11 +119,9 @@ def from_brax(
         raise TypeError(f"from_brax needs an env of Brax or its name, but got {env!r}.")
     layer = env
     while layer is not None:
-        if {kind.__name__ for kind in type(layer).__mro__} & _WRAPPERS:
-            raise ValueError(
-                f"from_brax needs an env that does not count steps, reset or batch, but got {type(layer).__name__}: "
-                "brax.envs.get_environment makes one, and max_episode_steps limits its episodes."
-            )
+        if {kind.__name__.removeprefix("Brax") for kind in type(layer).__mro__} & _WRAPPERS:
+            got = f"{type(layer).__name__}: brax.envs.get_environment makes one, and max_episode_steps limits its episodes"
+            raise ValueError(f"from_brax needs an env that does not count steps, reset or batch, but got {got}.")
         layer = vars(layer).get("env")
     impl = getattr(getattr(env, "mjx_model", None), "impl", None)
     if getattr(impl, "value", impl) == "warp":
@@ -143,8 +142,8 @@ def from_brax(
         return gym_spaces.Dict({key: space(part) for key, part in size.items()})
 
     both = space(env.observation_size), gym_spaces.Box(-1, 1, (int(env.action_size),), np.float32)
-    described = num_envs, *both, max_episode_steps, first_index, info_keys
-    return _make("from_brax", reset, step, *described, device=device, name=name)
+    described = num_envs, *both, max_episode_steps, first_index, device, info_keys
+    return _make("from_brax", jax.vmap(reset), jax.vmap(step), *described, name=name)
 
 
 def from_gymnax(
@@ -198,26 +197,19 @@ def from_gymnax(
         return (state, key), observation, reward, terminated, env.is_truncated(state, params), info
 
     both = [gymnax_space_to_gym_space(space) for space in (env.observation_space(params), env.action_space(params))]
-    described = num_envs, *both, int(params.max_steps_in_episode), first_index, info_keys
-    return _make("from_gymnax", reset, step, *described, device=device, name=env.name)
+    described = num_envs, *both, int(params.max_steps_in_episode), first_index, device, info_keys
+    return _make("from_gymnax", jax.vmap(reset), jax.vmap(step), *described, name=env.name)
 
 
-def _make(
-    owner: str,
-    reset: Callable[..., Any],
-    step: Callable[..., Any],
-    *described: Any,
-    device: torch.device | str,
-    batched: bool = False,
-    name: str = "JaxEnv",
-) -> JaxEnv:
+def _make(owner: str, reset: Callable[..., Any], step: Callable[..., Any], *described: Any, name: str = "JaxEnv") -> JaxEnv:
+    device, info_keys = described[-2:]
     device = validation.device(owner, device)
     try:
         jax.devices("gpu" if device.type == "cuda" else device.type)
     except RuntimeError as error:
         raise ValueError(f"{owner} needs a device that JAX computes on, but got {str(device)!r}: {error}") from None
-    signature, info_keys = _checks.signature(owner, *described, device=device), list(described[-1])
-    return JaxEnv(JaxFunctions(owner, reset, step, signature, batched, info_keys), signature, name)
+    signature = _checks.signature(owner, *described)
+    return JaxEnv(JaxFunctions(owner, reset, step, signature, list(info_keys)), signature, name)
 
 
 class JaxEnv(Env):
@@ -291,27 +283,17 @@ class JaxFunctions:
     """
 
     def __init__(
-        self,
-        owner: str,
-        reset: Callable[..., Any],
-        step: Callable[..., Any],
-        signature: Signature,
-        batched: bool,
-        info_keys: list[str],
+        self, owner: str, reset: Callable[..., Any], step: Callable[..., Any], signature: Signature, info_keys: list[str]
     ) -> None:
-        for name, function in (("reset", reset), ("step", step)):
-            if not callable(function):
-                raise TypeError(f"{owner} needs a function as {name}, but got {function!r}.")
         self.owner, self.info_keys, num_envs = owner, info_keys, signature.num_envs
         self.observation_space, self.action_space = signature.single_observation_space, signature.single_action_space
         # Resets compute this many rows at once, so that they are compiled once, and cost little where few episodes end.
-        self.reset_size = min(num_envs, max(_MIN_PARTIAL_RESET, math.ceil(num_envs / _PARTIAL_RESET_DIVISOR)))
+        self.reset_size = min(num_envs, max(16, math.ceil(num_envs / 16)))
         # Compiled, so that JAX traces them once for the checks and for the call.
-        self._reset = jax.jit(reset if batched else jax.vmap(reset))
-        self._step = jax.jit(step if batched else jax.vmap(step))
+        self._reset, self._step = jax.jit(reset), jax.jit(step)
         key = jax.eval_shape(jax.random.key, 0)
         self.key_words = math.prod(jax.eval_shape(jax.random.key_data, key).shape)
-        initial = jax.eval_shape(self._reset, _batch(key, self.reset_size))
+        initial = jax.eval_shape(self._reset, jax.ShapeDtypeStruct((self.reset_size,), key.dtype))
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise TypeError(f"{owner} needs reset to return (state, observation), but got {_describe(initial)}.")
         self._check_observation("reset", initial[1], self.reset_size)
@@ -324,7 +306,8 @@ class JaxFunctions:
         self.num_bytes = sum(self._sizes)
         if not self.num_bytes:
             raise ValueError(f"{owner} needs a state with at least one number, but got {_describe(initial[0])}.")
-        before = jax.tree.unflatten(self._structure, [_batch(row, num_envs) for row in self._rows])
+        rows = [jax.ShapeDtypeStruct((num_envs, *row.shape), row.dtype) for row in self._rows]
+        before = jax.tree.unflatten(self._structure, rows)
         leaves = [leaf for _, leaf in spaces.leaves(self.action_space)]
         structs = (jax.ShapeDtypeStruct((num_envs, *(leaf.shape or ())), _dtype(leaf)) for leaf in leaves)
         action = _nest(self.action_space, iter(structs))
@@ -381,24 +364,16 @@ def _pack(state: Any) -> jax.Array:
 
 
 def _bytes(leaf: jax.Array) -> jax.Array:
-    if _is_key(leaf):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return leaf.reshape(len(leaf), math.prod(leaf.shape[1:])).view(jnp.uint8)
 
 
 def _from_bytes(part: jax.Array, row: jax.ShapeDtypeStruct) -> jax.Array:
-    if _is_key(row):
+    if jnp.issubdtype(row.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, row)
         return jax.random.wrap_key_data(_from_bytes(part, data), impl=jax.random.key_impl(jnp.empty((), row.dtype)))
     return part.view(row.dtype).reshape(len(part), *row.shape)
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def _batch(row: jax.ShapeDtypeStruct, num_rows: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((num_rows, *row.shape), row.dtype)
 
 
 def _dtype(leaf: Space[Any]) -> np.dtype[Any]:

@@ -52,8 +52,7 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
         return env
 
     vecenv.register(name, create)
-    creator = {"vecenv_type": name, "env_creator": lambda **env_config: create(name, 1, **env_config)}
-    env_configurations.register(name, creator)
+    env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **env_config: create(name, 1, **env_config)})
 
 
 def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
@@ -95,8 +94,7 @@ class RlGamesVecEnv(IVecEnv):
     def __init__(self, env: Env, seed: int | None) -> None:
         self.env = _checks.env("to_rl_games", env)
         space = env.single_observation_space
-        self._has_states = isinstance(space, Dict) and set(space) == {"obs", "states"}
-        parts = dict(space.items()) if isinstance(space, Dict) and self._has_states else {"obs": space}
+        parts = dict(space.spaces) if isinstance(space, Dict) and set(space) == {"obs", "states"} else {"obs": space}
         for part in parts.values():
             _check_observation(part)
         _check_action(env.single_action_space)
@@ -112,10 +110,8 @@ class RlGamesVecEnv(IVecEnv):
         # rl_games' player passes the action of a single env without its dimension.
         transition, td = self.env.step(actions.reshape(self.env.num_envs, *(self.action_space.shape or ())))
         successor = transition["next"]
-        infos = {
-            "time_outs": (successor["truncated"] & ~successor["terminated"]).squeeze(-1),
-            "final_observation": self._parts(successor["observation"]),
-        }
+        time_outs = (successor["truncated"] & ~successor["terminated"]).squeeze(-1)
+        infos = {"time_outs": time_outs, "final_observation": self._parts(successor["observation"])}
         return self._parts(td["observation"]), successor["reward"].squeeze(-1), successor["done"].squeeze(-1), infos
 
     def seed(self, seed: int) -> None:
@@ -134,7 +130,7 @@ class RlGamesVecEnv(IVecEnv):
             self.env.load_state_dict(env_state)
 
     def _parts(self, observation: spaces.Value) -> Tensor | dict[str, Tensor]:
-        return {name: spaces.at(observation, (name,)) for name in ("obs", "states")} if self._has_states else observation
+        return {name: spaces.at(observation, (name,)) for name in ("obs", "states")} if self.state_space else observation
 
 
 def _check_observation(space: Space[Any]) -> None:

@@ -65,10 +65,10 @@ class RslRlVecEnv(VecEnv):
             raise TypeError(f"to_rsl_rl needs cfg as a dict, but got {type(cfg).__name__}.")
         self.cfg = {} if cfg is None else cfg
         observations, actions = env.single_observation_space, env.single_action_space
-        grouped = isinstance(observations, Dict)
+        groups = dict(observations.spaces) if isinstance(observations, Dict) else {}
         flatten = ": put transforms.FlattenObservation on the env"
-        cast = "TransformObservation" if grouped else 'DtypeObservation("float32")'
-        for space in observations.spaces.values() if isinstance(observations, Dict) else [observations]:
+        cast = "TransformObservation" if groups else 'DtypeObservation("float32")'
+        for space in groups.values() or [observations]:
             _check_space("observations", space, flatten, f": put transforms.{cast} on it")
         _check_space("actions", actions)
         self.num_envs, self.num_actions, self.device = env.num_envs, math.prod(actions.shape or ()), env.device
@@ -135,10 +135,8 @@ class PPO(algorithms.PPO):
     def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         if "time_outs" in extras:
             if "final_obs" not in extras:
-                raise ValueError(
-                    f'{type(self).__module__}:PPO needs extras["final_obs"] from the env, but got {sorted(extras)}: '
-                    "wrap a torchwrap env with to_rsl_rl, or take rsl_rl's own PPO."
-                )
+                remedy = "wrap a torchwrap env with to_rsl_rl, or take rsl_rl's own PPO"
+                raise ValueError(f'{__name__}:PPO needs extras["final_obs"] from the env, but got {sorted(extras)}: {remedy}.')
             hidden_state = self.critic.get_hidden_state()
             values = self.critic(extras["final_obs"].to(self.device)).detach().squeeze(-1)
             self.critic.reset(hidden_state=hidden_state)

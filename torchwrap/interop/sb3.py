@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
@@ -122,9 +121,7 @@ class SB3VecEnv(VecEnv):
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         return self._repeat(self._find(method_name)(*args, **kwargs), indices)
 
-    def env_is_wrapped(
-        self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
-    ) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy then reads returns from infos.
         return self._repeat(self._recorder is not None and issubclass(wrapper_class, Monitor), indices)
 
@@ -146,8 +143,7 @@ def _row(arrays: Any, i: int) -> Any:
 
 
 def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
-    nested = any(spaces.children(part) is not None for part in (spaces.children(observations) or {}).values())
-    if isinstance(observations, Tuple) or nested:
+    if isinstance(observations, Tuple) or any(len(path) > 1 for path, _ in spaces.leaves(observations)):
         remedy = "put transforms.FlattenObservation on the env"
         raise ValueError(f"to_sb3 needs observations without a Tuple or nested Dict, but got {observations}: {remedy}.")
     if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):

@@ -79,21 +79,14 @@ def true_successors(agent: AnAgent) -> AnAgent:
 
 
 def _record(
-    record: Callable[..., None],
-    *,
-    next_observations: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    infos: dict[str, Any],
-    **others: Any,
+    record: Callable[..., None], *, next_observations: Tensor, terminated: Tensor, truncated: Tensor, infos: Any, **others: Any
 ) -> None:
     finals = infos.get("final_observations")
     if finals is None or finals.shape != next_observations.shape:
         got = "none" if finals is None else f"{len(finals)} for an agent with {len(next_observations)}"
         remedy = "to_skrl makes an env that has them" if finals is None else "use one agent for all envs"
         raise ValueError(f'true_successors needs infos["final_observations"] of each env, but got {got}: {remedy}.')
-    truncated = truncated & ~terminated
-    record(next_observations=finals, terminated=terminated, truncated=truncated, infos=infos, **others)
+    record(next_observations=finals, terminated=terminated, truncated=truncated & ~terminated, infos=infos, **others)
 
 
 class SkrlEnv(Wrapper):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -19,9 +17,6 @@ from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
-
-_SEEDS = 2**31
-"""NumPy's generator, which many simulators seed too, takes 32 bits. Larger seeds are taken modulo this number."""
 
 
 def from_functions(
@@ -98,9 +93,8 @@ def from_functions(
             raise TypeError(f"{owner} needs a function as {name}, but got {function!r}.")
     if reset_by not in ("mask", "ids"):
         raise ValueError(f'{owner} needs reset_by="mask" or "ids", but got {reset_by!r}.')
-    signature = _checks.signature(
-        owner, num_envs, observation_space, action_space, max_episode_steps, first_index, info_keys, device=device
-    )
+    described = num_envs, observation_space, action_space, max_episode_steps, first_index, device, info_keys
+    signature = _checks.signature(owner, *described)
     reuses_memory = validation.flag(owner, "reuses_memory", reuses_memory)
     return TensorEnv(functions, signature, reset_by, final_key, reuses_memory, list(info_keys))
 
@@ -125,7 +119,7 @@ class TensorEnv(Env):
     ) -> None:
         super().__init__(signature)
         self.functions, self.reset_by, self.final_key, self.reuses_memory = functions, reset_by, final_key, reuses_memory
-        self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, Box(-np.inf, np.inf, (1,), np.float32))
+        self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, spaces.REWARD)
         self._simulator_device = signature.device
         self._unchecked = {"reset", "step", "step's final observations"}
         # Of the rows that are already reset.
@@ -141,15 +135,15 @@ class TensorEnv(Env):
         super()._seed(seed, mask)
         mask.fill_(self.already_reset, False)  # their episodes have started with another seed
         if self.functions["seed"] is not None:
-            self.functions["seed"]((seed + self.signature.first_index) % _SEEDS)
+            # NumPy's generator, which many simulators seed too, takes 32 bits.
+            self.functions["seed"]((seed + self.signature.first_index) % 2**31)
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.already_reset.zero_()
         action = spaces.apply(lambda _, leaf: leaf.to(self._simulator_device, copy=self.reuses_memory), action)
         result = self.functions["step"](action if isinstance(action, Tensor) else action.to_dict())
         if "step" in self._unchecked:
-            columns = _checks.numbers("from_functions", result, _checks.STEP, list(self.info_spaces), _describe)
-            for name, value in columns.items():
+            for name, value in _checks.numbers("from_functions", result, _checks.STEP, self.info_spaces, _describe).items():
                 if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
                     self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
         observation, reward, terminated, truncated, info = result

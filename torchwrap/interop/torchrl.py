@@ -119,9 +119,7 @@ class TorchRLEnvBase(EnvBase):
 
 def _extra_values(env: Env) -> TensorDict:
     """The keys of a successor besides those that every env has, from a step of a copy: `env` and its streams do not move."""
-    memo: dict[int, Any] = {}
-    if not env.can_snapshot:
-        memo[id(env.unwrapped)] = _StandIn(env.unwrapped)
+    memo: dict[int, Any] = {} if env.can_snapshot else {id(env.unwrapped): _StandIn(env.unwrapped)}
     for layer in reversed(layers(env)):
         if isinstance(layer, HumanRendering | RecordVideo):  # they would show or write frames
             memo[id(layer)] = copy.deepcopy(layer.env, memo)
@@ -208,15 +206,11 @@ class TorchRLEnv(Env):
         encoded = encode(self.env_base.full_action_spec["action"], action)
         stepped = self.env_base.step(self._root_base.set("action", encoded))
         self._root_base, successor = self.env_base.step_mdp(stepped), stepped["next"].to_tensordict()  # a copy
-        terminated = successor["terminated"]
-        result = {
-            "observation": self._observation(successor),
-            "reward": successor["reward"].float(),
-            "terminated": terminated,
-            # An env without the key "truncated" truncates where it is done and has not terminated.
-            "truncated": successor.get("truncated", successor["done"] & ~terminated),
-            **{key: successor[key] for key in self.extra_specs},
-        }
+        observation, reward = self._observation(successor), successor["reward"].float()
+        terminated, extras = successor["terminated"], {key: successor[key] for key in self.extra_specs}
+        # An env without the key "truncated" truncates where it is done and has not terminated.
+        truncated = successor.get("truncated", successor["done"] & ~terminated)
+        result = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
         return tensordict(result, self.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -228,12 +222,8 @@ class TorchRLEnv(Env):
         return tensordict({"observation": self._observation(self._root_base.to_tensordict())}, self.num_envs)
 
     def _observation(self, td: TensorDict) -> spaces.Value:
-        value = td["observation"] if self._has_observation else td
-
-        def leaf(path: tuple[str, ...], space: Space[Any]) -> Tensor:
-            return spaces.at(value, path).to(spaces.dtype(space))
-
-        return spaces.build(self.single_observation_space, leaf, self.num_envs)
+        value, space = td["observation"] if self._has_observation else td, self.single_observation_space
+        return spaces.build(space, lambda path, leaf: spaces.at(value, path).to(spaces.dtype(leaf)), self.num_envs)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
@@ -255,17 +245,15 @@ def _check(env_base: EnvBase) -> None:
     while isinstance(layer, TransformedEnv) and not isinstance(layer, AutoResetEnv):
         layer = layer.base_env
     if isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False):
-        got = f"{name} with auto-reset, whose final observations are NaN"
-        remedy = "make it without auto_reset or native_autoreset"
-        raise ValueError(f"from_torchrl needs an env that does not reset itself, but got {got}: {remedy}.")
+        got = f"{name} with auto-reset, whose final observations are NaN: make it without auto_reset or native_autoreset"
+        raise ValueError(f"from_torchrl needs an env that does not reset itself, but got {got}.")
     if type(layer) in (GymWrapper, GymEnv):  # others derive from them, such as the wrapper of Isaac Lab
         remedy = "torchwrap.from_gymnasium takes a Gymnasium vector env, and torchwrap.make an id"
         raise ValueError(f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: {remedy}.")
     batch_size = tuple(env_base.batch_size)
     if len(batch_size) != 1:
-        remedy = "torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs"
-        got = f"{name} of batch size {batch_size}"
-        raise ValueError(f"from_torchrl needs an env of batch size (num_envs,), but got {got}: {remedy}.")
+        got = f"{name} of batch size {batch_size}: torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs"
+        raise ValueError(f"from_torchrl needs an env of batch size (num_envs,), but got {got}.")
     for what, keys in (("action", env_base.full_action_spec), ("reward", env_base.full_reward_spec)):
         if set(keys.keys()) != {what}:
             got = f"{sorted(keys.keys())} in {name}: RenameTransform changes keys"
@@ -306,8 +294,7 @@ def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpe
 def spec_like(value: spaces.Value) -> TensorSpec:
     """An unbounded spec of a value, a Tensor or a TensorDict."""
     if not isinstance(value, Tensor):
-        parts = {key: spec_like(value[key]) for key in value.keys()}
-        return Composite(parts, shape=value.batch_size, device=value.device)
+        return Composite({key: spec_like(value[key]) for key in value.keys()}, shape=value.batch_size, device=value.device)
     kind = Binary if value.dtype == torch.bool else Unbounded
     return kind(shape=value.shape, dtype=value.dtype, device=value.device)
 

@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -38,7 +37,7 @@ class TransformAction(ActionTransform):
     tensor([[0.4621]])
     """
 
-    def __init__(self, func: Callable[[Value], Value], action_space: Space[Any] | None = None) -> None:
+    def __init__(self, func: Callable[[Value], Value], action_space: gymnasium.Space[Any] | None = None) -> None:
         super().__init__()
         self.func = validation.function("TransformAction", "func", func)
         self.action_space = spaces.optional_space("TransformAction", "action_space", action_space)

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -17,19 +17,31 @@ from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
 
 
-class _Bins(nn.Module):
-    """The bins of a box: an index per dimension, or one flat index in row-major order."""
+class _Discretize(Transform):
+    """Base of the two directions. A bin is an index per dimension, or one flat index in row-major order."""
 
+    bins: int | tuple[int, ...]
     edges, upper_edges, centers, counts, strides = (ConstantBuffer() for _ in range(5))
 
-    def __init__(self, owner: str, box: gymnasium.spaces.Box, bins: Any, device: torch.device, max_total: int) -> None:
+    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
+        name = type(self).__name__
+        if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
+            self.bins = tuple([validation.integer(name, "bins", count, at_least=1) for count in bins])
+        else:
+            self.bins = validation.integer(name, "bins", bins, at_least=1)
+        self.multidiscrete = validation.flag(name, "multidiscrete", multidiscrete)
+
+    def _make_bins(self, what: str, space: gymnasium.Space[Any], device: torch.device, max_total: int) -> gymnasium.Space[Any]:
+        """Registers the bins of a box. Returns the space of their indices."""
+        owner, bins = type(self).__name__, self.bins
+        box = spaces.box(owner, what, space, of="numbers")
         low, high = box.low.ravel(), box.high.ravel()
         with np.errstate(all="ignore"):
             finite = np.isfinite(high * 1.0 - low * 1.0).all()
         if not finite:
             raise ValueError(f"{owner} needs a box with finite bounds and a finite width, but got {box}.")
-        counts = (bins,) * low.size if isinstance(bins, int) else bins
+        counts = [bins] * low.size if isinstance(bins, int) else list(bins)
         if len(counts) != low.size or not counts:
             raise ValueError(f"{owner} needs bins for each of {low.size} dimensions, but got {bins!r}.")
         if math.prod(counts) > max_total:
@@ -48,44 +60,23 @@ class _Bins(nn.Module):
         constants = {"edges": edges.astype(work), "upper_edges": upper, "centers": centers.astype(work)}
         for name, value in {**constants, "counts": np.array(counts), "strides": strides.copy()}.items():
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
+        return gymnasium.spaces.MultiDiscrete(counts) if self.multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
 
-    def flatten(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+    def _flatten(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Values of the box as `(..., dimensions, 1)`."""
         return value.to(dtype).reshape(*value.shape[: value.dim() - len(self.shape)], -1, 1)
 
-    def ravel(self, indices: Tensor) -> Tensor:
-        """Indices `(..., dimensions)` to flat indices `(...)`."""
-        return (indices * self.strides).sum(-1)
+    def _encode(self, indices: Tensor) -> Tensor:
+        """Indices `(..., dimensions)` as members of the new space: flat indices `(...)` unless `multidiscrete`."""
+        return indices if self.multidiscrete else (indices * self.strides).sum(-1)
 
-    def unravel(self, flat_index: Tensor) -> Tensor:
-        """Flat indices `(...)` to indices `(..., dimensions)`."""
-        return flat_index.unsqueeze(-1) // self.strides % self.counts
+    def _decode(self, value: Tensor) -> Tensor:
+        """The inverse of `_encode`."""
+        return value if self.multidiscrete else value.unsqueeze(-1) // self.strides % self.counts
 
-    @staticmethod
-    def select(table: Tensor, indices: Tensor) -> Tensor:
-        """The entries of a table `(dimensions, width)` at indices `(..., dimensions)`."""
-        return table.expand(*indices.shape, -1).gather(-1, indices.unsqueeze(-1)).squeeze(-1)
-
-
-class _Discretize(Transform):
-    """Base of the two directions."""
-
-    bins: int | tuple[int, ...]
-
-    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
-        super().__init__()
-        name = type(self).__name__
-        if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
-            self.bins = tuple([validation.integer(name, "bins", count, at_least=1) for count in bins])
-        else:
-            self.bins = validation.integer(name, "bins", bins, at_least=1)
-        self.multidiscrete = validation.flag(name, "multidiscrete", multidiscrete)
-
-    def _make_bins(self, what: str, box: gymnasium.Space[Any], device: torch.device, max_total: int) -> gymnasium.Space[Any]:
-        name = type(self).__name__
-        self.grid = _Bins(name, spaces.box(name, what, box, of="numbers"), self.bins, device, max_total)
-        counts = self.grid.counts.tolist()
-        return gymnasium.spaces.MultiDiscrete(counts) if self.multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
+    def _select(self, table: Tensor, indices: Tensor) -> Tensor:
+        """The entries of a table `(dimensions, width)` at indices `(..., dimensions)`, in the dtype of the box."""
+        return table.expand(*indices.shape, -1).gather(-1, indices.unsqueeze(-1)).squeeze(-1).to(self.dtype)
 
 
 class DiscretizeObservation(_Discretize, ObservationTransform):
@@ -111,17 +102,14 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
         return signature.replace(single_observation_space=space)
 
     def observation(self, observation: Tensor) -> Tensor:
-        grid = self.grid
         # The number of upper edges at or below the value, without a search, which ONNX does not have. NaN is in the last bin.
-        below = grid.flatten(observation, grid.upper_edges.dtype) < grid.upper_edges
-        indices = (~below).sum(-1).minimum(grid.counts - 1)
-        return indices if self.multidiscrete else grid.ravel(indices)
+        below = self._flatten(observation, self.upper_edges.dtype) < self.upper_edges
+        return self._encode((~below).sum(-1).minimum(self.counts - 1))
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the lower and upper edges of bins, both `(..., dimensions)` in the dtype of the box."""
-        grid = self.grid
-        indices = observation if self.multidiscrete else grid.unravel(observation)
-        return grid.select(grid.edges, indices).to(grid.dtype), grid.select(grid.edges, indices + 1).to(grid.dtype)
+        indices = self._decode(observation)
+        return self._select(self.edges, indices), self._select(self.edges, indices + 1)
 
 
 class DiscretizeAction(_Discretize, ActionTransform):
@@ -148,14 +136,11 @@ class DiscretizeAction(_Discretize, ActionTransform):
         return signature.replace(single_action_space=space)
 
     def action(self, action: Tensor) -> Tensor:
-        grid = self.grid
-        centers = grid.select(grid.centers, action if self.multidiscrete else grid.unravel(action))
-        return centers.reshape(*centers.shape[:-1], *grid.shape).to(grid.dtype)
+        centers = self._select(self.centers, self._decode(action))
+        return centers.reshape(*centers.shape[:-1], *self.shape)
 
     def revert_action(self, action: Tensor) -> Tensor:
         """Returns the bins with the nearest centers, in the form that `action` takes."""
-        grid = self.grid
-        padding = torch.arange(grid.centers.shape[1], device=action.device) >= grid.counts.unsqueeze(-1)
-        distances = (grid.centers - grid.flatten(action, torch.float64)).abs().masked_fill(padding, math.inf)
-        indices = distances.argmin(-1)
-        return indices if self.multidiscrete else grid.ravel(indices)
+        padding = torch.arange(self.centers.shape[1], device=action.device) >= self.counts.unsqueeze(-1)
+        distances = (self.centers - self._flatten(action, torch.float64)).abs().masked_fill(padding, math.inf)
+        return self._encode(distances.argmin(-1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces as gym_spaces
@@ -146,9 +145,7 @@ class EvalWrapper(Transform):
         super().__init__()
         names = metrics if isinstance(metrics, tuple | list) else [None]
         if not all(isinstance(name, str) and name not in ("", "reward") for name in names) or len(set(names)) < len(names):
-            raise TypeError(
-                f'EvalWrapper needs metrics as a list of names other than "reward", each once, but got {metrics!r}.'
-            )
+            raise TypeError(f'EvalWrapper needs metrics as a list of names besides "reward", each once, but got {metrics!r}.')
         self.metrics = list(metrics)
 
     @property
@@ -243,13 +240,12 @@ class TimeAwareObservation(Transform):
         if limit is None:
             raise ValueError("TimeAwareObservation needs an env with a step limit, but got none: put TimeLimit below it.")
         if limit > np.iinfo(np.int32).max and not self.normalize_time:
-            raise ValueError(
-                f"TimeAwareObservation needs a step limit that int32 holds, or normalize_time=True, but got {limit}."
-            )
+            needed = "a step limit that int32 holds, or normalize_time=True"
+            raise ValueError(f"TimeAwareObservation needs {needed}, but got {limit}.")
         self.limit = limit
         time = gym_spaces.Box(0.0, 1.0) if self.normalize_time else gym_spaces.Box(0, limit, dtype=np.int32)
         self.time_key = self.dict_time_key
-        self.space: gymnasium.Space[Any]  # before flattening
+        self.space: gym_spaces.Space[Any]  # before flattening
         if isinstance(below, gym_spaces.Tuple):
             self.time_key, self.space = str(len(below.spaces)), gym_spaces.Tuple((*below.spaces, time))
         elif isinstance(below, gym_spaces.Dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from gymnasium import spaces as gym_spaces
@@ -45,34 +46,30 @@ class ObservationGroups(Transform):
             raise TypeError(f"ObservationGroups needs a dict of lists of transforms by name, but got {groups!r}.")
         if not groups:
             raise ValueError("ObservationGroups needs at least one group, but got none.")
-        self.parts = nn.ModuleDict({name: Compose(transforms) for name, transforms in groups.items()})
-
-    def _composed(self) -> list[tuple[str, Compose]]:
-        return list(self.parts.items())  # type: ignore[arg-type]
+        self.parts: Any = nn.ModuleDict({name: Compose(transforms) for name, transforms in groups.items()})
 
     @property
     def groups(self) -> dict[str, list[Transform]]:
         """The transforms of each group, innermost first."""
-        return {name: part.transforms for name, part in self._composed()}
+        return {name: part.transforms for name, part in self.parts.items()}
 
     def setup(self, signature: Signature) -> Signature:
         found = {}
-        for name, part in self._composed():
+        for name, part in self.parts.items():
             above = part.setup(signature)
             found[name] = above.single_observation_space
             expected = signature.replace(single_observation_space=found[name], num_streams=above.num_streams)
             if above != expected or not _changes_only_observations(part, signature):
-                remedy = "put those of actions, rewards, ends of episodes and policies beside the groups"
-                got = f"{part!r} in group {name!r}"
-                raise ValueError(f"ObservationGroups needs transforms of observations, but got {got}: {remedy}.")
+                got = f"{part!r} in group {name!r}: put those of actions, rewards, episode ends and policies beside the groups"
+                raise ValueError(f"ObservationGroups needs transforms of observations, but got {got}.")
             signature = signature.replace(num_streams=above.num_streams)
         return signature.replace(single_observation_space=gym_spaces.Dict(found))
 
     def step(self, td: TensorDict) -> TensorDict:
-        return self._grouped(td, {name: part.step(td.copy()) for name, part in self._composed()})
+        return self._grouped(td, {name: part.step(td.copy()) for name, part in self.parts.items()})
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        return self._grouped(td, {name: part.reset(td.copy(), mask) for name, part in self._composed()})
+        return self._grouped(td, {name: part.reset(td.copy(), mask) for name, part in self.parts.items()})
 
     def _grouped(self, td: TensorDict, results: dict[str, TensorDict]) -> TensorDict:
         # Clones, because groups share what none of their transforms has replaced.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -16,17 +14,12 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer
 from torchwrap._core.rows import RowMask
-from torchwrap.spaces import Signature
+from torchwrap.spaces import Path, Signature
 from torchwrap.transforms.transform import Transform
-
-Path = tuple[str, ...]
 
 
 class _Frames(BatchedModule):
-    """The latest frames of a leaf `(num_envs, *shape)`, oldest first.
-
-    Before the initial frame of an episode come copies of `padding`, or, if that is None, of the initial frame.
-    """
+    """The latest frames of a leaf, oldest first. Before an initial one come copies of `padding`, or of it if that is None."""
 
     frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
     padding = ConstantBuffer()
@@ -56,8 +49,15 @@ class _Frames(BatchedModule):
 class _History(Transform):
     """Base for transforms that keep a separate history of each leaf of the observation."""
 
-    def _make_histories(self, signature: Signature, make: Callable[[Path, Space[Any]], _Frames]) -> None:
-        self.history_of = {path: make(path, leaf) for path, leaf in spaces.leaves(signature.single_observation_space)}
+    def _make_histories(self, signature: Signature, size: int, padding_type: str | Any) -> None:
+        self.history_of: dict[Path, _Frames] = {}
+        for path, leaf in spaces.leaves(signature.single_observation_space):
+            zero = spaces.zeros(leaf, 1, signature.device)[0]
+            if isinstance(padding_type, str):
+                padding = None if padding_type == "reset" else zero
+            else:
+                padding = torch.tensor(np.asarray(spaces.at(padding_type, path), leaf.dtype), device=zero.device)
+            self.history_of[path] = _Frames(zero, padding, size, signature.num_envs)
         self.histories = nn.ModuleList(self.history_of.values())
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -92,26 +92,15 @@ class FrameStackObservation(_History):
         super().__init__()
         self.stack_size = validation.integer("FrameStackObservation", "stack_size", stack_size, at_least=1)
         if isinstance(padding_type, str | bytes) and padding_type not in ("reset", "zero"):
-            raise ValueError(
-                f'FrameStackObservation needs padding_type "reset", "zero" or an observation, but got {padding_type!r}.'
-            )
+            needed = 'padding_type "reset", "zero" or an observation'
+            raise ValueError(f"FrameStackObservation needs {needed}, but got {padding_type!r}.")
         self.padding_type = padding_type
 
     def setup(self, signature: Signature) -> Signature:
         space, padding_type = signature.single_observation_space, self.padding_type
         if not isinstance(padding_type, str) and not space.contains(padding_type):
             raise ValueError(f"FrameStackObservation needs a padding_type in {space}, but got {padding_type!r}.")
-
-        def make(path: Path, leaf: Space[Any]) -> _Frames:
-            zero = spaces.zeros(leaf, 1, signature.device)[0]
-            padding: Tensor | None = zero
-            if not isinstance(padding_type, str):
-                padding = torch.tensor(np.asarray(spaces.at(padding_type, path), leaf.dtype), device=zero.device)
-            elif padding_type == "reset":
-                padding = None
-            return _Frames(zero, padding, self.stack_size, signature.num_envs)
-
-        self._make_histories(signature, make)
+        self._make_histories(signature, self.stack_size, padding_type)
         return signature.replace(single_observation_space=batch_space(space, self.stack_size))
 
 
@@ -137,11 +126,7 @@ class DelayObservation(_History):
         self.delay = validation.integer("DelayObservation", "delay", delay, at_least=0)
 
     def setup(self, signature: Signature) -> Signature:
-        def make(_: Path, leaf: Space[Any]) -> _Frames:
-            zero = spaces.zeros(leaf, 1, signature.device)[0]
-            return _Frames(zero, zero, self.delay + 1, signature.num_envs)
-
-        self._make_histories(signature, make)
+        self._make_histories(signature, self.delay + 1, "zero")
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:

@@ -9,8 +9,7 @@ from typing import Literal
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from torchwrap import random
 from torchwrap._core import validation
@@ -60,12 +59,11 @@ class GrayscaleObservation(ObservationTransform):
         return signature.replace(single_observation_space=gymnasium.spaces.Box(0, 255, shape, np.uint8))
 
     def observation(self, observation: Tensor) -> Tensor:
-        channels = observation.unbind(-1)
         if self.formula == "opencv":  # in units of 2**-15
-            red, green, blue = (channel.int() for channel in channels)
+            red, green, blue = (channel.int() for channel in observation.unbind(-1))
             gray = (9798 * red + 19235 * green + 3735 * blue + 16384) >> 15
         else:
-            red, green, blue = (channel.double() for channel in channels)
+            red, green, blue = (channel.double() for channel in observation.unbind(-1))
             gray = 0.2125 * red + 0.7154 * green + 0.0721 * blue
         return (gray.unsqueeze(-1) if self.keep_dim else gray).to(torch.uint8)
 
@@ -209,8 +207,8 @@ class ObstructView(_Noise):
         # A pixel is covered if the square around it contains a center: a maximum over rows, then over columns.
         size = self.obstruction_width
         before, after = (size - 1) // 2, size // 2
-        covered = functional.pad(covered.view(num_envs, 1, height, width), (before, after, before, after))
-        covered = functional.max_pool2d(functional.max_pool2d(covered, (size, 1), 1), (1, size), 1)
+        covered = nn.functional.pad(covered.view(num_envs, 1, height, width), (before, after, before, after))
+        covered = nn.functional.max_pool2d(nn.functional.max_pool2d(covered, (size, 1), 1), (1, size), 1)
         return self._add_noise(observation, covered[:, 0] > 0)
 
 

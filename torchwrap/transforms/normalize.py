@@ -8,18 +8,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
+from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer
 from torchwrap._core.rows import RowMask, materialize
-from torchwrap.spaces import Signature, Value
+from torchwrap.spaces import Path, Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
-
-Path = tuple[str, ...]
 
 
 class RunningMeanStd(BatchedModule):
@@ -65,10 +62,9 @@ class RunningMeanStd(BatchedModule):
         if dtype not in (torch.float32, torch.float64):
             raise TypeError(f"RunningMeanStd needs dtype torch.float32 or torch.float64, but got {dtype!r}.")
         # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
-        self.register_buffer("reference", torch.zeros(shape, dtype=dtype, device=device))
-        self.register_buffer("total", torch.zeros(shape, dtype=torch.float64, device=device))
-        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64, device=device))
-        self.register_buffer("count", torch.zeros(shape, dtype=torch.int64, device=device))
+        dtypes = {"reference": dtype, "total": torch.float64, "squares": torch.float64, "count": torch.int64}
+        for name, dtype in dtypes.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
         # The sums that all processes of a group had after their last sync, or loaded; see `torchwrap.sync_statistics`.
         self.register_buffer("synced", torch.zeros_like(self.sums()), persistent=False)
 
@@ -150,9 +146,7 @@ class RunningMeanStd(BatchedModule):
 class FrozenMeanStd(BatchedModule):
     """Statistics that are constants, in the dtype of the reference: a float32 observation needs no float64."""
 
-    reference: Tensor
-    mean: Tensor
-    scale: Tensor
+    reference, mean, scale = ConstantBuffer(), ConstantBuffer(), ConstantBuffer()
 
     def __init__(self, reference: Tensor, mean: Tensor, scale: Tensor) -> None:
         super().__init__()
@@ -189,8 +183,7 @@ class NormalizeObservation(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        boxes = {path: spaces.box("NormalizeObservation", "observation", box, "numbers") for path, box in spaces.leaves(below)}
-        self.statistics_of = {path: _statistics(box, signature.device) for path, box in boxes.items()}
+        self.statistics_of = {path: _statistics(leaf, signature.device) for path, leaf in spaces.leaves(below)}
         each = list(self.statistics_of.values())
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
         return signature.replace(single_observation_space=_unbounded(below))
@@ -218,7 +211,7 @@ class NormalizeObservation(ObservationTransform):
 
 
 class _FrozenNormalization(ObservationTransform):
-    def __init__(self, frozen_of: dict[tuple[str, ...], FrozenMeanStd]) -> None:
+    def __init__(self, frozen_of: dict[Path, FrozenMeanStd]) -> None:
         super().__init__()
         self.frozen_of = frozen_of
         self.statistics = nn.ModuleList(frozen_of.values())
@@ -227,12 +220,13 @@ class _FrozenNormalization(ObservationTransform):
         return spaces.apply(lambda path, leaf: self.frozen_of[path](leaf), observation)
 
 
-def _statistics(box: gymnasium.spaces.Box, device: torch.device) -> RunningMeanStd:
+def _statistics(leaf: gymnasium.Space[Any], device: torch.device) -> RunningMeanStd:
+    box = spaces.box("NormalizeObservation", "observation", leaf, "numbers")
     wide = box.dtype in (np.float64, np.int32, np.int64)
     return RunningMeanStd(box.shape or (1,), device, torch.float64 if wide else torch.float32)
 
 
-def _unbounded(space: Space[Any]) -> Space[Any]:
+def _unbounded(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     if isinstance(space, gymnasium.spaces.Dict):
         return gymnasium.spaces.Dict({key: _unbounded(part) for key, part in space.spaces.items()})
     if isinstance(space, gymnasium.spaces.Tuple):

@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import Space
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -37,7 +36,7 @@ class TransformObservation(ObservationTransform):
     tensor([[0., 5.]])
     """
 
-    def __init__(self, func: Callable[[Value], Value], observation_space: Space[Any] | None = None) -> None:
+    def __init__(self, func: Callable[[Value], Value], observation_space: gymnasium.Space[Any] | None = None) -> None:
         super().__init__()
         self.func = validation.function("TransformObservation", "func", func)
         self.observation_space = spaces.optional_space("TransformObservation", "observation_space", observation_space)
@@ -151,7 +150,7 @@ class DtypeObservation(ObservationTransform):
                     raise ValueError("it has infinite bounds")  # which Gymnasium would replace by finite ones
                 with warnings.catch_warnings():  # Gymnasium warns about bounds that are infinite or rounded
                     warnings.simplefilter("ignore")
-                    new: Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, dtype)
+                    new: gymnasium.Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, dtype)
             elif isinstance(space, gymnasium.spaces.MultiDiscrete):
                 new = gymnasium.spaces.MultiDiscrete(space.nvec, dtype, start=space.start)
             elif isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiBinary):
@@ -201,7 +200,7 @@ class FilterObservation(ObservationTransform):
         parts: dict[Any, Any] = {**space.spaces} if isinstance(space, gymnasium.spaces.Dict) else dict(enumerate(space.spaces))
         if not set(keys) <= set(parts):
             raise ValueError(f"FilterObservation needs filter_keys among {sorted(parts)}, but got {keys!r}.")
-        new: Space[Any] = gymnasium.spaces.Tuple([parts[key] for key in keys])
+        new: gymnasium.Space[Any] = gymnasium.spaces.Tuple([parts[key] for key in keys])
         if isinstance(space, gymnasium.spaces.Dict):
             new = gymnasium.spaces.Dict([(str(key), parts[key]) for key in keys])
         self.source_of = dict(zip(spaces.children(new) or (), map(str, keys), strict=True))

@@ -55,9 +55,7 @@ class _Rescale(Transform):
             intercept[bounded_below] = gradient[bounded_below] * -box.low[bounded_below] + low[bounded_below]
             lower, upper = low.astype(box.dtype), high.astype(box.dtype)
         if not ((lower < upper) & (gradient > 0) & np.isfinite(gradient) & np.isfinite(intercept)).all():
-            raise ValueError(
-                f"{name} needs bounds that {box.dtype} can represent and distinguish, but got {self!r} for {box}."
-            )
+            raise ValueError(f"{name} needs bounds that {box.dtype} can represent and tell apart, but got {self!r} for {box}.")
         self.register_buffer("gradient", torch.as_tensor(gradient, device=device), persistent=False)
         self.register_buffer("intercept", torch.as_tensor(intercept, device=device), persistent=False)
         return gymnasium.spaces.Box(lower, upper, box.shape, box.dtype)
@@ -88,8 +86,7 @@ class RescaleObservation(_Rescale, ObservationTransform):
     def __init__(self, min_obs: float | Any, max_obs: float | Any) -> None:
         super().__init__()
         self._set_bounds("min_obs < max_obs", min_obs, max_obs)
-        self.min_obs = min_obs
-        self.max_obs = max_obs
+        self.min_obs, self.max_obs = min_obs, max_obs
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleObservation", "observation", signature.single_observation_space, of="floats")
@@ -123,8 +120,7 @@ class RescaleAction(_Rescale, ActionTransform):
     def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
         super().__init__()
         self._set_bounds("finite min_action < max_action", min_action, max_action, finite=True)
-        self.min_action = min_action
-        self.max_action = max_action
+        self.min_action, self.max_action = min_action, max_action
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")

@@ -60,10 +60,8 @@ class Transform(BatchedModule):
         env = args[0] if args else kwargs.get("env")
         if hasattr(env, "step") and hasattr(env, "render"):
             given = [*map(repr, args[1:]), *(f"{name}={value!r}" for name, value in kwargs.items() if name != "env")]
-            raise TypeError(
-                f"{type(self).__name__} needs no env, but got a {type(env).__name__}: "
-                f"`env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`."
-            )
+            remedy = f"`env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`"
+            raise TypeError(f"{type(self).__name__} needs no env, but got a {type(env).__name__}: {remedy}.")
 
     def setup(self, signature: Signature) -> Signature:
         return signature
@@ -154,8 +152,7 @@ class ActionTransform(Transform):
 
 def construction(kind: Any, arguments: str = "") -> str:
     """The code that makes a transform, for messages. Without arguments it shows the names of the required ones."""
-    parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    required = [each.name for each in inspect.signature(kind).parameters.values() if each.default is each.empty]
     prefix = "T." if kind.__module__.startswith("torchwrap.") else ""
     return f"{prefix}{kind.__name__}({arguments or ', '.join(required)})"
 

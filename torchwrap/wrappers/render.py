@@ -15,7 +15,6 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
-from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import Wrapper
 
 
@@ -35,7 +34,7 @@ class RenderWrapper(Wrapper):
     def _render(self, td: TensorDict) -> TensorDict:
         return td
 
-    def _step(self, action: Value) -> TensorDict:
+    def _step(self, action: spaces.Value) -> TensorDict:
         return self._render(self.env._step(action))
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -76,9 +75,8 @@ class AddRenderObservation(RenderWrapper):
             raise ValueError(f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(parts)}.")
         self.render_key, self.obs_key = render_key, obs_key
         env.reset()
-        space: Any = gymnasium.spaces.Box(0, 255, np.shape(env.render([0])[0]), np.uint8)
-        if not render_only:
-            space = gymnasium.spaces.Dict({render_key: space, **parts})
+        pixels = gymnasium.spaces.Box(0, 255, np.shape(env.render([0])[0]), np.uint8)
+        space = pixels if render_only else gymnasium.spaces.Dict({render_key: pixels, **parts})
         self.signature = env.signature.replace(single_observation_space=space)
 
     def _render(self, td: TensorDict) -> TensorDict:
@@ -117,7 +115,7 @@ class RenderCollection(RenderWrapper):
         self._frames: list[list[Any]] = [[] for _ in range(env.num_envs)]
         self._finished_frames: dict[int, list[Any]] = {}
 
-    def _step(self, action: Value) -> TensorDict:
+    def _step(self, action: spaces.Value) -> TensorDict:
         successor = self.env._step(action)
         self._finished_frames.clear()
         for frames, frame in zip(self._frames, self.env.render(), strict=True):
@@ -163,8 +161,7 @@ class HumanRendering(RenderWrapper):
             raise ValueError(f"HumanRendering needs screen_size as (width, height), but got {screen_size!r}.")
         import pygame  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
 
-        self.screen_size = screen_size
-        self.render_mode = "human"
+        self.screen_size, self.render_mode = screen_size, "human"
         self._screen: Any = None
 
     def _render(self, td: TensorDict) -> TensorDict:
@@ -245,7 +242,7 @@ class RecordVideo(RenderWrapper):
         self._path, self._num_frames = Path(), 0
         self._step_id = self._episode_id = -1
 
-    def _step(self, action: Value) -> TensorDict:
+    def _step(self, action: spaces.Value) -> TensorDict:
         successor = self.env._step(action)
         self._step_id += 1
         if self.step_trigger is not None and self.step_trigger(self._step_id):

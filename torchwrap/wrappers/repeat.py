@@ -13,7 +13,6 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
-from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper, layers
 
 
@@ -50,10 +49,8 @@ class _Repeat(Wrapper):
         super().__init__(env)
         if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
             # Transforms would count and learn from the steps that an env takes after its end, while others continue.
-            name = type(self).__name__
-            raise ValueError(f"{name} needs an env without transforms, but got {env!r}: put the transforms on top of it.")
-        # A simulator refuses to step an episode that is over.
-        self._reset_between = env._reset if env.host_stepped else None
+            raise ValueError(f"{type(self).__name__} needs an env without transforms, but got {env!r}: put them on top of it.")
+        self._reset_between = env._reset if env.host_stepped else None  # a simulator refuses to step an episode that is over
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
@@ -85,7 +82,7 @@ class RepeatAction(_Repeat):
         super().__init__(env)
         self.num_repeats = self.repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
 
-    def _step(self, action: Value) -> TensorDict:
+    def _step(self, action: spaces.Value) -> TensorDict:
         return repeat(self.env._step, action, self.num_repeats, self._reset_between)
 
 
@@ -111,10 +108,10 @@ class MaxAndSkipObservation(_Repeat):
         self.skip = self.repeats = validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
-    def _step(self, action: Value) -> TensorDict:
+    def _step(self, action: spaces.Value) -> TensorDict:
         previous: Tensor | None = None
 
-        def step(action: Value) -> TensorDict:
+        def step(action: spaces.Value) -> TensorDict:
             nonlocal previous
             successor = self.env._step(action)
             observation = successor["observation"]

@@ -74,9 +74,7 @@ class Wrapper(Env):
     @property
     def spec(self) -> Any:
         below = self.env.spec
-        if below is None:
-            return None
-        return specs.replace(below, additional_wrappers=(*below.additional_wrappers, specs.record(self)))
+        return below and specs.replace(below, additional_wrappers=(*below.additional_wrappers, specs.record(self)))
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         return self.env.render(envs)
@@ -101,11 +99,10 @@ class Wrapper(Env):
         Returns whether the attribute was set. Raises an AttributeError for a constructor argument and for a part of the layer.
         """
         owner = self._owner(name)
-        if owner is None and force:
-            owner = self
-        if owner is not None:
-            setattr(owner, name, value)
-        return owner is not None
+        if owner is None and not force:
+            return False
+        setattr(self if owner is None else owner, name, value)
+        return True
 
     def _owner(self, name: str) -> nn.Module | None:
         parts = (part for layer in layers(self) for part in (layer._parts() if isinstance(layer, Wrapper) else [layer]))
@@ -116,9 +113,8 @@ class Wrapper(Env):
         return clocks[0] if clocks else self.env._read_clock()
 
     def _write_clock(self, steps: Tensor) -> None:
-        for part in self._parts():
-            for clock in EpisodeClock.of(part):
-                clock.copy_(steps.view_as(clock))
+        for clock in [clock for part in self._parts() for clock in EpisodeClock.of(part)]:
+            clock.copy_(steps.view_as(clock))
         self.env._write_clock(steps)
 
     def _parts(self) -> list[BatchedModule]:
@@ -131,11 +127,7 @@ class Wrapper(Env):
 
 def layers(env: Env) -> list[Env]:
     """The env and every env inside it, outermost first."""
-    found = [env]
-    while isinstance(env, Wrapper):
-        env = env.env
-        found.append(env)
-    return found
+    return [env, *layers(env.env)] if isinstance(env, Wrapper) else [env]
 
 
 class TransformedEnv(Wrapper):
