@@ -132,7 +132,7 @@ def test_state_dict_holds_only_statistics():
     assert set(env.state_dict()) == {
         f"transforms.{position}.statistics.{field}"
         for position in (1, 3)
-        for field in ("reference", "total", "squares", "count", "skipped")
+        for field in ("reference", "total", "squares", "count")
     }
 
 

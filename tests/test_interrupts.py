@@ -42,9 +42,12 @@ def make():
     return tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (3,), (2, 3)), *transforms)
 
 
+ACTION = torch.zeros(NUM_ENVS, 6)
+
+
 def step(env, td):
     for _ in range(3):  # in which every env ends an episode
-        _, td = env.step(td.set("action", torch.zeros(NUM_ENVS, 6)))
+        _, td = env.step(td.set("action", ACTION))
     return td
 
 
