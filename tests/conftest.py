@@ -31,6 +31,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
+    config.addinivalue_line("markers", "long: a minute of `full` that .ci/run leaves out, unless it is told to run all")
     config.addinivalue_line("markers", "cuda: needs a CUDA device, and is skipped where there is none")
     config.addinivalue_line("markers", "compiles: compiles graphs, for -m")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background

@@ -70,6 +70,7 @@ def test_example_bootstraps_truncated_episodes_from_their_final_observation(exam
     assert len(seen) == 32 and (seen == value).all()
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_example_solves_cartpole(example):
     assert example.main(example.Args(seed=1))["mean_return"] >= 450

@@ -54,6 +54,7 @@ def test_failures_of_tests_and_of_our_benchmarks_are_read_and_those_of_a_peer_ar
         assert (result["failures"], result["figures"][ours]) == (failures, row)
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(day, monkeypatch, tmp_path, capsys):
     def python(code):

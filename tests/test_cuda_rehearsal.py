@@ -125,6 +125,7 @@ def is_allowed(finding, rule):
     return phase in (None, finding["phase"]) and kind in (None, finding["kind"]) and where in finding["where"]
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_library_and_examples_on_a_gpu_do_nothing_that_waits_and_planted_faults_are_found():
     command = [sys.executable, TESTS / "fake_device.py", Path(__file__).stem]

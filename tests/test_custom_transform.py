@@ -19,6 +19,7 @@ def custom():
     return load_example("custom_transform")
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_example_runs_and_checks_each_transform(monkeypatch, capsys):
     path, checked, check = EXAMPLES / "custom_transform.py", [], check_transform

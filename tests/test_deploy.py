@@ -278,6 +278,7 @@ def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
 
 
 @pytest.mark.compiles
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_aot_inductor_compiles_the_same_program(tmp_path):

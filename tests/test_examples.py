@@ -165,6 +165,7 @@ def test_ppo_update_is_a_step_of_adam_on_clipped_gradients(ppo, env, max_grad_no
     torch.testing.assert_close(optimizers[0].state_dict()["state"], optimizers[1].state_dict()["state"])
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_ppo_compiled_learns_what_eager_mode_learns_with_minibatches_of_two_sizes(ppo, tmp_path):
     found = []

@@ -60,6 +60,7 @@ def test_value_after_a_truncation_is_that_of_the_final_observation_and_its_state
     torch.testing.assert_close(batch["ret"][:, -1], expected)
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_recurrent_policy_balances_a_pole_whose_velocity_it_does_not_see(recurrent):
     assert recurrent.main(recurrent.Args(seed=7, total_timesteps=120_000)) >= 450

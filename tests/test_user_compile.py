@@ -150,6 +150,7 @@ def test_action_is_not_changed_and_outputs_are_the_callers():
     assert_same(transition, held)
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_every_transform_compiles_through_aot_autograd_in_stacks():
     for make in stacks(COMPILED):
