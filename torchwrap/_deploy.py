@@ -395,6 +395,7 @@ def _frozen_copy(part: Transform, without: Sequence[str | type]) -> Transform:
         declared, row = getattr(type(module), name, None), module.get_buffer(name)[:1].zero_()
         setattr(module, name, declared.allocate(module, 1, row.device) if isinstance(declared, EnvBuffer) else row)
     for compose in [module for module in transform.modules() if isinstance(module, Compose)]:
+        compose._checked = frozenset(("action", "step", "reset"))  # in the env
         for position, inner in enumerate(compose):
             if not isinstance(inner, Compose):
                 compose.add_module(str(position), Transform() if _is_in(inner, without) else inner._frozen())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
+from torchwrap._core.contract import no_foreign_draws
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EpisodeClock
-from torchwrap._core.rows import RowMask, tensordict
+from torchwrap._core.rows import RowMask, is_traced, tensordict
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms import policy_state
@@ -53,7 +55,8 @@ class Env(BatchedModule):
     Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset, and declare the state of
-    running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden.
+    running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden. What they return is checked the
+    first time, layer by layer, and a global random generator that they draw from is an error. They get a copy of the action.
 
     If an exception, such as Ctrl-C, leaves a call before it returns, the state may belong to two different steps. The next
     call then raises, and asks for `reset()` or `restore()`.
@@ -70,6 +73,8 @@ class Env(BatchedModule):
 
     host_stepped = False
     """True if an external simulator (not PyTorch) steps this env. `torchwrap.compile` then compiles its transforms."""
+
+    _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
 
     def __init__(
         self,
@@ -177,7 +182,8 @@ class Env(BatchedModule):
         else:
             if seed is not None:
                 self._seed(seed, rows)
-            initial = self._reset(rows, options or None)
+            given = rows, options or None
+            initial = self._reset(*given) if "_reset" in self._checked else self._first("_reset", *given)
         if len(initial.keys()) > 1:
             got = sorted(key for key in initial.keys() if key != "observation")
             needed = f"{self._name()}.reset needs layers that set no other key than observation, but got {got}"
@@ -257,13 +263,27 @@ class Env(BatchedModule):
     # What a step computes, without checks. `torchwrap.compile` compiles it as a whole.
 
     def _step_and_reset(self, action: Value, resets: bool = True) -> tuple[TensorDict, Value]:
-        successor = self._step(action)
+        action = action.clone()  # the agent's stays as it is, whatever a layer writes to
+        successor = self._step(action) if "_step" in self._checked else self._first("_step", action)
         done = successor["terminated"] | successor["truncated"]
         successor.set("done", done)
         observation = successor["observation"].clone()
         if resets and (mask := RowMask(done, synchronize=self.host_stepped)).any():
-            mask.assign_(observation, self._reset(mask)["observation"])
+            initial = self._reset(mask) if "_reset" in self._checked else self._first("_reset", mask)
+            mask.assign_(observation, initial["observation"])
         return successor, observation
+
+    def _first(self, hook: str, *args: Any) -> TensorDict:
+        """A call of `_step` or `_reset` that is checked, as the first one of each layer is, and every one in a trace."""
+        owner, traced = f"{type(self).__name__}.{hook}", is_traced(self.action_stream.draw)
+        with contextlib.ExitStack() as stack:
+            if not (traced or self.host_stepped):
+                stack.enter_context(no_foreign_draws(owner, "with torchwrap.random, from a stream", self.device))
+            td: TensorDict = getattr(self, hook)(*args)
+        spaces.check_layer(owner, self.signature, td, flags=hook == "_step")
+        if not traced:
+            vars(self)["_checked"] = self._checked | {hook}
+        return td
 
     def _carry(self, state: policy_state.State, successor: TensorDict, resets: bool = True) -> policy_state.State:
         """The state of a recurrent policy in the next root. The successor gets it too, before its reset."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from torchwrap import random, spaces
 from torchwrap._core import rows, validation
+from torchwrap._core.contract import no_foreign_draws
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
@@ -52,6 +54,7 @@ class FunctionalEnv(Env):
     `rng.fold_in(2)`, ... for further independent draws in the same function. Use tensor operators only: `torch.where` instead
     of `if`. State fields that are scalars vectorize best. Keyword arguments of `initial` are the env's reset options.
     `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes are fixed.
+    No function may write to its arguments.
 
     A class that sets `broadcasts = True` is called without `torch.vmap`, which takes less time. All tensors then have the
     leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.
@@ -341,27 +344,27 @@ class FunctionalEnv(Env):
             names |= set(info)
 
     def _inspect(self, name: str, *arguments: Any) -> Any:
-        """The result of the first call of a function, which must not touch PyTorch's global generators.
+        """The result of the first call of a function, which must not write to its arguments or draw from global generators.
 
         The function is called twice. If the two results share memory with each other or with the arguments, or if rows of a
         result or entries of an info share memory, later calls clone the result.
         """
-        owner, key = f"{type(self.func_env).__name__}.{name}", self.stream.key()
-        generators = _global_generators(self.device)
-        before = [get() for get, _ in generators]
-        try:
-            result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
-            leaves = rows.leaves(result)
-            storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
-        except Exception as error:
-            needed = "to draw from its rng" if "random operation" in str(error) else "to return tensors"
-            if "data-dependent control flow" in str(error):  # a message for readers who know torch.vmap
-                needed = "tensor operators, torch.where instead of `if`"
-            raise TypeError(f"{owner} needs {needed}, but got {type(error).__name__}: {error}") from error
-        if not all(torch.equal(state, get()) for state, (get, _) in zip(before, generators, strict=True)):
-            for state, (_, set_state) in zip(before, generators, strict=True):
-                set_state(state)
-            raise TypeError(f"{owner} needs to draw from its rng, but drew from PyTorch's global generator.")
+        owner, key, given = f"{type(self.func_env).__name__}.{name}", self.stream.key(), rows.leaves(arguments)
+        versions = [leaf.is_inference() or leaf._version for leaf in given]
+        with no_foreign_draws(owner, "from its rng", self.device):
+            try:
+                result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
+                leaves = rows.leaves(result)
+                storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
+            except Exception as error:
+                needed = "to draw from its rng" if "random operation" in str(error) else "to return tensors"
+                if "data-dependent control flow" in str(error):  # a message for readers who know torch.vmap
+                    needed = "tensor operators, torch.where instead of `if`"
+                raise TypeError(f"{owner} needs {needed}, but got {type(error).__name__}: {error}") from error
+        kept = len(given) == len(rows.leaves(arguments)) and all(map(operator.is_, given, rows.leaves(arguments)))
+        if not kept or [leaf.is_inference() or leaf._version for leaf in given] != versions:
+            remedy = "return new tensors, `x + 1` instead of `x += 1`"
+            raise TypeError(f"{owner} needs to leave its arguments as they are, but writes to them: {remedy}.")
         shared = bool(storages & others) or any(0 in leaf.stride() for leaf in leaves)
         if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
             self._results_to_clone.add(name)
@@ -439,15 +442,6 @@ def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
 
 def _storages(tensors: list[Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-
-def _global_generators(device: torch.device) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-    """Functions that get and set the states of PyTorch's global generators: that of the CPU, and that of the device."""
-    found: list[tuple[Callable[[], Tensor], Callable[[Tensor], None]]] = [(torch.get_rng_state, torch.set_rng_state)]
-    if device.type not in ("cpu", "mps"):  # that of MPS takes no device
-        own = torch.get_device_module(device)
-        found.append((lambda: own.get_rng_state(device), lambda state: own.set_rng_state(state, device)))
-    return found
 
 
 def _check_tensors(owner: str, values: object, num_envs: int, device: torch.device) -> None:

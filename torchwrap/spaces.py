@@ -246,6 +246,24 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
         raise ValueError(f"{owner} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
 
 
+def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> None:
+    """Raises unless a hook of a layer has returned a TensorDict that fits the signature; with `flags`, one of a step."""
+    n, device = signature.num_envs, signature.device
+    if not isinstance(td, TensorDictBase) or td.batch_size != (n,):
+        got = f"batch size {tuple(td.batch_size)}" if isinstance(td, TensorDictBase) else type(td).__name__
+        raise TypeError(f"{owner} needs to return a TensorDict of batch size ({n},), but got {got}.")
+    dtypes = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool} if flags else {}
+    if missing := [key for key in ("observation", *dtypes) if key not in td.keys()]:
+        raise ValueError(f"{owner} needs to return {missing} too, but got {sorted(td.keys())}.")
+    check(owner, "to return observations", signature.single_observation_space, td["observation"], n, device)
+    for key, to in dtypes.items():
+        value: Any = td[key]
+        if value.shape != (n, 1) or value.dtype != to or value.device != device:
+            remedy = f": `.to({to})` converts it" if value.shape == (n, 1) else ": `.unsqueeze(-1)` makes columns"
+            got = f"{validation.described(value)} on {value.device}{remedy}"
+            raise ValueError(f"{owner} needs to return {key} of shape {(n, 1)} {to} on {device}, but got {got}.")
+
+
 def check_function(
     owner: str,
     what: str,

@@ -133,6 +133,12 @@ def state():
 def test_transform_is_named_and_env_left_unchanged(function):
     make = lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.TimeLimit(9), reward_transform(function, prepare)())  # noqa: E731
     env, eager = make(), make()
+    if TRANSFORMS[function].partition("draws")[1]:
+        with pytest.raises(ValueError, match=f"^compile cannot follow .*{TRANSFORMS[function]}"):
+            tw.compile(env, backend="aot_eager")
+        with pytest.raises(TypeError, match=r"^transforms\[1\] .* needs to draw with torchwrap.random"):
+            after(eager, 4)
+        return
     td, eager_td = after(env, 4), after(eager, 4)
     before, around, attributes = env.snapshot(), state(), dict(vars(env.transforms[1]))
     seen = list(env.transforms[1].seen)

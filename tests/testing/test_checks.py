@@ -195,10 +195,10 @@ class WrongObservation(ScriptedEnv):
 
 
 BROKEN_ENVS = [
-    (StepsWithoutReward, r'needs \("next", "reward"\)'),
+    (StepsWithoutReward, r"StepsWithoutReward\._step needs to return \['reward'\] too"),
     (DependsOnNumEnvs, "env 0 of 5"),
-    (RewardsWithoutColumn, "needs reward of"),
-    (WrongObservation, "observation in its space"),
+    (RewardsWithoutColumn, r"RewardsWithoutColumn\._step needs to return reward of shape \(5, 1\)"),
+    (WrongObservation, r"WrongObservation\._reset needs to return observations of dtype torch.float32"),
     pytest.param(ReadsValuesWithoutSnapshots, "compile: needs a step that is one graph", marks=pytest.mark.compiles),
 ]
 

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import inspect
 import itertools
-import random
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._core import rows
+from torchwrap._core.contract import PYTHON_GENERATORS, SCALARS, equal
 from torchwrap._core.rows import Nested
 from torchwrap.collector import act
 from torchwrap.env import Env
@@ -141,12 +141,7 @@ def _require_equal(first: GraphModule, second: GraphModule) -> None:
 
 # Python values that code can change and a graph would not: they are found, and put back.
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, collections.deque, np.ndarray)
-_PYTHON_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    "Python's random": (random.getstate, random.setstate),
-    "numpy.random": (np.random.get_state, np.random.set_state),
-}
 
 
 class _Refusal(Exception):
@@ -191,7 +186,7 @@ def _places(inputs: Inputs) -> list[_Place]:
         values = getattr(owner, "__dict__", {})
         for name in values.keys() - {"_parameters", "_buffers", "_modules"}:
             found.append(_Place(f"{type(owner).__name__}.{name}", values, name))
-    return [place for place in found if isinstance(place.read(), (*_SCALARS, *_CONTAINERS, Tensor))]
+    return [place for place in found if isinstance(place.read(), (*SCALARS, *_CONTAINERS, Tensor))]
 
 
 @contextlib.contextmanager
@@ -201,18 +196,18 @@ def _unchanged(places: list[_Place]) -> Iterator[None]:
     for place in places:
         value = place.read()
         before.append((place, value, value.copy() if isinstance(value, _CONTAINERS) else value))
-    states = [get() for get, _ in _PYTHON_GENERATORS.values()]
+    states = [get() for get, _ in PYTHON_GENERATORS.values()]
     changed = []
     try:
         yield
     finally:
         for place, value, contents in before:
-            if place.read() is not value or not _equal(value, contents):
+            if place.read() is not value or not equal(value, contents):
                 changed.append(f"changes {place.name}: register a buffer and write it in place")
                 _refill(value, contents)
                 place.write(value)
-        for (name, (get, put)), state in zip(_PYTHON_GENERATORS.items(), states, strict=True):
-            if not _equal(get(), state):
+        for (name, (get, put)), state in zip(PYTHON_GENERATORS.items(), states, strict=True):
+            if not equal(get(), state):
                 changed.append(f"draws from {name}: draw with torchwrap.random, from a stream or the key of the function")
                 put(state)
     if changed:
@@ -227,15 +222,3 @@ def _refill(value: Any, contents: Any) -> None:
     elif isinstance(value, dict | set | collections.deque):
         value.clear()
         (value.extend if isinstance(value, collections.deque) else value.update)(contents)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if first is second or type(first) is not type(second):
-        return first is second
-    if isinstance(first, np.ndarray):
-        return bool(np.array_equal(first, second))
-    if isinstance(first, list | tuple | collections.deque):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    if isinstance(first, dict):
-        return list(first) == list(second) and all(map(_equal, first.values(), second.values()))
-    return isinstance(first, (*_SCALARS, set)) and bool(first == second)

@@ -68,9 +68,13 @@ def builder(value: Nested) -> Callable[[Iterator[Tensor]], Nested]:
     return lambda tensors: {key: part(tensors) for key, part in parts.items()}  # type: ignore[return-value,misc]
 
 
+def is_traced(tensor: Tensor) -> bool:
+    """True if a compiler traces this tensor, which then has no values: it says that it compiles, or it made a subclass."""
+    return torch.compiler.is_compiling() or type(tensor) not in _PLAIN
+
+
 def is_host_readable(tensor: Tensor) -> bool:
     """True if the host can read this tensor without a device sync: it is on the CPU, and not traced."""
-    # A tensor that is being traced has no values. It is a subclass of `Tensor`, or a compiler says that it compiles.
     return not torch.compiler.is_compiling() and tensor.is_cpu and type(tensor) in _PLAIN
 
 

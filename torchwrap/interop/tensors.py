@@ -140,7 +140,7 @@ class TensorEnv(Env):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.already_reset.zero_()
-        action = spaces.apply(lambda _, leaf: leaf.to(self._simulator_device, copy=self.reuses_memory), action)
+        action = spaces.apply(lambda _, leaf: leaf.to(self._simulator_device), action)
         result = self.functions["step"](action if isinstance(action, Tensor) else action.to_dict())
         if "step" in self._unchecked:
             for name, value in _checks.numbers("from_functions", result, _checks.STEP, self.info_spaces, _describe).items():

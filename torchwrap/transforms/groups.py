@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -66,15 +66,16 @@ class ObservationGroups(Transform):
         return signature.replace(single_observation_space=gym_spaces.Dict(found))
 
     def step(self, td: TensorDict) -> TensorDict:
-        return self._grouped(td, {name: part.step(td.copy()) for name, part in self.parts.items()})
+        return self._grouped(td, lambda part, copied: part.step(copied))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        return self._grouped(td, {name: part.reset(td.copy(), mask) for name, part in self.parts.items()})
+        return self._grouped(td, lambda part, copied: part.reset(copied, mask))
 
-    def _grouped(self, td: TensorDict, results: dict[str, TensorDict]) -> TensorDict:
-        # Clones, because groups share what none of their transforms has replaced.
-        observation = {name: results[name]["observation"].clone() for name in sorted(results)}
-        return td.set("observation", tensordict(observation, td.batch_size[0]))
+    def _grouped(self, td: TensorDict, transform: Callable[[Compose, TensorDict], TensorDict]) -> TensorDict:
+        found = {}
+        for name, part in self.parts.items():  # each with an observation of its own, which it may write to
+            found[name] = transform(part, td.copy().set("observation", td["observation"].clone()))["observation"]
+        return td.set("observation", tensordict(dict(sorted(found.items())), td.batch_size[0]))
 
 
 def _changes_only_observations(part: Compose, signature: Signature) -> bool:

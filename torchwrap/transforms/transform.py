@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, overload
@@ -9,8 +10,11 @@ from typing import Any, overload
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchwrap import spaces
+from torchwrap._core import rows
+from torchwrap._core.contract import no_foreign_draws
 from torchwrap._core.env_buffers import BatchedModule
-from torchwrap._core.rows import RowMask
+from torchwrap._core.rows import RowMask, is_traced
 from torchwrap.spaces import Signature, Value
 
 
@@ -89,7 +93,7 @@ class Transform(BatchedModule):
 
     def _standalone(self, td: TensorDict, key: str, function: Callable[[Value], Value]) -> TensorDict:
         try:
-            value = function(td[key])
+            value = function(td[key].clone())  # which it may write to
         except AttributeError as error:
             message = f"{self!r} learns the spaces from an env; put it in a TransformedEnv before a standalone call: {error}"
             raise RuntimeError(message) from error
@@ -177,6 +181,7 @@ class Compose(Transform):
     """
 
     _modules: dict[str, Transform]  # type: ignore[assignment]
+    _checked: frozenset[str] = frozenset()  # hooks that have been checked
 
     def __init__(self, transforms: Iterable[Transform]) -> None:
         super().__init__()
@@ -225,20 +230,46 @@ class Compose(Transform):
         return signature
 
     def action(self, action: Value) -> Value:
+        if "action" not in self._checked:
+            return self._first("action", action)
         for transform in reversed(self._modules.values()):
             if type(transform).action is not Transform.action:  # most leave actions as they are
                 action = transform.action(action)
         return action
 
     def step(self, td: TensorDict) -> TensorDict:
+        if "step" not in self._checked:
+            return self._first("step", td)
         for transform in self._modules.values():
             td = transform.step(td)
         return td
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        if "reset" not in self._checked:
+            return self._first("reset", td, mask)
         for transform in self._modules.values():
             td = transform.reset(td, mask)
         return td
+
+    def _first(self, hook: str, value: Any, *mask: RowMask) -> Any:
+        """A call of a hook in which each transform is checked, as in the first one and in every trace."""
+        tensor, parts = rows.leaves(value)[0], list(enumerate(self))
+        traced, device = is_traced(tensor), tensor.device  # `.to(device)` does not reach the signatures
+        for position, transform in reversed(parts) if hook == "action" else parts:
+            owner = f"transforms[{position}] ({type(transform).__name__}).{hook}"
+            below, above = (signature.replace(device=device) for signature in self._signatures[position : position + 2])
+            with contextlib.ExitStack() as stack:
+                if not traced:
+                    source = "with torchwrap.random, from a stream of `signature.stream()`"
+                    stack.enter_context(no_foreign_draws(owner, source, device))
+                value = getattr(transform, hook)(value, *mask)
+            if hook == "action":
+                spaces.check(owner, "to return actions", below.single_action_space, value, below.num_envs, device)
+            else:
+                spaces.check_layer(owner, above, value, flags=hook == "step")
+        if not traced:
+            self._checked |= {hook}
+        return value
 
     def forward(self, td: TensorDict) -> TensorDict:
         actions = [part for part in self.flat() if isinstance(part, ActionTransform)]

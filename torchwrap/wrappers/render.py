@@ -35,10 +35,10 @@ class RenderWrapper(Wrapper):
         return td
 
     def _step(self, action: spaces.Value) -> TensorDict:
-        return self._render(self.env._step(action))
+        return self._render(super()._step(action))
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        return self._render(self.env._reset(mask, options))
+        return self._render(super()._reset(mask, options))
 
     def _check_envs(self, envs: Sequence[int]) -> list[int]:
         if not len(envs):
@@ -116,14 +116,14 @@ class RenderCollection(RenderWrapper):
         self._finished_frames: dict[int, list[Any]] = {}
 
     def _step(self, action: spaces.Value) -> TensorDict:
-        successor = self.env._step(action)
+        successor = super()._step(action)
         self._finished_frames.clear()
         for frames, frame in zip(self._frames, self.env.render(), strict=True):
             frames.append(frame)
         return successor
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        td = self.env._reset(mask, options)
+        td = super()._reset(mask, options)
         rows = mask.numpy().nonzero()[0].tolist()
         for row, frame in zip(rows, self.env.render(rows), strict=True):
             if self.reset_clean:
@@ -243,7 +243,7 @@ class RecordVideo(RenderWrapper):
         self._step_id = self._episode_id = -1
 
     def _step(self, action: spaces.Value) -> TensorDict:
-        successor = self.env._step(action)
+        successor = super()._step(action)
         self._step_id += 1
         if self.step_trigger is not None and self.step_trigger(self._step_id):
             self._start_video(f"step-{self._step_id}")
@@ -251,7 +251,7 @@ class RecordVideo(RenderWrapper):
         return successor
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        td = self.env._reset(mask, options)
+        td = super()._reset(mask, options)
         if mask.numpy()[self.envs[0]]:
             self._episode_id += 1
             if not self.video_length:

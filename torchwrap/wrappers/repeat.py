@@ -25,7 +25,7 @@ def repeat(
     auto-reset follows. A simulator that refuses to step an episode that is over needs `reset`. Every step is taken, whatever
     the other envs do, so that the random numbers of an env do not depend on them.
     """
-    latest = whole = step(action)
+    latest = whole = step(action.clone())  # which may write to it
     mask: Tensor | None = None
     for _ in range(times - 1):
         over = RowMask(latest["terminated"] | latest["truncated"], synchronize=reset is not None)
@@ -33,7 +33,7 @@ def repeat(
         alive = RowMask(mask)
         if reset is not None and over.any():
             reset(over)
-        latest = step(action)
+        latest = step(action.clone())
         reward = whole["reward"] + torch.where(alive.column, latest["reward"], 0)
         whole = alive.where(latest, whole).set("reward", reward)
     return whole
@@ -83,7 +83,7 @@ class RepeatAction(_Repeat):
         self.num_repeats = self.repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
 
     def _step(self, action: spaces.Value) -> TensorDict:
-        return repeat(self.env._step, action, self.num_repeats, self._reset_between)
+        return repeat(super()._step, action, self.num_repeats, self._reset_between)
 
 
 class MaxAndSkipObservation(_Repeat):
@@ -113,7 +113,7 @@ class MaxAndSkipObservation(_Repeat):
 
         def step(action: spaces.Value) -> TensorDict:
             nonlocal previous
-            successor = self.env._step(action)
+            successor = super(MaxAndSkipObservation, self)._step(action)
             observation = successor["observation"]
             # In an env whose episode is over, the successor that `repeat` keeps holds the one before.
             successor.set("previous_observation", observation if previous is None else previous)

@@ -51,10 +51,11 @@ class Wrapper(Env):
         self.can_snapshot, self.host_stepped = env.can_snapshot, env.host_stepped
 
     def _step(self, action: Value) -> TensorDict:
-        return self.env._step(action)
+        return self.env._step(action) if "_step" in self.env._checked else self.env._first("_step", action)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        return self.env._reset(mask, options)
+        below = self.env
+        return below._reset(mask, options) if "_reset" in below._checked else below._first("_reset", mask, options)
 
     def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
@@ -172,12 +173,12 @@ class TransformedEnv(Wrapper):
     def _step(self, action: Value) -> TensorDict:
         for stream in self._streams:
             stream.next_draw()
-        return (self._compiled_step or self.transforms.step)(self.env._step(self.transforms.action(action)))
+        return (self._compiled_step or self.transforms.step)(super()._step(self.transforms.action(action)))
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         for stream in self._streams:
             stream.next_episode(mask)
-        return (self._compiled_reset or self.transforms.reset)(self.env._reset(mask, options), mask)
+        return (self._compiled_reset or self.transforms.reset)(super()._reset(mask, options), mask)
 
     @property
     def is_compiled(self) -> bool:
