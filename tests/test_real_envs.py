@@ -43,7 +43,7 @@ def use(name, **arguments):
     return name, arguments
 
 
-STACK, TIME = "FrameStackObservation", "TimeAwareObservation"
+STACK, TIME, RECORD = "FrameStackObservation", "TimeAwareObservation", use("RecordEpisodeStatistics")
 GRAY, SQUARE = use("GrayscaleObservation"), use("ResizeObservation", shape=(84, 84))
 
 EVERYWHERE = [  # stacks of transforms, innermost first
@@ -59,9 +59,9 @@ EVERYWHERE = [  # stacks of transforms, innermost first
     [use(TIME, flatten=False, normalize_time=True, dict_time_key="clock")],
     [use(TIME, flatten=False), use("FilterObservation", filter_keys=["time"]), use("FlattenObservation")],
     [use(TIME, flatten=False), use(TIME, flatten=False, dict_time_key="again"), use(STACK, stack_size=2)],
-    [use("RecordEpisodeStatistics"), use("TimeLimit", max_episode_steps=4)],
-    [use("TimeLimit", max_episode_steps=4), use("RecordEpisodeStatistics"), use("TransformReward", func=lambda r: -2 * r)],
-    [use("TransformReward", func=abs), use("RecordEpisodeStatistics")],
+    [RECORD, use("TimeLimit", max_episode_steps=4)],
+    [use("TimeLimit", max_episode_steps=4), RECORD, use("TransformReward", func=lambda r: -2 * r)],
+    [use("TransformReward", func=abs), RECORD],
     [use("ClipReward", min_reward=-0.1, max_reward=0.5)],
     [use("ClipReward", max_reward=-0.3)],
     [use("DelayObservation", delay=1), use(STACK, stack_size=2), use("DelayObservation", delay=2)],
@@ -111,9 +111,7 @@ SPECIAL = {
         [use(TIME, flatten=False), use(STACK, stack_size=3, padding_type="zero")],
         [use(STACK, stack_size=2, padding_type=np.full((210, 160, 3), 7, np.uint8))],
     ],
-    "long pongs": [
-        [use("RecordEpisodeStatistics"), GRAY, SQUARE, use(STACK, stack_size=4), use("ClipReward", min_reward=-0.5)],
-    ],
+    "long pongs": [[RECORD, GRAY, SQUARE, use(STACK, stack_size=4), use("ClipReward", min_reward=-0.5)]],
 }
 
 CASES = [(group, []) for group in ENVS]
@@ -197,15 +195,9 @@ def test_all_of_gymnasiums_transforms_have_cases():
 def test_normalized_and_stacked_observations_and_rewards_match_stable_baselines3(group):
     # VecNormalize does not count final observations, so the statistics of observations are frozen before the first one.
     id, arguments, num_steps, _ = ENVS[group]
-    env = tw.TransformedEnv(
-        tw.make(id, 3, backend="gymnasium", **arguments),
-        T.NormalizeObservation(),
-        T.ClipObservation(-2, 2),
-        T.FrameStackObservation(4, padding_type="zero"),
-        T.FlattenObservation(),
-        T.NormalizeReward(),
-        T.ClipReward(-3, 3),
-    )
+    observing = T.NormalizeObservation(), T.ClipObservation(-2, 2), T.FrameStackObservation(4, padding_type="zero")
+    transforms = *observing, T.FlattenObservation(), T.NormalizeReward(), T.ClipReward(-3, 3)
+    env = tw.TransformedEnv(tw.make(id, 3, backend="gymnasium", **arguments), *transforms)
     rewards = VecNormalize(DummyVecEnv([lambda: gymnasium.make(id, **arguments)] * 3), norm_obs=False, clip_reward=3)
     observations = VecNormalize(rewards, norm_reward=False, clip_obs=2)
     observations.obs_rms.count = rewards.ret_rms.count = 0  # without the pseudo-count prior

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+import copy
+import inspect
 import random
-import re
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import wrappers
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 import torchwrap as tw
@@ -124,102 +129,68 @@ def test_standalone_call_leaves_the_callers_values():
 
 
 def replaced(key, function):
-    def change(td):
-        return td.set(key, function(td[key], td)) if key in td.keys() else td
-
-    return change
+    return lambda td: td.set(key, function(td[key], td)) if key in td.keys() else td
 
 
-# What is done to a right result, in which hooks; the error, and what it says.
+COLUMN = r"but got \(3,\) .*: `.unsqueeze\(-1\)`"
+# What is done to a right result; the error, and what it says.
 RETURNED = {
     "a reward for each pair of envs": (
         replaced("reward", lambda reward, td: reward + 0.1 * td["observation"][:, 0]),
         ValueError,
-        r"to return reward of shape \(3, 1\) torch.float32 on cpu, but got \(3, 3\) torch.float32 on cpu: `.unsqueeze\(-1\)`",
+        r"reward of shape \(3, 1\) torch.float32 on cpu, but got \(3, 3\) torch.float32 on cpu: `.unsqueeze\(-1\)`",
     ),
-    "a reward without a column": (
-        replaced("reward", lambda reward, td: reward[:, 0]),
-        ValueError,
-        r"but got \(3,\) .*unsqueeze",
-    ),
+    "a reward without a column": (replaced("reward", lambda reward, td: reward[:, 0]), ValueError, COLUMN),
     "float64": (replaced("reward", lambda reward, td: reward.double()), ValueError, r"`.to\(torch.float32\)` converts it"),
     "int64": (replaced("reward", lambda reward, td: reward.long()), ValueError, r"but got \(3, 1\) torch.int64"),
-    "flags without a column": (
-        replaced("terminated", lambda flag, td: flag[:, 0]),
-        ValueError,
-        r"terminated of shape \(3, 1\)",
-    ),
+    "flags without a column": (replaced("terminated", lambda flag, td: flag[:, 0]), ValueError, COLUMN),
     "flags as numbers": (replaced("truncated", lambda flag, td: flag.float()), ValueError, r"truncated of .* torch.bool"),
-    "an observation of another shape": (
-        replaced("observation", lambda observation, td: observation[:, :1]),
-        ValueError,
-        r"to return observations of shape \(3, 2\) \(num_envs first\), but got \(3, 1\)",
-    ),
-    "an observation of another dtype": (
-        replaced("observation", lambda o, td: o.double()),
-        TypeError,
-        "of dtype torch.float32",
-    ),
-    "a missing key": (lambda td: td.exclude("observation"), ValueError, r"to return \['observation'\] too, but got"),
-    "nothing": (lambda td: None, TypeError, r"to return a TensorDict of batch size \(3,\), but got NoneType"),
-    "a TensorDict without a batch": (lambda td: TensorDict(td.to_dict(), []), TypeError, r"but got batch size \(\)"),
+    "another shape": (replaced("observation", lambda seen, td: seen[:, :1]), ValueError, r" first\), but got \(3, 1\)"),
+    "another dtype": (replaced("observation", lambda seen, td: seen.double()), TypeError, "of dtype torch.float32"),
+    "no observation": (lambda td: td.exclude("observation"), ValueError, r"\['observation'\] too, but got"),
+    "nothing": (lambda td: None, TypeError, r"a TensorDict of batch size \(3,\), but got NoneType"),
+    "no batch": (lambda td: TensorDict(td.to_dict(), []), TypeError, r"but got batch size \(\)"),
 }
 
 
-def returning(change, base, *hooks):
-    def of(hook):
-        def changed(self, *args):
-            return change(getattr(base, hook)(self, *args))
+def returning(change, base, hook):
+    return type("Mine", (base,), {hook: lambda self, *args: change(getattr(base, hook)(self, *args))})
 
-        return changed
 
-    return type("Mine", (base,), {hook: of(hook) for hook in hooks})
+def layers(change, hook):
+    """An env, a wrapper and a transform whose hook returns something else, and who is to blame; from the number of envs."""
+    yield rf"Mine\._{hook}", lambda n: returning(change, ScriptedEnv, f"_{hook}")(n, (2,))
+    yield rf"Mine\._{hook}", lambda n: returning(change, Wrapper, f"_{hook}")(ScriptedEnv(n, (2,)))
+    yield rf"Mine\._{hook}", lambda n: RepeatAction(returning(change, ScriptedEnv, f"_{hook}")(n, (2,)), 2)
+    parts = lambda: (T.ClipReward(-1, 1), returning(change, T.Transform, hook)())  # noqa: E731
+    yield rf"transforms\[1\] \(Mine\)\.{hook}", lambda n: tw.TransformedEnv(ScriptedEnv(n, (2,)), *parts())
+
+
+def step_once(env):
+    return env.step(env.reset(seed=0).set("action", env.sample_action()))
 
 
 @pytest.mark.parametrize("name", RETURNED)
 def test_result_that_does_not_fit_is_refused_by_layer(name):
     change, error, message = RETURNED[name]
-    in_steps = {
-        r"Mine\._step": lambda n: returning(change, ScriptedEnv, "_step")(n, (2,)),
-        r"Mine\._step ": lambda n: returning(change, Wrapper, "_step")(ScriptedEnv(n, (2,))),
-        r"Mine\._step  ": lambda n: RepeatAction(returning(change, ScriptedEnv, "_step")(n, (2,)), 2),
-        r"transforms\[1\] \(Mine\)\.step": lambda n: tw.TransformedEnv(
-            ScriptedEnv(n, (2,)), T.ClipReward(-1, 1), returning(change, T.Transform, "step")()
-        ),
-    }
-    for owner, make in in_steps.items():
-        env = make(3)
-        td = env.reset()
-        with pytest.raises(
-            error,
-            match=f"^{owner.strip()} needs {message}" if message.startswith("to") else f"^{owner.strip()} needs .*{message}",
-        ):
-            env.step(td.set("action", env.sample_action()))
-        if name != "a reward for each pair of envs":  # of a single env, it is one number
+    for hook in ("step", "reset"):
+        for owner, make in layers(change, hook):
+            if hook == "reset" and not name.startswith(("another", "no")):
+                continue  # a reset returns observations only
+            with pytest.raises(error, match=f"^{owner} needs to return .*{message}"):
+                step_once(make(3))
+            if name != "a reward for each pair of envs":  # of a single env, it is one number
+                with pytest.raises((ValueError, TypeError), match="needs to return"):
+                    tw.rollout(make(1), None, 2)
             with pytest.raises((ValueError, TypeError), match="needs to return"):
-                tw.rollout(make(1), None, 2)
-        with pytest.raises((ValueError, TypeError), match="needs to return"):
-            tw.compile(make(3), backend="eager")
-    if "observation" in name or name in ("nothing", "a TensorDict without a batch", "a missing key"):
-        for owner, make in {
-            r"Mine\._reset": lambda: returning(change, ScriptedEnv, "_reset")(3, (2,)),
-            r"transforms\[0\] \(Mine\)\.reset": lambda: tw.TransformedEnv(
-                ScriptedEnv(3, (2,)), returning(change, T.Transform, "reset")()
-            ),
-        }.items():
-            with pytest.raises(error, match=f"^{owner} needs"):
-                make().reset()
+                tw.compile(make(3), backend="eager")
 
 
 def test_action_of_another_shape_is_refused_by_position():
-    env = tw.TransformedEnv(
-        ScriptedEnv(3), T.ClipAction(), returning(lambda action: action[:, :2], T.ActionTransform, "action")()
-    )
-    Mine = type(env.transforms[1])
-    Mine.action = lambda self, action: action[:, :2]
-    env.reset()
+    cut = type("Mine", (T.ActionTransform,), {"action": lambda self, action: action[:, :2]})
+    env = tw.TransformedEnv(ScriptedEnv(3), T.ClipAction(), cut())
     with pytest.raises(ValueError, match=r"^transforms\[1\] \(Mine\)\.action needs to return actions of shape \(3, 6\)"):
-        env.step(env.sample_action())
+        step_once(env)
 
 
 # Foreign random numbers.
@@ -238,33 +209,23 @@ def states():
 @pytest.mark.parametrize("generator", DRAWS)
 def test_foreign_random_numbers_are_refused_by_name_and_leave_the_generator(generator):
     draw = DRAWS[generator]
-
-    def noisy(td):
-        return td.set("observation", draw(td["observation"]))
-
-    makers = {
-        r"Mine\._step": lambda: returning(noisy, ScriptedEnv, "_step")(2),
-        r"Mine\._reset": lambda: returning(noisy, ScriptedEnv, "_reset")(2),
-        r"transforms\[0\] \(Mine\)\.step": lambda: tw.TransformedEnv(ScriptedEnv(2), returning(noisy, T.Transform, "step")()),
-        r"transforms\[0\] \(Mine\)\.reset": lambda: tw.TransformedEnv(
-            ScriptedEnv(2), returning(noisy, T.Transform, "reset")()
+    noisy = replaced("observation", lambda observation, td: draw(observation))
+    function = {"transition": lambda self, state, action, rng: {"x": draw(state["x"])}}
+    cases = [
+        *layers(noisy, "step"),
+        *layers(noisy, "reset"),
+        (
+            r"transforms\[0\] .*: TransformObservation's func",
+            lambda n: tw.TransformedEnv(ScriptedEnv(n), T.TransformObservation(draw)),
         ),
-        r"transforms\[0\] \(TransformObservation\)\.reset": lambda: tw.TransformedEnv(
-            ScriptedEnv(2), T.TransformObservation(draw)
-        ),
-        r"Drawing\.transition": lambda: tw.FunctionalEnv(
-            type("Drawing", (Push,), {"transition": lambda self, state, action, rng: {"x": draw(state["x"])}})(), 2
-        ),
-    }
-    for owner, make in makers.items():
+        (r"Drawing\.transition", lambda n: tw.FunctionalEnv(type("Drawing", (Push,), function)(), n)),
+    ]
+    for owner, make in cases:
+        said = "from its rng" if "Drawing" in owner else f".* drew from {generator}"  # torch.vmap names its own
         before = states()
-        with pytest.raises(
-            TypeError, match=rf"^{owner} needs to draw .*{re.escape(generator) if 'Drawing' not in owner else ''}"
-        ):
-            env = make()
-            before = states()
-            env.step(env.reset(seed=0).set("action", env.sample_action()))
-        assert states() == before, owner
+        with pytest.raises(TypeError, match=rf"^{owner} needs to draw {said}"):
+            step_once(make(2))
+        assert states()[:2] == before[:2], owner  # streams are seeded by the operating system
 
 
 def test_simulators_may_draw_what_they_like():
@@ -275,5 +236,78 @@ def test_simulators_may_draw_what_they_like():
             np.random.rand()
             return super()._step(action)
 
-    env = tw.TransformedEnv(Noisy(2), T.ClipReward(-1, 1))
-    env.step(env.reset().set("action", env.sample_action()))
+    step_once(tw.TransformedEnv(Noisy(2), T.ClipReward(-1, 1)))
+
+
+# Memory of the caller, and the order of keys.
+
+
+def test_spec_does_not_follow_the_callers_arrays():
+    low, padding = np.full(6, -2.0, np.float32), {"a": np.zeros(1, np.float32)}
+    rescale, frames = T.RescaleAction(low, 1.0), T.FrameStackObservation(2, padding_type=padding)
+    low[:], padding["a"][:] = -9, 9
+    assert (rescale.min_action == -2).all() and frames.padding_type["a"] == 0
+    options = {"map": [1, 2]}
+    tw.register("docs/Options-v0", lambda options=None: Push())
+    env = tw.make("docs/Options-v0", 2, options=options)
+    options["map"][0] = 9
+    assert env.spec.kwargs["options"] == {"map": [1, 2]}
+
+
+class ManyKeys(gymnasium.Env):
+    """Three numbers under keys that are not in alphabetical order."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, how="pairs"):
+        boxes = {key: Box(-9, 9, (1,), np.float32) for key in ("zeta", "alpha", "mid")}
+        makers = {
+            "pairs": lambda: gymnasium.spaces.Dict(list(boxes.items())),
+            "ordered": lambda: gymnasium.spaces.Dict(collections.OrderedDict(boxes)),
+            "keywords": lambda: gymnasium.spaces.Dict(**boxes),
+            "sorted": lambda: gymnasium.spaces.Dict(boxes),
+            "unsorted": lambda: gymnasium.spaces.Dict(boxes, sort_keys=False),
+        }
+        self.observation_space = makers[how]()
+        self.number = 0
+
+    def observe(self):
+        values = {"zeta": 1, "alpha": 2, "mid": 3}
+        return {key: np.float32([values[key] + self.number]) for key in self.observation_space}
+
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), {}
+
+    def step(self, action):
+        self.number += 1
+        return self.observe(), 0.0, False, False, {}
+
+
+STACKS = {
+    "nothing": ([], []),
+    "a filter": ([T.FilterObservation(["zeta", "alpha"])], [(wrappers.FilterObservation, {"filter_keys": ["zeta", "alpha"]})]),
+    "time": (
+        [T.TimeLimit(9), T.TimeAwareObservation(flatten=False)],
+        [(wrappers.TimeLimit, {"max_episode_steps": 9}), (wrappers.TimeAwareObservation, {"flatten": False})],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["pairs", "ordered", "keywords", "sorted", "unsorted"])
+def test_any_stack_flattens_in_the_order_of_gymnasium(how):
+    if how == "unsorted" and "sort_keys" not in inspect.signature(gymnasium.spaces.Dict).parameters:
+        pytest.skip("needs Gymnasium 1.4")
+    for name, (ours, theirs) in STACKS.items():
+        env = tw.from_gymnasium(SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED))
+        env = tw.TransformedEnv(env, *copy.deepcopy(ours), T.FlattenObservation())
+        single = ManyKeys(how)
+        for wrapper, arguments in theirs:
+            single = wrapper(single, **arguments)
+        single = wrappers.FlattenObservation(single)
+        td, (expected, _) = env.reset(), single.reset()
+        assert td["observation"].tolist() == [expected.tolist()], name
+        _, td = env.step(torch.zeros(1, dtype=torch.int64))
+        assert td["observation"].tolist() == [single.step(0)[0].tolist()], name
+    env = tw.from_gymnasium(SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED))
+    normal = tw.TransformedEnv(env, T.NormalizeObservation()).single_observation_space
+    assert list(normal) == list(env.single_observation_space)

@@ -50,11 +50,10 @@ class FunctionalEnv(Env):
     | `transition_info(state, action, next_state)`, optional | a dict of tensors, each of which is `("next", "info", name)` |
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
-    `rng` is a `torchwrap.random.Key`. Draw from it with the functions of `torchwrap.random`, and use `rng.fold_in(1)`,
-    `rng.fold_in(2)`, ... for further independent draws in the same function. Use tensor operators only: `torch.where` instead
-    of `if`. State fields that are scalars vectorize best. Keyword arguments of `initial` are the env's reset options.
-    `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes are fixed.
-    No function may write to its arguments.
+    `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
+    for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
+    argument. Keyword arguments of `initial` are the env's reset options. `terminal` and `truncated` get the next state.
+    Scalars of an info become `(num_envs, 1)`; its names and shapes are fixed.
 
     A class that sets `broadcasts = True` is called without `torch.vmap`, which takes less time. All tensors then have the
     leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from torchwrap import random
 from torchwrap._core import validation
+from torchwrap._core.contract import no_foreign_draws
 from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer
 from torchwrap._core.rows import apply as apply
 from torchwrap._core.rows import is_host_readable
@@ -82,6 +83,12 @@ def at(value: Any, path: Path) -> Any:
 def to_device(value: Value, device: torch.device) -> Value:
     """A value on a device. `TensorDict.to` would wait for the whole device."""
     return apply(lambda _, leaf: leaf.to(device), value)
+
+
+def dict_like(below: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
+    """A Dict of other parts, in the order that Gymnasium's wrappers give them: sorted, if `below` sorts its keys."""
+    order = {"sort_keys": below.sort_keys} if hasattr(below, "sort_keys") else {}  # of Gymnasium 1.4
+    return spaces.Dict(parts, **order)  # type: ignore[arg-type]
 
 
 def dtype(space: Space[Any]) -> torch.dtype:
@@ -212,10 +219,12 @@ def contains(space: Space[Any], value: Value) -> bool:
     return not outside(space, value).any()
 
 
-def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int, device: torch.device) -> None:
+def check(
+    owner: str, what: str, space: Space[Any], value: object, num_envs: int, device: torch.device, bounds: bool = True
+) -> None:
     """Raises a TypeError or ValueError unless a value has the structure, shape, dtype and device that the space requires.
 
-    `owner` and `what` begin the message. Bounds of discrete spaces are checked too if the host can read them without a sync.
+    `owner` and `what` begin the message. The `bounds` of discrete spaces are checked if the host can read without a sync.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         subspaces = children(space) or {}
@@ -223,7 +232,7 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
             got = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value).__name__
             raise TypeError(f"{owner} needs {what} as a TensorDict with keys {sorted(subspaces)}, but got {got}.")
         for key, child in subspaces.items():
-            check(owner, f"{what}[{key!r}]", child, value[key], num_envs, device)
+            check(owner, f"{what}[{key!r}]", child, value[key], num_envs, device, bounds)
         return
     # The check of a single tensor is part of every eager step, so it calls few functions and operators.
     if not isinstance(value, Tensor):
@@ -235,7 +244,7 @@ def check(owner: str, what: str, space: Space[Any], value: object, num_envs: int
         raise TypeError(f"{owner} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
     if value.device != device:
         raise ValueError(f"{owner} needs {what} on device {device}, but got {value.device}.")
-    if isinstance(space, spaces.Box) or not is_host_readable(value):
+    if not bounds or isinstance(space, spaces.Box) or not is_host_readable(value):
         return
     if isinstance(space, spaces.Discrete):
         low, high = value.aminmax()
@@ -255,7 +264,8 @@ def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> No
     dtypes = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool} if flags else {}
     if missing := [key for key in ("observation", *dtypes) if key not in td.keys()]:
         raise ValueError(f"{owner} needs to return {missing} too, but got {sorted(td.keys())}.")
-    check(owner, "to return observations", signature.single_observation_space, td["observation"], n, device)
+    # After a reset, rows that go on may hold anything.
+    check(owner, "to return observations", signature.single_observation_space, td["observation"], n, device, bounds=flags)
     for key, to in dtypes.items():
         value: Any = td[key]
         if value.shape != (n, 1) or value.dtype != to or value.device != device:
@@ -265,20 +275,16 @@ def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> No
 
 
 def check_function(
-    owner: str,
-    what: str,
-    func: Callable[[Value], Value],
-    takes: Space[Any],
-    returns: Space[Any],
-    num_envs: int,
-    device: torch.device,
+    owner: str, what: str, func: Callable[[Value], Value], takes: Space[Any], returns: Space[Any], signature: Signature
 ) -> None:
-    """Calls a function with zeros. Raises a TypeError or ValueError if it raises, or if `check` does for its result."""
-    try:
-        result = func(zeros(takes, num_envs, device))
-    except Exception as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{owner} needs a func that takes {what}, but got {type(error).__name__}: {error}") from error
+    """Calls a function with zeros. Raises a TypeError or ValueError if it raises, draws, or if `check` does for its result."""
+    num_envs, device = signature.num_envs, signature.device
+    with no_foreign_draws(f"{owner}'s func", "with torchwrap.random, in a Transform with a stream", device):
+        try:
+            result = func(zeros(takes, num_envs, device))
+        except Exception as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{owner} needs a func that takes {what}, but got {type(error).__name__}: {error}") from error
     check(owner, f"func to return {what}", returns, result, num_envs, device)
 
 

@@ -184,9 +184,8 @@ class TestHostSteppedEnv:
     @pytest.mark.full
     def test_every_layer_is_compiled(self, graphs):
         def make():
-            inner = tw.TransformedEnv(
-                tw.make("CartPole-v1", 3, backend="gymnasium"), T.RecordEpisodeStatistics(), T.NormalizeReward()
-            )
+            transforms = T.RecordEpisodeStatistics(), T.NormalizeReward()
+            inner = tw.TransformedEnv(tw.make("CartPole-v1", 3, backend="gymnasium"), *transforms)
             return tw.TransformedEnv(tw.Wrapper(inner), T.NormalizeObservation(), T.TimeLimit(11))
 
         eager, compiled = make(), tw.compile(make(), backend="counting")

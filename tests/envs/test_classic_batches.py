@@ -8,14 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from classic_oracle import (
-    ANYWHERE,
-    IDS,
-    as_state,
-    choose_action,
-    inject,
-    sample_states,
-)
+from classic_oracle import ANYWHERE, IDS, as_state, choose_action, inject, sample_states
 from helpers import params
 
 import torchwrap as tw

@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from classic_oracle import (
-    FUNCTIONS,
-    IDS,
-    INITIAL,
-    make_gymnasium,
-    state_of,
-)
+from classic_oracle import FUNCTIONS, IDS, INITIAL, make_gymnasium, state_of
 from helpers import ks_distance
 
 import torchwrap as tw

@@ -46,10 +46,8 @@ class BroadcastWalk(Walk):
         return {"position": torch.zeros(*batch, 2) + start, "count": torch.zeros(batch, dtype=torch.int64)}
 
     def transition(self, state, action, rng, params=None):
-        return {
-            "position": torch.stack([state["position"][..., 0] + action[..., 0], state["position"][..., 0]], -1),
-            "count": state["count"] + 1,
-        }
+        moved = torch.stack([state["position"][..., 0] + action[..., 0], state["position"][..., 0]], -1)
+        return {"position": moved, "count": state["count"] + 1}
 
     def reward(self, state, action, next_state, rng, params=None):
         return next_state["position"][..., 0] - 2 * state["position"][..., 0]
@@ -87,14 +85,11 @@ class BroadcastNoisy(Noisy):
 class Nested(Walk):
     """Observations of a nested space."""
 
-    observation_space = spaces.Dict(
-        {"at": spaces.Box(-np.inf, np.inf, (2,), np.float32), "of": spaces.Tuple([spaces.Discrete(99)])}
-    )
+    observation_space = spaces.Dict(at=spaces.Box(-np.inf, np.inf, (2,), np.float32), of=spaces.Tuple([spaces.Discrete(99)]))
 
     def observation(self, state, rng, params=None):
-        return TensorDict(
-            {"at": state["position"], "of": TensorDict({"0": state["count"]}, state["count"].shape)}, state["count"].shape
-        )
+        shape = state["count"].shape
+        return TensorDict({"at": state["position"], "of": TensorDict({"0": state["count"]}, shape)}, shape)
 
 
 class Plain(Nested):
@@ -146,8 +141,13 @@ class BroadcastAliasing(Aliasing):
     broadcasts = True
 
 
+PAIRS = ((Walk, BroadcastWalk), (Noisy, BroadcastNoisy), (Nested, BroadcastNested), (Itself, BroadcastItself))
 both_walks = pytest.mark.parametrize("func_env", [Walk(), BroadcastWalk()], ids=["vmap", "broadcast"])
 both_noisy = pytest.mark.parametrize("func_env", params({"vmap": Noisy(), "broadcast": BroadcastNoisy()}, quick=["broadcast"]))
+both_aliasing = pytest.mark.parametrize("func_env", [Aliasing(), BroadcastAliasing()], ids=["vmap", "broadcast"])
+every_env = pytest.mark.parametrize(
+    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), Plain(), BroadcastNested()], ids=lambda f: type(f).__name__
+)
 
 
 def odd(base=Walk, **functions):

@@ -1,22 +1,7 @@
 from __future__ import annotations
 
-import pytest
 import torch
-from func_envs import (
-    Aliasing,
-    BroadcastItself,
-    BroadcastNested,
-    BroadcastNoisy,
-    BroadcastWalk,
-    Itself,
-    Nested,
-    Noisy,
-    Walk,
-    both_walks,
-    equal,
-    play,
-    some_actions,
-)
+from func_envs import PAIRS, BroadcastWalk, Walk, both_aliasing, both_walks, equal, odd, play, some_actions
 
 from torchwrap import FunctionalEnv
 
@@ -47,7 +32,7 @@ def test_episode_matches_values_computed_by_hand(func_env):
 
 
 def test_vmap_and_broadcasting_are_bit_identical():
-    for pair in ((Walk, BroadcastWalk), (Noisy, BroadcastNoisy), (Nested, BroadcastNested), (Itself, BroadcastItself)):
+    for pair in PAIRS:
         envs = [FunctionalEnv(func_env(), 5, max_episode_steps=7) for func_env in pair]
         actions = some_actions(envs[0], 30)
         first, second = (play(env, env.reset(seed=4), actions)[0] for env in envs)
@@ -101,16 +86,10 @@ def test_initial_in_broadcasting_style_gets_only_the_reset_rows():
 # Fields that functions return as they are.
 
 
-@pytest.mark.parametrize("broadcasts", [False, True])
-def test_functions_may_return_fields_of_the_state(broadcasts):
-    class Last(Aliasing):
-        """The transition moves a field to another, and the reward is a field of the previous state."""
-
-        def reward(self, state, action, next_state, rng, params=None):
-            return state["now"]
-
-    Last.broadcasts = broadcasts
-    env = FunctionalEnv(Last(), 2)
+@both_aliasing
+def test_functions_may_return_fields_of_the_state(func_env):
+    # The transition moves a field to another, and the reward is a field of the previous state.
+    env = FunctionalEnv(odd(type(func_env), reward=lambda state, action, next_state, rng: state["now"]), 2)
     td = env.reset(seed=0)
     for now in (2, 4, 6):
         transition, td = env.step(td.set("action", torch.full((2, 1), 2.0)))

@@ -177,19 +177,13 @@ def test_info_has_the_layout_of_gymnasiums_infos(bridge):
             torch.testing.assert_close(given[key], expected[key])  # shape and dtype too
 
 
-class Weighing(Walk):
-    def state_info(self, state, params=None):
-        return {"weight": params["weight"]}
-
-    def transition_info(self, state, action, next_state, params=None):
-        return {"twice": params["weight"] + params["weight"]}
-
-    def truncated(self, state, rng, params=None):
-        return params["weight"] > 1
-
-
 def test_params_reach_the_optional_functions():
-    env = FunctionalEnv(Weighing(), 2, params={"weight": torch.tensor([1.0, 2.0])})
+    weighing = odd(
+        state_info=lambda state, params: {"weight": params["weight"]},
+        transition_info=lambda state, action, next_state, params: {"twice": params["weight"] + params["weight"]},
+        truncated=lambda state, rng, params: params["weight"] > 1,
+    )
+    env = FunctionalEnv(weighing, 2, params={"weight": torch.tensor([1.0, 2.0])})
     transition, _ = env.step(env.reset().set("action", torch.zeros(2, 1)))
     following = transition["next"]
     assert following["info", "weight"].tolist() == [[1], [2]] and following["info", "twice"].tolist() == [[2], [4]]
@@ -199,13 +193,8 @@ def test_params_reach_the_optional_functions():
 # Truncation by a function.
 
 
-class Leaving(Walk):
-    def truncated(self, state, rng, params=None):
-        return state["position"][0] <= -2
-
-
 def test_truncated_counts_besides_the_limit_and_terminal():
-    env = FunctionalEnv(Leaving(), 3, max_episode_steps=3)
+    env = FunctionalEnv(odd(truncated=lambda state, rng: state["position"][0] <= -2), 3, max_episode_steps=3)
     td = env.reset(seed=0)
     expected = [  # terminated and truncated of each env, which go by -1, 0 and 1.5
         ([False, False, False], [False, False, False]),

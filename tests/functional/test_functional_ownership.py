@@ -4,25 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from func_envs import (
-    Aliasing,
-    BroadcastAliasing,
-    BroadcastItself,
-    BroadcastNested,
-    BroadcastWalk,
-    Itself,
-    Nested,
-    Plain,
-    Walk,
-    equal,
-    some_actions,
-)
+from func_envs import BroadcastWalk, Walk, both_aliasing, equal, every_env, odd, some_actions
 
 from torchwrap import FunctionalEnv
-
-every_env = pytest.mark.parametrize(
-    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), Plain(), BroadcastNested()], ids=lambda f: type(f).__name__
-)
 
 
 @every_env
@@ -58,23 +42,15 @@ def test_writing_into_returned_tensors_does_not_change_the_env(func_env):
 
 
 def test_action_changed_after_the_step_does_not_change_the_state():
-    class Remembering(BroadcastWalk):
-        def initial(self, rng, params=None):
-            return {"last": torch.zeros(*rng.env.shape, 1)}
-
-        def transition(self, state, action, rng, params=None):
-            return {"last": action}
-
-        def observation(self, state, rng, params=None):
-            return state["last"].expand(-1, 2)
-
-        def reward(self, state, action, next_state, rng, params=None):
-            return action[..., 0]
-
-        def terminal(self, state, rng, params=None):
-            return state["last"][..., 0] > 5
-
-    env, action = FunctionalEnv(Remembering(), 2), torch.ones(2, 1)
+    remembering = odd(
+        BroadcastWalk,
+        initial=lambda rng: {"last": torch.zeros(*rng.env.shape, 1)},
+        transition=lambda state, action, rng: {"last": action},
+        observation=lambda state, rng: state["last"].expand(-1, 2),
+        reward=lambda state, action, next_state, rng: action[..., 0],
+        terminal=lambda state, rng: state["last"][..., 0] > 5,
+    )
+    env, action = FunctionalEnv(remembering, 2), torch.ones(2, 1)
     transition, _ = env.step(env.reset(seed=0).set("action", action))
     action.fill_(9)
     assert env.state["last"].tolist() == [[1], [1]]
@@ -82,7 +58,7 @@ def test_action_changed_after_the_step_does_not_change_the_state():
     assert transition["next", "observation"].tolist() == [[1, 1]] * 2
 
 
-@pytest.mark.parametrize("func_env", [Aliasing(), BroadcastAliasing()], ids=["vmap", "broadcast"])
+@both_aliasing
 def test_rewards_and_flags_that_are_fields_are_never_changed(func_env):
     env = FunctionalEnv(func_env, 2, max_episode_steps=2)
     td, kept = env.reset(seed=0), []
@@ -96,35 +72,14 @@ def test_rewards_and_flags_that_are_fields_are_never_changed(func_env):
     assert not any(terminated.any() for _, _, terminated in kept)
 
 
-class Constant(Walk):
-    """Returns one tensor for all rows, and at each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.goal = torch.zeros(2)
-
-    def observation(self, state, rng, params=None):
-        return self.goal
-
-    def reward(self, state, action, next_state, rng, params=None):
-        return torch.ones(())
-
-    def terminal(self, state, rng, params=None):
-        return torch.zeros((), dtype=torch.bool)
-
-
-class BroadcastConstant(BroadcastWalk):
-    def __init__(self):
-        super().__init__()
-        self.goal = torch.zeros(3, 2)
-
-    def observation(self, state, rng, params=None):
-        return self.goal[: len(rng.env)]
-
-
-@pytest.mark.parametrize("func_env", [Constant(), BroadcastConstant()], ids=["vmap", "broadcast"])
-def test_tensors_that_functions_return_repeatedly_are_cloned(func_env):
-    env = FunctionalEnv(func_env, 3)
+@pytest.mark.parametrize("base", [Walk, BroadcastWalk])
+def test_tensors_that_functions_return_repeatedly_are_cloned(base):
+    goal, functions = torch.zeros(3, 2), {"observation": lambda state, rng: goal[: len(rng.env)]}
+    if base is Walk:  # one tensor for all rows, and at each call
+        goal, functions = torch.zeros(2), {"observation": lambda state, rng: goal}
+        functions["reward"] = lambda state, action, next_state, rng: torch.ones(())
+        functions["terminal"] = lambda state, rng: torch.zeros((), dtype=torch.bool)
+    env = FunctionalEnv(odd(base, **functions), 3)
     td = env.reset(seed=0)
     td["observation"].add_(5)
     transition, _ = env.step(td.set("action", env.sample_action()))
@@ -133,4 +88,4 @@ def test_tensors_that_functions_return_repeatedly_are_cloned(func_env):
         row = following[key][1].clone()
         following[key][0] = 1
         assert (following[key][1] == row).all()
-    assert (func_env.goal == 0).all() and following["observation"][1:].eq(0).all()
+    assert (goal == 0).all() and following["observation"][1:].eq(0).all()

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from func_envs import (
-    BroadcastNoisy,
-    Walk,
-    equal,
-    play,
-    some_actions,
-)
+from func_envs import BroadcastNoisy, Walk, equal, odd, play, some_actions
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 
@@ -73,15 +67,10 @@ def test_params_differ_between_envs(func_env):
 # Pools of initial states.
 
 
-class Numbered(Walk):
-    """Initial states tell the generation and the slot that they were drawn for."""
-
-    def initial(self, rng, params=None):
-        return {"position": random.uniform(rng, (2,)), "count": rng.episode * 1000 + rng.env}
-
-
 def test_pool_provides_initial_states_and_is_refreshed():
-    env = FunctionalEnv(Numbered(), 6, max_episode_steps=2, reset_pool=512)
+    # Initial states tell the generation and the slot that they were drawn for.
+    numbered = odd(initial=lambda rng: {"position": random.uniform(rng, (2,)), "count": rng.episode * 1000 + rng.env})
+    env = FunctionalEnv(numbered, 6, max_episode_steps=2, reset_pool=512)
     td, counts = env.reset(seed=0), [env.state["count"].clone()]
     for _ in range(300):
         transition, td = env.step(td.set("action", torch.zeros(6, 1)))

@@ -2,14 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from func_envs import (
-    BroadcastNoisy,
-    Noisy,
-    both_noisy,
-    equal,
-    play,
-    some_actions,
-)
+from func_envs import BroadcastNoisy, Noisy, both_noisy, equal, odd, play, some_actions
 
 from torchwrap import FunctionalEnv, random
 
@@ -43,20 +36,14 @@ def test_draws_of_all_steps_episodes_and_envs_differ(func_env):
 
 
 def test_draws_of_the_functions_of_one_step_are_independent():
-    class Telling(BroadcastNoisy):
-        def transition(self, state, action, rng, params=None):
-            return {"position": random.uniform(rng, (3,))}
-
-        def observation(self, state, rng, params=None):
-            return torch.stack([state["position"][..., 0], random.uniform(rng, (1,))[..., 0], state["position"][..., 1]], -1)
-
-        def reward(self, state, action, next_state, rng, params=None):
-            return random.uniform(rng, (1,))[..., 0]
-
-        def terminal(self, state, rng, params=None):
-            return random.uniform(rng, (1,))[..., 0] < 0.5
-
-    env = FunctionalEnv(Telling(), 5000)
+    telling = odd(
+        BroadcastNoisy,
+        transition=lambda state, action, rng: {"position": random.uniform(rng, (3,))},
+        observation=lambda state, rng: torch.cat([state["position"][..., :2], random.uniform(rng, (1,))], -1),
+        reward=lambda state, action, next_state, rng: random.uniform(rng, (1,))[..., 0],
+        terminal=lambda state, rng: random.uniform(rng, (1,))[..., 0] < 0.5,
+    )
+    env = FunctionalEnv(telling, 5000)
     td = env.reset(seed=0)
     columns = [*td["observation"].unbind(-1)]
     following = env.step(td.set("action", torch.zeros(5000, 3)))[0]["next"]

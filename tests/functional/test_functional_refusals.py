@@ -10,31 +10,6 @@ from helpers import buffers
 from torchwrap import FunctionalEnv
 
 
-def refused(cases):
-    """Runs each call of a table, which raises the error with the words in its message."""
-    for call, error, words in cases:
-        with pytest.raises(error, match=words):
-            call()
-
-
-# Functions, each of which is called at construction.
-
-
-class GlobalNumbers(Walk):
-    def transition(self, state, action, rng, params=None):
-        return {**super().transition(state, action, rng), "position": torch.rand(2)}
-
-
-class BroadcastGlobalNumbers(BroadcastWalk):
-    def initial(self, rng, params=None):
-        return {**super().initial(rng), "position": torch.rand(*rng.env.shape, 2)}
-
-
-class Branching(Walk):
-    def reward(self, state, action, next_state, rng, params=None):
-        return torch.zeros(()) if state["position"][0] > 0 else torch.ones(())
-
-
 def test_function_that_does_not_fit_raises_at_construction():
     generator = torch.get_rng_state()
     needed = "Odd.{} needs to return "
@@ -83,26 +58,23 @@ def test_function_that_does_not_fit_raises_at_construction():
     }
     for name, cases in table.items():
         for base, function, error, words in cases:
-            call = lambda name=name, base=base, function=function: FunctionalEnv(odd(base, **{name: function}), 3)  # noqa: E731
-            refused([(call, error, needed.format(name) + words)])
-
-    def count(state):
-        return {"a": state["count"]}
-
-    both = {"state_info": count, "transition_info": lambda state, action, next_state: count(state)}
-    drawn = "needs to draw from its rng, but"
-    refused(
-        (lambda func_env=func_env: FunctionalEnv(func_env, 3), error, words)
-        for func_env, error, words in [
-            (odd(state_info=lambda state: {3: state["count"]}), TypeError, "needs names that are strings, but got 3"),
-            (odd(**both), ValueError, r"different names in transition_info and state_info, but got \['a'\] in both"),
-            (odd(step_info=lambda *_: {}), TypeError, "Odd has step_info, .*: rename it to transition_info"),
-            (odd(truncated=lambda state: state["count"] > 3), TypeError, "Odd.truncated needs"),
-            (GlobalNumbers(), TypeError, f"GlobalNumbers.transition {drawn}"),
-            (BroadcastGlobalNumbers(), TypeError, f"BroadcastGlobalNumbers.initial {drawn} drew from PyTorch's global"),
-            (Branching(), TypeError, "Branching.reward needs tensor operators, torch.where instead of `if`, but got Runtime"),
-        ]
-    )
+            with pytest.raises(error, match=needed.format(name) + words):
+                FunctionalEnv(odd(base, **{name: function}), 3)
+    both = dict.fromkeys(("state_info", "transition_info"), lambda state, *_: {"a": state["count"]})
+    draw = "needs to draw from its rng, but"
+    drawing = odd(BroadcastWalk, initial=lambda rng: {"position": torch.rand(3, 2), "count": rng.env})
+    branching = odd(reward=lambda state, action, next_state, rng: torch.zeros(()) if state["count"] > 0 else torch.ones(()))
+    for func_env, error, words in [
+        (odd(state_info=lambda state: {3: state["count"]}), TypeError, "needs names that are strings, but got 3"),
+        (odd(**both), ValueError, r"different names in transition_info and state_info, but got \['a'\] in both"),
+        (odd(step_info=lambda *_: {}), TypeError, "Odd has step_info, .*: rename it to transition_info"),
+        (odd(truncated=lambda state: state["count"] > 3), TypeError, "Odd.truncated needs"),
+        (odd(transition=lambda state, action, rng: {**state, "position": torch.rand(2)}), TypeError, f"Odd.transition {draw}"),
+        (drawing, TypeError, f"Odd.initial {draw} drew from PyTorch's global"),
+        (branching, TypeError, "Odd.reward needs tensor operators, torch.where instead of `if`, but got Runtime"),
+    ]:
+        with pytest.raises(error, match=words):
+            FunctionalEnv(func_env, 3)
     assert torch.equal(torch.get_rng_state(), generator)
     FunctionalEnv(odd(transition=lambda state, action, rng: dict(reversed(state.items()))), 2)  # the order is free
 
@@ -143,20 +115,20 @@ def test_invalid_call_raises_and_changes_nothing():
     def simulate(given=state, action=zeros, offset=0):
         return lambda: env.simulate(given, action, offset=offset)
 
-    refused(
-        [
-            (lambda: env.step(torch.zeros(2)), ValueError, r"an action of shape \(2, 1\)"),
-            (lambda: env.step(zeros.double()), TypeError, "an action of dtype torch.float32"),
-            (lambda: env.reset(seed=1, options={"unknown": 1}), ValueError, r"among \['start'\], but got \['unknown'\]"),
-            (simulate(zeros), TypeError, "needs a state as a dict of tensors, as `env.state` is, but got Tensor"),
-            (simulate({"position": zeros}), ValueError, r"fields \['position', 'count'\], but got \['position'\]"),
-            (simulate({**state, "position": [0, 0]}), TypeError, r"state\['position'\] as a torch.Tensor, but got list"),
-            (simulate({**state, "position": torch.zeros(3, 2)}), ValueError, r"'position'\] of shape \(2, 2\) .* \(3, 2\)"),
-            (simulate({**state, "count": torch.zeros(2)}), ValueError, r"'count'\] of shape \(2,\) torch.int64.*float32"),
-            (simulate(action=torch.zeros(2)), ValueError, r"FunctionalEnv.simulate needs an action of shape \(2, 1\)"),
-            (simulate(action=zeros.double()), TypeError, "FunctionalEnv.simulate needs an action of dtype torch.float32"),
-            (simulate(offset=-1), ValueError, "offset of at least 0, but got -1"),
-            (simulate(offset=0.5), TypeError, "an integer offset of at least 0, but got 0.5"),
-        ]
-    )
+    for call, error, words in [
+        (lambda: env.step(torch.zeros(2)), ValueError, r"an action of shape \(2, 1\)"),
+        (lambda: env.step(zeros.double()), TypeError, "an action of dtype torch.float32"),
+        (lambda: env.reset(seed=1, options={"unknown": 1}), ValueError, r"among \['start'\], but got \['unknown'\]"),
+        (simulate(zeros), TypeError, "needs a state as a dict of tensors, as `env.state` is, but got Tensor"),
+        (simulate({"position": zeros}), ValueError, r"fields \['position', 'count'\], but got \['position'\]"),
+        (simulate({**state, "position": [0, 0]}), TypeError, r"state\['position'\] as a torch.Tensor, but got list"),
+        (simulate({**state, "position": torch.zeros(3, 2)}), ValueError, r"'position'\] of shape \(2, 2\) .* \(3, 2\)"),
+        (simulate({**state, "count": torch.zeros(2)}), ValueError, r"'count'\] of shape \(2,\) torch.int64.*float32"),
+        (simulate(action=torch.zeros(2)), ValueError, r"FunctionalEnv.simulate needs an action of shape \(2, 1\)"),
+        (simulate(action=zeros.double()), TypeError, "FunctionalEnv.simulate needs an action of dtype torch.float32"),
+        (simulate(offset=-1), ValueError, "offset of at least 0, but got -1"),
+        (simulate(offset=0.5), TypeError, "an integer offset of at least 0, but got 0.5"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
     assert changed(env, before) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from func_envs import Noisy, Walk, both_noisy, both_walks, changed, equal, some_actions
+from func_envs import Noisy, Walk, both_noisy, both_walks, changed, equal, odd, some_actions
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from helpers import buffers
@@ -23,18 +23,13 @@ def plan(env, state, actions):
     return total.squeeze(-1)
 
 
-class NoisyTelling(Noisy):
-    def state_info(self, state, params=None):
-        return {"position": state["position"]}
-
-    def truncated(self, state, rng, params=None):
-        return random.uniform(rng) < 0.2
+TELLING = odd(Noisy, state_info=lambda state: {**state}, truncated=lambda state, rng: random.uniform(rng) < 0.2)
 
 
 # It predicts what the env does.
 
 
-@pytest.mark.parametrize("func_env", [Noisy(), NoisyTelling(), Walk()], ids=["noisy", "telling", "walk"])
+@pytest.mark.parametrize("func_env", [Noisy(), TELLING, Walk()], ids=["noisy", "telling", "walk"])
 def test_simulate_from_the_envs_state_returns_what_step_does(func_env):
     limit = torch.tensor([2, 4, 3, 9])
     env = FunctionalEnv(func_env, 4, max_episode_steps=limit)
@@ -83,11 +78,8 @@ def test_simulate_repeats_the_action_until_the_episode_ends(func_env):
 
 
 def test_simulate_gets_the_params_of_each_env():
-    class Weighing(Walk):
-        def reward(self, state, action, next_state, rng, params=None):
-            return params["weight"] * action[0]
-
-    env = FunctionalEnv(Weighing(), 2, params={"weight": torch.tensor([2.0, 3.0])})
+    weighing = odd(reward=lambda state, action, next_state, rng, params: params["weight"] * action[0])
+    env = FunctionalEnv(weighing, 2, params={"weight": torch.tensor([2.0, 3.0])})
     action = torch.ones(2, 1, requires_grad=True)
     successor, _ = env.simulate(env.state, action)
     assert torch.autograd.grad(successor["reward"].sum(), action)[0].tolist() == [[2], [3]]
@@ -202,30 +194,16 @@ def test_gradient_is_not_disturbed_by_later_steps_and_changed_actions():
     torch.testing.assert_close(gradient.flatten(), 2 * x * before)
 
 
-class Still(FuncEnv):
-    """Returns the action and fields of the state as they are."""
-
-    observation_space = action_space = spaces.Box(-9, 9, (1,), np.float32)
-    broadcasts = True
-
-    def initial(self, rng, params=None):
-        return {"x": random.uniform(rng, (1,)), "goal": random.uniform(rng.fold_in(1))}
-
-    def transition(self, state, action, rng, params=None):
-        return {"x": action, "goal": state["goal"]}
-
-    def observation(self, state, rng, params=None):
-        return state["x"]
-
-    def reward(self, state, action, next_state, rng, params=None):
-        return state["goal"]
-
-    def terminal(self, state, rng, params=None):
-        return state["goal"] < 0
-
-
 def test_results_belong_to_the_caller():
-    env = FunctionalEnv(Still(), 2)
+    still = odd(  # returns the action and fields of the state as they are
+        Growth,
+        initial=lambda rng: {"x": random.uniform(rng, (1,)), "goal": random.uniform(rng.fold_in(1))},
+        transition=lambda state, action, rng: {"x": action, "goal": state["goal"]},
+        observation=lambda state, rng: state["x"],
+        reward=lambda state, action, next_state, rng: state["goal"],
+        terminal=lambda state, rng: state["goal"] < 0,
+    )
+    env = FunctionalEnv(still, 2)
     env.reset(seed=0)
     before, action = buffers(env), torch.ones(2, 1)
     successor, state = env.simulate(env.state, action)

@@ -4,16 +4,7 @@ import io
 
 import pytest
 import torch
-from func_envs import (
-    BroadcastItself,
-    BroadcastNoisy,
-    Nested,
-    Noisy,
-    Plain,
-    equal,
-    play,
-    some_actions,
-)
+from func_envs import BroadcastItself, BroadcastNoisy, Nested, Noisy, Plain, equal, play, some_actions
 from helpers import each_copy, params
 
 from torchwrap import FunctionalEnv
@@ -29,10 +20,7 @@ def through_a_file(snapshot):
 
 
 @pytest.mark.parametrize("carry", [lambda snapshot: snapshot, through_a_file], ids=["memory", "file"])
-@pytest.mark.parametrize(
-    "func_env",
-    params({type(f).__name__: f for f in FUNC_ENVS}, quick=["BroadcastNoisy", "Nested"]),
-)
+@pytest.mark.parametrize("func_env", params({type(f).__name__: f for f in FUNC_ENVS}, quick=["BroadcastNoisy", "Nested"]))
 def test_restored_env_continues_bit_for_bit(func_env, carry):
     env, other = (FunctionalEnv(func_env, 4, max_episode_steps=9) for _ in range(2))
     actions = some_actions(env, 30)

@@ -16,26 +16,16 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 
-DISABLED, SAME_STEP, NEXT_STEP = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
+DISABLED, SAME_STEP = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 NEVER = (10**9,)
-
-
-def leaves_of(value):
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, tuple) else [value]
+LENGTHS = {"staggered": [(5, 2), (3,), (1, 4), NEVER], "one step": [(1,)] * 4, "all at once": [(4,)] * 4, "never": [NEVER] * 4}
 
 
 class Scripted(gymnasium.Env[Any, Any]):
     """Draws everything it returns from its own generator, so that one reset too many or too few changes all that follows.
 
-    Args:
-        space: of observations.
-        lengths: of its episodes, in turn.
-        ending: "terminated", "truncated" or "both".
-        action_space: of actions.
-        render_mode: as Gymnasium's.
+    `lengths` are those of its episodes, in turn. Its `ending` is "terminated", "truncated" or "both".
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -59,8 +49,9 @@ class Scripted(gymnasium.Env[Any, Any]):
             info["late"] = 10.0 * self.elapsed
         if ended:
             info["final"] = np.float64(self.length)
+        parts = action.values() if isinstance(action, dict) else action if isinstance(action, tuple) else [action]
         with numpy_2_promotion():  # float32 for float32 actions, else float64
-            reward = float(self.np_random.normal() + sum(np.sum(part) for part in leaves_of(action)))
+            reward = float(self.np_random.normal() + sum(np.sum(part) for part in parts))
         return self._observe(), reward, ended and self.ending != "truncated", ended and self.ending != "terminated", info
 
     def render(self):
@@ -101,13 +92,6 @@ def scripted(num_envs, **kwargs):
     return [functools.partial(Scripted, lengths=one, **kwargs) for one in each]
 
 
-def to_tree(value):
-    """The arrays of a tensor or TensorDict."""
-    if isinstance(value, TensorDict):
-        return {key: to_tree(part) for key, part in value.items()}
-    return value.cpu().numpy()
-
-
 def stack_values(values):
     """One value per env as a batch, in the layout of a TensorDict."""
     if isinstance(values[0], dict):
@@ -118,11 +102,13 @@ def stack_values(values):
 
 
 def assert_equal_trees(actual, expected, where=""):
+    """A tensor equals an array, or a TensorDict a dict of arrays."""
     if isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), where
+        assert set(actual.keys()) == expected.keys(), where
         for key in expected:
             assert_equal_trees(actual[key], expected[key], f"{where}.{key}")
     else:
+        actual = actual.cpu().numpy()
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
         np.testing.assert_array_equal(actual, expected, err_msg=where)
 
@@ -147,10 +133,9 @@ class Singles:
         successor, reward, terminated, truncated, self.infos = zip(*results, strict=True)
         done = [a or b for a, b in zip(terminated, truncated, strict=True)]
         self.now = [env.reset()[0] if over else new for env, over, new in zip(self.envs, done, successor, strict=True)]
-        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
-        columns["done"] = (done, bool)
-        flat = {name: np.array(value).astype(dtype)[:, None] for name, (value, dtype) in columns.items()}
-        return {"observation": stack_values(successor), **flat}
+        flags = {"terminated": terminated, "truncated": truncated, "done": done}
+        columns = {"reward": np.float32(reward), **{name: np.array(flag, bool) for name, flag in flags.items()}}
+        return {"observation": stack_values(successor), **{name: column[:, None] for name, column in columns.items()}}
 
 
 def to_tensors(tree, num_envs):
@@ -166,10 +151,8 @@ def follow(env, singles, td, steps):
         td, actions = singles.act(td)
         transition, td = env.step(td)
         expected = singles.step(actions)
-        actual = to_tree(transition["next"])
-        actual.pop("info", None)
-        assert_equal_trees(actual, expected, f"step {step}")
-        assert_equal_trees(to_tree(td["observation"]), stack_values(singles.now), f"root after step {step}")
+        assert_equal_trees(transition["next"].exclude("info"), expected, f"step {step}")
+        assert_equal_trees(td["observation"], stack_values(singles.now), f"root after step {step}")
         ends += int(expected["done"].sum())
     return td, ends
 
@@ -178,7 +161,7 @@ def check_transitions(env, makers, steps=20, seed=3):
     """Asserts that an env equals single envs from a reset on. Returns the number of episodes that ended."""
     singles = Singles(makers, seed)
     td = env.reset(seed=seed)
-    assert_equal_trees(to_tree(td["observation"]), stack_values(singles.now), "initial observation")
+    assert_equal_trees(td["observation"], stack_values(singles.now), "initial observation")
     return follow(env, singles, td, steps)[1]
 
 
@@ -189,11 +172,7 @@ def sample_and_step(env, td):
 class ByHand:
     """Vector envs of one env each. Where an episode has ended, they take their own auto-reset: a step without a transition.
 
-    Args:
-        envs: the vector envs.
-        space: of observations.
-        seeds: of the first reset, one for each.
-        goes_on: which games go on after an end, by the info of the step.
+    `seeds` are those of their first resets; `goes_on` tells by the info of a step which games go on after an end.
     """
 
     def __init__(self, envs, space, seeds=None, goes_on=lambda info: False):
@@ -210,8 +189,7 @@ class ByHand:
     def step(self, actions):
         results = [env.step(actions[i : i + 1].copy()) for i, env in enumerate(self.envs)]
         self.now, reward, terminated, truncated, self.infos = [list(part) for part in zip(*results, strict=True)]
-        columns = {"reward": (reward, np.float32), "terminated": (terminated, bool), "truncated": (truncated, bool)}
-        flat = {name: np.stack(values).astype(dtype) for name, (values, dtype) in columns.items()}
+        flat = {"reward": np.float32(reward), "terminated": np.array(terminated, bool), "truncated": np.array(truncated, bool)}
         flat["done"], successor = flat["terminated"] | flat["truncated"], self.observation()
         for i in np.flatnonzero(flat["done"]):
             if not self.goes_on(self.infos[i]):
@@ -233,10 +211,9 @@ def follow_by_hand(env, others, td, steps):
     ends = np.zeros(2, int)
     for step in range(steps):
         transition, td = sample_and_step(env, td)
-        expected, actual = others.step(transition["action"].numpy()), to_tree(transition["next"])
-        actual.pop("info", None)
-        assert_equal_trees(actual, expected, f"step {step}")
-        assert_equal_trees(to_tree(td["observation"]), others.observation(), f"root after step {step}")
+        expected = others.step(transition["action"].numpy())
+        assert_equal_trees(transition["next"].exclude("info"), expected, f"step {step}")
+        assert_equal_trees(td["observation"], others.observation(), f"root after step {step}")
         ends += expected["terminated"].sum(), expected["truncated"].sum()
     return td, ends
 
@@ -245,10 +222,9 @@ def check_masked_resets(env, others, td, steps):
     """Resets some rows, and then other ones, and follows. Episodes have to end in the last steps."""
     for rows in ([1, 2], [0], [*range(env.num_envs)]):
         others.reset(rows)
-        mask = torch.zeros(env.num_envs, dtype=torch.bool)
-        mask[rows] = True
+        mask = torch.tensor([row in rows for row in range(env.num_envs)])
         td = env.reset(mask=mask)
-        assert_equal_trees(to_tree(td["observation"]), others.observation())
+        assert_equal_trees(td["observation"], others.observation())
         td, _ = follow_by_hand(env, others, td, 2)
     assert follow_by_hand(env, others, env.reset(mask=torch.zeros_like(mask)), steps)[1].sum() >= env.num_envs
 

@@ -8,15 +8,7 @@ import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 from helpers import mostly_full
-from single_envs import (
-    ByHand,
-    assert_equal_trees,
-    check_masked_resets,
-    follow_by_hand,
-    interrupt_a_call,
-    sample_and_step,
-    to_tree,
-)
+from single_envs import ByHand, assert_equal_trees, check_masked_resets, follow_by_hand, interrupt_a_call, sample_and_step
 
 import torchwrap as tw
 
@@ -47,7 +39,7 @@ def test_transitions_match_ale_stepped_by_hand(case):
     kwargs, steps, ends = GAMES[case]
     env, games = tw.from_gymnasium(make_games(3, **kwargs)), by_hand(3, [5, 6, 7], **kwargs)
     td = env.reset(seed=5)
-    assert_equal_trees(to_tree(td["observation"]), games.observation())
+    assert_equal_trees(td["observation"], games.observation())
     assert follow_by_hand(env, games, td, steps)[1].sum() >= ends
 
 
@@ -68,8 +60,7 @@ def test_masked_reset_starts_episodes_in_its_rows_only():
     env, games = tw.from_gymnasium(make_games(4, **kwargs)), by_hand(4, range(3, 7), **kwargs)
     check_masked_resets(env, games, follow_by_hand(env, games, env.reset(seed=3), 3)[0], 14)
     games.reset([2], range(77, 81))
-    td = env.reset(seed=77, mask=torch.arange(4) == 2)
-    follow_by_hand(env, games, td, 2)
+    follow_by_hand(env, games, env.reset(seed=77, mask=torch.arange(4) == 2), 2)
 
 
 def test_seed_of_env_i_is_seed_plus_its_global_index_modulo_two_to_the_31():

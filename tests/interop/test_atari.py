@@ -82,9 +82,8 @@ def test_preset_equals_its_reference_over_whole_games(game: str, preset: str, at
         over = successor["info", "game_over"].squeeze(-1).bool()
         for row, reference in enumerate(references):
             observation, reward, terminated, truncated, _ = reference.step(action[row])
-            assert successor["reward"][row].item() == reward
-            assert successor["terminated"][row].item() == terminated
-            assert successor["truncated"][row].item() == truncated
+            given = [successor[name][row].item() for name in ("reward", "terminated", "truncated")]
+            assert given == [reward, terminated, truncated]
             if over[row]:  # the references have frames of the action before in the last of the four
                 np.testing.assert_array_equal(successor["observation"][row, :3], observation[:3])
             else:
@@ -127,9 +126,7 @@ def test_reset_by_hand_starts_a_new_game_in_the_rows_of_the_mask() -> None:
             break
     before = td["observation"].clone()
     lost = int(successor["next", "info", "lives"].argmin())
-    mask = torch.tensor([False, False])
-    mask[lost] = True
-    td = env.reset(mask=mask)
+    td = env.reset(mask=torch.arange(2) == lost)
     assert torch.equal(td["observation"][1 - lost], before[1 - lost])
     transition, _ = env.step(torch.tensor([0, 0]))
     assert transition["next", "info", "lives"][lost] == 5
@@ -143,8 +140,7 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
     frames = [game.step(0)[0] for _ in range(202)]
     for last in range(3, 200, 4):
         transition, _ = env.step(torch.tensor([0]))
-        expected = np.maximum(frames[last - 1], frames[last])
-        np.testing.assert_array_equal(transition["next", "observation"][0], expected)
+        np.testing.assert_array_equal(transition["next", "observation"][0], np.maximum(frames[last - 1], frames[last]))
     transition, _ = env.step(torch.tensor([0]))
     np.testing.assert_array_equal(transition["next", "observation"][0], frames[-1])
     assert transition["next", "truncated"] and not transition["next", "terminated"]

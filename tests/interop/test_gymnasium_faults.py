@@ -18,15 +18,7 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv
 from helpers import mostly_full
-from single_envs import (
-    DISABLED,
-    SAME_STEP,
-    Scripted,
-    check_transitions,
-    every_mode,
-    sample_and_step,
-    scripted,
-)
+from single_envs import DISABLED, SAME_STEP, Scripted, check_transitions, every_mode, sample_and_step, scripted
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -76,6 +68,7 @@ class Faulty(Scripted):
 
 
 gymnasium.register("TorchwrapTest/Faulty-v0", entry_point=Faulty)
+gymnasium.register("TorchwrapTest/Text-v0", entry_point=Scripted, kwargs={"space": gymnasium.spaces.Text(5)})
 
 
 @pytest.fixture(autouse=True)
@@ -141,11 +134,9 @@ def test_fault_in_a_constructor_makes_make_raise_with_the_env(fault):
 def test_error_of_a_worker_names_the_command_and_shows_its_traceback_and_cause():
     env = make(fault="raise", method="render", render_mode="rgb_array")
     env.reset(seed=0)
-    with pytest.raises(
-        RuntimeError, match=r"(?s)env 1 raised .* in render. Call env.close.*Traceback.*lambda: 1 / 0"
-    ) as caught:
+    with pytest.raises(RuntimeError, match=r"(?s)env 1 raised .* in render. Call env.close.*Traceback.*lambda: 1 / 0") as info:
         env.render()
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert isinstance(info.value.__cause__, ZeroDivisionError)
     with pytest.raises(RuntimeError, match="make a new env"):
         env.render()
     close(env)
@@ -177,11 +168,8 @@ def test_env_that_is_dropped_ends_its_workers_whatever_their_state():
         env = make(fault=fault, method=method, worker_timeout=0.4)
         processes = env.vector_env.processes
         td = env.reset(seed=0)
-        if fault is None:
+        with contextlib.nullcontext() if fault is None else contextlib.suppress(RuntimeError):
             sample_and_step(env, td)
-        else:
-            with contextlib.suppress(RuntimeError):
-                sample_and_step(env, td)
         del env
         assert not any(process.is_alive() for process in processes)
 
@@ -192,10 +180,7 @@ def test_env_that_is_dropped_ends_its_workers_whatever_their_state():
 def interrupt(call, after):
     """Repeats a call until KeyboardInterrupt is raised after some seconds, and again if it is lost in a `__del__`."""
 
-    def handler(*args):
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGALRM, handler)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, after, 0.5)
@@ -278,6 +263,12 @@ def test_ctrl_c_in_a_terminal_does_not_end_the_workers_of_make(bridge):
 # Arguments.
 
 
+def test_make_that_fails_leaves_no_process_behind():
+    for id, kwargs in (("Text", {}), ("Scripted", {"first_index": -1})):
+        with pytest.raises((TypeError, ValueError)):
+            tw.make(f"TorchwrapTest/{id}-v0", 2, backend="gymnasium", vectorization_mode="async", **kwargs)
+
+
 def test_invalid_worker_timeout_raises(bridge):
     for make_env in (functools.partial(tw.from_gymnasium, bridge(scripted(2)).vector_env), make):
         with pytest.raises(ValueError, match="needs a finite worker_timeout above 0, but got 0"):
@@ -286,8 +277,7 @@ def test_invalid_worker_timeout_raises(bridge):
 
 def test_worker_timeout_is_part_of_the_spec():
     env = make(2, worker_timeout=1e300)
-    again = tw.make(env.spec, num_envs=1)
-    for each in (env, again):
+    for each in (env, tw.make(env.spec, num_envs=1)):
         assert each.spec.kwargs["worker_timeout"] == 1e300
         check_transitions(each, [Faulty] * each.num_envs)
         close(each)

@@ -50,14 +50,8 @@ def functions(ending="in turn", length=None):
         part = jnp.array([*PART.values()])[end % 3] if ending == "in turn" else jnp.array(PART[ending])
         terminated, truncated = (steps >= end) & part
         info = {"steps": steps, "is_far": position[0] > 1, "vector": position}
-        return (
-            {"position": position, "steps": steps, "end": end, "key": key},
-            position,
-            position.sum(),
-            terminated,
-            truncated,
-            info,
-        )
+        state = {"position": position, "steps": steps, "end": end, "key": key}
+        return state, position, position.sum(), terminated, truncated, info
 
     return reset, step
 
@@ -165,8 +159,7 @@ def test_functions_are_traced_once_for_checks_and_any_number_of_finished_rows():
 
 
 def test_elapsed_steps_move_the_limit():
-    env = make(3, "terminated", 100, max_episode_steps=10)
-    assert_elapsed_steps_move_the_limit(env)
+    assert_elapsed_steps_move_the_limit(make(3, "terminated", 100, max_episode_steps=10))
 
 
 def test_info_keys_are_columns_of_numbers():
@@ -306,9 +299,10 @@ def replaced(reset=None, step=None, vmapped=False, **kwargs):
     return lambda: from_jax(changed(good_reset, reset), changed(good_step, step), 2, **given)
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
+def test_functions_that_do_not_fit_are_refused_at_construction():
+    other_state = replaced(step=lambda state, *values: ({**state, "steps": 1.0}, *values))
+    like_that = r"a state like that from reset, .*'steps': 'int32\[2\]'.*, but got .*'steps': 'float32\[2\]'"
+    for build, error, message in (
         (lambda: from_jax(3, functions()[1], 2, BOX, ACTIONS), TypeError, "from_jax needs a function as reset, but got 3"),
         (replaced(observation_space=None), TypeError, "gymnasium Space as observation_space, but got None"),
         (replaced(device="cuda:0"), ValueError, "needs a device that JAX computes on, but got 'cuda:0'"),
@@ -319,24 +313,14 @@ def replaced(reset=None, step=None, vmapped=False, **kwargs):
         (replaced(reset=lambda state, observation: (state, observation[:2])), ValueError, r"reset to .* got float32\[2, 2\]"),
         (replaced(reset=lambda state, observation: ((), observation)), ValueError, "state with at least one number"),
         (replaced(step=lambda *values: values[:5]), TypeError, r"step to return \(state, .*, info\) with a dict as info"),
-        (
-            replaced(step=lambda state, *values: ({**state, "steps": 1.0}, *values)),
-            ValueError,
-            r"a state like that from reset, .*'steps': 'int32\[2\]'.*, but got .*'steps': 'float32\[2\]'",
-        ),
+        (other_state, ValueError, like_that),
         (replaced(step=lambda state, o, *values: (state, {"a": o}, *values)), ValueError, r"step to .* got {'a': 'float32"),
         (replaced(step=lambda state, o, r, *values: (state, o, o, *values)), ValueError, "reward as one number per env"),
         (replaced(observation_space=S.Box(0, 9, (3,), np.uint8)), ValueError, r"uint8\), but got float32\[2, 3\]"),
-        (
-            replaced(reset=lambda state, o: ((state["end"][0], o), o), batched=True, vmapped=True),
-            ValueError,
-            "one row per key",
-        ),
-    ],
-)
-def test_functions_that_do_not_fit_are_refused_at_construction(build, error, message):
-    with pytest.raises(error, match=message):
-        build()
+        (replaced(reset=lambda state, o: ((state["end"][0], o), o), vmapped=True), ValueError, "one row per key"),
+    ):
+        with pytest.raises(error, match=message):
+            build()
 
 
 # Brax.
@@ -372,8 +356,7 @@ def functions_of_brax(env):
 def test_brax_equals_its_functions_by_hand(brax):
     env = from_brax(brax["pendulum"](), 6, max_episode_steps=20, info_keys=["time_out"])
     assert repr(env) == "<InvertedPendulum(num_envs=6, device=cpu)>" and env.single_action_space == S.Box(-1, 1, (1,))
-    reset, step = functions_of_brax(brax["pendulum"]())
-    successor = assert_equals_by_hand(env, reset, step, 40, limit=20)
+    successor = assert_equals_by_hand(env, *functions_of_brax(brax["pendulum"]()), 40, limit=20)
     fallen = successor["observation"][..., 1:2].abs() > 0.2
     assert fallen.any() and (successor["terminated"] == fallen).all() and (successor["info", "time_out"] == fallen).all()
     assert (successor["truncated"] & ~fallen).any()

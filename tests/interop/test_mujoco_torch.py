@@ -38,12 +38,10 @@ SLIDER = """
 
 def cheetah(num_envs, **kwargs):
     """Gymnasium's HalfCheetah-v5, with a fifth of the physics unless `frame_skip` is 5."""
-    frame_skip = kwargs.get("frame_skip", 1)
-    path = os.path.join(os.path.dirname(gymnasium.__file__), "envs", "mujoco", "assets", "half_cheetah.xml")
-    model = mujoco.MjModel.from_xml_path(path)
+    model = mujoco.MjModel.from_xml_path(os.path.join(gymnasium.__path__[0], "envs/mujoco/assets/half_cheetah.xml"))
 
     def reward(state, action, after):
-        velocity = (after["qpos"][:, 0] - state["qpos"][:, 0]) / (frame_skip * model.opt.timestep)
+        velocity = (after["qpos"][:, 0] - state["qpos"][:, 0]) / (kwargs.get("frame_skip", 1) * model.opt.timestep)
         return velocity - 0.1 * action.square().sum(-1)
 
     return from_mujoco_torch(model, reward, num_envs, **kwargs)

@@ -21,31 +21,24 @@ from torchwrap.testing import ScriptedEnv
 pytestmark = pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")
 
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
-NETWORK = {
-    "name": "actor_critic",
-    "separate": True,
-    "mlp": {"units": [16], "activation": "tanh", "initializer": {"name": "default"}},
-}
-CONTINUOUS = {
-    "mu_activation": "None",
-    "sigma_activation": "None",
-    "mu_init": {"name": "default"},
-    "sigma_init": {"name": "const_initializer", "val": 0},
-    "fixed_sigma": True,
-}
+STATES = Dict({"obs": VECTOR, "states": Box(-np.inf, np.inf, (5,), np.float32)})
+DEFAULT = {"name": "default"}
+NETWORK = {"name": "actor_critic", "separate": True, "mlp": {"units": [16], "activation": "tanh", "initializer": DEFAULT}}
+CONTINUOUS = {"mu_activation": "None", "sigma_activation": "None", "mu_init": DEFAULT, "fixed_sigma": True}
+CONTINUOUS["sigma_init"] = {"name": "const_initializer", "val": 0}
 
 
 @pytest.fixture
 def make_runner(tmp_path, monkeypatch):
     """Makes a Runner of an env, and undoes what it, and its import, change for the whole process."""
     state = (
-        dict(vars(torch._tensor_str.PRINT_OPTS)),
-        torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
-        torch._dynamo.config.cache_size_limit,
-        torch.get_rng_state(),
-        np.random.get_state(),
-        random.getstate(),
+        (lambda options: torch.set_printoptions(**options), dict(vars(torch._tensor_str.PRINT_OPTS))),
+        (torch.set_num_threads, torch.get_num_threads()),
+        (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
+        (lambda limit: setattr(torch._dynamo.config, "cache_size_limit", limit), torch._dynamo.config.cache_size_limit),
+        (torch.set_rng_state, torch.get_rng_state()),
+        (np.random.set_state, np.random.get_state()),
+        (random.setstate, random.getstate()),
     )
     from rl_games.torch_runner import Runner
 
@@ -62,29 +55,17 @@ def make_runner(tmp_path, monkeypatch):
             **{"normalize_input": True, "normalize_advantage": True, "reward_shaper": {}, "max_epochs": 2, "env_config": {}},
             **{"print_stats": False, "save_best_after": 10_000, **config},
         }
-        space, kind = ({"discrete": None}, "discrete") if discrete else ({"continuous": CONTINUOUS}, "continuous")
-        params = {
-            "seed": seed,
-            "torch_threads": 1,
-            "algo": {"name": f"a2c_{kind}"},
-            "model": {"name": "discrete_a2c" if discrete else "continuous_a2c_logstd"},
-            "network": {**NETWORK, "space": space, **dict(network)},
-            "config": config,
-        }
-        if sac:
-            params |= {"algo": {"name": "sac"}, "model": {"name": "soft_actor_critic"}}
+        space = {"discrete": None} if discrete else {"continuous": CONTINUOUS}
+        algo, model = ("a2c_discrete", "discrete_a2c") if discrete else ("a2c_continuous", "continuous_a2c_logstd")
+        algo, model = ("sac", "soft_actor_critic") if sac else (algo, model)
+        params = {"algo": {"name": algo}, "model": {"name": model}, "network": {**NETWORK, "space": space, **dict(network)}}
         runner = Runner()
-        runner.load({"params": params})
+        runner.load({"params": {"seed": seed, "torch_threads": 1, "config": config, **params}})
         return runner
 
     yield make
-    torch.set_printoptions(**state[0])
-    torch.set_num_threads(state[1])
-    torch.set_float32_matmul_precision(state[2])
-    torch._dynamo.config.cache_size_limit = state[3]
-    torch.set_rng_state(state[4])
-    np.random.set_state(state[5])
-    random.setstate(state[6])
+    for restore, value in state:
+        restore(value)
 
 
 def make_agent(runner):
@@ -134,13 +115,9 @@ def test_seed_is_that_of_the_next_reset_alone():
 
 
 def test_env_info_has_the_spaces_and_the_state_space():
-    space = Dict({"obs": VECTOR, "states": Box(-np.inf, np.inf, (5,), np.float32)})
-    env = to_rl_games(ScriptedEnv(2, observation_space=space))
-    assert env.get_env_info() == {
-        "observation_space": space["obs"],
-        "action_space": env.env.single_action_space,
-        "state_space": space["states"],
-    }
+    env = to_rl_games(ScriptedEnv(2, observation_space=STATES))
+    expected = {"observation_space": VECTOR, "state_space": STATES["states"], "action_space": env.env.single_action_space}
+    assert env.get_env_info() == expected
     assert {key: value.shape for key, value in env.reset().items()} == {"obs": (2, 3), "states": (2, 5)}
     assert type(env.step(torch.zeros(2, 6))[3]["final_observation"]) is dict
     assert "state_space" not in to_rl_games(ScriptedEnv(2)).get_env_info()
@@ -163,15 +140,10 @@ def test_runner_seeds_the_env_and_passes_its_config(make_runner):
 
 
 def test_runner_trains_a_central_value_network_on_the_states(make_runner):
-    space = Dict({"obs": VECTOR, "states": Box(-np.inf, np.inf, (5,), np.float32)})
     central = {"minibatch_size": 16, "mini_epochs": 1, "learning_rate": 1e-3, "clip_value": False, "normalize_input": True}
-    central |= {
-        "network": {**NETWORK, "separate": False, "central_value": True},
-        "e_clip": 0.2,
-        "truncate_grads": False,
-        "grad_norm": 1.0,
-    }
-    runner = make_runner(lambda num_envs: ScriptedEnv(num_envs, observation_space=space), central_value_config=central)
+    central |= {"network": {**NETWORK, "separate": False, "central_value": True}}
+    central |= {"e_clip": 0.2, "truncate_grads": False, "grad_norm": 1.0}
+    runner = make_runner(lambda num_envs: ScriptedEnv(num_envs, observation_space=STATES), central_value_config=central)
     agent = make_agent(runner)
     agent.train()
     assert agent.central_value_net.model.running_mean_std.running_mean.shape == (5,)
@@ -265,6 +237,7 @@ def test_sac_stores_the_observation_acted_in_at_time_outs(make_runner):
 
 
 def test_to_rl_games_refuses_what_rl_games_does_not_take():
+    integers = ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64))
     for env, message in (
         (torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
         (ScriptedEnv(2, action_space=MultiDiscrete([2, 3])), "needs actions in a Discrete space or a bounded"),
@@ -272,10 +245,7 @@ def test_to_rl_games_refuses_what_rl_games_does_not_take():
         (tw.TransformedEnv(tw.make("Pendulum-v1", 2), T.ClipAction()), "bounded float32 Box.*take transforms.ClipAction"),
         (ScriptedEnv(2, observation_space=Discrete(3)), "needs observations in a Box with a dimension.*FlattenObs"),
         (ScriptedEnv(2, observation_space=Dict({"a": VECTOR})), 'of two of them, "obs" and "states", but got Dict'),
-        (
-            ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64)),
-            r'observations in float32 or uint8, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
-        ),
+        (integers, r'observations in float32 or uint8, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)'),
     ):
         with pytest.raises((TypeError, ValueError), match=f"to_rl_games.*{message}"):
             to_rl_games(env)

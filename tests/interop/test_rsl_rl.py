@@ -21,16 +21,11 @@ VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 
 
 def config(algorithm=OURS, steps=8, groups=("policy", "policy"), critic=None, **settings):
-    actor, critic_group = groups
     network = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "tanh"}
-    return {
-        "num_steps_per_env": steps,
-        "save_interval": 1000,
-        "obs_groups": {"actor": [actor], "critic": [critic_group]},
-        "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
-        "critic": {**network, **(critic or {})},
-        "algorithm": {"class_name": algorithm, **settings},
-    }
+    actor = {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}}
+    models = {"actor": actor, "critic": {**network, **(critic or {})}, "algorithm": {"class_name": algorithm, **settings}}
+    obs_groups = {"actor": [groups[0]], "critic": [groups[1]]}
+    return {"num_steps_per_env": steps, "save_interval": 1000, "obs_groups": obs_groups, **models}
 
 
 def make_pendulum(num_envs=4, *transforms, **kwargs):
@@ -39,9 +34,8 @@ def make_pendulum(num_envs=4, *transforms, **kwargs):
 
 def make_learned(num_envs=3):
     """Statistics, running episodes and random numbers: everything that a step can change."""
-    return make_pendulum(
-        num_envs, T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward(), max_episode_steps=5
-    )
+    transforms = T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward()
+    return make_pendulum(num_envs, *transforms, max_episode_steps=5)
 
 
 # What rsl_rl is given.
@@ -105,18 +99,12 @@ def test_random_episode_lengths_move_the_clock_and_truncate():
     torch.manual_seed(0)
     env = to_rsl_rl(make_pendulum(50, max_episode_steps=20), seed=0)
     assert env.max_episode_length == 20 and env.episode_length_buf.tolist() == [0] * 50
-    time_outs, step = [], env.step
-
-    def recorded(actions):
-        result = step(actions)
-        time_outs.append(result[3]["time_outs"])
-        return result
-
-    env.step = recorded
-    runner = OnPolicyRunner(env, config(steps=20))
-    runner.learn(1, init_at_random_ep_len=True)
-    first = torch.stack(time_outs).long().argmax(0)
-    assert torch.stack(time_outs).sum(0).tolist() == [1] * 50  # each env once in 20 steps
+    results, step = [], env.step
+    env.step = lambda actions: results.append(step(actions)) or results[-1]
+    OnPolicyRunner(env, config(steps=20)).learn(1, init_at_random_ep_len=True)
+    time_outs = torch.stack([extras["time_outs"] for *_, extras in results])
+    first = time_outs.long().argmax(0)
+    assert time_outs.sum(0).tolist() == [1] * 50  # each env once in 20 steps
     assert len(first.unique()) > 10  # and at different times
     assert env.episode_length_buf.tolist() == (19 - first).tolist()
 
@@ -186,21 +174,17 @@ def collect(monkeypatch, algorithm, env, steps, critic=None, **settings):
     return runner.alg
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "rewards", "returns"),
-    [
-        # Rewards 1, 2 in each episode, from observations 0 and 1 to the final observation 2; gamma is 0.5. The first
-        # episode is terminated, the second one truncated, and the third one both.
+def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch):
+    # Rewards 1, 2 in each episode, from observations 0 and 1 to the final observation 2; gamma is 0.5. The first episode is
+    # terminated, the second one truncated, and the third one both.
+    for algorithm, rewards, returns in (
         (THEIRS, [1, 2, 1, 2.5, 1, 2], [2, 2, 2.25, 2.5, 2, 2]),  # + 0.5 * V(1)
         (OURS, [1, 2, 1, 3, 1, 2], [2, 2, 2.5, 3, 2, 2]),  # + 0.5 * V(2)
-    ],
-)
-def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch, algorithm, rewards, returns):
-    storage = collect(monkeypatch, algorithm, ScriptedEnv(1, (1,), 2), 6, gamma=0.5, lam=1.0).storage
-    assert storage.observations["policy"].flatten().tolist() == [0, 1, 0, 1, 0, 1]
-    assert storage.dones.flatten().tolist() == [0, 1, 0, 1, 0, 1]
-    assert storage.rewards.flatten().tolist() == rewards
-    assert storage.returns.flatten().tolist() == returns
+    ):
+        storage = collect(monkeypatch, algorithm, ScriptedEnv(1, (1,), 2), 6, gamma=0.5, lam=1.0).storage
+        assert storage.observations["policy"].flatten().tolist() == storage.dones.flatten().tolist() == [0, 1, 0, 1, 0, 1]
+        assert storage.rewards.flatten().tolist() == rewards
+        assert storage.returns.flatten().tolist() == returns
 
 
 def test_bootstrap_leaves_the_critic_normalization_to_rsl_rl():
@@ -231,33 +215,23 @@ def test_bootstrap_leaves_the_state_of_a_recurrent_critic_to_rsl_rl(monkeypatch)
 
 def test_ppo_of_an_env_without_final_observations_names_the_remedy():
     env = to_rsl_rl(ScriptedEnv(2, (3,)))
-    runner = OnPolicyRunner(env, config())
-    step = env.step
-
-    def without(actions):
-        *result, extras = step(actions)
-        return *result, {"time_outs": extras["time_outs"]}
-
-    env.step = without
+    runner, step = OnPolicyRunner(env, config()), env.step
+    env.step = lambda actions: (*(result := step(actions))[:3], {"time_outs": result[3]["time_outs"]})
     with pytest.raises(ValueError, match=r'needs extras\["final_obs"\].*but got \[\'time_outs\'\].*to_rsl_rl'):
         runner.learn(1)
 
 
 def test_to_rsl_rl_refuses_what_rsl_rl_does_not_take_before_a_reset():
+    integers = ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64))
+    doubles = ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Box(0, 1, (2,), np.float64)))
     for env, message in (
         (torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
         (tw.make("CartPole-v1", 2), r"needs actions in a Box with one dimension, but got Discrete\(2\)"),
         (ScriptedEnv(2, action_space=Box(-1, 1, (2,), np.float64)), "needs actions in float32"),
         (ScriptedEnv(2, observation_shape=(3, 8, 8)), "needs observations in a Box.*FlattenObservation"),
-        (
-            ScriptedEnv(2, observation_space=Box(0, 9, (3,), np.int64)),
-            r'observations in float32, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
-        ),
+        (integers, r'observations in float32, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)'),
         (ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Discrete(2))), "needs observations in a Box"),
-        (
-            ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Box(0, 1, (2,), np.float64))),
-            "needs observations in float32.*put transforms.TransformObservation",
-        ),
+        (doubles, "needs observations in float32.*put transforms.TransformObservation"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"to_rsl_rl.*{message}"):
             to_rsl_rl(env)

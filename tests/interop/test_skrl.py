@@ -67,9 +67,7 @@ def make_agent(kind, env, memory_size, **cfg):
 
 def train(env, agent, timesteps):
     cfg = dict(timesteps=timesteps, headless=True, disable_progressbar=True, close_environment_at_exit=False)
-    trainer = SequentialTrainer(cfg=SequentialTrainerCfg(**cfg), env=env, agents=agent)
-    trainer.train()
-    return trainer
+    SequentialTrainer(cfg=SequentialTrainerCfg(**cfg), env=env, agents=agent).train()
 
 
 def stored(env, timesteps, wrap=lambda agent: agent):
@@ -78,10 +76,6 @@ def stored(env, timesteps, wrap=lambda agent: agent):
     train(env, agent, timesteps)
     names = ("observations", "next_observations", "rewards", "terminated")
     return {name: agent.memory.get_tensor_by_name(name)[..., 0].clone() for name in names}
-
-
-def scripted(num_envs, lengths, **kwargs):
-    return ScriptedEnv(num_envs, (1,), lengths, **kwargs)
 
 
 # Shapes and spaces.
@@ -94,22 +88,19 @@ def test_env_describes_itself_as_skrls_wrappers_do():
     assert env.observation_space.shape == (2, 4) and env.action_space == Discrete(3) and env.state() is None
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
+def test_observations_equal_skrls_own_flattening():
+    for space in (
         Box(0, 255, (3, 2), np.uint8),
         Discrete(4),
         Dict(OrderedDict({"z": Box(-9, 9, (2,)), "a": Discrete(3), "m": Box(0, 255, (2, 2), np.uint8)})),  # kept in this order
         Dict({"b": Dict({"y": MultiDiscrete([3, 4]), "x": Box(-1, 1, (1,), np.float64)}), "a": Box(-1, 1, (3,))}),
         Tuple([Box(-1, 1, (2,)), *(Discrete(n) for n in range(3, 14))]),
-    ],
-)
-def test_observations_equal_skrls_own_flattening(space):
-    env = ScriptedEnv(3, observation_space=space)
-    theirs = flatten_tensorized_space(tensorize_space(space, spaces.to_numpy(space, env.reset()["observation"])))
-    ours, _ = to_skrl(ScriptedEnv(3, observation_space=space)).reset()
-    assert ours.is_floating_point() == theirs.is_floating_point() and ours.shape == theirs.shape
-    torch.testing.assert_close(ours.float(), theirs.float())
+    ):
+        env = ScriptedEnv(3, observation_space=space)
+        theirs = flatten_tensorized_space(tensorize_space(space, spaces.to_numpy(space, env.reset()["observation"])))
+        ours, _ = to_skrl(ScriptedEnv(3, observation_space=space)).reset()
+        assert ours.is_floating_point() == theirs.is_floating_point() and ours.shape == theirs.shape
+        torch.testing.assert_close(ours.float(), theirs.float())
 
 
 def test_actions_reach_the_env_in_its_own_shape_and_dtype():
@@ -143,11 +134,9 @@ def test_what_skrl_cannot_hold_is_refused_by_name():
 
 def test_steps_equal_those_of_skrls_own_wrapper_of_gymnasium():
     skrl.config.torch.key = 7  # the seed of both
-    kwargs = {"max_episode_steps": 14}
-    theirs = GymnasiumWrapper(
-        gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}, **kwargs)
-    )
-    ours = to_skrl(tw.make("CartPole-v1", 4, backend="gymnasium", **kwargs))
+    mode = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    theirs = GymnasiumWrapper(gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs=mode, max_episode_steps=14))
+    ours = to_skrl(tw.make("CartPole-v1", 4, backend="gymnasium", max_episode_steps=14))
     assert (ours.reset()[0] == theirs.reset()[0]).all()
     generator, ended = torch.Generator().manual_seed(0), np.zeros(2, int)
     for _ in range(60):
@@ -168,7 +157,7 @@ def test_tensors_are_the_callers():
     # skrl's PPO adds to the reward in place. Nothing that the env computes later may depend on it.
     def make():
         transforms = T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward()
-        return to_skrl(tw.TransformedEnv(scripted(3, (2, 5)), *transforms))
+        return to_skrl(tw.TransformedEnv(ScriptedEnv(3, (1,), (2, 5)), *transforms))
 
     clean, disturbed = make(), make()
     assert (clean.reset()[0] == disturbed.reset()[0]).all()
@@ -184,7 +173,7 @@ def test_tensors_are_the_callers():
 
 
 def test_single_env_in_skrls_trainer_loses_no_episode():
-    inner = scripted(1, (2, 1, 3), ending="truncated")
+    inner = ScriptedEnv(1, (1,), (2, 1, 3), ending="truncated")
     data = stored(to_skrl(inner), 7)
     assert data["observations"].flatten().tolist() == [0, 1, 0, 0, 1, 2, 0]
     assert data["next_observations"].flatten().tolist() == [1, 2, 1, 1, 2, 3, 1]
@@ -197,13 +186,10 @@ def test_single_env_in_skrls_trainer_loses_no_episode():
 
 
 def test_agent_stores_initial_observations_as_successors_unless_true_successors_is_called():
-    def make():
-        return to_skrl(scripted(2, (2, 3), ending="truncated"))
-
-    plain, fixed = stored(make(), 4), stored(make(), 4, true_successors)
+    first, second = (to_skrl(ScriptedEnv(2, (1,), (2, 3), ending="truncated")) for _ in range(2))
+    plain, fixed = stored(first, 4), stored(second, 4, true_successors)
     # Env 0 takes episodes of 2 and 3 steps, env 1 of 3 and 2.
-    acted = [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
-    assert plain["observations"].tolist() == fixed["observations"].tolist() == acted
+    assert plain["observations"].tolist() == fixed["observations"].tolist() == [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
     assert plain["next_observations"].tolist() == [[1, 1001], [0, 1002], [1, 1000], [2, 1001]]
     assert fixed["next_observations"].tolist() == [[1, 1001], [2, 1002], [1, 1003], [2, 1001]]
 
@@ -211,7 +197,7 @@ def test_agent_stores_initial_observations_as_successors_unless_true_successors_
 def bootstrapped(ending, wrap):
     """The rewards that PPO has stored for episodes of 2 steps in 2 envs, and its value function."""
     torch.manual_seed(0)
-    env = to_skrl(scripted(2, 2, ending=ending))
+    env = to_skrl(ScriptedEnv(2, (1,), 2, ending=ending))
     agent = make_agent(PPO, env, 4, rollouts=NEVER, time_limit_bootstrap=True, discount_factor=0.9)
     train(env, wrap(agent), 4)
     return agent.memory.get_tensor_by_name("rewards")[..., 0], agent.value
@@ -244,7 +230,7 @@ def test_true_successors_refuses_an_env_without_them_and_several_agents():
     with pytest.raises(ValueError, match=r"final_observations.*got none: to_skrl makes an env"):
         stored(theirs, 1, true_successors)
     theirs.close()
-    env = to_skrl(scripted(2, 2))
+    env = to_skrl(ScriptedEnv(2, (1,), 2))
     agents = [make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER) for _ in range(2)]
     for agent in agents:
         replaced = true_successors(agent).record_transition
@@ -258,13 +244,13 @@ def test_true_successors_refuses_an_env_without_them_and_several_agents():
 
 
 def test_episode_statistics_are_logged_by_skrls_trainer_as_means_of_the_finished_episodes():
-    inner = tw.TransformedEnv(scripted(3, (2, 3, 2)), T.RecordEpisodeStatistics())
+    inner = tw.TransformedEnv(ScriptedEnv(3, (1,), (2, 3, 2)), T.RecordEpisodeStatistics())
     env = to_skrl(tw.TransformedEnv(inner, T.ClipReward(-1, 1)))  # of the rewards below
     agent = make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER)
     train(env, agent, 3)
     # Envs 0 and 2 end with 1 + 2 after step 2, env 1 with 1 + 2 + 3 after step 3.
     assert agent.tracking_data["Info / return"] == [3, 6] and agent.tracking_data["Info / length"] == [2, 3]
-    env = to_skrl(scripted(2, 1))
+    env = to_skrl(ScriptedEnv(2, (1,), 1))
     env.reset()
     assert "episode" not in env.step(torch.zeros(2, 6))[-1]
 

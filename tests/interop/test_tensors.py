@@ -127,9 +127,8 @@ def assert_equals_by_hand(env, simulator, num_steps=30, limit=None, seed=3):
     return torch.stack(successors)
 
 
-each_reset = pytest.mark.parametrize(
-    "kwargs", [{}, {"reset_by": "ids"}, {"auto_reset": True}, {"auto_reset": True, "reset_by": "ids"}], ids=str
-)
+AUTO, IDS = {"auto_reset": True}, {"reset_by": "ids"}
+each_reset = pytest.mark.parametrize("kwargs", [{}, IDS, AUTO, {**AUTO, **IDS}], ids=str)
 
 
 # Steps and resets.
@@ -256,8 +255,7 @@ def test_nested_values_reach_the_functions_and_come_back():
         no = torch.zeros(4)
         return observe(action["turn"], action["push"]["0"]), action["push"]["1"], no, no, {}
 
-    env = from_functions(reset, step, 4, NESTED, NESTED_ACTIONS)
-    assert_nested_values_pass(env)
+    assert_nested_values_pass(from_functions(reset, step, 4, NESTED, NESTED_ACTIONS))
 
 
 # Clocks and seeds.
@@ -338,12 +336,9 @@ def test_observation_that_does_not_fit_is_refused_at_the_first_call(function):
         return result["step"], torch.zeros(2), done, done, {"final": result["step's final observations"]}
 
     done = torch.ones(2, dtype=torch.bool)
+    whole = r"observation of Box\(-inf, inf, \(3,\), float32\), .* \(2, 3\) on cpu, but got float32\[2, 2\]"
     for space, returned, got in (
-        (
-            BOX,
-            torch.zeros(2, 2),
-            r"observation of Box\(-inf, inf, \(3,\), float32\), .* \(2, 3\) on cpu, but got float32\[2, 2\]",
-        ),
+        (BOX, torch.zeros(2, 2), whole),
         (BOX, torch.zeros(2, 3, dtype=torch.complex64), r"but got complex64\[2, 3\] on cpu"),
         (BOX, META, r"but got float32\[2, 3\] on meta"),
         (BOX, np.zeros((2, 3)), r"but got array"),
@@ -359,24 +354,16 @@ def test_observation_that_does_not_fit_is_refused_at_the_first_call(function):
 
 
 def test_step_that_does_not_fit_is_refused_at_the_first_call():
+    vector = r"vector as one number per env.* but got float32\[2, 3\]"
+    final = r"needs step to return info\['final'\] where an episode ends, but got an info with \['steps', 'vector'\]"
     for change, kwargs, error, message in (
         (lambda *values: values[:4], {}, TypeError, r"step to return \(.*, info\) with a dict as info, but got \(float32"),
         (lambda o, r, *values: (o, o, *values), {}, ValueError, r"reward as one number per env.* but got float32\[2, 3\]"),
         (lambda o, r, t, *values: (o, r, False, *values), {}, ValueError, "terminated as one number per env.* but got False"),
         (lambda o, r, t, u, info: (o, r, t, META[:, 0], info), {}, ValueError, "truncated as one .* on meta"),
         (lambda *values: values, {"info_keys": ["nope"]}, ValueError, r"got \['nope'\]. It contains \['steps', 'vector'\]"),
-        (
-            lambda *values: values,
-            {"info_keys": ["vector"]},
-            ValueError,
-            r"vector as one number per env.* but got float32\[2, 3\]",
-        ),
-        (
-            lambda o, r, t, *values: (o, r, t + 1, *values),
-            {"final_key": "final"},
-            ValueError,
-            r"needs step to return info\['final'\] where an episode ends, but got an info with \['steps', 'vector'\]",
-        ),
+        (lambda *values: values, {"info_keys": ["vector"]}, ValueError, vector),
+        (lambda o, r, t, *values: (o, r, t + 1, *values), {"final_key": "final"}, ValueError, final),
     ):
         simulator = Simulator(2, length=9, flags=torch.uint8)
         env = from_functions(simulator.reset, lambda a, s=simulator, c=change: c(*s.step(a)), 2, BOX, ACTIONS, **kwargs)

@@ -16,18 +16,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics as SingleStatistics
 from gymnasium.wrappers import vector as vector_wrappers
 from helpers import assert_same
-from single_envs import DISABLED, NEVER, SAME_STEP, SPACES, Scripted, every_mode
+from single_envs import DISABLED, LENGTHS, NEVER, SAME_STEP, SPACES, Scripted, every_mode
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
-
-LENGTHS = {
-    "staggered": [(5, 2), (3,), (1, 4), NEVER],
-    "one step": [(1,)] * 4,
-    "all at once": [(4,)] * 4,
-    "never": [NEVER] * 4,
-}
 
 
 class Informed(Scripted):
@@ -210,11 +203,8 @@ def test_env_exported_and_imported_again_steps_exactly_like_the_env(mode):
 @every_mode
 def test_returned_arrays_are_never_changed_and_writing_into_them_does_not_change_the_env(mode):
     def make():
-        env = tw.TransformedEnv(
-            ScriptedEnv(3, episode_lengths=(2, 3), observation_space=spaces.Dict(a=spaces.Box(-9e9, 9e9, (2,)))),
-            T.RecordEpisodeStatistics(),
-        )
-        return tw.to_gymnasium(env, autoreset_mode=mode)
+        env = ScriptedEnv(3, episode_lengths=(2, 3), observation_space=spaces.Dict(a=spaces.Box(-9e9, 9e9, (2,))))
+        return tw.to_gymnasium(tw.TransformedEnv(env, T.RecordEpisodeStatistics()), autoreset_mode=mode)
 
     envs, untouched, held = make(), make(), []
     envs.reset(seed=0)
@@ -358,8 +348,7 @@ def test_step_with_actions_outside_the_space_raises_and_changes_nothing():
 def test_step_of_finished_envs_in_disabled_mode_asks_for_a_masked_reset():
     envs = tw.to_gymnasium(ScriptedEnv(3, (1,), episode_lengths=(1, 9)), autoreset_mode=DISABLED)
     envs.reset()
-    observations = envs.step(envs.action_space.sample())[0]
-    assert observations.tolist() == [[1], [1001], [2001]]
+    assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1001], [2001]]
     envs.reset(options={"reset_mask": np.array([True, False, False])})
     with pytest.raises(RuntimeError, match=r"needs a reset of envs \[2\], whose episodes have ended"):
         envs.step(envs.action_space.sample())

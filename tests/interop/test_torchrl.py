@@ -17,17 +17,8 @@ from helpers import Held, assert_same, buffers
 from tensordict import TensorDict
 from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, NonTensor, OneHot, Unbounded
-from torchrl.envs import (
-    EnvBase,
-    GymEnv,
-    InitTracker,
-    PendulumEnv,
-    RewardSum,
-    SerialEnv,
-    StepCounter,
-    TransformedEnv,
-    check_env_specs,
-)
+from torchrl.envs import EnvBase, GymEnv, PendulumEnv, SerialEnv, TransformedEnv, check_env_specs
+from torchrl.envs.transforms import InitTracker, RewardSum, StepCounter
 from torchrl.modules import ValueOperator
 from torchrl.objectives.value import GAE
 
@@ -70,11 +61,7 @@ each_env = pytest.mark.parametrize("name", MAKERS)
 def replay(actions):
     """A policy that takes these actions in turn."""
     remaining = iter(actions)
-
-    def policy(td):
-        return td.set("action", next(remaining))
-
-    return policy
+    return lambda td: td.set("action", next(remaining))
 
 
 def steps_of(env, actions, seed):
@@ -189,8 +176,7 @@ def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
     only_truncated = truncated & ~terminated
     assert only_truncated.any() and (terminated & ~truncated).any() and (terminated & truncated).any()
     torch.testing.assert_close(data["next", "state_value"][only_truncated], next_value[only_truncated])
-    expected = data["next", "reward"] + gamma * next_value * ~terminated - value
-    torch.testing.assert_close(data["advantage"], expected)
+    torch.testing.assert_close(data["advantage"], data["next", "reward"] + gamma * next_value * ~terminated - value)
     # The step after a truncation starts from another observation, with another value.
     after = value[:, 1:][only_truncated[:, :-1]]
     assert ((after - next_value[:, :-1][only_truncated[:, :-1]]).abs() > 1e-3).all()
@@ -284,18 +270,10 @@ def test_info_of_a_foreign_simulator_is_declared():
 
 # Spaces and specs.
 
-EXACT = [
-    S.Box(-1, 1, (2,)),
-    S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64),
-    S.Box(0, 255, (2, 3), np.uint8),
-    S.Box(-np.inf, np.inf, (3,)),
-    S.Discrete(4),
-    S.MultiDiscrete([2, 5]),
-    S.MultiDiscrete([[2, 5], [3, 3]]),
-    S.MultiBinary(3),
-    S.MultiBinary((2, 2)),
-    S.Dict(a=S.Box(-1, 1, (2,)), b=S.Dict(c=S.Discrete(2))),
-]
+EXACT = [S.Box(-1, 1, (2,)), S.Box(0, 255, (2, 3), np.uint8), S.Box(-np.inf, np.inf, (3,))]
+EXACT += [S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64), S.Discrete(4), S.MultiDiscrete([2, 5])]
+EXACT += [S.MultiDiscrete([[2, 5], [3, 3]]), S.MultiBinary(3), S.MultiBinary((2, 2))]
+EXACT += [S.Dict(a=S.Box(-1, 1, (2,)), b=S.Dict(c=S.Discrete(2)))]
 CHANGED = [
     (S.Discrete(3, start=2), S.Box(2, 4, (), np.int64)),
     (S.MultiDiscrete([2, 3], start=[1, -1]), S.Box(np.array([1, -1]), np.array([2, 1]), dtype=np.int64)),
@@ -309,8 +287,7 @@ def test_space_survives_the_way_through_a_spec(space, back):
     spec = to_spec(space, 3, torch.device("cpu"))
     assert spec.shape[0] == 3
     assert to_space(spec) == back
-    signature = tw.Signature(3, space, space)
-    value = tw.spaces.sample(space, signature.stream()[0])
+    value = tw.spaces.sample(space, tw.Signature(3, space, space).stream()[0])
     assert spec.is_in(value)
     if isinstance(value, torch.Tensor):
         assert spec.rand().dtype == value.dtype and spec.rand().shape == value.shape
@@ -358,10 +335,8 @@ class Count(EnvBase):
         flags = ("done", "terminated", "truncated") if truncated else ("done", "terminated")
         self.full_done_spec = Composite({key: Categorical(2, dtype=torch.bool, **column) for key in flags}, shape=(num_envs,))
         self.has_truncated = truncated
-        self.lengths = torch.tensor(lengths).unsqueeze(-1)
-        self.t = torch.zeros(num_envs, 1, dtype=torch.int64)
-        self.total = torch.zeros(num_envs, 1, dtype=torch.int64)
-        self.seeds = []
+        self.lengths, self.seeds = torch.tensor(lengths).unsqueeze(-1), []
+        self.t, self.total = (torch.zeros(num_envs, 1, dtype=torch.int64) for _ in range(2))
 
     def _now(self):
         rows = 100.0 * torch.arange(len(self.lengths)).unsqueeze(-1)
@@ -469,8 +444,7 @@ def test_transforms_between_two_adapters_declare_the_keys_of_both():
     env = to_torchrl(tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.RecordEpisodeStatistics()))
     assert set(env.observation_spec.keys()) == {"observation", "total", "inner", "episode_return", "episode_length"}
     check_env_specs(env, break_when_any_done="both")
-    actions = [torch.zeros(3, dtype=torch.int64)] * 6
-    data = env.rollout(6, replay(actions), break_when_any_done=False)
+    data = env.rollout(6, replay([torch.zeros(3, dtype=torch.int64)] * 6), break_when_any_done=False)
     assert data["next", "observation"][..., 0].tolist() == [[1, 2] * 3, [101, 102] * 3, [201, 202] * 3]
     assert data["next", "episode_return"][0].flatten().tolist() == [1, 3] * 3
 
@@ -491,14 +465,12 @@ def test_pendulum_of_torchrl_equals_its_own_rollout():
     base.close()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        Reusing,
-        lambda: SerialEnv(2, lambda: TransformedEnv(PendulumEnv(), StepCounter(max_steps=3))),  # keeps its state there
-    ],
-    ids=["reuse", "PendulumEnv"],
-)
+def limited_pendulums():
+    """Their state is in what they return."""
+    return SerialEnv(2, lambda: TransformedEnv(PendulumEnv(), StepCounter(max_steps=3)))
+
+
+@pytest.mark.parametrize("make", [Reusing, limited_pendulums])
 def test_from_torchrl_results_belong_to_the_caller(make):
     env, other, erased = from_torchrl(make()), from_torchrl(make()), []
     env.reset(seed=0), other.reset(seed=0)
@@ -550,33 +522,25 @@ def native_autoreset():
     return env
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
+def test_from_torchrl_refuses_at_construction():
+    torque = Composite(torque=Categorical(2, shape=(3,)), shape=(3,))
+    only = r"\"action\" as the only action key, but got \['torque'\] in Count: RenameTransform"
+    text = Composite(text=NonTensor(shape=(3,)), shape=(3,))
+    for make, kind, message in (
         (lambda: ScriptedEnv(2), TypeError, "needs a torchrl.envs.EnvBase, but got ScriptedEnv"),
         (PendulumEnv, ValueError, r"size \(num_envs,\), but got PendulumEnv of batch size \(\): torchrl.envs.SerialEnv"),
         (native_autoreset, ValueError, "does not reset itself, but got Count with auto-reset"),
         (lambda: TransformedEnv(native_autoreset(), RewardSum()), ValueError, "reset itself, but got TransformedEnv"),
         (lambda: TransformedEnv(Count(auto_reset=True), RewardSum()), ValueError, "does not reset itself"),
         (lambda: GymEnv("CartPole-v1"), ValueError, "torchwrap.from_gymnasium takes a Gymnasium vector env"),
-        (
-            lambda: renamed(full_action_spec=Composite(torque=Categorical(2, shape=(3,)), shape=(3,))),
-            ValueError,
-            r"\"action\" as the only action key, but got \['torque'\] in Count: RenameTransform",
-        ),
+        (lambda: renamed(full_action_spec=torque), ValueError, only),
         (lambda: renamed(reward_spec=Unbounded(shape=(3, 2))), ValueError, r'"reward" of shape \(3, 1\), but got \(3, 2\)'),
         (lambda: Count(bounded=torch.tensor([[0.0], [1.0], [2.0]])), ValueError, "the same bounds in all envs"),
-        (
-            lambda: renamed(observation_spec=Composite(text=NonTensor(shape=(3,)), shape=(3,))),
-            TypeError,
-            "specs of tensors, but got NonTensor",
-        ),
-    ],
-)
-def test_from_torchrl_refuses_at_construction(make, kind, message):
-    value = make()
-    with pytest.raises(kind, match=message):
-        from_torchrl(value)
+        (lambda: renamed(observation_spec=text), TypeError, "specs of tensors, but got NonTensor"),
+    ):
+        value = make()
+        with pytest.raises(kind, match=message):
+            from_torchrl(value)
 
 
 def test_to_torchrl_refuses_what_is_no_env():

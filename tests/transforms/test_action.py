@@ -114,9 +114,6 @@ def test_transform_action_maps_discrete_to_continuous_actions():
     assert arrived(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
 
 
-# StickyAction
-
-
 class Recording(T.StickyAction):
     def action(self, action):
         key = self.stream.key()

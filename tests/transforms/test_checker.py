@@ -58,9 +58,7 @@ def test_checker_wrong_observations_and_rewards_raise_in_the_step_they_occur():
 
 def test_checker_wrong_actions_raise():
     for value in (torch.nan, 1.5, -torch.inf):
-        env, clipped = (
-            scripted(*parts, num_envs=2) for parts in ([T.PassiveEnvChecker()], [T.PassiveEnvChecker(), T.ClipAction()])
-        )
+        env, clipped = (scripted(T.PassiveEnvChecker(), *above, num_envs=2) for above in ([], [T.ClipAction()]))
         action = torch.zeros(2, 6)
         action[1, 3] = value
         with pytest.raises(ValueError, match=r"PassiveEnvChecker needs actions in Box\(-1.0, 1.0, .*, but got .* in env 1"):

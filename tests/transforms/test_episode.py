@@ -29,9 +29,6 @@ def advance(env, num_steps):
     return step(env, env.reset(), num_steps)
 
 
-# RecordEpisodeStatistics
-
-
 @pytest.mark.parametrize("buffer_length", quick([1, 2, 3, 7, 100], 3, 100))
 def test_record_episode_statistics_equals_gymnasiums_vector_wrapper(buffer_length):
     env = make(T.RecordEpisodeStatistics(buffer_length), num_envs=4)
@@ -149,9 +146,6 @@ def test_record_episode_statistics_below_and_above_clip_reward_records_raw_and_c
     assert following["episode_return"].tolist() == following["raw_length"].tolist() == [[3], [3]]
 
 
-# TimeLimit
-
-
 @pytest.mark.parametrize("max_episode_steps", quick([1, 2, 4, 100], 4))
 def test_time_limit_equals_gymnasiums(max_episode_steps):
     theirs = [wrappers.TimeLimit(random_env(), max_episode_steps) for _ in range(4)]
@@ -184,9 +178,6 @@ def test_time_limit_twice_applies_and_declares_the_tighter_one():
         assert not data["next", "terminated"].any()
 
 
-# TimeAwareObservation
-
-
 AWARE = [
     spaces.Box(-1, 1, (3,), np.float32),
     spaces.Box(0, 255, (2, 2), np.uint8),
@@ -217,9 +208,6 @@ def test_time_aware_observation_of_the_longest_limits_is_exact():
         assert advance(env, 1)[0]["observation", "time"].tolist() == [[expected]] * 2
     with pytest.raises(ValueError, match="needs a step limit that int32 holds, or normalize_time=True, but got 2147483648"):
         scripted(T.TimeLimit(2**31), T.TimeAwareObservation())
-
-
-# EvalWrapper
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])

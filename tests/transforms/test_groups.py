@@ -63,12 +63,9 @@ def test_unfit_groups_raise():
 
 
 def test_noise_differs_between_groups_and_from_what_comes_above():
-    groups = T.ObservationGroups({"one": [AddNoise()], "two": [AddNoise()]})
-    env = tw.TransformedEnv(
-        ScriptedEnv(2, (2,)), groups, T.FilterObservation(["one", "two"]), T.FlattenObservation(), AddNoise()
-    )
+    groups, others = (T.ObservationGroups({"one": [AddNoise()], "two": [AddNoise()]}) for _ in range(2))
+    above = T.FilterObservation(["one", "two"]), T.FlattenObservation(), AddNoise()
+    env = tw.TransformedEnv(ScriptedEnv(2, (2,)), groups, *above)
     assert env.signature.num_streams == 5  # the env's own, that of actions, and three of transforms
-    seen = tw.TransformedEnv(ScriptedEnv(2, (2,)), T.ObservationGroups({"one": [AddNoise()], "two": [AddNoise()]})).reset(
-        seed=0
-    )
+    seen = tw.TransformedEnv(ScriptedEnv(2, (2,)), others).reset(seed=0)
     assert (seen["observation", "one"] != seen["observation", "two"]).all()

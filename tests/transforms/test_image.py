@@ -56,28 +56,21 @@ def test_grayscale_of_opencv_equals_it_for_every_colour(stride):
         np.testing.assert_array_equal(gray, cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY))
 
 
-SIZES = {  # from: to
-    (210, 160): ((84, 84), (64, 64), (96, 96)),
-    (250, 160): ((84, 84),),
-    (480, 640): ((84, 84),),
-    (96, 96): ((84, 84), (32, 32)),  # (32, 32) are whole blocks
-    (64, 48): ((48, 48), (32, 32)),
-    (168, 126): ((84, 84),),
-    (84, 160): ((84, 84),),
-    (160, 84): ((84, 84),),
-    (96, 64): ((32, 32),),
-    (64, 96): ((32, 32),),
-    (128, 32): ((32, 32),),
-    (168, 168): ((84, 84),),  # exactly half
-    (40, 20): ((10, 10),),
-    (9, 7): ((1, 1),),
+SIZES = {  # to: from
+    (84, 84): ((210, 160), (250, 160), (480, 640), (96, 96), (168, 126), (84, 160), (160, 84), (168, 168)),  # the last is half
+    (32, 32): ((96, 96), (64, 48), (96, 64), (64, 96), (128, 32)),  # (96, 96) in whole blocks
+    (64, 64): ((210, 160),),
+    (96, 96): ((210, 160),),
+    (48, 48): ((64, 48),),
+    (10, 10): ((40, 20),),
+    (1, 1): ((9, 7),),
     (7, 5): ((7, 5),),
 }
 
 
 @pytest.mark.parametrize("channels", quick([(), (1,), (3,)], (), (3,)), ids=str)
 def test_resize_observation_equals_opencvs_inter_area_bit_for_bit(channels):
-    for before, after in ((before, after) for before, sizes in SIZES.items() for after in sizes):
+    for before, after in ((before, after) for after, sizes in SIZES.items() for before in sizes):
         frames = noise(4, *before, *channels)
         frames[0], frames[1] = 255, np.linspace(0, 255, frames[1].size).reshape(frames[1].shape)
         oracle = [cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA).reshape(*after, *channels) for frame in frames]
@@ -99,9 +92,6 @@ def test_image_transforms_masked_reset_computes_the_rows_of_the_mask():
         assert given.dtype == torch.uint8 and torch.equal(given[1], expected[1]), part
         none = tw.RowMask(torch.zeros(3, dtype=torch.bool))
         assert transform.reset(TensorDict({"observation": frames}, [3]), none)["observation"].shape == expected.shape, part
-
-
-# Noise
 
 
 class Replayed:

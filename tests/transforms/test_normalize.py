@@ -59,9 +59,6 @@ def assert_statistics(statistics, rows, rtol=1e-6):
     assert (statistics.count == count).all()
 
 
-# RunningMeanStd
-
-
 @pytest.mark.parametrize("masked", quick([False, True], False))
 def test_running_mean_std_of_ten_million_float32_rows_with_a_large_mean_is_accurate(masked):
     samples = 1e4 + 0.1 * torch.randn(2**20, 1, generator=torch.Generator().manual_seed(0))
@@ -118,9 +115,6 @@ def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, 
     monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(recorded(), expected)
     assert (expected["0.statistics.count"][-1] > 2 + 20 * 4).all()
-
-
-# NormalizeObservation
 
 
 @pytest.mark.parametrize("lengths", quick(LENGTHS, *LENGTHS[:2]), ids=str)
@@ -227,9 +221,6 @@ def test_normalize_observation_standalone_is_the_same_function_and_counts_nothin
     np.testing.assert_allclose(env.transforms(td)["observation"], expected, rtol=1e-5, atol=1e-5)
     assert td["observation"] is rows
     assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
-
-
-# NormalizeReward
 
 
 def test_normalize_reward_of_endless_episodes_equals_gymnasiums():

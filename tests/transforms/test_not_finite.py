@@ -31,10 +31,8 @@ def batches(number=30, share=0.2, seed=0, dtype=np.float32):
 
 def expected(rows):
     finite = [column[np.isfinite(column)] for column in rows.reshape(-1, 3).astype(np.float64).T]
-    mean, var = (
-        [column.mean() if len(column) else 0 for column in finite],
-        [column.var() if len(column) else 1 for column in finite],
-    )
+    mean = [column.mean() if len(column) else 0 for column in finite]
+    var = [column.var() if len(column) else 1 for column in finite]
     return mean, var, [len(column) for column in finite]
 
 

@@ -143,3 +143,24 @@ def test_filter_observation_equals_gymnasiums():
 def test_reshape_observation_equals_gymnasiums():
     for shape in ((60,), (5, 12), (1, 60, 1)):
         assert_equals(IMAGE, T.ReshapeObservation, wrappers.ReshapeObservation, shape)
+
+
+INF = np.inf
+BOX = spaces.Box(-2, 7, (3,), np.float32)
+RESCALED = [
+    (BOX, -1.0, 1.0),
+    (BOX, np.float32([-1, 0, 5]), np.float32([0, 1, 1000])),
+    (spaces.Box(np.float32([-2, 0.1, 5]), np.float32([2, 0.5, 1000])), 0.0, 1.0),
+    (spaces.Box(0, 255, (2, 2), np.float64), 0.0, 1.0),
+    (spaces.Box(np.float32([0.1, -1e-3, -0.7, 3]), np.float32([0.7, 1e3, 1e-5, 3.1])), -0.3, 0.9),
+    (spaces.Box(-1, 1, (), np.float32), 0.0, 3.0),
+    (spaces.Box(np.float32([-INF, 0, -1]), np.float32([1, INF, 1])), np.float32([-INF, 3, 0]), np.float32([5, INF, 1])),
+    (spaces.Box(-INF, INF, (2,), np.float32), -INF, INF),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # Gymnasium's, of bounds that it rounds to the dtype
+def test_rescale_observation_equals_gymnasiums():
+    for space, low, high in RESCALED:
+        oracles = [wrappers.RescaleObservation(RandomEnv(space), low, high) for _ in range(3)]
+        assert_agrees(make(space, T.RescaleObservation(low, high)), oracles)

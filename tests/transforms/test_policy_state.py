@@ -31,9 +31,8 @@ class Recurrent(nn.Module):
 
 def make(num_envs=NUM_ENVS, **kwargs):
     # Lengths 5, 3, 1, 4 are staggered and end in all three ways; the first index shifts them.
-    return tw.TransformedEnv(
-        ScriptedEnv(num_envs, (2,), **kwargs), T.NormalizeObservation(), T.PolicyState({"hidden": (SIZE,)})
-    )
+    transforms = T.NormalizeObservation(), T.PolicyState({"hidden": (SIZE,)})
+    return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **kwargs), *transforms)
 
 
 def by_hand(policy, num_steps, first_index):
@@ -84,12 +83,8 @@ def test_evaluate_carries_the_state():
             td["next", "count"] = td["count"] + 1
             return td.set("action", td["count"].unsqueeze(-1))
 
-    env = tw.TransformedEnv(
-        ScriptedEnv(3, action_space=tw.make("Pendulum-v1").single_action_space),
-        T.PolicyState({"count": ()}),
-        T.TransformReward(lambda reward: 0 * reward),
-        AddAction(),
-    )
+    transforms = T.PolicyState({"count": ()}), T.TransformReward(lambda reward: 0 * reward), AddAction()
+    env = tw.TransformedEnv(ScriptedEnv(3, action_space=tw.make("Pendulum-v1").single_action_space), *transforms)
     found = tw.evaluate(env, Counts(), 6, seed=0)
     lengths = found["episode_length"]
     assert len(set(lengths.tolist())) > 1
@@ -142,11 +137,8 @@ def test_snapshot_continues_the_state(tmp_path):
     found, _ = tw.rollout(other, policy, 5, other.restore(snapshot))
     for key in ("hidden", "is_init", "action", ("next", "observation")):
         assert (found[key] == expected[key]).all()
-    for declared, message in (
-        ({"other": (SIZE,)}, r"differs in \['hidden', 'other'\]"),
-        ({"hidden": (2,)}, "hidden of shape"),
-    ):
-        another = tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), T.NormalizeObservation(), T.PolicyState(declared))
+    for name, size, message in (("other", SIZE, r"differs in \['hidden', 'other'\]"), ("hidden", 2, "hidden of shape")):
+        another = tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), T.NormalizeObservation(), T.PolicyState({name: (size,)}))
         with pytest.raises(ValueError, match=message):
             another.restore(env.snapshot())
 

@@ -160,9 +160,6 @@ def test_transform_env_buffers_and_no_constants_are_in_a_snapshot_and_all_of_the
     assert transform.elapsed.is_meta and transform.latest.is_meta and transform.bound.is_meta
 
 
-# One env per transform
-
-
 def test_transform_attached_to_an_env_raises_on_another():
     for name, make in TYPICAL.items():
         transform = make()
@@ -170,9 +167,7 @@ def test_transform_attached_to_an_env_raises_on_another():
         scripted(transform)
         assert transform.attached, name
         for other in (transform, tw.Compose([transform])):
-            with pytest.raises(
-                ValueError, match=f"transforms that belong to no other env, but got {type(transform).__name__}"
-            ):
+            with pytest.raises(ValueError, match=f"transforms that belong to no other env, but got {name}"):
                 scripted(other)
 
 
@@ -186,9 +181,6 @@ def test_transform_of_an_env_that_failed_to_build_is_not_attached():
         scripted(transform, T.ClipAction(), T.RescaleAction(-1, 1))
     assert not transform.attached
     assert_same(rollout(scripted(transform)), rollout(scripted(T.NormalizeObservation())))
-
-
-# repr
 
 
 def test_transform_repr_is_its_constructor_call():

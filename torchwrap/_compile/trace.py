@@ -215,10 +215,8 @@ def _unchanged(places: list[_Place]) -> Iterator[None]:
 
 
 def _refill(value: Any, contents: Any) -> None:
-    if isinstance(value, list):
-        value[:] = contents
-    elif isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray):
         value[...] = contents
-    elif isinstance(value, dict | set | collections.deque):
+    elif hasattr(value, "clear"):
         value.clear()
-        (value.extend if isinstance(value, collections.deque) else value.update)(contents)
+        (value.extend if hasattr(value, "extend") else value.update)(contents)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -100,8 +101,7 @@ class BatchedModule(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        inherited = [kind._constructor_arguments for kind in cls.__mro__[1:] if issubclass(kind, BatchedModule)]
-        cls._constructor_arguments = frozenset().union(*inherited)
+        cls._constructor_arguments = frozenset().union(*[getattr(kind, "_constructor_arguments", ()) for kind in cls.__mro__])
         if "__init__" in vars(cls):
             cls._constructor_arguments |= inspect.signature(cls.__init__).parameters.keys()
             cls.__init__ = _fixing(cls.__init__)  # type: ignore[method-assign]
@@ -192,6 +192,13 @@ class BatchedModule(nn.Module):
         return {buffer.dtype for buffer in self.buffers()}
 
 
+def _own(value: Any) -> Any:
+    """An argument in memory of its own, if it is an array or a tensor that the caller could change later."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def _fixing(init: Callable[..., None]) -> Callable[..., None]:
     """A constructor after which the module is fixed, if no subclass has a constructor around it."""
 
@@ -200,6 +207,7 @@ def _fixing(init: Callable[..., None]) -> Callable[..., None]:
         is_outermost = type(self).__init__ is __init__
         if is_outermost:
             self._check_arguments(*args, **kwargs)
+            args, kwargs = tuple(map(_own, args)), {name: _own(value) for name, value in kwargs.items()}
         init(self, *args, **kwargs)
         if is_outermost:
             self._fix()

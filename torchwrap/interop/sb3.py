@@ -29,7 +29,7 @@ def to_sb3(env: Env) -> SB3VecEnv:
 
     `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict` space), rewards `(num_envs,)`
     float32, dones `(num_envs,)` bool, and infos. On the CPU they share memory with tensors that no later step changes; from
-    another device they are copied. Actions are copied. Live envs share one empty info. That of a finished env holds
+    another device they are copied. Actions are copied. The info of a live env is empty. That of a finished env holds
     `terminal_observation`, `TimeLimit.truncated`, the env's own info, and, if the env has `RecordEpisodeStatistics`,
     `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are then not needed.
 
@@ -60,7 +60,6 @@ class SB3VecEnv(VecEnv):
         self.env = _checks.env("to_sb3", env)
         _check_spaces(env.single_observation_space, env.single_action_space)
         self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
-        self._live: dict[str, Any] = {}
         self._start = time.time()
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.metadata = env.metadata
@@ -81,7 +80,7 @@ class SB3VecEnv(VecEnv):
         transition, td = self.env.step(self._action)
         successor = transition["next"]
         dones = _arrays(successor["done"]).reshape(-1)
-        infos = [self._live] * self.num_envs
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if dones.any():
             self._finish(infos, dones.nonzero()[0], successor)
         # SB3 adds the values of final observations to the reward, in place.

@@ -45,7 +45,7 @@ class TransformAction(ActionTransform):
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_action_space
         above = below if self.action_space is None else self.action_space
-        spaces.check_function("TransformAction", "actions", self.func, above, below, signature.num_envs, signature.device)
+        spaces.check_function("TransformAction", "actions", self.func, above, below, signature)
         return signature.replace(single_action_space=above)
 
     def action(self, action: Value) -> Value:

@@ -251,7 +251,7 @@ class TimeAwareObservation(Transform):
         elif isinstance(below, gym_spaces.Dict):
             if self.time_key in below.spaces:
                 raise ValueError(f"TimeAwareObservation needs an unused dict_time_key, but got {self.time_key!r} in {below}.")
-            self.space = gym_spaces.Dict({self.time_key: time, **below.spaces})
+            self.space = spaces.dict_like(below, {self.time_key: time, **below.spaces})
         else:
             self.time_key, self.space = "time", gym_spaces.Dict(obs=below, time=time)
         self.is_single = spaces.children(below) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class FrameStackObservation(_History):
         if isinstance(padding_type, str | bytes) and padding_type not in ("reset", "zero"):
             needed = 'padding_type "reset", "zero" or an observation'
             raise ValueError(f"FrameStackObservation needs {needed}, but got {padding_type!r}.")
-        self.padding_type = padding_type
+        self.padding_type = copy.deepcopy(padding_type)
 
     def setup(self, signature: Signature) -> Signature:
         space, padding_type = signature.single_observation_space, self.padding_type

@@ -228,7 +228,7 @@ def _statistics(leaf: gymnasium.Space[Any], device: torch.device) -> RunningMean
 
 def _unbounded(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     if isinstance(space, gymnasium.spaces.Dict):
-        return gymnasium.spaces.Dict({key: _unbounded(part) for key, part in space.spaces.items()})
+        return gymnasium.spaces.Dict([(key, _unbounded(part)) for key, part in space.spaces.items()])
     if isinstance(space, gymnasium.spaces.Tuple):
         return gymnasium.spaces.Tuple([_unbounded(part) for part in space.spaces])
     return gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)

@@ -44,8 +44,7 @@ class TransformObservation(ObservationTransform):
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
         above = below if self.observation_space is None else self.observation_space
-        num_envs, device = signature.num_envs, signature.device
-        spaces.check_function("TransformObservation", "observations", self.func, below, above, num_envs, device)
+        spaces.check_function("TransformObservation", "observations", self.func, below, above, signature)
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
@@ -201,9 +200,10 @@ class FilterObservation(ObservationTransform):
         if not set(keys) <= set(parts):
             raise ValueError(f"FilterObservation needs filter_keys among {sorted(parts)}, but got {keys!r}.")
         new: gymnasium.Space[Any] = gymnasium.spaces.Tuple([parts[key] for key in keys])
+        self.source_of = {str(index): str(key) for index, key in enumerate(keys)}
         if isinstance(space, gymnasium.spaces.Dict):
-            new = gymnasium.spaces.Dict([(str(key), parts[key]) for key in keys])
-        self.source_of = dict(zip(spaces.children(new) or (), map(str, keys), strict=True))
+            new = spaces.dict_like(space, {str(key): parts[key] for key in keys})
+            self.source_of = {key: key for key in new.spaces}
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Value) -> Value:

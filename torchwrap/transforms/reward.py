@@ -34,8 +34,7 @@ class TransformReward(RewardTransform):
         self.func = validation.function("TransformReward", "func", func)
 
     def setup(self, signature: Signature) -> Signature:
-        space, num_envs, device = spaces.REWARD, signature.num_envs, signature.device
-        spaces.check_function("TransformReward", "rewards", self.func, space, space, num_envs, device)
+        spaces.check_function("TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, signature)
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:
@@ -46,8 +45,7 @@ class ClipReward(RewardTransform):
     """Clips rewards.
 
     Args:
-        min_reward: lower bound. None disables it.
-        max_reward: upper bound. None disables it.
+        min_reward, max_reward: the bounds. None disables one.
 
     Raises:
         TypeError, ValueError: if both bounds are None, or the lower one exceeds the upper one.

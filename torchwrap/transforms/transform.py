@@ -260,8 +260,7 @@ class Compose(Transform):
             below, above = (signature.replace(device=device) for signature in self._signatures[position : position + 2])
             with contextlib.ExitStack() as stack:
                 if not traced:
-                    source = "with torchwrap.random, from a stream of `signature.stream()`"
-                    stack.enter_context(no_foreign_draws(owner, source, device))
+                    stack.enter_context(no_foreign_draws(owner, "from a stream of `signature.stream()`", device))
                 value = getattr(transform, hook)(value, *mask)
             if hook == "action":
                 spaces.check(owner, "to return actions", below.single_action_space, value, below.num_envs, device)

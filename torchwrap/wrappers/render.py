@@ -70,13 +70,13 @@ class AddRenderObservation(RenderWrapper):
             if not isinstance(key, str) or not key:
                 raise TypeError(f"AddRenderObservation needs {name} as a string, but got {key!r}.")
         below = env.single_observation_space
-        parts = dict(below.spaces) if isinstance(below, gymnasium.spaces.Dict) else {obs_key: below}
-        if not render_only and render_key in parts:
-            raise ValueError(f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(parts)}.")
+        below = below if isinstance(below, gymnasium.spaces.Dict) else gymnasium.spaces.Dict({obs_key: below})
+        if not render_only and render_key in below.spaces:
+            raise ValueError(f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(below)}.")
         self.render_key, self.obs_key = render_key, obs_key
         env.reset()
         pixels = gymnasium.spaces.Box(0, 255, np.shape(env.render([0])[0]), np.uint8)
-        space = pixels if render_only else gymnasium.spaces.Dict({render_key: pixels, **parts})
+        space = pixels if render_only else spaces.dict_like(below, {render_key: pixels, **below.spaces})
         self.signature = env.signature.replace(single_observation_space=space)
 
     def _render(self, td: TensorDict) -> TensorDict:
