@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -274,11 +273,12 @@ class Env(BatchedModule):
         return successor, observation
 
     def _first(self, hook: str, *args: Any) -> TensorDict:
-        """A call of `_step` or `_reset` that is checked, as the first one of each layer is, and every one in a trace."""
+        """A call of `_step` or `_reset` that is checked, as the first one of each layer is, and every one that we trace."""
+        if torch.compiler.is_compiling():  # by the user: sizes may be symbols
+            return getattr(self, hook)(*args)
         owner, traced = f"{type(self).__name__}.{hook}", is_traced(self.action_stream.draw)
-        with contextlib.ExitStack() as stack:
-            if not (traced or self.host_stepped):
-                stack.enter_context(no_foreign_draws(owner, "with torchwrap.random, from a stream", self.device))
+        device = None if traced or self.host_stepped else self.device
+        with no_foreign_draws(owner, "with torchwrap.random, from a stream", device):
             td: TensorDict = getattr(self, hook)(*args)
         spaces.check_layer(owner, self.signature, td, flags=hook == "_step")
         if not traced:

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Accessors = dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]
-
-PYTHON_GENERATORS: Accessors = {
+PYTHON_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "Python's random": (random.getstate, random.setstate),
     "numpy.random": (np.random.get_state, np.random.set_state),
 }
@@ -22,8 +20,11 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @contextlib.contextmanager
-def no_foreign_draws(owner: str, source: str, device: torch.device) -> Iterator[None]:
-    """Raises a TypeError if the block draws from a global generator. The states of all of them are put back then."""
+def no_foreign_draws(owner: str, source: str, device: torch.device | None) -> Iterator[None]:
+    """Raises a TypeError if the block draws from a global generator, whose state is put back. None: the block may draw."""
+    if device is None:
+        yield
+        return
     generators = {**PYTHON_GENERATORS, "PyTorch's global generator": (torch.get_rng_state, torch.set_rng_state)}
     if device.type not in ("cpu", "meta", "mps"):  # that of MPS takes no device
         own = torch.get_device_module(device)

@@ -75,7 +75,7 @@ class ObservationGroups(Transform):
         found = {}
         for name, part in self.parts.items():  # each with an observation of its own, which it may write to
             found[name] = transform(part, td.copy().set("observation", td["observation"].clone()))["observation"]
-        return td.set("observation", tensordict(dict(sorted(found.items())), td.batch_size[0]))
+        return td.set("observation", tensordict({name: found[name] for name in sorted(found)}, td.batch_size[0]))
 
 
 def _changes_only_observations(part: Compose, signature: Signature) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, overload
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -230,7 +230,7 @@ class Compose(Transform):
         return signature
 
     def action(self, action: Value) -> Value:
-        if "action" not in self._checked:
+        if not torch.compiler.is_compiling() and "action" not in self._checked:
             return self._first("action", action)
         for transform in reversed(self._modules.values()):
             if type(transform).action is not Transform.action:  # most leave actions as they are
@@ -238,14 +238,14 @@ class Compose(Transform):
         return action
 
     def step(self, td: TensorDict) -> TensorDict:
-        if "step" not in self._checked:
+        if not torch.compiler.is_compiling() and "step" not in self._checked:
             return self._first("step", td)
         for transform in self._modules.values():
             td = transform.step(td)
         return td
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        if "reset" not in self._checked:
+        if not torch.compiler.is_compiling() and "reset" not in self._checked:
             return self._first("reset", td, mask)
         for transform in self._modules.values():
             td = transform.reset(td, mask)
@@ -258,9 +258,7 @@ class Compose(Transform):
         for position, transform in reversed(parts) if hook == "action" else parts:
             owner = f"transforms[{position}] ({type(transform).__name__}).{hook}"
             below, above = (signature.replace(device=device) for signature in self._signatures[position : position + 2])
-            with contextlib.ExitStack() as stack:
-                if not traced:
-                    stack.enter_context(no_foreign_draws(owner, "from a stream of `signature.stream()`", device))
+            with no_foreign_draws(owner, "from a stream of `signature.stream()`", None if traced else device):
                 value = getattr(transform, hook)(value, *mask)
             if hook == "action":
                 spaces.check(owner, "to return actions", below.single_action_space, value, below.num_envs, device)
