@@ -252,12 +252,14 @@ HOST_CODE = {  # exceptions, by file
     "torchwrap.transforms.checker": {"nonzero", "item", "tolist"},
     # `episode_count`, which documents that it waits for the device.
     "torchwrap.transforms.episode": {"int(self"},
+    # Compose checks first calls, where a trace differs: it must not change a Python value.
+    "torchwrap.transforms.transform": {"is_compiling", "is_traced"},
 }
 
 
 def transforms_contain_no_host_code(sources):
     """A transform reads no value, and does not ask whether it may: RowMask is where host code and graph code part."""
-    names = r"\b(is_tracing|is_host_readable|can_look|is_compiling|is_fake|FakeTensor|_core\.tracing)\b"
+    names = r"\b(is_tracing|is_traced|is_host_readable|can_look|is_compiling|is_fake|FakeTensor|_core\.tracing)\b"
     acts = r"\.(numpy|item|cpu|tolist|nonzero|argwhere)\(|\b((?:int|bool|float)\(self)"
     found = []
     for name, source in sources.items():
