@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,3 +157,15 @@ def test_evaluate_of_a_policy_that_raises_puts_it_back():
     with pytest.raises(ZeroDivisionError):
         tw.evaluate(ScriptedEnv(2), policy, 2)
     assert agent.network.training and agent.network.dropout.training
+
+
+class Tenths(ScriptedEnv):
+    def _step(self, action):
+        return super()._step(action).update({"reward": torch.full((self.num_envs, 1), 0.1)})
+
+
+def test_return_of_a_long_episode_is_the_sum_in_float64():
+    found = tw.evaluate(Tenths(1, (1,), episode_lengths=6000), None, 1)["episode_return"]
+    in_float32 = np.cumsum(np.full(6000, 0.1, np.float32), dtype=np.float32)[-1]
+    exact = np.float32(np.full(6000, np.float32(0.1), np.float64).sum())
+    assert found.item() == exact != in_float32

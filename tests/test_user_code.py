@@ -6,6 +6,7 @@ import collections
 import copy
 import inspect
 import random
+import threading
 
 import gymnasium
 import numpy as np
@@ -253,6 +254,23 @@ def test_spec_does_not_follow_the_callers_arrays():
     env = tw.make("docs/Options-v0", 2, options=options)
     options["map"][0] = 9
     assert env.spec.kwargs["options"] == {"map": [1, 2]}
+
+
+class Shift(T.ObservationTransform):
+    def __init__(self, shift, lock=None):
+        super().__init__()
+        self.shift, self.lock = shift, lock
+
+    def observation(self, observation):
+        return observation + self.shift
+
+
+def test_parameter_stays_the_callers_and_what_cannot_be_copied_is_passed_on():
+    shift, lock = torch.nn.Parameter(torch.ones(1)), threading.Lock()
+    transform = Shift(shift, lock)
+    assert transform.shift is shift and list(transform.parameters()) == [shift] and transform.lock is lock
+    tw.register("docs/Locked-v0", lambda lock=None: Push())
+    assert tw.make("docs/Locked-v0", 2, lock=lock).spec.kwargs["lock"] is lock
 
 
 class ManyKeys(gymnasium.Env):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from gymnasium.experimental.functional import FuncEnv
 
 from torchwrap._core import spec as specs
 from torchwrap._core import validation
+from torchwrap._core.env_buffers import own
 from torchwrap.env import Env
 from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
@@ -161,7 +161,7 @@ def make(
     if (func_env and unfit) or (backend == "envpool" and unfit not in ([], ["info_keys"])):
         raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
     spec = specs.Spec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
-    spec.kwargs = copy.deepcopy({**spec.kwargs, **given})
+    spec.kwargs = specs.map_parts(own, {**spec.kwargs, **given})
     common: dict[str, Any] = {"device": target, "first_index": first_index or 0, "spec": spec}
     optional = {name: given[name] for name in ("max_episode_steps", "render_mode") if name in given}
     bridge = {**common, "info_keys": info_keys or (), "worker_timeout": worker_timeout}

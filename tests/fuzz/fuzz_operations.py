@@ -12,10 +12,11 @@ import torchwrap as tw
 from torchwrap import spaces
 
 
-def numbers(quick, full):
-    """The parameter `number` of a test: so many stacks by default, and so many with --full."""
-    full = [pytest.param(number, marks=pytest.mark.full) for number in range(quick, full)]
-    return pytest.mark.parametrize("number", [*range(quick), *full])
+def numbers(quick, full, long=0):
+    """The parameter `number` of a test: so many stacks by default, so many with --full, and so many with the long tests."""
+    marked = [pytest.param(number, marks=pytest.mark.full) for number in range(quick, full)]
+    marked += [pytest.param(number, marks=[pytest.mark.full, pytest.mark.long]) for number in range(full, long)]
+    return pytest.mark.parametrize("number", [*range(quick), *marked])
 
 
 @contextlib.contextmanager

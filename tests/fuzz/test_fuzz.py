@@ -140,7 +140,7 @@ def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
 
 
 @pytest.mark.parametrize("check", [check_compiled_env, check_compiled_collector])
-@numbers(quick=0, full=6)
+@numbers(quick=0, full=6, long=12)
 def test_compiled_random_stack_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"{check.__name__} {first_seed + number}")
     with repeatable(stack):

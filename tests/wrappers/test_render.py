@@ -168,7 +168,11 @@ def same_step():
 def test_render_wrappers_wrong_arguments_raise():
     native, rendered = tw.make("CartPole-v1"), make()
     for build, error, words in (
-        (lambda: W.AddRenderObservation(native), ValueError, 'AddRenderObservation .* made with render_mode="rgb_array"'),
+        (
+            lambda: W.AddRenderObservation(native),
+            ValueError,
+            'AddRenderObservation needs an env made with render_mode="rgb_ar',
+        ),
         (lambda: W.RenderCollection(W.RenderCollection(rendered)), ValueError, "RenderCollection .* but got 'rgb_array_list'"),
         (lambda: W.AddRenderObservation(same_step()), ValueError, "cannot render the final frames of a SAME_STEP vector env"),
         (lambda: W.AddRenderObservation(rendered, 1), TypeError, "render_only as a bool, but got 1"),

@@ -192,10 +192,10 @@ class BatchedModule(nn.Module):
         return {buffer.dtype for buffer in self.buffers()}
 
 
-def _own(value: Any) -> Any:
-    """An argument in memory of its own, if it is an array or a tensor that the caller could change later."""
-    if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
+def own(value: Any) -> Any:
+    """A copy of an array or a plain tensor, which the caller could change later. A parameter stays the caller's."""
+    if type(value) is Tensor and not value.requires_grad:
+        return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
@@ -207,7 +207,7 @@ def _fixing(init: Callable[..., None]) -> Callable[..., None]:
         is_outermost = type(self).__init__ is __init__
         if is_outermost:
             self._check_arguments(*args, **kwargs)
-            args, kwargs = tuple(map(_own, args)), {name: _own(value) for name, value in kwargs.items()}
+            args, kwargs = tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
         init(self, *args, **kwargs)
         if is_outermost:
             self._fix()

@@ -59,16 +59,16 @@ def record(part: Any) -> WrapperSpec:
         if parameter.kind is parameter.VAR_POSITIONAL:
             # A single Compose would be taken for the whole.
             value = [value] if len(value) == 1 and type(next(iter(value))) is type(value) else list(value)
-        arguments[name] = _map(lambda leaf: record(leaf) if isinstance(leaf, BatchedModule) else leaf, value)
+        arguments[name] = map_parts(lambda leaf: record(leaf) if isinstance(leaf, BatchedModule) else leaf, value)
     return WrapperSpec(kind.__name__, f"{kind.__module__}:{kind.__qualname__}", arguments)
 
 
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
+def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
     """Applies a function to the parts of lists and dicts, however deep. A spec is one part."""
     if isinstance(value, list):
-        return [_map(function, part) for part in value]
+        return [map_parts(function, part) for part in value]
     if isinstance(value, dict) and not _is_spec(value):
-        return {name: _map(function, part) for name, part in value.items()}
+        return {name: map_parts(function, part) for name, part in value.items()}
     return function(value)
 
 
@@ -88,7 +88,7 @@ def rebuild(spec: Any, *env: Any) -> Any:
     except (ImportError, AttributeError):
         needed = "make needs a spec of wrappers and transforms that can be imported"
         raise ValueError(f"{needed}, but got {spec.entry_point}.") from None
-    arguments = _map(lambda leaf: rebuild(leaf) if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))
+    arguments = map_parts(lambda leaf: rebuild(leaf) if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             env = (*env, *arguments.pop(name, ()))

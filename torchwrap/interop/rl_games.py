@@ -130,7 +130,8 @@ class RlGamesVecEnv(IVecEnv):
             self.env.load_state_dict(env_state)
 
     def _parts(self, observation: spaces.Value) -> Tensor | dict[str, Tensor]:
-        return {name: spaces.at(observation, (name,)) for name in ("obs", "states")} if self.state_space else observation
+        names = ("obs", "states")
+        return observation if self.state_space is None else {name: spaces.at(observation, (name,)) for name in names}
 
 
 def _check_observation(space: Space[Any]) -> None:

@@ -109,11 +109,11 @@ class MaxAndSkipObservation(_Repeat):
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
     def _step(self, action: spaces.Value) -> TensorDict:
-        previous: Tensor | None = None
+        below, previous = super()._step, None
 
         def step(action: spaces.Value) -> TensorDict:
             nonlocal previous
-            successor = super(MaxAndSkipObservation, self)._step(action)
+            successor = below(action)
             observation = successor["observation"]
             # In an env whose episode is over, the successor that `repeat` keeps holds the one before.
             successor.set("previous_observation", observation if previous is None else previous)
