@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 def tests(*arguments: str) -> Step:
     workers = ["-n", str(max(2, os.cpu_count() or 2) // 2)] if find_spec("xdist") else []
-    flags = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
+    flags = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark"]  # which warns beside xdist
     return Step([sys.executable, "-m", "pytest", *flags, *workers, *arguments], read_tests)
 
 

@@ -230,6 +230,15 @@ def test_foreign_random_numbers_are_refused_by_name_and_leave_the_generator(gene
         assert states()[:2] == before[:2], owner  # streams are seeded by the operating system
 
 
+def test_function_with_a_generator_or_a_counter_of_its_own_is_refused_by_name():
+    own, counter = np.random.default_rng(0), iter(range(99))
+    for draw in (own.random, lambda: next(counter)):
+        kind = type("Moody", (Push,), {"transition": lambda self, state, action, rng, d=draw: {"x": state["x"] + d()}})
+        with pytest.raises(TypeError, match=r"^Moody\.transition needs to compute the same .* keep what changes in the state"):
+            tw.FunctionalEnv(kind(), 3)
+    tw.FunctionalEnv(type("NaN", (Push,), {"initial": lambda self, rng: {"x": torch.tensor(torch.nan)}})(), 3)
+
+
 def test_simulators_may_draw_what_they_like():
     class Noisy(ScriptedEnv):
         host_stepped = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
@@ -364,6 +365,9 @@ class FunctionalEnv(Env):
         if not kept or [leaf.is_inference() or leaf._version for leaf in given] != versions:
             remedy = "return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(f"{owner} needs to leave its arguments as they are, but writes to them: {remedy}.")
+        if not all(map(functools.partial(torch.allclose, equal_nan=True), leaves, rows.leaves(second))):
+            remedy = "keep what changes in the state, and draw from rng"
+            raise TypeError(f"{owner} needs to compute the same from the same arguments, but two calls differ: {remedy}.")
         shared = bool(storages & others) or any(0 in leaf.stride() for leaf in leaves)
         if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
             self._results_to_clone.add(name)

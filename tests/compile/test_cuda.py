@@ -14,7 +14,7 @@ import pytest
 import torch
 from catalogue import COMPILED, REPRESENTATIVE, ActorCritic, cartpole, categorical, stack
 from cuda_graphs import simulated
-from helpers import AOT, INDUCTOR, Held, after, assert_plays_the_same, assert_same, buffers, mostly_full, play
+from helpers import AOT, INDUCTOR, Held, after, assert_plays_the_same, assert_same, buffers, mostly_full, play, steps
 from torch import nn
 
 import torchwrap as tw
@@ -72,8 +72,8 @@ def test_captured_step_of_transform_matches_eager_and_does_not_synchronize(on, c
     td = env.reset()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(100):
-            _, td = env.step(act(env, td))
+        for _ in steps(env, 100, td):
+            pass
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(captures) == 1
