@@ -66,7 +66,10 @@ TRANSFORMS = {
     "FrameStackObservation of images": (lambda: T.FrameStackObservation(3, padding_type="zero"), observing(IMAGE)),
     "FrameStackObservation of numbers": (lambda: T.FrameStackObservation(2, padding_type=2), observing(spaces.Discrete(3))),
     "FrameStackObservation of a Dict": (lambda: T.FrameStackObservation(2), observing(DICT)),
+    "FrameStackObservation of channels": (lambda: T.FrameStackObservation(3, axis=-1), observing(IMAGE)),
     "DelayObservation": (lambda: T.DelayObservation(2), ScriptedEnv),
+    "DelayObservation, drawn": (lambda: T.DelayObservation((1, 3), padding_type="reset"), ScriptedEnv),
+    "DelayAction": (lambda: T.DelayAction((0, 2)), ScriptedEnv),
     "DelayObservation of a Dict": (lambda: T.DelayObservation(3), observing(DICT)),
     "TimeAwareObservation": (lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]), observing(DICT)),
     "TimeAwareObservation unflattened": (
@@ -99,6 +102,7 @@ TRANSFORMS = {
     "RescaleAction": (lambda: T.RescaleAction(-2, 2), ScriptedEnv),
     "TimeLimit": (lambda: T.TimeLimit(3), ScriptedEnv),
     "AddNoise": (AddNoise, ScriptedEnv),
+    "AddNoise of torchwrap": (lambda: T.AddNoise(0.1, "uniform"), ScriptedEnv),
     "ObservationGroups": (
         lambda: T.ObservationGroups(
             {"policy": [T.NormalizeObservation()], "noisy": [AddNoise()], "again": [AddNoise()], "raw": []}

@@ -91,6 +91,15 @@ def dict_like(below: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
     return spaces.Dict(parts, **order)  # type: ignore[arg-type]
 
 
+def map_leaves(function: Callable[[Space[Any]], Space[Any]], space: Space[Any]) -> Space[Any]:
+    """A space of the same structure with `function(leaf)` for each leaf."""
+    if isinstance(space, spaces.Dict):
+        return dict_like(space, {key: map_leaves(function, part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_leaves(function, part) for part in space.spaces])
+    return function(space)
+
+
 def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):

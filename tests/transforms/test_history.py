@@ -58,18 +58,17 @@ def test_frame_stack_equals_gymnasiums_in_every_frame_and_in_its_space(stack_siz
 
 @pytest.mark.parametrize("space", quick([FREE, IMAGE], IMAGE), ids=str)
 def test_frame_stack_with_zeros_equals_stable_baselines_vec_frame_stack(space):
-    env = make(space, T.FrameStackObservation(4, padding_type="zero"))
+    env = make(space, T.FrameStackObservation(4, padding_type="zero", axis=-1))
     vec = VecFrameStack(DummyVecEnv([lambda: RandomEnv(space)] * 3), 4, channels_order="last")
     vec.seed(3)
-    last = lambda frames: frames.movedim(1, -2).flatten(-2).numpy()  # noqa: E731
     td = env.reset(seed=3)
-    np.testing.assert_array_equal(last(td["observation"]), vec.reset())
+    np.testing.assert_array_equal(td["observation"], vec.reset())
     for _ in range(20):
         successor, td = advance(env, td)
         observation, _, done, infos = vec.step(np.zeros(3, np.int64))
-        np.testing.assert_array_equal(last(td["observation"]), observation)
+        np.testing.assert_array_equal(td["observation"], observation)
         for row in np.flatnonzero(done):
-            np.testing.assert_array_equal(last(successor)[row], infos[row]["terminal_observation"])
+            np.testing.assert_array_equal(successor[row], infos[row]["terminal_observation"])
 
 
 def test_frame_stack_one_step_episodes_are_padded_each():
@@ -113,6 +112,41 @@ def test_delay_observation_equals_gymnasiums(delay):
     for space in (FREE, IMAGE, ABOVE_ZERO, spaces.Discrete(4, start=-2), GRID, PAIR, TREE):
         oracles = [wrappers.DelayObservation(RandomEnv(space), delay) for _ in range(2)]
         assert_agrees(make(space, T.DelayObservation(delay), num_envs=2), oracles, num_steps=20)
+
+
+def test_delay_of_each_env_equals_gymnasiums_with_that_delay():
+    oracles = [wrappers.DelayObservation(RandomEnv(TREE), delay) for delay in (0, 3, 1)]
+    assert_agrees(make(TREE, T.DelayObservation(torch.tensor([0, 3, 1]))), oracles, num_steps=20)
+
+
+def test_delays_drawn_for_each_episode_cover_their_range_and_shift_its_values():
+    paddings = [
+        (T.DelayObservation((1, 3), padding_type="reset"), 0),
+        (T.DelayObservation((1, 3), padding_type=np.float32([7])), 7),
+    ]
+    for transform, pad in paddings:
+        env = scripted(transform, num_envs=50, observation_shape=(1,), episode_lengths=6)
+        td, seen = env.reset(seed=0), []
+        for _ in range(4):
+            values = [td["observation"][:, 0]]
+            for _ in range(6):
+                successor, td = advance(env, td)
+                values.append(successor[:, 0])
+            late = torch.stack(values, 1) % 1000
+            delays = 6 - late[:, -1].long()
+            hand = [[pad] * int(delay) + list(range(7 - int(delay))) for delay in delays]
+            assert late.tolist() == [[float(value % 1000) for value in row] for row in hand]
+            seen.append(delays)
+        assert set(torch.cat(seen).tolist()) == {1, 2, 3} and not torch.equal(seen[0], seen[1])
+
+
+def test_delayed_actions_equal_hand_computed_values_at_the_ends_of_episodes():
+    env = scripted(T.DelayAction(2, padding_type=9), num_envs=2, action_space=spaces.Discrete(10), episode_lengths=(3, 4))
+    td, received = env.reset(), []
+    for number in range(6):
+        transition, td = env.step(td.set("action", torch.full((2,), number)))
+        received.append(transition["next", "info", "action"].tolist())
+    assert torch.tensor(received).T.tolist() == [[9, 9, 0, 9, 9, 3], [9, 9, 0, 1, 9, 9]]
 
 
 def test_delay_observation_of_long_episodes_equals_hand_computed_values():

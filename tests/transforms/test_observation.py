@@ -101,6 +101,21 @@ def assert_equals(space, transform, wrapper, *arguments):
     assert_agrees(env, oracles, num_steps=12)
 
 
+def test_noise_has_the_moments_and_bounds_of_its_distribution_and_none_in_eval_if_asked():
+    scale = np.array([0.0, 1.0, 3.0])
+    for distribution, deviation in (("normal", 1.0), ("uniform", 3**-0.5)):
+        silence, noisy = T.TransformObservation(torch.zeros_like), T.AddNoise(scale, distribution, in_eval=False)
+        env = scripted(silence, noisy, num_envs=20_000, observation_shape=(3,))
+        noise = env.reset(seed=0)["observation"]
+        bounded = (noise.abs().amax(0).numpy() <= scale).tolist()
+        assert bounded == [True, distribution == "uniform", distribution == "uniform"]
+        assert noise.mean(0).numpy() == pytest.approx(np.zeros(3), abs=0.1)
+        assert noise.std(0).numpy() == pytest.approx(scale * deviation, abs=0.1)
+        assert np.corrcoef(noise.numpy().T[1:])[0, 1] == pytest.approx(0, abs=0.05)
+        env.eval()
+        assert (env.reset(seed=0)["observation"] == 0).all()
+
+
 def test_dtype_observation_equals_gymnasiums():
     numbers = (spaces.Box(0, 9, (2, 3), np.float32), IMAGE, spaces.Discrete(4, start=2), spaces.MultiBinary(3))
     for dtype, space in itertools.product((np.float32, np.float64, "int64", np.dtype(np.uint8)), numbers):

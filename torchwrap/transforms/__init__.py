@@ -5,10 +5,11 @@ from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.groups import ObservationGroups
-from torchwrap.transforms.history import DelayObservation, FrameStackObservation
+from torchwrap.transforms.history import DelayAction, DelayObservation, FrameStackObservation
 from torchwrap.transforms.image import AddWhiteNoise, GrayscaleObservation, ObstructView, ResizeObservation
 from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward, RunningMeanStd
 from torchwrap.transforms.observation import (
+    AddNoise,
     ClipObservation,
     DtypeObservation,
     FilterObservation,
@@ -24,11 +25,13 @@ from torchwrap.transforms.transform import ActionTransform, Compose, Observation
 
 __all__ = [
     "ActionTransform",
+    "AddNoise",
     "AddWhiteNoise",
     "ClipAction",
     "ClipObservation",
     "ClipReward",
     "Compose",
+    "DelayAction",
     "DelayObservation",
     "DiscretizeAction",
     "DiscretizeObservation",

@@ -1,21 +1,23 @@
-"""Transforms that keep earlier observations of the running episode."""
+"""Transforms that keep earlier observations or actions of the running episode."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import spaces
+from torchwrap import random, spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer
 from torchwrap._core.rows import RowMask
-from torchwrap.spaces import Path, Signature
+from torchwrap.spaces import Path, Signature, Value
 from torchwrap.transforms.transform import Transform
 
 
@@ -46,13 +48,20 @@ class _Frames(BatchedModule):
         mask.scatter_(self.frames, latest)
         return mask.spread(latest)
 
+    def clear(self, mask: RowMask) -> None:
+        """Starts over without a frame, in the rows of the mask."""
+        mask.assign_(self.frames, self.padding.expand_as(self.frames))
+
 
 class _History(Transform):
-    """Base for transforms that keep a separate history of each leaf of the observation."""
+    """Base for transforms that keep a separate history of each leaf of a space, and show a part of it."""
 
-    def _make_histories(self, signature: Signature, size: int, padding_type: str | Any) -> None:
+    def _make_histories(self, space: Space[Any], signature: Signature, size: int, padding_type: str | Any) -> None:
+        owner = type(self).__name__
+        if not isinstance(padding_type, str) and not space.contains(padding_type):
+            raise ValueError(f"{owner} needs a padding_type in {space}, but got {padding_type!r}.")
         self.history_of: dict[Path, _Frames] = {}
-        for path, leaf in spaces.leaves(signature.single_observation_space):
+        for path, leaf in spaces.leaves(space):
             zero = spaces.zeros(leaf, 1, signature.device)[0]
             if isinstance(padding_type, str):
                 padding = None if padding_type == "reset" else zero
@@ -61,12 +70,26 @@ class _History(Transform):
             self.history_of[path] = _Frames(zero, padding, size, signature.num_envs)
         self.histories = nn.ModuleList(self.history_of.values())
 
+    def _shown(self, frames: Tensor) -> Tensor:
+        """What becomes of the frames of a leaf, `(num_envs, size, *shape)`."""
+        return frames
+
+    def _next(self, value: Value) -> Value:
+        return spaces.apply(lambda path, frame: self._shown(self.history_of[path].step(frame)), value)
+
     def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", spaces.apply(lambda path, frame: self.history_of[path].step(frame), td["observation"]))
+        return td.set("observation", self._next(td["observation"]))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        initial = td["observation"]
-        return td.set("observation", spaces.apply(lambda path, frame: self.history_of[path].reset(frame, mask), initial))
+        shown = spaces.apply(lambda path, first: self._shown(self.history_of[path].reset(first, mask)), td["observation"])
+        return td.set("observation", shown)
+
+
+def _padding(owner: str, padding_type: Any, *names: str) -> Any:
+    if isinstance(padding_type, str | bytes) and padding_type not in names:
+        needed = ", ".join(f'"{name}"' for name in names)
+        raise ValueError(f"{owner} needs padding_type {needed} or a member of the space, but got {padding_type!r}.")
+    return copy.deepcopy(padding_type)
 
 
 class FrameStackObservation(_History):
@@ -76,11 +99,14 @@ class FrameStackObservation(_History):
         stack_size: number of observations in the stack.
         padding_type: fills the stack at the start of an episode: "reset" repeats the initial observation, "zero" takes the
             element of the space nearest to zero, and an observation of the space takes that one.
+        axis: None stacks along a new first axis. A number joins the observations along that axis of a Box, such as -1 for
+            the channels of `(height, width, channels)`, as Stable-Baselines3's `VecFrameStack` does.
 
-    Shape: `(num_envs, *shape)` to `(num_envs, stack_size, *shape)`; each leaf of a `Dict` or `Tuple` by itself.
+    Shape: `(num_envs, *shape)` to `(num_envs, stack_size, *shape)`, or with `axis` to `shape` with `stack_size` times as many
+    elements along it; each leaf of a `Dict` or `Tuple` by itself.
 
     Raises:
-        ValueError: from `setup`, if `padding_type` is an observation outside the space.
+        ValueError: from `setup`, if `padding_type` is an observation outside the space, or a leaf has no such axis.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(1,)), FrameStackObservation(3))
@@ -89,27 +115,81 @@ class FrameStackObservation(_History):
     tensor([0., 0., 1.])
     """
 
-    def __init__(self, stack_size: int, *, padding_type: str | Any = "reset") -> None:
+    def __init__(self, stack_size: int, *, padding_type: str | Any = "reset", axis: int | None = None) -> None:
         super().__init__()
         self.stack_size = validation.integer("FrameStackObservation", "stack_size", stack_size, at_least=1)
-        if isinstance(padding_type, str | bytes) and padding_type not in ("reset", "zero"):
-            needed = 'padding_type "reset", "zero" or an observation'
-            raise ValueError(f"FrameStackObservation needs {needed}, but got {padding_type!r}.")
-        self.padding_type = copy.deepcopy(padding_type)
+        self.padding_type = _padding("FrameStackObservation", padding_type, "reset", "zero")
+        self.axis = axis
 
     def setup(self, signature: Signature) -> Signature:
-        space, padding_type = signature.single_observation_space, self.padding_type
-        if not isinstance(padding_type, str) and not space.contains(padding_type):
-            raise ValueError(f"FrameStackObservation needs a padding_type in {space}, but got {padding_type!r}.")
-        self._make_histories(signature, self.stack_size, padding_type)
-        return signature.replace(single_observation_space=batch_space(space, self.stack_size))
+        space = signature.single_observation_space
+        self._make_histories(space, signature, self.stack_size, self.padding_type)
+        above = batch_space(space, self.stack_size) if self.axis is None else spaces.map_leaves(self._joined, space)
+        return signature.replace(single_observation_space=above)
+
+    def _joined(self, leaf: Space[Any]) -> Space[Any]:
+        if not isinstance(leaf, gymnasium.spaces.Box) or self.axis not in range(-len(leaf.shape), len(leaf.shape)):
+            raise ValueError(f"FrameStackObservation needs a Box with an axis {self.axis!r}, but got {leaf}.")
+        low, high = (np.concatenate([bound] * self.stack_size, self.axis) for bound in (leaf.low, leaf.high))
+        return gymnasium.spaces.Box(low, high, dtype=leaf.dtype.type)
+
+    def _shown(self, frames: Tensor) -> Tensor:
+        if self.axis is None:
+            return frames
+        return torch.cat(frames.unbind(1), self.axis + (self.axis >= 0))  # the first dimension is that of the envs
 
 
-class DelayObservation(_History):
+class _Delay(_History):
+    """Base for delays: a number of steps for every episode, for each env, or drawn for each episode."""
+
+    delays = EnvBuffer((), torch.int64)
+    paddings: tuple[str, ...] = ("reset", "zero")
+
+    def __init__(self, delay: int | tuple[int, int] | Tensor, *, padding_type: str | Any = "zero") -> None:
+        super().__init__()
+        owner, bounds = type(self).__name__, delay if isinstance(delay, tuple | list) else (delay, delay)
+        if isinstance(delay, Tensor):
+            if delay.dim() != 1 or delay.dtype != torch.int64:
+                raise ValueError(
+                    f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {validation.described(delay)}."
+                )
+            bounds = int(delay.min()), int(delay.max())
+        if len(bounds) != 2:
+            raise ValueError(f"{owner} needs delay as one number or two, but got {bounds!r}.")
+        self.shortest = validation.integer(owner, "delay", bounds[0], at_least=0)
+        self.longest = validation.integer(owner, "delay", bounds[1], at_least=self.shortest)
+        self.delay, self.padding_type = delay, _padding(owner, padding_type, *self.paddings)
+
+    def _set_up(self, space: Space[Any], signature: Signature) -> Signature:
+        self._make_histories(space, signature, self.longest + 1, self.padding_type)
+        per_env = torch.as_tensor(self.delay if isinstance(self.delay, Tensor) else self.shortest, device=signature.device)
+        if per_env.shape not in ((), (signature.num_envs,)):
+            needed = f"a delay for each of {signature.num_envs} envs"
+            raise ValueError(f"{type(self).__name__} needs {needed}, but got {per_env.shape[0]}.")
+        self.register_env_buffer("delays", per_env.expand(signature.num_envs).clone())
+        self.is_drawn = self.longest > self.shortest and per_env.dim() == 0
+        if self.is_drawn:
+            self.stream, signature = signature.stream()
+        return signature
+
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        if self.is_drawn:
+            mask.assign_(self.delays, random.integers(self.stream.key(), self.longest + 1 - self.shortest) + self.shortest)
+        return td
+
+    def _shown(self, frames: Tensor) -> Tensor:
+        index = (self.longest - self.delays).view(-1, *(1,) * (frames.dim() - 1))
+        return frames.take_along_dim(index, 1).squeeze(1)
+
+
+class DelayObservation(_Delay):
     """Delays observations by a number of steps.
 
     Args:
-        delay: the number of steps. The first `delay` observations of an episode are the element of the space nearest to zero.
+        delay: the number of steps; a pair (shortest, longest), from which each episode draws; or an int64 tensor
+            `(num_envs,)` with a number for each env.
+        padding_type: what the first `delay` observations of an episode are: "zero" is the element of the space nearest to
+            zero, "reset" the initial observation, and an observation of the space that one.
 
     Shape: any space, unchanged.
 
@@ -122,19 +202,44 @@ class DelayObservation(_History):
     tensor([[1.]])
     """
 
-    def __init__(self, delay: int) -> None:
-        super().__init__()
-        self.delay = validation.integer("DelayObservation", "delay", delay, at_least=0)
-
     def setup(self, signature: Signature) -> Signature:
-        self._make_histories(signature, self.delay + 1, "zero")
-        return signature
-
-    def step(self, td: TensorDict) -> TensorDict:
-        return self._oldest(super().step(td))
+        return self._set_up(signature.single_observation_space, signature)
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        return self._oldest(super().reset(td, mask))
+        return _History.reset(self, super().reset(td, mask), mask)
 
-    def _oldest(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", spaces.apply(lambda _, frames: frames[:, 0].clone(), td["observation"]))
+
+class DelayAction(_Delay):
+    """Delays actions by a number of steps, as actuators and networks do.
+
+    Args:
+        delay: as of `DelayObservation`.
+        padding_type: what the env gets in the first `delay` steps of an episode: "zero" is the action of the space nearest to
+            zero, and an action of the space that one.
+
+    Shape: any action space, unchanged.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Discrete(9)), DelayAction(1))
+    >>> td = env.reset()
+    >>> for action in (5, 6):
+    ...     transition, td = env.step(td.set("action", torch.tensor([action])))
+    >>> transition["next", "info", "action"]  # the action that the env received
+    tensor([5])
+    """
+
+    paddings = ("zero",)
+
+    def setup(self, signature: Signature) -> Signature:
+        return self._set_up(signature.single_action_space, signature)
+
+    def action(self, action: Value) -> Value:
+        return self._next(action)
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td
+
+    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+        for history in self.history_of.values():
+            history.clear(mask)
+        return super().reset(td, mask)

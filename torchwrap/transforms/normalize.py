@@ -186,7 +186,7 @@ class NormalizeObservation(ObservationTransform):
         self.statistics_of = {path: _statistics(leaf, signature.device) for path, leaf in spaces.leaves(below)}
         each = list(self.statistics_of.values())
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
-        return signature.replace(single_observation_space=_unbounded(below))
+        return signature.replace(single_observation_space=spaces.map_leaves(_unbounded, below))
 
     def observation(self, observation: Value) -> Value:
         return spaces.apply(lambda path, leaf: self.statistics_of[path].normalize(leaf, self.epsilon), observation)
@@ -226,12 +226,8 @@ def _statistics(leaf: gymnasium.Space[Any], device: torch.device) -> RunningMean
     return RunningMeanStd(box.shape or (1,), device, torch.float64 if wide else torch.float32)
 
 
-def _unbounded(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    if isinstance(space, gymnasium.spaces.Dict):
-        return gymnasium.spaces.Dict([(key, _unbounded(part)) for key, part in space.spaces.items()])
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return gymnasium.spaces.Tuple([_unbounded(part) for part in space.spaces])
-    return gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+def _unbounded(leaf: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    return gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)
 
 
 class NormalizeReward(Transform):

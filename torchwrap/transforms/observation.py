@@ -1,4 +1,4 @@
-"""Stateless transforms of observations."""
+"""Transforms of each observation by itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import spaces
+from torchwrap import random, spaces
 from torchwrap._core import validation
+from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ObservationTransform
 
@@ -49,6 +51,53 @@ class TransformObservation(ObservationTransform):
 
     def observation(self, observation: Value) -> Value:
         return self.func(observation)
+
+
+class AddNoise(ObservationTransform):
+    """Adds random numbers to observations, as sensors do: each component, env and step has its own.
+
+    Args:
+        scale: standard deviation of normal noise, or the largest size of uniform noise; at least 0, a number or an array that
+            broadcasts to the observation.
+        distribution: "normal" or "uniform".
+        in_eval: whether `env.eval()` keeps the noise.
+
+    Shape: a Box of floats. The space above has the same shape and dtype, but no bounds.
+
+    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(2,)), AddNoise([0.0, 0.1], "uniform"))
+    >>> env.reset(seed=0)["observation"]
+    tensor([[ 0.0000, 10.0841]])
+    """
+
+    factors = ConstantBuffer()
+
+    def __init__(
+        self, scale: ArrayLike, distribution: Literal["normal", "uniform"] = "normal", *, in_eval: bool = True
+    ) -> None:
+        super().__init__()
+        numbers = np.asarray(scale)
+        if numbers.dtype.kind not in "iuf" or not (np.isfinite(numbers) & (numbers >= 0)).all():
+            raise ValueError(f"AddNoise needs a scale of finite numbers of at least 0, but got {scale!r}.")
+        if distribution not in ("normal", "uniform"):
+            raise ValueError(f'AddNoise needs a distribution "normal" or "uniform", but got {distribution!r}.')
+        self.scale, self.distribution, self.in_eval = numbers, distribution, validation.flag("AddNoise", "in_eval", in_eval)
+
+    def setup(self, signature: Signature) -> Signature:
+        box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
+        if np.broadcast_shapes(self.scale.shape, box.shape) != box.shape:
+            raise ValueError(f"AddNoise needs a scale that broadcasts to {box.shape}, but got {self.scale.shape}.")
+        factors = torch.as_tensor(self.scale, dtype=spaces.dtype(box), device=signature.device)
+        self.register_buffer("factors", factors, persistent=False)
+        self.stream, signature = signature.stream()
+        return signature.replace(single_observation_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype))
+
+    def observation(self, observation: Tensor) -> Tensor:
+        if not (self.training or self.in_eval):
+            return observation
+        key, shape = self.stream.key(), observation.shape[1:]
+        noise = random.normal(key, shape) if self.distribution == "normal" else 2 * random.uniform(key, shape) - 1
+        return observation + self.factors * noise.to(observation.dtype)
 
 
 class ClipObservation(ObservationTransform):
