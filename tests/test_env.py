@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 
 import pytest
@@ -85,6 +86,26 @@ def test_snapshot_through_a_file_continues_and_branches(tmp_path):
     assert_same(here, there)
     branch, _ = tw.rollout(other, lambda td: torch.zeros(4, dtype=torch.int64), 30, other.restore(env.snapshot()))
     assert (branch["action"] == 0).all()
+
+
+def test_restore_of_some_envs_leaves_the_others_and_what_all_share():
+    parts = T.NormalizeObservation, functools.partial(T.FrameStackObservation, 2)
+    envs = env, twin = [tw.TransformedEnv(tw.make("CartPole-v1", 4), *[part() for part in parts]) for _ in range(2)]
+    mask = torch.tensor([True, False, True, False])
+    roots = [tw.rollout(one, None, 5, one.reset(seed=3))[1] for one in envs]
+    snapshot = env.snapshot()
+    td, _ = (tw.rollout(one, None, 5, root)[1] for one, root in zip(envs, roots, strict=True))
+    learned = {name: value.clone() for name, value in env.state_dict().items()}
+    root = env.restore(snapshot, mask)
+    assert torch.equal(root["observation"][mask], snapshot["observation"][mask])
+    assert torch.equal(root["observation"][~mask], td["observation"][~mask])
+    assert all(torch.equal(value, learned[name]) for name, value in env.state_dict().items())
+    assert env.elapsed_steps.tolist() == [5, 10, 5, 10]
+    action = torch.zeros(4, dtype=torch.int64)
+    here, there = env.eval().step(action)[0]["next"], twin.eval().step(action)[0]["next"]
+    assert torch.equal(here["observation"][~mask], there["observation"][~mask])
+    with pytest.raises(ValueError, match=r"restore needs a mask of shape \(4,\)"):
+        env.restore(snapshot, mask[:2])
 
 
 class Walker(tw.Env):

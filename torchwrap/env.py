@@ -313,12 +313,13 @@ class Env(BatchedModule):
         return TensorDict({"buffers": buffers, **entries}, batch_size=[])
 
     @torch.no_grad()
-    def restore(self, snapshot: TensorDict | dict[str, Any]) -> TensorDict:
+    def restore(self, snapshot: TensorDict | dict[str, Any], mask: Tensor | None = None) -> TensorDict:
         """Returns to a snapshot of this env, bit for bit.
 
         Args:
             snapshot: what `snapshot()` returned, or its `to_dict()`, which `torch.load(weights_only=True)` reads back with
                 every version of tensordict.
+            mask: bool, `(num_envs,)`: the envs that return to it. What all envs share, such as statistics, then stays.
 
         Returns:
             The root of the next step.
@@ -328,17 +329,25 @@ class Env(BatchedModule):
         """
         self._check_can_snapshot()
         state = policy_state.initial(self.signature)
-        observation = self._check_snapshot(snapshot, state)
+        entries = {"observation": self._check_snapshot(snapshot, state)}
+        entries |= {key: snapshot[key].to(self.device, copy=True) for key in state}
+        if mask is not None:
+            self._check_mask(mask, "restore")
+            root, rows = self._check_ready("restore() of some envs"), RowMask(mask)
+            entries = {key: rows.where(value, root[key]) for key, value in entries.items()}
         self._unfinished = "restore()"
-        for name, buffer in self._state_buffers().items():
-            buffer.copy_(snapshot["buffers"][name])
-        return self._finish({"observation": observation, **{key: snapshot[key].to(self.device, copy=True) for key in state}})
+        for name, buffer in self._state_buffers(per_env=mask is not None).items():
+            value = snapshot["buffers"][name]
+            buffer.copy_(value) if mask is None else rows.assign_(buffer, value.to(buffer.device))
+        return self._finish(entries)
 
-    def _state_buffers(self) -> dict[str, Tensor]:
+    def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         found = {}
         for prefix, module in self.named_modules():
+            rows = getattr(module, "_env_buffer_names", ())
             for name, buffer in module.named_buffers(recurse=False):
-                if not isinstance(getattr(type(module), name, None), ConstantBuffer):
+                is_state = name in rows if per_env else not isinstance(getattr(type(module), name, None), ConstantBuffer)
+                if is_state:
                     found[f"{prefix}.{name}" if prefix else name] = buffer
         return found
 
@@ -516,11 +525,13 @@ class Env(BatchedModule):
             raise ValueError(f"{self._name()}.reset needs a seed that is an integer in [0, 2**64), but got {got}.")
         return number
 
-    def _check_mask(self, value: object) -> None:
+    def _check_mask(self, value: object, call: str = "reset") -> None:
         shape = (self.num_envs,)
         if not isinstance(value, Tensor) or (value.dtype, value.shape, value.device) != (torch.bool, shape, self.device):
             got = f"{validation.described(value)} on {value.device}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"{self._name()}.reset needs a mask of shape {shape} torch.bool on {self.device}, but got {got}.")
+            raise ValueError(
+                f"{self._name()}.{call} needs a mask of shape {shape} torch.bool on {self.device}, but got {got}."
+            )
         if self._root is None and not value.all():
             raise RuntimeError(f"{self._name()} needs a first reset of every env, but got a mask that leaves some out.")
 

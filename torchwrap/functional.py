@@ -53,8 +53,9 @@ class FunctionalEnv(Env):
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
     for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
-    argument. Keyword arguments of `initial` are the env's reset options. `terminal` and `truncated` get the next state.
-    Scalars of an info become `(num_envs, 1)`; its names and shapes are fixed.
+    argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes
+    are fixed. Keyword arguments of `initial` are the env's reset options. Besides, `reset(options={"state": {...}})` starts
+    episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives the other ones.
 
     A class that sets `broadcasts = True` is called without `torch.vmap`, which takes less time. All tensors then have the
     leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.
@@ -191,10 +192,12 @@ class FunctionalEnv(Env):
         if mask.indices is not None:
             key = key.select(mask.indices)
             params = params and {name: mask.gather(value) for name, value in params.items()}
+        given: State = (options := dict(options or {})).pop("state", {})
         if options or self.pool is None:
             initial = self._call("initial", key, params=params, options=options)
         else:
             initial = self.pool.take(key._replace(tag=key.tag + _TAGS["pool"]))
+        initial |= {name: mask.gather(value) for name, value in given.items()}
         for name, buffer in self.state.items():
             mask.scatter_(buffer, initial[name])
         observation = self._call("observation", key, initial, params=params)
@@ -375,10 +378,12 @@ class FunctionalEnv(Env):
 
     def _check_options(self, options: Options) -> None:
         known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]
-        if unknown := sorted(set(options) - set(known)):
-            raise ValueError(f"{self._name()}.reset needs options among {known}, but got {unknown}.")
+        if unknown := sorted(set(options) - {"state", *known}):
+            raise ValueError(f"{self._name()}.reset needs options among {['state', *known]}, but got {unknown}.")
+        given, others = options.get("state", {}), {name: value for name, value in options.items() if name != "state"}
+        _check_given_state(f"{self._name()}.reset", given, self.state, some=True)
         try:
-            self._call("initial", self.stream.key(), options=options)
+            self._call("initial", self.stream.key(), options=others)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 
@@ -474,13 +479,13 @@ def _step_limits(value: object, num_envs: int) -> tuple[int | None, Tensor | Non
     return int(value.max()), value
 
 
-def _check_given_state(owner: str, state: object, own: State) -> None:
+def _check_given_state(owner: str, state: object, own: State, some: bool = False) -> None:
     if not isinstance(state, Mapping):
         raise TypeError(f"{owner} needs a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}.")
-    if set(state) != set(own):
+    if not set(state) <= set(own) or (len(state) < len(own) and not some):
         raise ValueError(f"{owner} needs a state with fields {list(own)}, but got {list(state)}.")
-    for field, value in own.items():
-        given = state[field]
+    for field, given in state.items():
+        value = own[field]
         if not isinstance(given, Tensor):
             raise TypeError(f"{owner} needs state[{field!r}] as a torch.Tensor, but got {type(given).__name__}.")
         if (given.shape, given.dtype, given.device) != (value.shape, value.dtype, value.device):

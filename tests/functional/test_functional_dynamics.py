@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import gymnasium
+import pytest
 import torch
 from func_envs import PAIRS, BroadcastWalk, Walk, both_aliasing, both_walks, equal, odd, play, some_actions
 
+import torchwrap as tw
 from torchwrap import FunctionalEnv
+from torchwrap import transforms as T
+from torchwrap.envs.cartpole import CartPole
 
 
 @both_walks
@@ -95,3 +100,45 @@ def test_functions_may_return_fields_of_the_state(func_env):
         transition, td = env.step(td.set("action", torch.full((2, 1), 2.0)))
         assert transition["next", "observation"].tolist() == transition["next", "reward"].tolist() == [[now - 2]] * 2
         assert env.state["now"].tolist() == [now] * 2 and env.state["before"].tolist() == [now - 2] * 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_episodes_from_given_states_equal_gymnasiums_from_them(compiled):
+    transforms = T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.FrameStackObservation(2)
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 3), *transforms)
+    env = tw.compile(env, backend="eager") if compiled else env
+    raw = tw.make("CartPole-v1", 3)
+    for one in (env, raw):
+        one.reset(seed=0)
+        for _ in range(4):
+            one.step(torch.ones(3, dtype=torch.int64))
+    rows, counted = torch.tensor([True, False, True]), env.transforms[1].statistics.count.clone()
+    given = dict(zip(raw.unwrapped.state, torch.tensor([[0.5, 0, 2.3], [1, 0, 0], [0.1, 0, 0], [0, 0, 2]]), strict=True))
+    td, start = (one.reset(mask=rows, options={"state": given}) for one in (env, raw))
+    assert (td["observation"][rows][:, 0] == td["observation"][rows][:, 1]).all()  # a new episode's stack
+    assert (env.transforms[1].statistics.count - counted == 2).all() and env.elapsed_steps.tolist() == [0, 4, 0]
+    assert start["observation"][rows].tolist() == torch.stack([*given.values()], 1)[rows].tolist()
+    for row in (0, 2):
+        oracle, number, done = gymnasium.make("CartPole-v1").unwrapped, 0, False
+        oracle.reset()
+        oracle.state = start["observation"][row].double().numpy()
+        one = FunctionalEnv(CartPole(), 1, max_episode_steps=500)
+        one.reset(options={"state": {name: value[row : row + 1] for name, value in given.items()}})
+        while not done:
+            observation, _, done, *_ = oracle.step(number % 3 % 2)
+            successor = one.step(torch.tensor([number % 3 % 2]))[0]["next"]
+            assert (
+                successor["observation"][0].numpy() == pytest.approx(observation, abs=1e-4) and bool(successor["done"]) == done
+            )
+            number += 1
+    written = raw.unwrapped.state
+    written["theta"].fill_(0.05)
+    assert (raw.reset(options={"state": written})["observation"][:, 2] == 0.05).all()
+
+
+def test_states_in_part_are_completed_by_initial():
+    env, twin = (FunctionalEnv(CartPole(), 2) for _ in range(2))
+    mixed, drawn = env.reset(seed=3, options={"state": {"x": torch.tensor([1.0, 2.0])}}), twin.reset(seed=3)
+    assert mixed["observation"][:, 0].tolist() == [1, 2] and torch.equal(
+        mixed["observation"][:, 1:], drawn["observation"][:, 1:]
+    )
