@@ -19,11 +19,11 @@ class PointMass(FuncEnv):
     action_space = Box(-1, 1, (2,))
 
     def initial(self, rng, params=None):  # the state is a dict of tensors; rng is a key, so equal calls draw equal numbers
-        position, target = random.uniform(rng, (2, 2)) * 2 - 1
+        position, target = random.uniform(rng, -1, 1, (2, 2))
         return {"position": position, "velocity": torch.zeros_like(position), "target": target}
 
     def transition(self, state, action, rng, params=None):
-        wind = 0.002 * random.normal(rng, (2,))
+        wind = random.normal(rng, 0, 0.002, (2,))
         velocity = 0.95 * state["velocity"] + 0.02 * action.clamp(-1, 1) + wind
         position = (state["position"] + velocity).clamp(-2, 2)
         return {"position": position, "velocity": velocity, "target": state["target"]}

@@ -27,9 +27,14 @@ class KeyAndDoor(FuncEnv):
         inner = torch.zeros(self.size, self.size, dtype=torch.bool, device=cells.device)
         inner[1:-1, 1:-1].fill_(True)
         # Agent, key and door take three distinct inner cells, the first of a random order. Walls avoid these.
-        order = torch.where(inner.flatten(), random.uniform(rng, (self.size**2,)), 2.0).argsort()
+        order = torch.where(inner.flatten(), random.uniform(rng, shape=(self.size**2,)), 2.0).argsort()
         agent, key, door = order[0], order[1], order[2]
-        walls = (random.uniform(rng.fold_in(1), (self.size**2,)) < 0.15) & (cells != agent) & (cells != key) & (cells != door)
+        walls = (
+            (random.uniform(rng.fold_in(1), shape=(self.size**2,)) < 0.15)
+            & (cells != agent)
+            & (cells != key)
+            & (cells != door)
+        )
         return {
             "agent": agent,
             "key": key,

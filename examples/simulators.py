@@ -220,7 +220,7 @@ def from_mujoco_torch(
 
         def initial(self, rng: tw.random.Key, params: Any = None) -> State:
             state = {name: getattr(start, name).repeat(len(rng.env), 1) for name in names}
-            return {**state, "qvel": state["qvel"] + noise * tw.random.normal(rng, (model.nv,), torch.float64)}
+            return {**state, "qvel": state["qvel"] + tw.random.normal(rng, 0, noise, (model.nv,), torch.float64)}
 
         def transition(self, state: State, action: Tensor, rng: tw.random.Key, params: Any = None) -> State:
             # Its own copy for each row, because a step writes to some fields in place.

@@ -95,10 +95,10 @@ def test_env_under_another_default_plays_the_same(names, under_default):
 
 
 DRAWS = {
-    "uniform": lambda key: random.uniform(key, (3,)),
-    "normal": lambda key: random.normal(key, (3,)),
-    "exponential": lambda key: random.exponential(key, (3,)),
-    "integers": lambda key: random.integers(key, 5, (3,)),
+    "uniform": lambda key: random.uniform(key, shape=(3,)),
+    "normal": lambda key: random.normal(key, shape=(3,)),
+    "exponential": lambda key: random.exponential(key, shape=(3,)),
+    "integers": lambda key: random.integers(key, 5, shape=(3,)),
     "permutation": lambda key: random.permutation(key, 5),
     "choice": lambda key: random.choice(key, 2, (3,), torch.full((2,), 0.5, dtype=torch.float32, device="cpu")),
 }

@@ -24,11 +24,11 @@ class Oscillator(FuncEnv):
     observation_space, action_space = Box(-99, 99, (5,)), Box(-1, 1, (3,))
 
     def initial(self, rng, params=None):
-        numbers = random.uniform(rng, (4,))
+        numbers = random.uniform(rng, shape=(4,))
         return {"x": 2 * numbers[:3] - 1, "phase": numbers[3]}
 
     def transition(self, state, action, rng, params=None):
-        x = (WEIGHTS * state["x"]).sum(-1) + 0.3 * action.sin() + 0.1 * random.normal(rng, (3,))
+        x = (WEIGHTS * state["x"]).sum(-1) + 0.3 * action.sin() + 0.1 * random.normal(rng, shape=(3,))
         return {"x": x, "phase": state["phase"] + 0.1 * torch.exp(-x.square().sum())}
 
     def observation(self, state, rng, params=None):

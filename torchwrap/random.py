@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -194,13 +194,22 @@ def bits(key: Key, count: int) -> Tensor:
     return torch.stack(needed, -1).flatten(-2)[..., :count]
 
 
-def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform numbers in [0, 1): multiples of 2**-24 in torch.float32, or of 2**-53 in torch.float64. No other dtype is valid.
+Number: TypeAlias = "Tensor | float"
+"""A number, or a tensor that broadcasts to the result."""
+
+
+def uniform(
+    key: Key, low: Number = 0.0, high: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Uniform numbers in [low, high), by arguments in NumPy's order: low + (high - low) * u, which can be rounded to `high`.
+
+    u is a multiple of 2**-24 in torch.float32, or of 2**-53 in torch.float64. No other dtype is valid.
 
     >>> from torchwrap.random import Stream
-    >>> uniform(Stream(2, seed=0).key(), (3,)).shape
+    >>> uniform(Stream(2, seed=0).key(), -1, 1, (3,)).shape
     torch.Size([2, 3])
     """
+    _check_numbers("uniform", low, high)
     count = math.prod(shape)
     if dtype == torch.float32:
         integer, scale = bits(key, count) >> 8, 2.0**-24
@@ -210,37 +219,55 @@ def uniform(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.fl
         integer = (words[..., 0::2] >> 5) * 2**26 + (words[..., 1::2] >> 6)
     else:
         raise TypeError(f"uniform needs a dtype of torch.float32 or torch.float64, but got {dtype}.")
-    return integer.reshape((*key.env.shape, *shape)).to(dtype) * scale
+    return _affine(integer.reshape((*key.env.shape, *shape)).to(dtype) * scale, low, high - low)
 
 
-def normal(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers by the Box-Muller transform, in a dtype of `uniform`."""
-    first, second = uniform(key, (2, *shape), dtype).unbind(key.env.dim())
-    return torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)
+def normal(
+    key: Key, mean: Number = 0.0, std: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Normal numbers by the Box-Muller transform, in a dtype of `uniform`."""
+    _check_numbers("normal", mean, std)
+    first, second = uniform(key, shape=(2, *shape), dtype=dtype).unbind(key.env.dim())
+    return _affine(torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second), mean, std)
 
 
-def exponential(key: Key, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Exponential numbers of rate 1 by inversion, in a dtype of `uniform`."""
-    return -torch.log1p(-uniform(key, shape, dtype))
+def exponential(key: Key, scale: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Exponential numbers of mean `scale` by inversion, in a dtype of `uniform`."""
+    _check_numbers("exponential", scale)
+    return _affine(-torch.log1p(-uniform(key, shape=shape, dtype=dtype)), 0.0, scale)
 
 
-def integers(key: Key, count: Tensor | int, shape: tuple[int, ...] = ()) -> Tensor:
-    """Uniform integers in [0, count), int64.
+def _affine(values: Tensor, offset: Number, factor: Number) -> Tensor:
+    values = values if isinstance(factor, int | float) and factor == 1 else factor * values
+    return values if isinstance(offset, int | float) and offset == 0 else offset + values
 
-    A random word is multiplied and shifted (Lemire 2019) without rejection, so the bias is below count / 2**32.
+
+def _check_numbers(function: str, *numbers: object) -> None:
+    for number in numbers:
+        if isinstance(number, tuple):
+            raise TypeError(f"{function} needs the shape last, as in NumPy, but got {number} before: `shape={number}`.")
+
+
+def integers(key: Key, low: Tensor | int, high: Tensor | int | None = None, shape: tuple[int, ...] = ()) -> Tensor:
+    """Uniform integers in [low, high), or in [0, low) without `high`: int64, by arguments in NumPy's order.
+
+    A random word is multiplied and shifted (Lemire 2019) without rejection, so the bias is below (high - low) / 2**32.
 
     Args:
         key: the coordinates of the numbers.
-        count: number of alternatives, 1 to 2**31; an int, which is checked, or an int64 tensor that broadcasts to the result.
+        low, high: ints, which are checked, or int64 tensors that broadcast to the result. They differ by 1 to 2**31.
         shape: of the numbers of one env.
 
     >>> from torchwrap.random import Stream
-    >>> integers(Stream(2, seed=0).key(), 1)
-    tensor([0, 0])
+    >>> integers(Stream(2, seed=0).key(), 5, 6)
+    tensor([5, 5])
     """
+    start, stop = (0, low) if high is None else (low, high)
+    _check_numbers("integers", start, stop)
+    count = stop - start
     if isinstance(count, int) and not 1 <= count <= 2**31:
         raise ValueError(f"integers needs a count in [1, 2**31], but got {count}.")
-    return (bits(key, math.prod(shape)).reshape((*key.env.shape, *shape)) * count) >> 32
+    return _affine((bits(key, math.prod(shape)).reshape((*key.env.shape, *shape)) * count) >> 32, start, 1)
 
 
 def permutation(key: Key, n: int) -> Tensor:
@@ -277,7 +304,7 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
     if not 1 <= n <= 2**31:
         raise ValueError(f"choice needs n in [1, 2**31], but got {n}.")
     if p is None:
-        return integers(key, n, shape)
+        return integers(key, n, shape=shape)
     if not (isinstance(p, Tensor) and p.is_floating_point()):
         raise TypeError(f"choice needs p as a floating-point tensor, but got {p!r}.")
     if p.shape not in ((n,), (*key.env.shape, n)):
@@ -291,5 +318,5 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
     # Sums of integers are exact in any order, so every device gives the same result. The total is below 2**53, so its product
     # with a uniform number below 1 is rounded to less than the total. With `right=True`, the search skips probabilities of 0.
     sums = (p.double() * 2**52).long().cumsum(-1)
-    thresholds = (uniform(key, (math.prod(shape),), torch.float64) * sums[..., -1:]).long()
+    thresholds = (uniform(key, shape=(math.prod(shape),), dtype=torch.float64) * sums[..., -1:]).long()
     return torch.searchsorted(sums, thresholds.contiguous(), right=True).reshape((*key.env.shape, *shape))

@@ -394,7 +394,7 @@ class _Counted(_Leaf):
         super().__init__(space, device, count=count, start=start)
 
     def forward(self, key: random.Key) -> Tensor:
-        return (random.integers(key, self.count, self.shape) + self.start).to(self.dtype)
+        return (random.integers(key, self.count, shape=self.shape) + self.start).to(self.dtype)
 
 
 class _Box(_Leaf):
@@ -410,11 +410,11 @@ class _Box(_Leaf):
         # As Gymnasium: uniform between two bounds, exponential from one, normal without any. Integers are rounded down.
         low, high, shape = self.low, self.high, self.shape
         end = high + 1 if self.is_integral else high
-        fraction = random.uniform(key, shape, low.dtype)
+        fraction = random.uniform(key, shape=shape, dtype=low.dtype)
         value = low * (1 - fraction) + end * fraction  # end - low could overflow
         if not self.is_bounded:
-            distance = random.exponential(key.fold_in(1), shape, low.dtype)
-            unbounded = random.normal(key.fold_in(2), shape, low.dtype)
+            distance = random.exponential(key.fold_in(1), shape=shape, dtype=low.dtype)
+            unbounded = random.normal(key.fold_in(2), shape=shape, dtype=low.dtype)
             from_bound = torch.where(self.below, low + distance, torch.where(self.above, end - distance, unbounded))
             value = torch.where(self.below & self.above, value, from_bound)
         return (value.floor() if self.is_integral else value).clamp(low, high).to(self.dtype)

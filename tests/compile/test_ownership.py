@@ -174,7 +174,7 @@ class OneNumber(FuncEnv):
     observation_space, action_space = spaces.Box(-9, 9, (1,)), spaces.Box(-1, 1, (1,))
 
     def initial(self, rng, params=None):
-        return {"x": tw.random.uniform(rng, ())}
+        return {"x": tw.random.uniform(rng, shape=())}
 
     def transition(self, state, action, rng, params=None):
         return {"x": state["x"] + action[0]}

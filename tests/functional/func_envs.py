@@ -63,13 +63,13 @@ class Noisy(FuncEnv):
     action_space = spaces.Box(-1, 1, (3,), np.float32)
 
     def initial(self, rng, params=None):
-        return {"position": random.uniform(rng, (3,))}
+        return {"position": random.uniform(rng, shape=(3,))}
 
     def transition(self, state, action, rng, params=None):
-        return {"position": state["position"] + action + random.normal(rng, (3,))}
+        return {"position": state["position"] + action + random.normal(rng, shape=(3,))}
 
     def observation(self, state, rng, params=None):
-        return state["position"] + 1e-3 * random.normal(rng, (3,))
+        return state["position"] + 1e-3 * random.normal(rng, shape=(3,))
 
     def reward(self, state, action, next_state, rng, params=None):
         return random.uniform(rng)

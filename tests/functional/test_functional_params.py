@@ -69,7 +69,7 @@ def test_params_differ_between_envs(func_env):
 
 def test_pool_provides_initial_states_and_is_refreshed():
     # Initial states tell the generation and the slot that they were drawn for.
-    numbered = odd(initial=lambda rng: {"position": random.uniform(rng, (2,)), "count": rng.episode * 1000 + rng.env})
+    numbered = odd(initial=lambda rng: {"position": random.uniform(rng, shape=(2,)), "count": rng.episode * 1000 + rng.env})
     env = FunctionalEnv(numbered, 6, max_episode_steps=2, reset_pool=512)
     td, counts = env.reset(seed=0), [env.state["count"].clone()]
     for _ in range(300):

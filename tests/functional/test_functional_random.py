@@ -38,10 +38,10 @@ def test_draws_of_all_steps_episodes_and_envs_differ(func_env):
 def test_draws_of_the_functions_of_one_step_are_independent():
     telling = odd(
         BroadcastNoisy,
-        transition=lambda state, action, rng: {"position": random.uniform(rng, (3,))},
-        observation=lambda state, rng: torch.cat([state["position"][..., :2], random.uniform(rng, (1,))], -1),
-        reward=lambda state, action, next_state, rng: random.uniform(rng, (1,))[..., 0],
-        terminal=lambda state, rng: random.uniform(rng, (1,))[..., 0] < 0.5,
+        transition=lambda state, action, rng: {"position": random.uniform(rng, shape=(3,))},
+        observation=lambda state, rng: torch.cat([state["position"][..., :2], random.uniform(rng, shape=(1,))], -1),
+        reward=lambda state, action, next_state, rng: random.uniform(rng, shape=(1,))[..., 0],
+        terminal=lambda state, rng: random.uniform(rng, shape=(1,))[..., 0] < 0.5,
     )
     env = FunctionalEnv(telling, 5000)
     td = env.reset(seed=0)

@@ -197,7 +197,7 @@ def test_gradient_is_not_disturbed_by_later_steps_and_changed_actions():
 def test_results_belong_to_the_caller():
     still = odd(  # returns the action and fields of the state as they are
         Growth,
-        initial=lambda rng: {"x": random.uniform(rng, (1,)), "goal": random.uniform(rng.fold_in(1))},
+        initial=lambda rng: {"x": random.uniform(rng, shape=(1,)), "goal": random.uniform(rng.fold_in(1))},
         transition=lambda state, action, rng: {"x": action, "goal": state["goal"]},
         observation=lambda state, rng: state["x"],
         reward=lambda state, action, next_state, rng: state["goal"],

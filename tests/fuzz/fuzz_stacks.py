@@ -35,16 +35,20 @@ class Chase(FuncEnv):
         self.hazard = hazard
 
     def initial(self, rng, params=None, start=0.0):
-        at = tw.random.uniform(rng, (2,)) + start
-        return {"at": at, "target": tw.random.normal(rng.fold_in(1), (2,)), "steps": tw.random.integers(rng.fold_in(2), 3)}
+        at = tw.random.uniform(rng, shape=(2,)) + start
+        return {
+            "at": at,
+            "target": tw.random.normal(rng.fold_in(1), shape=(2,)),
+            "steps": tw.random.integers(rng.fold_in(2), 3),
+        }
 
     def transition(self, state, action, rng, params=None):
         gain = 0.1 if params is None else params["gain"]
-        target = state["target"] + 0.1 * tw.random.normal(rng, (2,))
+        target = state["target"] + 0.1 * tw.random.normal(rng, shape=(2,))
         return {"at": state["at"] + gain * action, "target": target, "steps": state["steps"] + 1}
 
     def observation(self, state, rng, params=None):
-        return {"at": state["at"] + 1e-3 * tw.random.normal(rng, (2,)), "steps": state["steps"]}
+        return {"at": state["at"] + 1e-3 * tw.random.normal(rng, shape=(2,)), "steps": state["steps"]}
 
     def reward(self, state, action, next_state, rng, params=None):
         return tw.random.uniform(rng) - (next_state["at"] - next_state["target"]).square().sum()

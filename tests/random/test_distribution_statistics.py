@@ -19,7 +19,8 @@ CDFS = {"uniform": lambda x: x, "normal": torch.special.ndtr, "exponential": lam
 
 def half_a_million(draw):
     """Half a million numbers of one env, and one number of each of half a million envs."""
-    return torch.stack([draw(Stream(1, seed=1).key(), (COUNT,))[0], draw(Stream(COUNT, seed=2).key(), (1,))[:, 0]]).double()
+    one, many = draw(Stream(1, seed=1).key(), shape=(COUNT,)), draw(Stream(COUNT, seed=2).key(), shape=(1,))
+    return torch.stack([one[0], many[:, 0]]).double()
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,16 @@ def test_draws_follow_their_cdf_and_have_its_moments(name, mean, variance, fourt
 def test_uniform_draws_are_the_upper_bits_of_their_words():
     key = Stream(3, seed=1).key()
     words = random.bits(key, 200).tolist()
-    assert (random.uniform(key, (200,)) * 2**24).tolist() == [[word >> 8 for word in row] for row in words]
+    assert (random.uniform(key, shape=(200,)) * 2**24).tolist() == [[word >> 8 for word in row] for row in words]
     pairs = [[(high >> 5) * 2**26 + (low >> 6) for high, low in zip(row[::2], row[1::2], strict=True)] for row in words]
-    assert (random.uniform(key, (100,), torch.float64) * 2**53).tolist() == pairs
+    assert (random.uniform(key, shape=(100,), dtype=torch.float64) * 2**53).tolist() == pairs
 
 
 def test_integers_are_equally_frequent():
     for count in (1, 2, 3, 10, 97, 1000):
-        frequency = torch.bincount(random.integers(Stream(1, seed=1).key(), count, (COUNT,))[0], minlength=count).double()
+        frequency = torch.bincount(
+            random.integers(Stream(1, seed=1).key(), count, shape=(COUNT,))[0], minlength=count
+        ).double()
         assert len(frequency) == count
         expected = COUNT / count
         chi_square = ((frequency - expected) ** 2 / expected).sum().item()
@@ -58,20 +61,20 @@ def test_integers_are_equally_frequent():
 
 def test_integers_of_large_and_of_several_counts_cover_their_ranges():
     for count in (2**31, 2**31 - 1, 2**30 + 1):
-        drawn = random.integers(Stream(1, seed=1).key(), count, (COUNT,))
+        drawn = random.integers(Stream(1, seed=1).key(), count, shape=(COUNT,))
         assert drawn.dtype == torch.int64
         assert 0 <= drawn.min() < count * 3e-5 and count * (1 - 3e-5) < drawn.max() < count
     counts = torch.tensor([[1, 2, 3], [10, 100, 2**31]])
-    drawn = random.integers(Stream(50_000, seed=1).key(), counts, (2, 3))
+    drawn = random.integers(Stream(50_000, seed=1).key(), counts, shape=(2, 3))
     assert (drawn >= 0).all() and (drawn < counts).all()
     assert torch.allclose(drawn.double().mean(0), (counts.double() - 1) / 2, rtol=0.02)
 
 
 def test_draws_of_neighbouring_streams_envs_episodes_and_steps_are_uncorrelated():
     count = 100_000
-    one = random.normal(Stream(1, seed=1).key(), (count,))[0]
+    one = random.normal(Stream(1, seed=1).key(), shape=(count,))[0]
     others = [dict(seed=2), dict(seed=1, tag=1), dict(seed=1, first_index=1), dict(seed=1 + 2**32), dict(seed=1 + 2**63)]
-    pairs = [(one, random.normal(Stream(1, **what).key(), (count,))[0]) for what in others]
+    pairs = [(one, random.normal(Stream(1, **what).key(), shape=(count,))[0]) for what in others]
     stream = Stream(count, seed=1)
     first = random.normal(stream.key())
     stream.next_draw()

@@ -21,12 +21,12 @@ def p_of_each_env(key):
 
 
 DRAWS = {
-    "uniform": lambda key: random.uniform(key, (5, 2)),
-    "uniform float64": lambda key: random.uniform(key, (5, 2), torch.float64),
-    "normal": lambda key: random.normal(key, (5, 2)),
-    "exponential": lambda key: random.exponential(key, (5, 2)),
-    "integers": lambda key: random.integers(key, 10, (5, 2)),
-    "integers with counts": lambda key: random.integers(key, torch.tensor([3, 2**31], device=key.env.device), (5, 2)),
+    "uniform": lambda key: random.uniform(key, shape=(5, 2)),
+    "uniform float64": lambda key: random.uniform(key, shape=(5, 2), dtype=torch.float64),
+    "normal": lambda key: random.normal(key, shape=(5, 2)),
+    "exponential": lambda key: random.exponential(key, shape=(5, 2)),
+    "integers": lambda key: random.integers(key, 10, shape=(5, 2)),
+    "integers with counts": lambda key: random.integers(key, torch.tensor([3, 2**31], device=key.env.device), shape=(5, 2)),
     "scalar uniform": random.uniform,
     "scalar normal": random.normal,
     "scalar integers": lambda key: random.integers(key, 10),
@@ -72,17 +72,17 @@ def some_draws(key):
     # All of these use the same words, so Inductor compiles one kernel. Each further count would take seconds to compile.
     return {
         "bits": random.bits(key, 8),
-        "integers": random.integers(key, 10, (8,)),
-        "uniform": random.uniform(key, (8,)),
-        "uniform float64": random.uniform(key, (4,), torch.float64),
-        "normal": random.normal(key, (4,)),
+        "integers": random.integers(key, 10, shape=(8,)),
+        "uniform": random.uniform(key, shape=(8,)),
+        "uniform float64": random.uniform(key, shape=(4,), dtype=torch.float64),
+        "normal": random.normal(key, shape=(4,)),
         "permutation": random.permutation(key, 8),
         "choice with p of each env": random.choice(key, 4, (4,), p_of_each_env(key)),
     }
 
 
 def two_draws(key):
-    return {"integers": random.integers(key, 10, (8,)), "normal": random.normal(key, (4,))}
+    return {"integers": random.integers(key, 10, shape=(8,)), "normal": random.normal(key, shape=(4,))}
 
 
 @pytest.mark.compiles
@@ -108,17 +108,17 @@ def test_draw_shape_is_key_shape_followed_by_own_shape(key):
 def test_float_draws_have_the_requested_dtype():
     for dtype in (torch.float64, torch.float32):
         for draw in (random.uniform, random.normal, random.exponential):
-            drawn = draw(Stream(1, seed=0).key(), (1000,), dtype)
+            drawn = draw(Stream(1, seed=0).key(), shape=(1000,), dtype=dtype)
             assert drawn.dtype == dtype and drawn.isfinite().all()
     with pytest.raises(TypeError, match=r"uniform needs a dtype of torch.float32 or torch.float64, but got torch.float16"):
-        random.normal(Stream(1).key(), (), torch.float16)
+        random.normal(Stream(1).key(), shape=(), dtype=torch.float16)
 
 
 def test_float_draws_of_the_least_and_the_greatest_words_are_finite(monkeypatch):
     draws = random.uniform, random.normal, random.exponential
     for word, draw, dtype in itertools.product((0, WORD), draws, (torch.float32, torch.float64)):
         monkeypatch.setattr(distributions, "bits", lambda key, n, word=word: torch.full((*key.env.shape, n), word))
-        assert draw(Stream(2, seed=1).key(), (3,), dtype).isfinite().all(), (draw, dtype, word)
+        assert draw(Stream(2, seed=1).key(), shape=(3,), dtype=dtype).isfinite().all(), (draw, dtype, word)
 
 
 # Permutation and choice.
@@ -177,6 +177,22 @@ def test_draws_with_invalid_arguments_raise():
     for count in (0, 2**31 + 1):
         with pytest.raises(ValueError, match=f"integers needs a count in .*, but got {count}"):
             random.integers(key, count)
+
+
+def test_arguments_are_numpys_in_order_and_may_be_tensors(key):
+    low, high, start = torch.tensor([0.0, -3.0]), torch.tensor([2.0, 5.0]), torch.tensor([5, -7])
+    unit, plain = random.uniform(key, shape=(2,)), random.normal(key, shape=(2,))
+    assert torch.equal(random.uniform(key, low, high, (2,)), low + (high - low) * unit)
+    assert torch.equal(random.normal(key, low, high, (2,)), low + high * plain)
+    assert torch.equal(random.integers(key, start, start + 3, (2,)), random.integers(key, 3, shape=(2,)) + start)
+    numpys = np.random.default_rng(0)
+    for name, arguments in {"uniform": (-1, 1), "normal": (5, 0.5), "exponential": (3,), "integers": (2, 9)}.items():
+        ours = getattr(random, name)(Stream(1, seed=0).key(), *arguments, (20_000,)).double()
+        theirs = getattr(numpys, name)(*arguments, 20_000)
+        assert (ours.mean(), ours.std()) == pytest.approx((theirs.mean(), theirs.std()), rel=0.05, abs=0.05), name
+    for draw in (random.uniform, random.normal, random.exponential, random.integers):
+        with pytest.raises(TypeError, match=r"needs the shape last, as in NumPy, but got \(3,\) before: `shape=\(3,\)`"):
+            draw(key, (3,))
 
 
 def test_draws_leave_the_global_generator_unchanged(key):

@@ -14,7 +14,7 @@ def test_stream_of_a_shard_equals_its_rows_of_the_whole():
             stream.next_episode(RowMask.full(len(stream.env)))
             stream.next_draw()
         rows = slice(first_index, first_index + num_envs)
-        assert torch.equal(random.uniform(whole.key(), (3,))[rows], random.uniform(shard.key(), (3,)))
+        assert torch.equal(random.uniform(whole.key(), shape=(3,))[rows], random.uniform(shard.key(), shape=(3,)))
 
 
 @pytest.mark.compiles
@@ -23,7 +23,7 @@ def test_stream_when_compiled_advances_as_in_eager_mode():
     def three(stream, mask):
         drawn = []
         for _ in range(3):
-            drawn.append(random.normal(stream.key(), (2,)))
+            drawn.append(random.normal(stream.key(), shape=(2,)))
             stream.next_draw()
             stream.next_episode(RowMask(mask))
         return torch.stack(drawn)
@@ -108,4 +108,4 @@ def test_key_tags_of_all_streams_and_functions_are_distinct_and_draw_other_numbe
 
 def test_key_select_draws_the_numbers_of_its_rows():
     key, rows = Stream(5, first_index=7, seed=3).key(), torch.tensor([4, 1])
-    assert torch.equal(random.uniform(key.select(rows), (3,)), random.uniform(key, (3,))[rows])
+    assert torch.equal(random.uniform(key.select(rows), shape=(3,)), random.uniform(key, shape=(3,))[rows])

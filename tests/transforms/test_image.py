@@ -101,13 +101,14 @@ class Replayed:
 
     def integers(self, low, high, size, dtype=None):
         if dtype is None:  # centers of squares
-            return random.integers(self.key, high, (size,))[0].numpy()
-        noise = random.integers(self.key.fold_in(1), torch.tensor([76, 149, 29]) if self.grayscale else 255, size)[0].numpy()
+            return random.integers(self.key, high, shape=(size,))[0].numpy()
+        count = torch.tensor([76, 149, 29]) if self.grayscale else 255
+        noise = random.integers(self.key.fold_in(1), count, shape=size)[0].numpy()
         assert noise.max() < np.max(high)
         return noise.astype(dtype)
 
     def random(self, shape):
-        return random.uniform(self.key, shape)[0].numpy()
+        return random.uniform(self.key, shape=shape)[0].numpy()
 
 
 class Picture(RandomEnv):

@@ -49,7 +49,7 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
         if not 0 <= high - low < math.inf:
             needed = f"{type(self).__name__} needs finite reset options with low <= high"
             raise ValueError(f"{needed}, but got low={low} and high={high}.")
-        return low + (high - low) * random.uniform(rng, shape, self.dtype)
+        return random.uniform(rng, low, high, shape, self.dtype)
 
     def render_init(self, params: Any = None, **kwargs: Any) -> Any:
         renderer = self.renderer(render_mode="rgb_array")

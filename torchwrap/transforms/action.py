@@ -98,7 +98,7 @@ class StickyAction(Transform):
     def action(self, action: Value) -> Value:
         key, repeats_left = self.stream.key(), self.repeats_left
         starts = self.has_acted & (repeats_left == 0) & (random.uniform(key) < self.repeat_action_probability)
-        duration = random.integers(key.fold_in(1), self.longest - self.shortest + 1) + self.shortest
+        duration = random.integers(key.fold_in(1), self.shortest, self.longest + 1)
         repeats_left = torch.where(starts, duration, repeats_left)
         repeated = RowMask(repeats_left > 0)
 

@@ -174,7 +174,7 @@ class _Delay(_History):
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         if self.is_drawn:
-            mask.assign_(self.delays, random.integers(self.stream.key(), self.longest + 1 - self.shortest) + self.shortest)
+            mask.assign_(self.delays, random.integers(self.stream.key(), self.shortest, self.longest + 1))
         return td
 
     def _shown(self, frames: Tensor) -> Tensor:

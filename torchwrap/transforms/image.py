@@ -142,7 +142,7 @@ class _Noise(ObservationTransform):
 
     def _add_noise(self, images: Tensor, pixels: Tensor) -> Tensor:
         key, gray = self.stream.key().fold_in(1), self.is_noise_grayscale
-        noise = random.integers(key, self.gray_limits if gray else 255, images.shape[1:])
+        noise = random.integers(key, self.gray_limits if gray else 255, shape=images.shape[1:])
         noise = (noise.sum(-1, keepdim=True) if gray else noise).to(torch.uint8)
         return torch.where(pixels if images.dim() == 3 else pixels.unsqueeze(-1), noise, images)
 
@@ -168,7 +168,7 @@ class AddWhiteNoise(_Noise):
         self.probability_of_noise_per_pixel = validation.probability("AddWhiteNoise", name, probability)
 
     def observation(self, observation: Tensor) -> Tensor:
-        noisy = random.uniform(self.stream.key(), observation.shape[1:3]) < self.probability_of_noise_per_pixel
+        noisy = random.uniform(self.stream.key(), shape=observation.shape[1:3]) < self.probability_of_noise_per_pixel
         return self._add_noise(observation, noisy)
 
 
@@ -202,7 +202,7 @@ class ObstructView(_Noise):
 
     def observation(self, observation: Tensor) -> Tensor:
         num_envs, height, width = observation.shape[:3]
-        centers = random.integers(self.stream.key(), height * width, (self.num_squares,))
+        centers = random.integers(self.stream.key(), height * width, shape=(self.num_squares,))
         covered = centers.new_zeros(num_envs, height * width, dtype=torch.float32).scatter(1, centers, 1.0)
         # A pixel is covered if the square around it contains a center: a maximum over rows, then over columns.
         size = self.obstruction_width

@@ -96,7 +96,7 @@ class AddNoise(ObservationTransform):
         if not (self.training or self.in_eval):
             return observation
         key, shape = self.stream.key(), observation.shape[1:]
-        noise = random.normal(key, shape) if self.distribution == "normal" else 2 * random.uniform(key, shape) - 1
+        noise = random.normal(key, shape=shape) if self.distribution == "normal" else random.uniform(key, -1, 1, shape)
         return observation + self.factors * noise.to(observation.dtype)
 
 
