@@ -34,6 +34,18 @@ Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 _TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal": 4, "pool": 5, "truncated": 6}
 _INFO = ("transition_info", "state_info")  # they get no random numbers
 
+# What a function needs, by what PyTorch says, in words for readers who know torch.vmap.
+_REMEDIES = {
+    "random operation": "to draw from its rng",
+    "data-dependent control flow": "tensor operators, torch.where instead of `if`",
+    ".item()": "tensor operators, which stay on the device",
+    "data pointer": "tensor operators, which stay on the device",
+    "dynamic shape": "results of fixed shapes, torch.where instead of a mask",
+    "must only return Tensors": "to return tensors",
+    "has no attribute 'keys'": "to return tensors",
+    " argument": "to take the arguments of the table in FunctionalEnv",
+}
+
 
 class FunctionalEnv(Env):
     """`num_envs` copies of an env that is written as pure functions: Gymnasium's `FuncEnv`, in torch.
@@ -360,10 +372,9 @@ class FunctionalEnv(Env):
                 leaves = rows.leaves(result)
                 storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
             except Exception as error:
-                needed = "to draw from its rng" if "random operation" in str(error) else "to return tensors"
-                if "data-dependent control flow" in str(error):  # a message for readers who know torch.vmap
-                    needed = "tensor operators, torch.where instead of `if`"
-                raise TypeError(f"{owner} needs {needed}, but got {type(error).__name__}: {error}") from error
+                got = f"{type(error).__name__}: {error}"
+                needed = [f"needs {remedy}, but got" for sign, remedy in _REMEDIES.items() if sign in str(error)]
+                raise TypeError(f"{owner} {(needed or ['raised'])[0]} {got}") from error
         kept = len(given) == len(rows.leaves(arguments)) and all(map(operator.is_, given, rows.leaves(arguments)))
         if not kept or [leaf.is_inference() or leaf._version for leaf in given] != versions:
             remedy = "return new tensors, `x + 1` instead of `x += 1`"
