@@ -94,7 +94,7 @@ def dict_like(below: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
 def map_leaves(function: Callable[[Space[Any]], Space[Any]], space: Space[Any]) -> Space[Any]:
     """A space of the same structure with `function(leaf)` for each leaf."""
     if isinstance(space, spaces.Dict):
-        return dict_like(space, {key: map_leaves(function, part) for key, part in space.spaces.items()})
+        return spaces.Dict([(key, map_leaves(function, part)) for key, part in space.spaces.items()])  # pairs keep their order
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([map_leaves(function, part) for part in space.spaces])
     return function(space)

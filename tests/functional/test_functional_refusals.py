@@ -72,7 +72,7 @@ def test_function_that_does_not_fit_raises_at_construction():
         (odd(transition=lambda state, action, rng: {**state, "position": torch.rand(2)}), TypeError, f"Odd.transition {draw}"),
         (drawing, TypeError, f"Odd.initial {draw} drew from PyTorch's global"),
         (odd(reward=lambda *_, **__: 1 / 0), TypeError, "^Odd.reward raised ZeroDivisionError: division by zero"),
-        (odd(reward=lambda state, action: 0), TypeError, "Odd.reward needs to take the arguments of the table in FunctionalEnv"),
+        (odd(reward=lambda state, action: 0), TypeError, "Odd.reward needs to take the arguments of the table in"),
         (branching, TypeError, "Odd.reward needs tensor operators, torch.where instead of `if`, but got Runtime"),
     ]:
         with pytest.raises(error, match=words):
