@@ -26,6 +26,8 @@ from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv, Functions
 from torchwrap.interop.gymnasium import make as make_gymnasium
 from torchwrap.interop.gymnasium import make_envpool
+from torchwrap.transforms.transform import Transform
+from torchwrap.wrappers.wrapper import Wrapper
 
 NATIVE: dict[str, type[ClassicControl]] = {
     "Acrobot-v1": Acrobot,
@@ -106,6 +108,10 @@ def make(
 ) -> Env:
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
 
+    A spec may come from a file, `make(EnvSpec.from_json(text))`: it imports nothing and calls nothing but the constructors of
+    registered envs, Transforms and Wrappers that this process has imported, with the arguments it names, such as the folder of
+    a video. `make("module:id")` imports and so runs the module: pass no id that you have not typed yourself.
+
     Args:
         id: an id registered with Gymnasium, or the `spec` of an env, whose arguments those given here override. With
             `backend="envpool"`, an id of EnvPool's.
@@ -125,7 +131,8 @@ def make(
 
     Raises:
         TypeError: if `id` is neither a string nor a spec.
-        ValueError: for an id that is not registered, or an argument that the backend does not take.
+        ValueError: for an id that is not registered, a spec that names anything else, or an argument that the backend does not
+            take.
 
     >>> make("CartPole-v1", num_envs=4)
     <CartPole-v1(num_envs=4, device=cpu)>
@@ -142,10 +149,14 @@ def make(
     if worker_timeout != 60.0:
         given["worker_timeout"] = worker_timeout
     if isinstance(id, EnvSpec):
+        if ":" in id.id:
+            remedy = "import the module first, if you trust it, and leave it out"
+            raise ValueError(f"make needs a spec whose id names no module, but got {id.id!r}: {remedy}.")
+        layers = [specs.rebuild(layer, (Wrapper, Transform)) for layer in id.additional_wrappers]
         limit = -1 if id.max_episode_steps is None else id.max_episode_steps
         env = make(id.id, **{**id.kwargs, "max_episode_steps": limit, **given})
-        for layer in id.additional_wrappers:
-            env = specs.rebuild(layer, env)
+        for layer in layers:
+            env = layer(env)
         return env
     if not isinstance(id, str):
         raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}{_instead_of(id)}.")

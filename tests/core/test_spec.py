@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import gymnasium
 import pytest
 import torch
 from catalogue import TRANSFORMS, seven
@@ -44,7 +45,7 @@ def test_spec_rebuilds_the_same_stack(backend):
 def test_record_of_every_transform_rebuilds_it():
     for make, make_env in TRANSFORMS.values():
         env = tw.TransformedEnv(make_env(2), make())
-        assert_alike(env, specs.rebuild(specs.record(env), make_env(2)))
+        assert_alike(env, specs.rebuild(specs.record(env), (W.Wrapper, T.Transform))(make_env(2)))
 
 
 def test_time_limit_that_was_disabled_stays_disabled():
@@ -86,16 +87,37 @@ def test_spec_rebuilds_rendering_wrappers(tmp_path):
     assert again.env.render_only is False and again.video_folder == str(tmp_path)
 
 
-def test_class_that_cannot_be_imported_is_named():
+def test_spec_that_names_other_code_is_refused_before_any_of_it_runs(tmp_path, monkeypatch):
     class Local(T.RewardTransform):
         def reward(self, reward):
             return reward
 
-    env = tw.TransformedEnv(tw.make("CartPole-v1"), Local())
-    with pytest.raises(
-        ValueError, match=r"make needs a spec of wrappers and transforms that can be imported, but got .*Local"
-    ):
-        tw.make(env.spec)
+    (tmp_path / "foreign_layers.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    written = json.loads(tw.make("CartPole-v1", backend="gymnasium").spec.to_json())
+    monkeypatch.setattr(gymnasium, "make", lambda *args, **kwargs: pytest.fail("an env was made first"))
+
+    def recipe(entry_point, **kwargs):
+        return {"name": "x", "entry_point": entry_point, "kwargs": kwargs}
+
+    for entry_point in ("os:system", "subprocess:Popen", "torch.nn:Identity", "torchwrap.testing:ScriptedEnv", "os"):
+        calls = recipe(entry_point, cmd=f"touch {tmp_path}/ran")
+        nested = recipe("torchwrap.transforms:TransformReward", func=calls)
+        layers = [recipe("torchwrap:TransformedEnv", transforms=[part]) for part in (calls, nested)]
+        layers += [calls, recipe("torchwrap:TransformedEnv", transforms=[recipe("torchwrap:Compose", transforms=[nested])])]
+        for layer in layers:
+            with pytest.raises(ValueError, match=rf"a spec of Wrappers and Transforms .*, but got {entry_point}\."):
+                tw.make(EnvSpec.from_json(json.dumps({**written, "additional_wrappers": [layer]})))
+    spec = tw.make("CartPole-v1").spec
+    spec.additional_wrappers = (recipe("foreign_layers:Layer"),)
+    with pytest.raises(ValueError, match=r"got foreign_layers:Layer: `import foreign_layers` first, if you trust it\."):
+        tw.make(spec)
+    spec.id, spec.additional_wrappers = "foreign_layers:Env-v0", ()
+    with pytest.raises(ValueError, match="needs a spec whose id names no module, but got 'foreign_layers:Env-v0'"):
+        tw.make(spec)
+    with pytest.raises(ValueError, match=r"a spec of Wrappers and Transforms that can be imported, but got .*Local"):
+        tw.make(tw.TransformedEnv(tw.make("CartPole-v1"), Local()).spec)
+    assert not (tmp_path / "ran").exists()
 
 
 class DropsItsArgument(T.RewardTransform):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,20 +76,22 @@ def _is_spec(value: Any) -> bool:
     return isinstance(value, WrapperSpec) or (isinstance(value, Mapping) and set(value) == {"name", "entry_point", "kwargs"})
 
 
-def rebuild(spec: Any, *env: Any) -> Any:
-    """Makes a wrapper (around `env`) or a transform from its spec."""
+def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
+    """What makes a wrapper (of an env) or a transform from its spec, which may come from a file: a class of `kinds`.
+
+    Nothing is imported, and nothing else is called.
+    """
     if isinstance(spec, Mapping):  # a WrapperSpec that was read from JSON
         spec = WrapperSpec(**spec)
-    module, _, path = spec.entry_point.partition(":")
-    try:
-        kind: Any = importlib.import_module(module)
-        for name in path.split("."):
-            kind = getattr(kind, name)
-    except (ImportError, AttributeError):
-        needed = "make needs a spec of wrappers and transforms that can be imported"
-        raise ValueError(f"{needed}, but got {spec.entry_point}.") from None
-    arguments = map_parts(lambda leaf: rebuild(leaf) if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))
-    for name, parameter in inspect.signature(kind).parameters.items():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            env = (*env, *arguments.pop(name, ()))
-    return kind(*env, **arguments)
+    module, _, path = str(spec.entry_point).partition(":")
+    kind: Any = sys.modules.get(module)
+    for name in path.split("."):
+        kind = inspect.getattr_static(kind, name, None)  # which runs no code of modules or classes
+    if not isinstance(kind, type) or not issubclass(kind, kinds):
+        needed = f"make needs a spec of {' and '.join(f'{each.__name__}s' for each in kinds)} that can be imported"
+        remedy = "" if module in sys.modules else f": `import {module}` first, if you trust it"
+        raise ValueError(f"{needed}, but got {spec.entry_point}{remedy}.")
+    arguments = map_parts(lambda leaf: rebuild(leaf, kinds)() if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))
+    variable = [each.name for each in inspect.signature(kind).parameters.values() if each.kind is each.VAR_POSITIONAL]
+    parts = [part for name in variable for part in arguments.pop(name, ())]
+    return lambda *env: kind(*env, *parts, **arguments)
