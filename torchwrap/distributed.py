@@ -18,10 +18,11 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
     Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
     `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
-    since the last call: three numbers per component. A call in which a component has its first values takes three all-reduces
-    more, to agree on its reference. Counts are exact, and sums equal those of one process up to the order of addition. A
-    second call without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs stay valid.
-    Without an initialized process group, and in a group of one process, the call does nothing.
+    since the last call: three numbers per component. One of two integers comes first, to compare names and shapes. A call in
+    which a component has its first values takes three all-reduces more, to agree on its reference. Counts are exact, and sums
+    equal those of one process up to the order of addition. A second call without new rows changes nothing. Buffers keep their
+    addresses, so compiled envs and CUDA graphs stay valid. Without an initialized process group, and in a group of one
+    process, the call does nothing.
 
     What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
     the last call, so a process that restores one goes on as before.
@@ -34,8 +35,8 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
     Raises:
         TypeError: if `env` is no module.
-        RuntimeError: if processes have loaded different statistics (on each of them, before anything has changed); if the
-            collective fails, because a process has ended or has other transforms.
+        RuntimeError: if processes have statistics of other names, shapes or order, or have loaded different ones (on each of
+            them, before anything has changed); if the collective fails, because a process has ended.
 
     >>> import torchwrap as tw
     >>> env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=4, first_index=0), tw.transforms.NormalizeObservation())
@@ -47,21 +48,31 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     if _world_size(group) == 1:
         return
     found = {name: part for name, part in env.named_modules() if isinstance(part, RunningMeanStd) and part.total.numel()}
+    own = next(iter(found.values())).total.device if found else torch.device("cpu")
+    backends = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
+    device = own if own.type in backends else torch.device(backends[0])  # NCCL reduces nothing on the CPU
+    shapes = {name: tuple(part.total.shape) for name, part in found.items()}
+    code = zlib.crc32(f"{shapes} {device.type}".encode())
+    # Tensors of different sizes or kinds of devices would end a process. These two numbers are alike on every process.
+    common = device if device.type == backends[0] else torch.device(backends[0])
+    extremes = _reduce("sync_statistics", torch.tensor([code, -code], device=common), group, dist.ReduceOp.MAX)
+    if extremes.sum():
+        needed = f"sync_statistics needs statistics of the same names, shapes and order on all {_world_size(group)} processes"
+        got = f"others than those of rank {dist.get_rank(group)}, {shapes} on {device.type}"
+        raise RuntimeError(f"{needed}, but got {got}: make the same env on each.")
     if found:
-        _sync(list(found.values()), repr([(name, tuple(part.total.shape)) for name, part in found.items()]), group)
+        _sync(list(found.values()), device, group)
 
 
 @torch.inference_mode()  # in which every buffer can be written to
-def _sync(modules: list[RunningMeanStd], layout: str, group: dist.ProcessGroup | None) -> None:
+def _sync(modules: list[RunningMeanStd], device: torch.device, group: dist.ProcessGroup | None) -> None:
     world_size, rank, own = dist.get_world_size(group), dist.get_rank(group), modules[0].total.device
-    backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
-    device = own if own.type in backends else torch.device(next(iter(backends)))  # NCCL reduces nothing on the CPU
     synced, sums, reference = (
         torch.cat([part.to(device) for part in parts], -1)
         for parts in zip(*((m.synced, m.sums(), m.reference.flatten().double()) for m in modules), strict=True)
     )
     has_value, agreed = sums[2] > 0, synced[2] > 0
-    pieces = _pieces(torch.stack([*synced, torch.where(agreed, reference, 0)]), layout)
+    pieces = _pieces(torch.stack([*synced, torch.where(agreed, reference, 0)]))
 
     reduced = _reduce("sync_statistics", torch.cat([(sums - synced).flatten(), pieces, pieces * pieces]), group)
     added, first, second = reduced.split([sums.numel(), len(pieces), len(pieces)])
@@ -91,11 +102,11 @@ def _recentered(sums: Tensor, shift: Tensor) -> Tensor:
     return torch.stack([total + count * shift, squares + 2 * shift * total + count * shift * shift, count])
 
 
-def _pieces(values: Tensor, layout: str) -> Tensor:
-    """A checksum of all bits and of the layout, as small integers, which a float64 adds and squares exactly."""
+def _pieces(values: Tensor) -> Tensor:
+    """A checksum of all bits, as small integers, which a float64 adds and squares exactly."""
     bits = values.flatten().view(torch.int64)
     odd = torch.arange(len(bits), device=bits.device) * 0x13C6EF372 + 1
-    checksum = ((bits ^ (bits >> 29)) * odd).sum() + zlib.crc32(layout.encode())
+    checksum = ((bits ^ (bits >> 29)) * odd).sum()
     return torch.stack([checksum >> shift & 0xFFFF for shift in (0, 16, 32, 48)]).double()
 
 
