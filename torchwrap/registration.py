@@ -26,8 +26,9 @@ from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv, Functions
 from torchwrap.interop.gymnasium import make as make_gymnasium
 from torchwrap.interop.gymnasium import make_envpool
+from torchwrap.transforms.episode import TimeLimit
 from torchwrap.transforms.transform import Transform
-from torchwrap.wrappers.wrapper import Wrapper
+from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
 
 NATIVE: dict[str, type[ClassicControl]] = {
     "Acrobot-v1": Acrobot,
@@ -154,9 +155,11 @@ def make(
             raise ValueError(f"make needs a spec whose id names no module, but got {id.id!r}: {remedy}.")
         layers = [specs.rebuild(layer, (Wrapper, Transform)) for layer in id.additional_wrappers]
         limit = -1 if id.max_episode_steps is None else id.max_episode_steps
-        env = make(id.id, **{**id.kwargs, "max_episode_steps": limit, **given})
+        env = make(id.id, **{"max_episode_steps": limit, **id.kwargs, **given})
         for layer in layers:
             env = layer(env)
+        if layers and max_episode_steps is None and 0 < limit < (env.signature.max_episode_steps or limit + 1):
+            env = TransformedEnv(env, TimeLimit(limit))  # a limit that was assigned to the spec
         return env
     if not isinstance(id, str):
         raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}{_instead_of(id)}.")
@@ -173,6 +176,7 @@ def make(
         raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
     spec = specs.Spec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
     spec.kwargs = specs.map_parts(own, {**spec.kwargs, **given})
+    spec.kwargs.pop("max_episode_steps", None)  # the field has it
     common: dict[str, Any] = {"device": target, "first_index": first_index or 0, "spec": spec}
     optional = {name: given[name] for name in ("max_episode_steps", "render_mode") if name in given}
     bridge = {**common, "info_keys": info_keys or (), "worker_timeout": worker_timeout}

@@ -53,6 +53,18 @@ def test_time_limit_that_was_disabled_stays_disabled():
     assert env.spec.max_episode_steps is None and tw.make(env.spec).signature.max_episode_steps is None
 
 
+def test_time_limit_is_in_the_spec_and_that_of_the_env_below_stays():
+    env = tw.make("CartPole-v1", 2, max_episode_steps=40)
+    env = tw.TransformedEnv(W.RepeatAction(env, 4), T.TimeAwareObservation(), T.TimeLimit(9))  # 36 steps of the env itself
+    spec = EnvSpec.from_json(env.spec.to_json())
+    for made in (env, tw.make(env.spec), tw.make(spec)):
+        assert made.spec.max_episode_steps == made.signature.max_episode_steps == 9
+        assert made.unwrapped.signature.max_episode_steps == 40 and made.spec.to_json() == env.spec.to_json()
+    assert tw.make(spec, max_episode_steps=20).unwrapped.signature.max_episode_steps == 20
+    spec.max_episode_steps = 5
+    assert tw.make(spec).spec.max_episode_steps == 5 and tw.make(spec).unwrapped.signature.max_episode_steps == 40
+
+
 def test_spec_of_gymnasium_builds_a_torchwrap_env():
     import gymnasium
 

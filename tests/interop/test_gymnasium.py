@@ -32,6 +32,7 @@ from single_envs import (
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap.testing import ScriptedEnv
 
 STAGGERED = [(4,), (2, 5), (1,)]
 by_vectorization = pytest.mark.parametrize("vectorization_mode", ["sync", pytest.param("async", marks=pytest.mark.full)])
@@ -349,6 +350,33 @@ def test_make_passes_on_constructor_vector_and_wrapper_arguments():
     transition, _ = sample_and_step(env, td)
     assert transition["next", "terminated"].all() and transition["next", "truncated"].all()
     assert (transition["next", "reward"] == 3).all()
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_time_limit_in_force_is_the_one_that_wrappers_set(kind):
+    limit = functools.partial(gymnasium.wrappers.TimeLimit, max_episode_steps=10)
+    single = gymnasium.wrappers.TimeAwareObservation(limit(gymnasium.make("Pendulum-v1")), normalize_time=True)
+    single.reset()
+    times = [single.step(single.action_space.sample())[0][-1] for _ in range(9)]
+    name, modes = kind.__name__.removesuffix("VectorEnv").lower(), {"autoreset_mode": DISABLED}
+    limited = tw.TransformedEnv(tw.make("Pendulum-v1"), T.TimeLimit(10))
+    without_spec = tw.TransformedEnv(ScriptedEnv(1, (3,), episode_lengths=None), T.TimeLimit(10))
+    envs = [
+        tw.from_gymnasium(gymnasium.make_vec("Pendulum-v1", 1, name, vector_kwargs=modes, wrappers=(limit,))),
+        tw.from_gymnasium(kind([lambda: limit(gymnasium.make("Pendulum-v1"))], **modes)),
+        tw.make("Pendulum-v1", backend="gymnasium", vectorization_mode=name, wrappers=(limit,)),
+        *(tw.from_gymnasium(tw.to_gymnasium(env)) for env in (limited, without_spec)),
+    ]
+    envs += [tw.make(env.spec) for env in (limited, envs[2], envs[3])]
+    for env in envs:
+        with tw.TransformedEnv(env, T.TimeAwareObservation(normalize_time=True)) as timed:
+            steps = tw.rollout(timed, None, 10, timed.reset(seed=0))[0]["next"]
+            np.testing.assert_allclose(steps["observation"][0, :9, -1], times)
+            assert steps["truncated"].flatten().tolist() == [False] * 9 + [True]
+            assert timed.spec is None or timed.spec.max_episode_steps == single.spec.max_episode_steps
+    different = [lambda: limit(gymnasium.make("Pendulum-v1")), lambda: gymnasium.make("Pendulum-v1")]
+    with tw.from_gymnasium(kind(different, **modes)) as env:
+        assert env.signature.max_episode_steps is None  # there is no common one
 
 
 # On a GPU.

@@ -47,6 +47,12 @@ def replace(spec: EnvSpec, **changes: Any) -> Spec:
     return Spec(**{**fields, **changes})
 
 
+def limited(spec: EnvSpec, limit: int | None) -> Spec:
+    """A copy with the step limit of a whole stack. Its arguments keep the one with which `make` makes the env itself."""
+    own = -1 if spec.max_episode_steps is None else spec.max_episode_steps
+    return replace(spec, max_episode_steps=limit, kwargs={"max_episode_steps": own, **spec.kwargs})
+
+
 def record(part: Any) -> WrapperSpec:
     """The spec of a wrapper or transform: its class, and its arguments, read from the attributes of their names."""
     kind = type(part)

@@ -6,7 +6,8 @@ import importlib
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium import Wrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from torchwrap.env import Options
@@ -42,6 +43,17 @@ class Engine:
 
     def _read_mode(self) -> Any:
         return (self.vector_env.metadata or {}).get("autoreset_mode")
+
+    def step_limit(self) -> int | None:
+        """The step limit that all envs share. Their `TimeLimit`s are not in the spec of a vector env."""
+        base, name = self.vector_env.unwrapped, "_max_episode_steps"
+        limits = {getattr(base, "max_episode_steps", None)}
+        if isinstance(base, SyncVectorEnv):
+            limits = {min(vars(layer).get(name) or _NO_LIMIT for layer in _layers(env)) for env in base.envs}
+        elif isinstance(base, AsyncVectorEnv) and all(base.call("has_wrapper_attr", name)):
+            limits = set(base.get_attr(name))
+        limit = limits.pop()
+        return limit if isinstance(limit, int) and limit != _NO_LIMIT and not limits else None
 
     def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
         """As `Env._choose_seed`."""
@@ -214,6 +226,10 @@ def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> A
         return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed % _SEEDS, **kwargs)
     except (TypeError, AssertionError) as error:
         raise ValueError(f"make needs arguments that EnvPool's {id} takes, but got: {error}") from None
+
+
+def _layers(env: Any) -> list[Any]:
+    return [env, *_layers(env.env)] if isinstance(env, Wrapper) else [env]
 
 
 def _check_batch(owner: str, num_envs: int, batch_size: int) -> None:

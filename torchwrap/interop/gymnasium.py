@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from torchwrap import spaces
+from torchwrap._core import spec as specs
 from torchwrap._core import validation
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Env, Options
@@ -177,6 +178,11 @@ class GymnasiumEnv(Env):
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
         self._workers = _workers.Workers(vector_env, self._name(), worker_timeout, engine.has_threads)
+        with self._workers:
+            own_limit = engine.step_limit()
+        if own_limit is not None and (limit is None or own_limit < limit):
+            self.signature = signature.replace(max_episode_steps=own_limit)
+            self._spec = spec and specs.limited(spec, own_limit)
         if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
             Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
 
@@ -306,6 +312,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.spec, self.render_mode, self.num_envs = env.spec, env.render_mode, env.num_envs
         self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
+        self.max_episode_steps = env.signature.max_episode_steps  # without a spec, too
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._stats_keys = list(dict.fromkeys(record.stats_key for record in RecordEpisodeStatistics.of(env)))
         self._start_times = np.full(self.num_envs, time.perf_counter())

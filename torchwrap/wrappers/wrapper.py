@@ -74,7 +74,9 @@ class Wrapper(Env):
 
     @property
     def spec(self) -> Any:
-        below = self.env.spec
+        below, limit = self.env.spec, self.signature.max_episode_steps
+        if below and limit != self.env.signature.max_episode_steps:
+            below = specs.limited(below, limit)
         return below and specs.replace(below, additional_wrappers=(*below.additional_wrappers, specs.record(self)))
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
