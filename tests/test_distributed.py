@@ -146,7 +146,7 @@ def load_different(rank, group, kind):
     if kind in ("total", "reference"):
         tw.sync_statistics(env, group)
         saved = env.state_dict()
-        saved[f"transforms.0.statistics.{kind}"] += rank == 2
+        saved[f"transforms.NormalizeObservation.statistics.{kind}"] += rank == 2
         env.load_state_dict(saved)
     elif kind == "only one":
         saved = env.state_dict()
@@ -276,7 +276,7 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     metrics, *others = processes.run(4, train, tmp_path)
     assert (metrics["processes"], metrics["num_envs"], metrics["env_steps"], others) == (4, 12, 384, [{}] * 3)
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert (checkpoint["env"]["transforms.2.statistics.count"] > 12 * 33).all()  # of all ranks
+    assert (checkpoint["env"]["transforms.NormalizeObservation.statistics.count"] > 12 * 33).all()  # of all ranks
     first, second, *_ = checkpoint["processes"]
     assert len(first["snapshot"]["observation"]) == len(second["snapshot"]["observation"]) == 3
     assert not torch.equal(first["rng"][0], second["rng"][0])

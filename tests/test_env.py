@@ -151,8 +151,8 @@ def test_state_dict_holds_only_statistics():
     stack = [T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.FrameStackObservation(2), T.NormalizeReward()]
     env = tw.TransformedEnv(ScriptedEnv(2), *stack)
     assert set(env.state_dict()) == {
-        f"transforms.{position}.statistics.{field}"
-        for position in (1, 3)
+        f"transforms.{name}.statistics.{field}"
+        for name in ("NormalizeObservation", "NormalizeReward")
         for field in ("reference", "total", "squares", "count")
     }
 
@@ -297,7 +297,7 @@ BAD_CALLS = [
     (lambda env: env.restore(TensorDict({"observation": torch.zeros(2, 17)}, [2])), TypeError, NO_SNAPSHOT),
     (restored_from(lambda: tw.make("CartPole-v1", 2)), ValueError, DIFFERS + "state_theta"),
     (restored_from(lambda: ScriptedEnv(3)), ValueError, r"needs .* of shape \(2,\) .*, but got \(3,\)"),
-    (restored_from(lambda: tw.TransformedEnv(ScriptedEnv(2), T.TimeLimit(3))), ValueError, DIFFERS + "transforms.0.elapsed"),
+    (restored_from(lambda: tw.TransformedEnv(ScriptedEnv(2), T.TimeLimit(3))), ValueError, DIFFERS + ".*TimeLimit.elapsed"),
 ]
 
 

@@ -9,6 +9,7 @@ import io
 import pytest
 import torch
 from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
+from gymnasium.envs.registration import EnvSpec
 from helpers import after, assert_same, each_copy, play
 from tensordict import TensorDict
 from torch import nn
@@ -22,18 +23,69 @@ def normalized(num_envs=3, **arguments):
     return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **arguments), T.NormalizeObservation(), T.NormalizeReward())
 
 
+# The names of buffers.
+
+
+def nested(*between):
+    below = tw.TransformedEnv(tw.make("Pendulum-v1", 3), T.NormalizeReward())
+    for part in between:
+        below = tw.TransformedEnv(below, copy.deepcopy(part))
+    inner = T.Compose([*copy.deepcopy(between), T.NormalizeReward()])
+    groups = T.ObservationGroups({"a": [T.NormalizeObservation()], "b": []})
+    return tw.TransformedEnv(below, T.NormalizeObservation(), *between, inner, T.NormalizeObservation(), groups)
+
+
+def test_buffers_are_named_by_class_and_load_with_other_transforms_between_and_from_positions():
+    env, other, again = nested(), nested(T.ClipReward(-9, 9), T.TimeLimit(7)), nested()
+    after(env, 5)
+    old_of = {
+        "transforms.NormalizeObservation.": "transforms.0.",
+        "transforms.Compose.NormalizeReward.": "transforms.1.0.",
+        "transforms.NormalizeObservation_2.": "transforms.2.",
+        "transforms.ObservationGroups.parts.a.NormalizeObservation.": "transforms.3.parts.a.0.",
+        "env.transforms.NormalizeReward.": "env.transforms.0.",
+    }
+    learned, fields = env.state_dict(), ("reference", "total", "squares", "count")
+    assert set(learned) == {f"{name}statistics.{field}" for name in old_of for field in fields}
+
+    def renamed(entries):
+        for name, old in old_of.items():
+            entries = {key.replace(name, old) if key.startswith(name) else key: value for key, value in entries.items()}
+        return entries
+
+    other.load_state_dict(learned)
+    again.load_state_dict(other.state_dict())
+    assert_same(TensorDict(again.state_dict(), []), TensorDict(learned, []))
+    again = nested()
+    torch.nn.ModuleDict({"env": again}).load_state_dict({f"env.{key}": value for key, value in renamed(learned).items()})
+    assert_same(TensorDict(again.state_dict(), []), TensorDict(learned, []))
+    again, snapshot = nested(), env.snapshot().to_dict()
+    again.restore({**snapshot, "buffers": renamed(snapshot["buffers"])})
+    assert_same(again.snapshot(), env.snapshot())
+
+
+def test_names_that_are_given_are_in_the_state_dict_and_in_the_spec():
+    env = tw.TransformedEnv(tw.make("Pendulum-v1"), T.Compose({"seen": T.NormalizeObservation(), "paid": T.NormalizeReward()}))
+    for made in (env, tw.make(env.spec), tw.make(EnvSpec.from_json(env.spec.to_json()))):
+        assert list(dict.fromkeys(key.split(".")[1] for key in made.state_dict())) == ["seen", "paid"]
+    for name in ("0", "a.b", "", "training", "setup", 3):
+        with pytest.raises(ValueError, match=rf"Compose needs names that .*, but got {name!r}"):
+            T.Compose({name: T.ClipReward(0, 1)})
+
+
 # load_state_dict.
 
-COUNT, TOTAL, LAST = (f"transforms.{name}" for name in ("0.statistics.count", "0.statistics.total", "1.statistics.count"))
+SEEN, PAID = "transforms.NormalizeObservation.statistics", "transforms.NormalizeReward.statistics"
+COUNT, TOTAL, LAST = f"{SEEN}.count", f"{SEEN}.total", f"{PAID}.count"
 # What is wrong with a state_dict, by the last entry that nn.Module would reach; and what the message says.
 WRONG = {
-    "shape": ({LAST: torch.zeros(2, dtype=torch.int64)}, "size mismatch for transforms.1.statistics.count"),
-    "dtype": ({LAST: torch.zeros(1)}, r"needs transforms\.1\.statistics\.count as torch\.int64, but got torch\.float32"),
-    "float dtype": ({TOTAL: torch.zeros(2)}, r"needs transforms\.0\.statistics\.total as torch\.float64, but got .*float32"),
-    "type": ({LAST: "3"}, "transforms.1.statistics.count"),
-    "none": ({LAST: None}, "transforms.1.statistics.count"),
+    "shape": ({LAST: torch.zeros(2, dtype=torch.int64)}, f"size mismatch for {LAST}"),
+    "dtype": ({LAST: torch.zeros(1)}, rf"needs {LAST} as torch\.int64, but got torch\.float32"),
+    "float dtype": ({TOTAL: torch.zeros(2)}, rf"needs {TOTAL} as torch\.float64, but got .*float32"),
+    "type": ({LAST: "3"}, LAST),
+    "none": ({LAST: None}, LAST),
     "unexpected key": ({"transforms.2.extra": torch.zeros(1)}, r"Unexpected key\(s\) in state_dict: .*transforms\.2\.extra"),
-    "meta": ({LAST: torch.zeros(1, dtype=torch.int64, device="meta")}, "transforms.1.statistics.count"),
+    "meta": ({LAST: torch.zeros(1, dtype=torch.int64, device="meta")}, LAST),
 }
 
 
@@ -60,7 +112,7 @@ def test_load_state_dict_that_raises_changes_nothing(assign):
     for wrong, message in WRONG.values():
         assert_load_raises(env, {**learned, **wrong}, message, assign=assign)
     missing = {name: value for name, value in learned.items() if name != LAST}
-    assert_load_raises(env, missing, r"Missing key\(s\) in state_dict: .*transforms\.1\.statistics\.count", assign=assign)
+    assert_load_raises(env, missing, rf"Missing key\(s\) in state_dict: .*{LAST}", assign=assign)
     with pytest.raises(TypeError, match="state_dict"):
         env.load_state_dict(3)
     twin = copy.deepcopy(env)

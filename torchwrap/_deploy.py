@@ -117,7 +117,7 @@ class DeployedPolicy(nn.Module):
         import torchwrap
 
         self._transforms = chain.transforms
-        self.transforms = nn.ModuleList(chain.transforms)
+        self.transforms = Compose(chain.transforms)
         self.policy: Policy = copy.deepcopy(policy).eval().requires_grad_(False) if isinstance(policy, nn.Module) else policy
         shared = [] if isinstance(policy, nn.Module) else modules_of(policy)
         for part in [part for module in self.transforms.modules() for part in vars(module).values()]:
@@ -396,9 +396,9 @@ def _frozen_copy(part: Transform, without: Sequence[str | type]) -> Transform:
         setattr(module, name, declared.allocate(module, 1, row.device) if isinstance(declared, EnvBuffer) else row)
     for compose in [module for module in transform.modules() if isinstance(module, Compose)]:
         compose._checked = frozenset(("action", "step", "reset"))  # in the env
-        for position, inner in enumerate(compose):
+        for name, inner in compose._modules.items():
             if not isinstance(inner, Compose):
-                compose.add_module(str(position), Transform() if _is_in(inner, without) else inner._frozen())
+                compose.add_module(name, Transform() if _is_in(inner, without) else inner._frozen())
     return transform._frozen().eval().requires_grad_(False)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EpisodeClock
+from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EpisodeClock, current_name
 from torchwrap._core.rows import RowMask, is_traced, tensordict
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
@@ -329,16 +329,15 @@ class Env(BatchedModule):
         """
         self._check_can_snapshot()
         state = policy_state.initial(self.signature)
-        entries = {"observation": self._check_snapshot(snapshot, state)}
-        entries |= {key: snapshot[key].to(self.device, copy=True) for key in state}
+        observation, buffers = self._check_snapshot(snapshot, state)
+        entries = {"observation": observation, **{key: snapshot[key].to(self.device, copy=True) for key in state}}
         if mask is not None:
             self._check_mask(mask, "restore")
             root, rows = self._check_ready("restore() of some envs"), RowMask(mask)
             entries = {key: rows.where(value, root[key]) for key, value in entries.items()}
         self._unfinished = "restore()"
         for name, buffer in self._state_buffers(per_env=mask is not None).items():
-            value = snapshot["buffers"][name]
-            buffer.copy_(value) if mask is None else rows.assign_(buffer, value.to(buffer.device))
+            buffer.copy_(buffers[name]) if mask is None else rows.assign_(buffer, buffers[name].to(buffer.device))
         return self._finish(entries)
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
@@ -578,14 +577,15 @@ class Env(BatchedModule):
             return ""
         return ": reset returns one TensorDict, `td = env.reset()`, and `obs, info = env.reset()` splits it into two rows"
 
-    def _check_snapshot(self, snapshot: object, state: policy_state.State) -> Value:
-        """The observation of a snapshot, in new memory. Raises unless its env was like this one, up to configuration."""
+    def _check_snapshot(self, snapshot: object, state: policy_state.State) -> tuple[Value, dict[str, Tensor]]:
+        """The observation of a snapshot, in new memory, and its buffers. Raises unless its env was like this one."""
         owner = f"{self._name()}.restore"
         parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
         buffers, observation = parts.pop("buffers", None), parts.pop("observation", None)
         if not isinstance(buffers, TensorDict | dict) or not isinstance(observation, Tensor | TensorDict | dict):
             raise TypeError(f"{owner} needs what snapshot() returned, but got {type(snapshot).__name__}.")
-        own, found = {**self._state_buffers(), **state}, {**dict(buffers.items()), **parts}
+        buffers = {current_name(self, name): value for name, value in buffers.items()}
+        own, found = {**self._state_buffers(), **state}, {**buffers, **parts}
         if found.keys() != own.keys():
             different = sorted(found.keys() ^ own.keys())
             raise ValueError(f"{owner} needs a snapshot of the same env, but got one that differs in {different}.")
@@ -599,4 +599,4 @@ class Env(BatchedModule):
         observation = spaces.to_device(observation, self.device).clone()
         space, n = self.single_observation_space, self.num_envs
         spaces.check(owner, "a snapshot with observations", space, observation, n, self.device)
-        return observation if isinstance(observation, Tensor) else TensorDict(observation.to_dict(), batch_size=[n])
+        return observation if isinstance(observation, Tensor) else TensorDict(observation.to_dict(), batch_size=[n]), buffers

@@ -150,9 +150,10 @@ def test_transform_env_buffers_and_no_constants_are_in_a_snapshot_and_all_of_the
     (env, transform), (other, others) = with_state(bound=5.0), with_state(bound=7.0)
     oracles.step(env, env.reset(), 2)
     other.reset()
-    snapshot = env.snapshot()
-    assert {"transforms.0.elapsed", "transforms.0.latest"} <= snapshot["buffers"].keys() and env.state_dict() == {}
-    assert "transforms.0.bound" not in snapshot["buffers"].keys()
+    snapshot, name = env.snapshot(), type(transform).__name__
+    names = {f"transforms.{name}.{buffer}" for buffer in ("elapsed", "latest")}
+    assert names <= snapshot["buffers"].keys() and env.state_dict() == {}
+    assert f"transforms.{name}.bound" not in snapshot["buffers"].keys()
     other.restore(snapshot)
     assert others.bound.item() == 7 and transform.bound.item() == 5
     assert torch.equal(others.elapsed, transform.elapsed) and torch.equal(others.latest, transform.latest)

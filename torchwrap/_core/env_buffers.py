@@ -192,6 +192,15 @@ class BatchedModule(nn.Module):
         return {buffer.dtype for buffer in self.buffers()}
 
 
+def current_name(module: nn.Module, name: str) -> str:
+    """The name of a tensor in a module, also from a checkpoint of earlier versions, which number transforms by position."""
+    first, dot, rest = name.partition(".")
+    if first.isdigit() and first not in module._modules:
+        first = dict(enumerate(module._modules)).get(int(first), first)
+    below = module._modules.get(first)
+    return name if below is None else first + dot + current_name(below, rest)
+
+
 def own(value: Any) -> Any:
     """A copy of an array or a plain tensor, which the caller could change later. A parameter stays the caller's."""
     if type(value) is Tensor and not value.requires_grad:

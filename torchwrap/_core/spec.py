@@ -63,8 +63,9 @@ def record(part: Any) -> WrapperSpec:
     for name, parameter in parameters.items():
         value = getattr(part, name)
         if parameter.kind is parameter.VAR_POSITIONAL:
-            # A single Compose would be taken for the whole.
-            value = [value] if len(value) == 1 and type(next(iter(value))) is type(value) else list(value)
+            # A single Compose would be taken for the whole, and a list has no names.
+            is_whole = getattr(value, "is_named", False) or (len(value) == 1 and type(next(iter(value))) is type(value))
+            value = [value] if is_whole else list(value)
         arguments[name] = map_parts(lambda leaf: record(leaf) if isinstance(leaf, BatchedModule) else leaf, value)
     return WrapperSpec(kind.__name__, f"{kind.__module__}:{kind.__qualname__}", arguments)
 

@@ -49,8 +49,8 @@ class ObservationGroups(Transform):
         self.parts: Any = nn.ModuleDict({name: Compose(transforms) for name, transforms in groups.items()})
 
     @property
-    def groups(self) -> dict[str, list[Transform]]:
-        """The transforms of each group, innermost first."""
+    def groups(self) -> dict[str, list[Transform] | dict[str, Transform]]:
+        """The transforms of each group, innermost first: a list, or a dict if they were given names."""
         return {name: part.transforms for name, part in self.parts.items()}
 
     def setup(self, signature: Signature) -> Signature:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import rows
 from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.env_buffers import BatchedModule, current_name
 from torchwrap._core.rows import RowMask, is_traced
 from torchwrap.spaces import Signature, Value
 
@@ -166,11 +167,14 @@ class Compose(Transform):
 
     It has `len`, iteration, indexing and slicing; a slice is a list.
 
+    A transform is named after its class, and from the second of a class on with its number: `state_dict` has keys such as
+    "NormalizeObservation.statistics.count" and "NormalizeReward_2.statistics.count". A dict gives other names.
+
     Args:
-        transforms: the transforms. An empty list is the identity.
+        transforms: the transforms, or a dict of them by name. An empty list is the identity.
 
     Raises:
-        TypeError, ValueError: for what is no transform, or one that appears twice.
+        TypeError, ValueError: for what is no transform, or one that appears twice, and for a name that is not free.
 
     >>> from torchwrap import transforms as T
     >>> compose = Compose([T.ClipReward(-1, 1), T.TimeLimit(9)])
@@ -183,39 +187,53 @@ class Compose(Transform):
     _modules: dict[str, Transform]  # type: ignore[assignment]
     _checked: frozenset[str] = frozenset()  # hooks that have been checked
 
-    def __init__(self, transforms: Iterable[Transform]) -> None:
+    def __init__(self, transforms: Iterable[Transform] | Mapping[str, Transform]) -> None:
         super().__init__()
         if not isinstance(transforms, Iterable):
             raise TypeError(f"Compose needs a list of Transforms, but got {transforms!r}.")
-        for position, transform in enumerate(transforms):
+        self.is_named = isinstance(transforms, Mapping)
+        given = list(transforms.items() if isinstance(transforms, Mapping) else enumerate(transforms))
+        for position, (name, transform) in enumerate(given):
             if not isinstance(transform, Transform):
                 got, remedy = type(transform).__name__, ""
                 if isinstance(transform, type) and issubclass(transform, Transform):
                     got, remedy = f"the class {transform.__name__}", f": `{construction(transform)}` makes an instance"
                 raise TypeError(f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}.")
-            self.add_module(str(position), transform)
+            if not self.is_named:
+                kind = type(transform).__name__
+                numbered = (f"{kind}_{number}" if number > 1 else kind for number in itertools.count(1))
+                name = next(name for name in numbered if not hasattr(self, name))
+            elif not str(name).isidentifier() or hasattr(self, name):
+                raise ValueError(f"Compose needs names that are free and can be attributes, but got {name!r}.")
+            self.add_module(name, transform)
         parts = list(self.flat())
         for position, part in enumerate(parts):
             if any(part is other for other in parts[:position]):
                 raise ValueError(f"Compose needs each transform once, but got {part!r} twice: each has state of its own.")
 
     @property
-    def transforms(self) -> list[Transform]:
-        """The transforms, innermost first."""
-        return list(self._modules.values())
+    def transforms(self) -> list[Transform] | dict[str, Transform]:
+        """The transforms, innermost first: a list, or a dict if they were given names."""
+        return dict(self._modules) if self.is_named else list(self)
 
     def __len__(self) -> int:
         return len(self._modules)
 
     def __iter__(self) -> Iterator[Transform]:
-        return iter(self.transforms)
+        return iter(self._modules.values())
 
     @overload
     def __getitem__(self, index: int) -> Transform: ...
     @overload
     def __getitem__(self, index: slice) -> list[Transform]: ...
     def __getitem__(self, index: int | slice) -> Transform | list[Transform]:
-        return self.transforms[index]
+        return list(self)[index]
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        state_dict, prefix = args[:2]
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[prefix + current_name(self, key.removeprefix(prefix))] = state_dict.pop(key)
+        super()._load_from_state_dict(*args)
 
     def setup(self, signature: Signature) -> Signature:
         self._signatures = [signature]  # below the first transform, and above each one
@@ -279,4 +297,4 @@ class Compose(Transform):
             yield from transform.flat()
 
     def __repr__(self) -> str:
-        return f"Compose([{', '.join(map(repr, self))}])"
+        return f"Compose({self.transforms})"

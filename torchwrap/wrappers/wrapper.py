@@ -120,12 +120,30 @@ class Wrapper(Env):
             clock.copy_(steps.view_as(clock))
         self.env._write_clock(steps)
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        # Layers without state do not count: a stack with one more or fewer has the same checkpoints.
+        state_dict, prefix = args[:2]
+        given = {name.removeprefix(prefix): name for name in state_dict if name.startswith(prefix)}
+        depths = [sorted({_depth(name) for name in names}) for names in (given, self.state_dict())]
+        if len(depths[0]) == len(depths[1]):
+            moved = dict(zip(*depths, strict=True))
+            values = {name: state_dict.pop(key) for name, key in given.items()}
+            for name, value in values.items():
+                depth = _depth(name)
+                state_dict[prefix + "env." * moved[depth] + name[4 * depth :]] = value
+        super()._load_from_state_dict(*args)
+
     def _parts(self) -> list[BatchedModule]:
         """The modules of this layer that can own an attribute, outermost first."""
         return [self]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.env!r}>"
+
+
+def _depth(name: str) -> int:
+    """The number of layers above the one that owns a tensor."""
+    return 1 + _depth(name[4:]) if name.startswith("env.") else 0
 
 
 def layers(env: Env) -> list[Env]:
