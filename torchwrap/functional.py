@@ -84,7 +84,8 @@ class FunctionalEnv(Env):
         params: what differs between envs, by name: tensors `(num_envs, ...)`. Functions get a dict of their env's as `params`.
         reset_pool: size of a pool of precomputed initial states, for an expensive `initial`. An episode starts from a random
             state of the pool, and the whole pool is drawn again within 256 steps. 0 disables it.
-        render_mode: "rgb_array" if the functions have `render_init` and `render_image`. None disables rendering.
+        render_mode: "rgb_array" if the functions have `render_init()` and `render_image(state, render_state)`, which returns
+            `(render_state, frame)`; `render_close(render_state)` is optional. None disables rendering.
         spec: Gymnasium's `EnvSpec`, if there is one.
 
     Raises:
@@ -117,9 +118,12 @@ class FunctionalEnv(Env):
         if isinstance(func_env, type) or not all(hasattr(func_env, name) for name in ("observation_space", "action_space")):
             raise TypeError(f"FunctionalEnv needs functions with observation_space and action_space, but got {func_env!r}.")
         device = validation.device("FunctionalEnv", device)
-        metadata = getattr(func_env, "metadata", {})
-        if render_mode not in (None, *(modes := metadata.get("render_modes", []))):
+        missing = [name for name in ("render_init", "render_image") if not _defines(func_env, name)]
+        metadata = {"render_modes": [] if missing else ["rgb_array"], **(getattr(func_env, "metadata", None) or {})}
+        if render_mode not in (None, *(modes := metadata["render_modes"])):
             raise ValueError(f"FunctionalEnv needs a render_mode in {modes} or None, but got {render_mode!r}.")
+        if render_mode is not None and missing:
+            raise TypeError(f"FunctionalEnv needs functions with {missing} for {render_mode=}, but got {func_env!r}.")
         limit, limits = _step_limits(max_episode_steps, num_envs)
         signature = Signature(num_envs, func_env.observation_space, func_env.action_space, device, limit, first_index)
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
@@ -138,7 +142,7 @@ class FunctionalEnv(Env):
             self.register_env_buffer("step_limits", limits.to(device, copy=True))
         self.has_step_limits = limits is not None
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
-        self.optional = [name for name in ("truncated", *_INFO) if self._defines(name)]
+        self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
         self._results_to_clone: set[str] = set()
         self._renderer: Any = None  # as FuncEnv.render_init returns it
         self._call_all_functions()
@@ -304,20 +308,20 @@ class FunctionalEnv(Env):
         states, frames = {name: value.cpu() for name, value in self.state.items()}, []
         for row in range(self.num_envs) if envs is None else envs:
             single = {name: value[row] for name, value in states.items()}
-            self._renderer, frame = self.func_env.render_image(single, self._renderer)
-            frames.append(frame)
+            result = self.func_env.render_image(single, self._renderer)
+            if not isinstance(result, tuple) or len(result) != 2:
+                needed = f"{type(self.func_env).__name__}.render_image needs to return (render_state, frame)"
+                raise TypeError(f"{needed}, but got {type(result).__name__}.")
+            self._renderer = result[0]
+            frames.append(np.asarray(result[1]))
         return tuple(frames)
 
     def close(self) -> None:
-        if self._renderer is not None:
+        if self._renderer is not None and _defines(self.func_env, "render_close"):
             self.func_env.render_close(self._renderer)
-            self._renderer = None
+        self._renderer = None
 
     # Checks. Each function is called at construction, so that the error names it.
-
-    def _defines(self, name: str) -> bool:
-        function = getattr(self.func_env, name, None)
-        return callable(function) and getattr(function, "__func__", function) is not getattr(FuncEnv, name, None)
 
     def _call_all_functions(self) -> None:
         owner, n, device = type(self.func_env).__name__, self.num_envs, self.device
@@ -457,6 +461,11 @@ class _StatePool(nn.Module):
 def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     parts = {key: _nested(part, num_rows) if isinstance(part, dict) else part for key, part in observation.items()}
     return tensordict(parts, num_rows)
+
+
+def _defines(func_env: Functions, name: str) -> bool:
+    function = getattr(func_env, name, None)
+    return callable(function) and getattr(function, "__func__", function) is not getattr(FuncEnv, name, None)
 
 
 def _storages(tensors: list[Tensor]) -> set[int]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
 import sys
+import types
+from pathlib import Path
 
 import cv2
 import gymnasium
@@ -125,6 +129,42 @@ def test_record_video_of_a_length_starts_at_a_step_and_tiles_several_envs(tmp_pa
     assert path.name == "a-step-3.mp4" and frames_of(path, fps=10).shape == (4, 800, 1200, 3)
 
 
+def gray(num_envs, **changes):
+    """An env of functions without a class, metadata and render_close. Its gray frames have a brightness of 20 a step."""
+    functions = {
+        "observation_space": gymnasium.spaces.Box(0, 255, ()),
+        "action_space": gymnasium.spaces.Discrete(2),
+        "initial": lambda rng: {"light": torch.zeros(())},
+        "transition": lambda state, action, rng: {"light": state["light"] + 20},
+        "observation": lambda state, rng: state["light"],
+        "reward": lambda state, action, following, rng: following["light"],
+        "terminal": lambda state, rng: state["light"] > 99,
+        "render_init": lambda: "pen",
+        "render_image": lambda state, pen: (pen, torch.full((32, 48), int(state["light"]), dtype=torch.uint8)),
+    }
+    return tw.FunctionalEnv(types.SimpleNamespace(**{**functions, **changes}), num_envs, render_mode="rgb_array")
+
+
+@pytest.mark.parametrize("fps", [None, 0.5, 12.5])
+def test_record_video_of_gray_frames_at_any_rate_is_complete_without_close(fps, tmp_path):
+    env = W.RecordVideo(gray(2) if fps is None else gray(2, metadata={"render_fps": fps}), tmp_path, envs=[0, 1])
+    push(env, env.reset(seed=0), 3)
+    del env
+    frames = frames_of(tmp_path / "rl-video-episode-0.mp4", fps or 30)
+    np.testing.assert_allclose(frames, np.broadcast_to(20 * np.arange(4)[:, None, None, None], (4, 32, 96, 3)), atol=3)
+
+
+@pytest.mark.full
+def test_record_video_is_complete_after_an_exception_ends_the_program(tmp_path):
+    code = f"import test_render\nenv = test_render.W.RecordVideo(test_render.gray(1), {str(tmp_path)!r})\nenv.reset()\n1 / 0"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert frames_of(tmp_path / "rl-video-episode-0.mp4", 30).shape == (1, 32, 48, 3)
+
+
 def test_record_video_follows_gymnasiums_schedule_and_close_completes_the_file(tmp_path):
     env = W.RecordVideo(make(), tmp_path)
     push(env, env.reset(seed=2), 2)
@@ -165,8 +205,9 @@ def same_step():
     return tw.from_gymnasium(OtherVectorEnv(makers, autoreset_mode="SameStep"))
 
 
-def test_render_wrappers_wrong_arguments_raise():
+def test_render_wrappers_wrong_arguments_raise(tmp_path):
     native, rendered = tw.make("CartPole-v1"), make()
+    floats, alone = (gray(1, render_image=draw) for draw in (lambda _, pen: (pen, np.zeros((4, 4))), lambda _, pen: pen))
     for build, error, words in (
         (
             lambda: W.AddRenderObservation(native),
@@ -183,9 +224,12 @@ def test_render_wrappers_wrong_arguments_raise():
         (lambda: W.RecordVideo(rendered, 3), TypeError, "video_folder and name_prefix as strings, but got 3"),
         (lambda: W.RecordVideo(rendered, "x", 7), TypeError, "a callable episode_trigger, but got 7"),
         (lambda: W.RecordVideo(rendered, "x", video_length=-1), ValueError, "video_length of at least 0, but got -1"),
-        (lambda: W.RecordVideo(rendered, "x", fps=0), ValueError, "fps of at least 1, but got 0"),
+        (lambda: W.RecordVideo(rendered, "x", fps=0), ValueError, "a finite fps above 0, but got 0"),
         (lambda: W.RecordVideo(rendered, "x", envs=[2]), ValueError, "envs of at most 1, but got 2"),
         (lambda: W.RecordVideo(rendered, "x", envs=[]), ValueError, "at least one index in envs"),
+        (lambda: W.RecordVideo(gray(1, metadata={"render_fps": "fast"}), "x"), TypeError, "a finite metadata.*but got 'fast'"),
+        (lambda: W.RecordVideo(floats, tmp_path).reset(), ValueError, r"uint8, .* got \(4, 4\) float64"),
+        (lambda: alone.render(), TypeError, r"render_image needs to return \(render_state, frame\), but got str"),
         (lambda: W.HumanRendering(rendered, 600), TypeError, "screen_size as a tuple, but got 600"),
         (lambda: W.HumanRendering(rendered, (600,)), ValueError, r"screen_size as \(width, height\), but got \(600,\)"),
         (lambda: native.render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),

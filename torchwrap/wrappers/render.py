@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,21 @@ class RenderWrapper(Wrapper):
         if getattr(env.unwrapped, "same_step", False):
             fault = "cannot render the final frames of a SAME_STEP vector env"
             raise ValueError(f"{name} {fault}: make it in AutoresetMode.DISABLED.")
-        self._env_fps = int(env.metadata.get("render_fps") or 30)
+        self._env_fps = validation.positive(name, 'metadata["render_fps"]', env.metadata.get("render_fps") or 30)
 
     def _render(self, td: TensorDict) -> TensorDict:
         return td
+
+    def _picture(self, envs: Sequence[int]) -> np.ndarray[Any, Any]:
+        """The frames of some envs as tiles of one RGB picture."""
+        frames = [np.asarray(frame) for frame in self.env.render(envs)]
+        for index, frame in enumerate(frames):
+            if frame.dtype != np.uint8 or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
+                needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
+                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype} from render().")
+            gray = frame.reshape(*frame.shape[:2], -1)
+            frames[index] = np.repeat(gray, 3, 2) if gray.shape[2] == 1 else gray[..., :3]
+        return tiled(frames)
 
     def _step(self, action: spaces.Value) -> TensorDict:
         return self._render(super()._step(action))
@@ -167,7 +179,7 @@ class HumanRendering(RenderWrapper):
     def _render(self, td: TensorDict) -> TensorDict:
         import pygame
 
-        surface = pygame.surfarray.make_surface(np.swapaxes(tiled(self.env.render(self.envs)), 0, 1))
+        surface = pygame.surfarray.make_surface(np.swapaxes(self._picture(self.envs), 0, 1))
         if self._screen is None:
             pygame.display.init()
             self._screen = pygame.display.set_mode(self.screen_size or surface.get_size())
@@ -191,8 +203,8 @@ class RecordVideo(RenderWrapper):
     """Records mp4 videos of one env, or of several envs as tiles of one picture.
 
     A video shows an episode of the first of `envs`, from the initial to the final observation, or a fixed number of frames.
-    Without a trigger, Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. It needs imageio with ffmpeg:
-    `pip install "torchwrap[render]"`.
+    Without a trigger, Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes the last
+    file, and so does the end of the env or of the program. It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
 
     Args:
         env: the env to wrap, made with `render_mode="rgb_array"`.
@@ -221,7 +233,7 @@ class RecordVideo(RenderWrapper):
         step_trigger: Callable[[int], bool] | None = None,
         video_length: int = 0,
         name_prefix: str = "rl-video",
-        fps: int | None = None,
+        fps: float | None = None,
         *,
         envs: Sequence[int] = (0,),
     ) -> None:
@@ -232,14 +244,14 @@ class RecordVideo(RenderWrapper):
             got = f"{video_folder!r} and {name_prefix!r}"
             raise TypeError(f"RecordVideo needs video_folder and name_prefix as strings, but got {got}.")
         self.envs = self._check_envs(envs)
-        self.fps = validation.integer("RecordVideo", "fps", self._env_fps if fps is None else fps, at_least=1)
+        self.fps = self._env_fps if fps is None else validation.positive("RecordVideo", "fps", fps)
         self.video_length = validation.integer("RecordVideo", "video_length", video_length, at_least=0)
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
         self.video_folder, self.name_prefix = str(video_folder), name_prefix
         import imageio.v2  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
 
         self._writer: Any = None
-        self._path, self._num_frames = Path(), 0
+        self._num_frames = 0
         self._step_id = self._episode_id = -1
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -266,15 +278,16 @@ class RecordVideo(RenderWrapper):
         import imageio.v2
 
         self._close_video()
-        self._path, self._num_frames = Path(self.video_folder) / f"{self.name_prefix}-{name}.mp4", 0
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        path, self._num_frames = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4", 0
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Under a temporary name until it is closed, so that a named file is always complete.
-        temporary: Any = self._path.with_name(f".{self._path.name}")
+        temporary: Any = path.with_name(f".{path.name}")
         self._writer = imageio.v2.get_writer(temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2)
+        self._complete = Finalize(self, _complete, (self._writer, temporary, path), exitpriority=10)  # if nobody calls close()
 
     def _capture_frame(self) -> None:
         if self._writer is not None:
-            frame = tiled(self.env.render(self.envs))
+            frame = self._picture(self.envs)
             height, width, _ = frame.shape  # padded with black if they are odd, because the codec needs even ones
             self._writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0))))
             self._num_frames += 1
@@ -283,13 +296,18 @@ class RecordVideo(RenderWrapper):
 
     def _close_video(self) -> None:
         if self._writer is not None:
-            self._writer.close()
             self._writer = None
-            self._path.with_name(f".{self._path.name}").rename(self._path)
+            self._complete()
 
     def close(self) -> None:
         self._close_video()
         super().close()
+
+
+def _complete(writer: Any, temporary: Path, path: Path) -> None:
+    writer.close()
+    if temporary.exists():  # it does not before the first frame
+        temporary.rename(path)
 
 
 def tiled(frames: Sequence[Any]) -> Any:
