@@ -379,7 +379,7 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
         (lambda: tw.deploy(None, zero), TypeError, "an Env first, but got NoneType"),
         (on(Reads()), ValueError, r"Reads\(\), because it reads .*reward.* Set `is_passive = True`"),
         (on(SharesState()), ValueError, r"changes \['transforms.SharesState.total'\]"),
-        (lambda: tw.deploy(W.RepeatAction(ENV, 3), zero), ValueError, r"RepeatAction\(num_repeats=3\), .*drives.*without="),
+        (lambda: tw.deploy(W.RepeatAction(ENV, 3), zero), ValueError, r"RepeatAction\(num_repeats=3, .*drives.*without="),
         (on(HIDDEN()), ValueError, r'sets \("next", "hidden"\)'),
         (on(HIDDEN(), policy=double), ValueError, r"'hidden': \(\(2, 1\), torch.float32\).*but got .*torch.float64"),
         (on(CLIP(), without="ClipAction"), TypeError, "a list of names or classes as without, but got 'ClipAction'"),

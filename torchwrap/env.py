@@ -73,6 +73,10 @@ class Env(BatchedModule):
     host_stepped = False
     """True if an external simulator (not PyTorch) steps this env. `torchwrap.compile` then compiles its transforms."""
 
+    can_repeat = True
+    """Whether a step can be followed by others before the envs whose episode has ended in it are reset."""
+
+    _live: RowMask | None = None  # of a simulator on the host: the rows to step, by a wrapper that repeats actions
     _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
 
     def __init__(

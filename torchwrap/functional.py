@@ -80,6 +80,7 @@ class FunctionalEnv(Env):
             limit of its own; `signature.max_episode_steps` is then the largest. None disables it.
         action_repeat: repeats each action this often, or until the episode ends, and sums the rewards. Each repetition counts
             towards `max_episode_steps`.
+        summed_info: names of infos to sum over the repetitions, like the rewards, as float32; others are of the last one.
         first_index: global index of the first env, for a shard of a larger run.
         params: what differs between envs, by name: tensors `(num_envs, ...)`. Functions get a dict of their env's as `params`.
         reset_pool: size of a pool of precomputed initial states, for an expensive `initial`. An episode starts from a random
@@ -109,6 +110,7 @@ class FunctionalEnv(Env):
         device: torch.device | str = "cpu",
         max_episode_steps: int | Tensor | None = None,
         action_repeat: int = 1,
+        summed_info: Sequence[str] = (),
         first_index: int = 0,
         params: Mapping[str, Tensor] | None = None,
         reset_pool: int = 0,
@@ -129,6 +131,9 @@ class FunctionalEnv(Env):
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
         self.action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
+        self.summed_info = validation.names("FunctionalEnv", "summed_info", summed_info)
+        if action_repeat > 1:
+            self.signature = signature.replace(summed_info=frozenset(summed_info))
         for name, value in (params or {}).items():
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -164,7 +169,8 @@ class FunctionalEnv(Env):
         if self.pool is not None:
             slots, key = self.pool.next()
             self.pool.fill(slots, self._call("initial", key))
-        return self._one_step(action) if self.action_repeat == 1 else repeat(self._one_step, action, self.action_repeat)
+        one_step, times = self._one_step, self.action_repeat
+        return one_step(action) if times == 1 else repeat(one_step, action, times, self.summed_info)
 
     def _one_step(self, action: Value) -> TensorDict:
         self.stream.draw.add_(1)
@@ -287,7 +293,7 @@ class FunctionalEnv(Env):
             current, successor = self._advance(current, action, key)
             return successor.set("state", tensordict(current, self.num_envs))
 
-        successor = repeat(step, action.clone(), self.action_repeat)
+        successor = repeat(step, action.clone(), self.action_repeat, self.summed_info)
         last = successor.pop("state")
         successor.set("done", successor["terminated"] | successor["truncated"])
         return successor, {name: spaces.at(last, (name,)) for name in self.fields}
@@ -361,6 +367,8 @@ class FunctionalEnv(Env):
             if both := sorted(names & set(info)):
                 raise ValueError(f"{owner} needs different names in transition_info and state_info, but got {both} in both.")
             names |= set(info)
+        if lacking := sorted(set(self.summed_info) - names):
+            raise ValueError(f"{owner} needs an info with all of summed_info, but got none of {lacking}.")
 
     def _inspect(self, name: str, *arguments: Any) -> Any:
         """The result of the first call of a function, which must not write to its arguments or draw from global generators.

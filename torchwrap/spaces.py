@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -283,6 +283,14 @@ def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> No
             raise ValueError(f"{owner} needs to return {key} of shape {(n, 1)} {to} on {device}, but got {got}.")
 
 
+def infos(owner: str, td: TensorDict, names: Sequence[str]) -> list[Tensor]:
+    """The entries of a successor's info. Raises a ValueError if it lacks one."""
+    try:
+        return [td["info", name] for name in names]  # type: ignore[misc]
+    except KeyError as error:
+        raise ValueError(f"{owner} needs an env with {list(names)} in its info, but got {error.args[0]}.") from error
+
+
 def check_function(
     owner: str, what: str, func: Callable[[Value], Value], takes: Space[Any], returns: Space[Any], signature: Signature
 ) -> None:
@@ -309,6 +317,7 @@ class Signature:
         first_index: global index of the first env, for a shard of a larger run.
         num_streams: number of random streams in use so far: the env's own, that of `sample_action`, and those of transforms.
         policy_state: what a recurrent policy carries from step to step, by name.
+        summed_info: where a layer repeats actions, the names of the infos that it sums. None if every step is one of the env.
 
     Raises:
         TypeError, ValueError: for an invalid number, or a space that tensors cannot represent.
@@ -327,6 +336,7 @@ class Signature:
     first_index: int = 0
     num_streams: int = 2
     policy_state: Mapping[str, EnvBuffer] = dataclasses.field(default_factory=dict)
+    summed_info: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         validation.integer("An env", "num_envs", self.num_envs, at_least=1)

@@ -135,12 +135,15 @@ def test_env_with_info_and_limits_satisfies_the_contract():
 
 @pytest.mark.parametrize("wrapped", [False, True])
 @all_telling
-def test_info_of_a_repeated_action_is_that_of_the_last_step_taken(func_env, wrapped):
-    env = RepeatAction(FunctionalEnv(func_env, 2), 3) if wrapped else FunctionalEnv(func_env, 2, action_repeat=3)
+def test_info_of_a_repeated_action_is_that_of_the_last_step_taken_or_a_declared_sum(func_env, wrapped):
+    summed = {"summed_info": ["asked", "position"]}
+    inside = {} if wrapped else {"action_repeat": 3, **summed}
+    env = FunctionalEnv(func_env, 2, **inside)
+    env = RepeatAction(env, 3, **summed) if wrapped else env
     transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([[2.0], [0.5]])))  # env 0 ends after two
     info = transition["next", "info"]
     assert info["count"].tolist() == [[2], [3]]
-    assert info["position"].tolist() == [[4, 2], [1.5, 1]]
+    assert info["asked"].tolist() == [[4], [1.5]] and info["position"].tolist() == [[6, 2], [3, 1.5]]
 
 
 class GymnasiumTelling(gymnasium.Env):

@@ -99,6 +99,7 @@ def test_invalid_arguments_raise():
         "a reset_pool of 0 if params differ between envs, but got both": [{"params": {"gravity": gravity}, "reset_pool": 8}],
         "reset_pool of at least 0, but got -1": [{"reset_pool": -1}],
         "action_repeat of at least 1, but got 0": [{"action_repeat": 0}],
+        r"an info with all of summed_info, but got none of \['x'\]": [{"summed_info": ["x"]}],
     }
     for words, each in cases.items():
         for arguments in each:

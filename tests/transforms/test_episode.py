@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv
 
 SPACE = spaces.Box(-9, 9, (1,), np.float64)
@@ -133,10 +134,12 @@ def test_record_episode_statistics_without_host_readable_masks_has_the_same_buff
     assert expected["done"].sum() > 20 and expected["count"][-1] > 30
 
 
-def test_record_episode_statistics_of_long_episodes_sums_in_double_precision():
+def test_sums_over_long_episodes_are_in_double_precision():
     large_then_small = T.TransformReward(lambda reward: torch.where(reward == 1, 2.0**24, 0.5))
-    following, _ = advance(scripted(large_then_small, T.RecordEpisodeStatistics(), episode_lengths=21), 21)
+    env = scripted(large_then_small, T.RecordEpisodeStatistics(), T.EvalWrapper(), episode_lengths=21)
+    following, _ = advance(env, 21)
     assert following["episode_return"].tolist() == [[2**24 + 10]] * 2
+    assert env.transforms[-1].episode_metrics["reward"].tolist() == [[2**24 + 10]] * 2
 
 
 def test_record_episode_statistics_below_and_above_clip_reward_records_raw_and_clipped_rewards():
@@ -244,6 +247,20 @@ def test_eval_wrapper_equals_evaluate():
     env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.EvalWrapper())
     returns = tw.evaluate(env, lambda td: (td["observation"][:, 2] > 0).long(), 8)["episode_return"]
     assert env.transforms[0].episode_metrics["reward"].flatten().tolist() == returns.tolist()
+
+
+@pytest.mark.parametrize("repeat", [W.RepeatAction, W.MaxAndSkipObservation])
+def test_eval_wrapper_over_a_repeated_action_counts_every_step_or_refuses(repeat):
+    lengths = (35, 1, 4, 6)
+    below = ScriptedEnv(4, (1,), episode_lengths=lengths, action_space=spaces.Box(-1, 1, (1,)))
+    below = W.RepeatAction(below, 2, summed_info=["action"])
+    with pytest.raises(ValueError, match=r"EvalWrapper needs metrics of every step, .* with summed_info=\['action'\]"):
+        tw.TransformedEnv(repeat(below, 2), T.EvalWrapper(["action"]))
+    env = tw.TransformedEnv(repeat(below, 2, summed_info=["action"]), T.EvalWrapper(["action"]))
+    step(env, env.reset(seed=0), 9, action=torch.ones(4, 1))
+    metrics = env.transforms[0].episode_metrics
+    assert metrics["action"].flatten().tolist() == list(lengths)
+    assert metrics["reward"].flatten().tolist() == [n * (n + 1) / 2 for n in lengths]
 
 
 def test_eval_wrapper_metrics_that_the_env_lacks_raise():

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from oracles import quick
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from helpers import OtherVectorEnv
+from oracles import quick, step
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -23,7 +24,9 @@ gymnasium.register_envs(ale_py)
 
 
 class Counting(gymnasium.Env):
-    """Observes (-steps, steps), so that a maximum differs from the last frame. Episodes take the lengths in turn."""
+    """Observes -steps and steps from a random point, so that a maximum differs from the last frame, and a ghost episode from
+    none. Episodes take the lengths in turn.
+    """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -34,15 +37,15 @@ class Counting(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.episode += 1
-        self.steps = 0
+        self.steps, self.point = 0, self.np_random.normal()
         return self.observation(), {}
 
     def observation(self):
-        return np.float32([-self.steps, self.steps])
+        return np.float32([self.point - self.steps, self.point + self.steps])
 
     def step(self, action):
         assert self.steps < self.length, "a step after the end"
-        self.steps += 1
+        self.steps, self.point = self.steps + 1, self.point + self.np_random.normal()
         over = self.steps == self.length
         terminated, truncated = over and self.ending != "truncated", over and self.ending != "terminated"
         return self.observation(), float(self.steps), terminated, truncated, {}
@@ -55,13 +58,13 @@ class Counting(gymnasium.Env):
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
 @pytest.mark.parametrize("repeats", quick([1, 2, 4], 4))
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("lengths", [[(1,), (2,), (7,)], [(5,), (5,), (5,)], [(8,), (4,), (100,)]], ids=str)
-def test_repeat_action_equals_gymnasiums_in_each_env(lengths, mode, repeats, ending):
-    # All episodes of an env have one length, because a SAME_STEP env may start an episode that is then discarded.
-    vector_env = SyncVectorEnv([functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode)
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, OtherVectorEnv])
+def test_repeat_action_equals_gymnasiums_in_each_env(kind, mode, repeats, ending):
+    lengths = [(1, 5, 2), (7, 1), (8, 4, 3)][: 1 if kind is OtherVectorEnv else 3]
+    vector_env = kind([functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode)
     env = W.RepeatAction(tw.from_gymnasium(vector_env), repeats)
-    theirs = [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths]
-    compare(env, theirs, 12)
+    compare(env, [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths], 12)
+    env.close()
 
 
 def compare(env, theirs, num_steps, action=0):
@@ -152,10 +155,15 @@ def test_repeat_action_time_limit_counts_every_repeat_and_stops_within_one():
 def test_repeat_wrappers_wrong_arguments_raise():
     transformed = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
     dictionary = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))
+    whole = tw.from_gymnasium(OtherVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled"))
+    lacking = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
     for make, error, words in (
         (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats of at least 1, but got 0"),
         (lambda: W.RepeatAction(ScriptedEnv(1), 1.5), TypeError, "RepeatAction needs an integer num_repeats .* but got 1.5"),
         (lambda: W.RepeatAction(transformed, 2), ValueError, "an env without transforms, but got <RecordEpisodeStatistics"),
+        (lambda: W.RepeatAction(whole, 2), ValueError, "RepeatAction needs a simulator .* but got <GymnasiumEnv"),
+        (lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"), TypeError, "summed_info as a list of names, .* got 'a'"),
+        (lambda: step(lacking, lacking.reset()), ValueError, r"summed_info needs an env with \['speed'\] in its info, but"),
         (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip of at least 2, but got 1"),
         (lambda: W.MaxAndSkipObservation(dictionary), TypeError, "MaxAndSkipObservation needs a Box .* but got Dict"),
         (lambda: tw.FunctionalEnv(CartPole(), 1, action_repeat=0), ValueError, "action_repeat of at least 1, but got 0"),

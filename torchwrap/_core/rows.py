@@ -147,9 +147,9 @@ class RowMask:
 
     def like(self, value: Tensor) -> Tensor:
         """The mask with as many dimensions as the value: bool, `(num_envs, 1, ...)`."""
-        return self.tensor.view(-1, *(1,) * (value.dim() - 1))
+        return self.column if value.dim() == 2 else self.tensor.view(-1, *(1,) * (value.dim() - 1))
 
-    def where(self, first: Rows, second: Rows) -> Rows:
+    def where(self, first: Rows, second: Rows | float) -> Rows:
         """Rows of `first` if set, else of `second`, as a new value."""
         if isinstance(first, Tensor):
             return torch.where(self.like(first), first, second)  # type: ignore[arg-type,return-value]

@@ -28,6 +28,7 @@ class Engine:
         'or make it with torchwrap.make(id, num_envs, backend="gymnasium").'
     )
     takes_options = True
+    can_repeat = False  # as `Env.can_repeat`
     has_threads = False  # of which one may still hold the results of an interrupted call
     max_episode_steps: int | None = None  # the time limit in force, where no spec of Gymnasium's has it
     observation: Any = None  # the last one of all rows
@@ -59,8 +60,8 @@ class Engine:
         """As `Env._choose_seed`."""
         return seed
 
-    def step(self, actions: Any) -> tuple[Any, ...]:
-        """A step of all envs: rewards, flags and infos."""
+    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
+        """A step of all envs: rewards, flags and infos. With `rows`, a mask, the others return their last results again."""
         self.observation, *result = self.vector_env.step(actions)
         return tuple(result)
 
@@ -87,15 +88,20 @@ class Engine:
 class Sync(Engine):
     """Gymnasium's `SyncVectorEnv`, env by env: without its auto-reset, its batches of all infos, and one of its copies."""
 
+    can_repeat = True
+
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
         super().__init__(vector_env, reads_info)
         self.mode = AutoresetMode.DISABLED
         self._observations: list[Any] = [None] * vector_env.num_envs
+        self._results: list[Any] = self._observations
         self._batched: Any = create_empty_array(vector_env.single_observation_space, vector_env.num_envs)
 
-    def step(self, actions: Any) -> tuple[Any, ...]:
-        batch = zip(self.vector_env.envs, iterate(self.vector_env.action_space, actions), strict=True)
-        observations, *result, infos = zip(*[env.step(action) for env, action in batch], strict=True)
+    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
+        chosen = [True] * len(self._results) if rows is None else rows.tolist()
+        batch = zip(self.vector_env.envs, iterate(self.vector_env.action_space, actions), self._results, chosen, strict=True)
+        self._results = [env.step(action) if is_chosen else last for env, action, last, is_chosen in batch]
+        observations, *result, infos = zip(*self._results, strict=True)
         self._set_observations(list(observations))
         info: dict[str, Any] = {}
         for name in {name for entries in infos for name in entries} if self.reads_info else ():
@@ -113,6 +119,17 @@ class Sync(Engine):
     def _set_observations(self, observations: list[Any]) -> None:
         self._observations = observations
         self.observation = concatenate(self.vector_env.single_observation_space, observations, self._batched)
+
+
+class Async(Engine):
+    """Gymnasium's `AsyncVectorEnv`, whose pipes have been replaced by `_workers.WorkerPipe`."""
+
+    can_repeat = True
+
+    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
+        for pipe, row in () if rows is None else zip(self.vector_env.parent_pipes, rows, strict=True):
+            pipe.is_idle = not row
+        return super().step(actions)
 
 
 class Ale(Engine):
@@ -177,7 +194,7 @@ class EnvPool(Engine):
             raise ValueError(f"{owner}.reset needs {needed}, but got {seed}: EnvPool seeds envs in make only, {remedy}.")
         return seed
 
-    def step(self, actions: Any) -> tuple[Any, ...]:
+    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
         result = super().step(actions)
         self._actions, self._finished = actions, result[1] | result[2]
         return result
@@ -204,7 +221,7 @@ class EnvPool(Engine):
 def engine(vector_env: VectorEnv[Any, Any, Any], reads_info: bool = False) -> Engine:
     """The engine of a vector env, by its class or the package that defines it."""
     packages = {base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__}
-    own = Sync if type(vector_env) is SyncVectorEnv else Engine
+    own = {SyncVectorEnv: Sync, AsyncVectorEnv: Async}.get(type(vector_env), Engine)
     kind = EnvPool if "envpool" in packages else Ale if "ale_py" in packages else own
     return kind(vector_env, reads_info)
 

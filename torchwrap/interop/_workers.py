@@ -79,6 +79,9 @@ class Workers:
 class WorkerPipe(Connection):
     """This process' end of the pipe to a worker. A fault raises a RuntimeError with the env, the command and a remedy."""
 
+    is_idle = False  # if set, the next question is not sent, and its answer is the last one
+    _answer: Any = None
+
     def __init__(self, base: Any, index: int, name: str, timeout: float | None) -> None:
         end = socket.socket(fileno=os.dup(base.parent_pipes[index].fileno()))
         end.setblocking(True)  # whatever socket.setdefaulttimeout says
@@ -96,14 +99,19 @@ class WorkerPipe(Connection):
 
     def send(self, message: Any) -> None:
         self._message = message
+        if self.is_idle:
+            return
         try:
             Connection.send(self, message)
         except OSError as error:
             self.fail(error)
 
     def recv(self) -> Any:
+        if self.is_idle:
+            self.is_idle = False
+            return self._answer
         try:
-            answer = Connection.recv(self)
+            self._answer = answer = Connection.recv(self)
         except (EOFError, OSError) as error:
             self.fail(error)
         if not answer[1]:
@@ -115,6 +123,7 @@ class WorkerPipe(Connection):
 
         Questions with 32 random bits as their answers mark the end, even if an earlier `discard` was interrupted too.
         """
+        self.is_idle = False
         bits = [bit == "1" for byte in os.urandom(4) for bit in f"{byte:08b}"]
         answers = [bytes(ForkingPickler.dumps((bit, True))) for bit in bits]
         expected, received = b"".join([struct.pack("!i", len(answer)) + answer for answer in answers]), b""

@@ -169,7 +169,7 @@ class GymnasiumEnv(Env):
         if isinstance(info_keys, str):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
         self.vector_env, self._engine = vector_env, engine
-        self.same_step = engine.mode is AutoresetMode.SAME_STEP
+        self.same_step, self.can_repeat = engine.mode is AutoresetMode.SAME_STEP, engine.can_repeat
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, spaces.REWARD)
         for space in self.info_spaces.values():
             spaces.dtype(space)  # raises for what tensors cannot hold
@@ -201,7 +201,8 @@ class GymnasiumEnv(Env):
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
         with self._workers:
-            reward, terminated, truncated, info = self._engine.step(actions)
+            live = None if self._live is None else self._live.numpy()
+            reward, terminated, truncated, info = self._engine.step(actions, live)
         successor = self._to_tensors(self._engine.observation)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:

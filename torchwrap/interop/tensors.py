@@ -120,7 +120,7 @@ class TensorEnv(Env):
         super().__init__(signature)
         self.functions, self.reset_by, self.final_key, self.reuses_memory = functions, reset_by, final_key, reuses_memory
         self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, spaces.REWARD)
-        self._simulator_device = signature.device
+        self._simulator_device, self.can_repeat = signature.device, final_key is None
         self._unchecked = {"reset", "step", "step's final observations"}
         # Of the rows that are already reset.
         self._initial = spaces.zeros(signature.single_observation_space, signature.num_envs, signature.device)

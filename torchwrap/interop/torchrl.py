@@ -204,7 +204,8 @@ class TorchRLEnv(Env):
     def _step(self, action: spaces.Value) -> TensorDict:
         assert self._root_base is not None
         encoded = encode(self.env_base.full_action_spec["action"], action)
-        stepped = self.env_base.step(self._root_base.set("action", encoded))
+        root = self._root_base.set("action", encoded)
+        stepped = self.env_base.step(root if self._live is None else root.set("_step", self._live.tensor))
         self._root_base, successor = self.env_base.step_mdp(stepped), stepped["next"].to_tensordict()  # a copy
         observation, reward = self._observation(successor), successor["reward"].float()
         terminated, extras = successor["terminated"], {key: successor[key] for key in self.extra_specs}

@@ -124,7 +124,8 @@ class EvalWrapper(Transform):
     `(num_envs, 1)` int64.
 
     Raises:
-        ValueError: from the first step, if the env's `info` lacks one of `metrics`.
+        ValueError: from the first step, if the env's `info` lacks one of `metrics`. At construction, if a layer below repeats
+            actions and does not sum one of them.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2, episode_lengths=(1, 2)), EvalWrapper())
@@ -136,29 +137,29 @@ class EvalWrapper(Transform):
     """
 
     is_passive = True
-    sums = EnvBuffer(row=lambda self: torch.zeros(1 + len(self.metrics), dtype=torch.float32))
+    sums = EnvBuffer(row=lambda self: torch.zeros(1 + len(self.metrics), dtype=torch.float64))
     active_episodes = EnvBuffer((1,), torch.bool)
     episode_steps = EnvBuffer((1,), torch.int64)
     ended = EnvBuffer((1,), torch.bool)
 
     def __init__(self, metrics: Sequence[str] = ()) -> None:
         super().__init__()
-        names = metrics if isinstance(metrics, tuple | list) else [None]
-        if not all(isinstance(name, str) and name not in ("", "reward") for name in names) or len(set(names)) < len(names):
-            raise TypeError(f'EvalWrapper needs metrics as a list of names besides "reward", each once, but got {metrics!r}.')
-        self.metrics = list(metrics)
+        self.metrics = validation.names("EvalWrapper", "metrics", metrics, but="reward")
+
+    def setup(self, signature: Signature) -> Signature:
+        if lost := [] if signature.summed_info is None else sorted(set(self.metrics) - signature.summed_info):
+            got = f"{lost} from a layer that repeats actions and returns the last ones: make it with summed_info={lost}"
+            raise ValueError(f"EvalWrapper needs metrics of every step, but got {got}.")
+        return signature
 
     @property
     def episode_metrics(self) -> dict[str, Tensor]:
         """Sums over the first episode of each env, under "reward" and each name in `metrics`."""
-        return dict(zip(["reward", *self.metrics], self.sums.clone().split(1, 1), strict=True))
+        return dict(zip(["reward", *self.metrics], self.sums.float().split(1, 1), strict=True))
 
     def step(self, td: TensorDict) -> TensorDict:
         active = self.active_episodes
-        try:
-            values = [td["reward"], *(td["info", name] for name in self.metrics)]
-        except KeyError as error:
-            raise ValueError(f"EvalWrapper needs an env with {self.metrics} in its info, but got {error.args[0]}.") from error
+        values = [td["reward"].double(), *spaces.infos("EvalWrapper", td, self.metrics)]
         self.sums.add_(torch.where(active, torch.cat(values, 1), 0))
         self.episode_steps.add_(active)
         torch.logical_or(td["terminated"], td["truncated"], out=self.ended)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,40 +17,56 @@ from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper, layers
 
 
 def repeat(
-    step: Callable[[Any], TensorDict], action: Any, times: int, reset: Callable[[RowMask], object] | None = None
+    step: Callable[[Any], TensorDict], action: Any, times: int, summed_info: Sequence[str], simulator: Env | None = None
 ) -> TensorDict:
     """The successor of `times` steps with one action: the latest of each env's episode, with the sum of its rewards.
 
     An env whose episode is over is stepped too, because a batch is stepped as a whole, and what it returns is ignored: an
-    auto-reset follows. A simulator that refuses to step an episode that is over needs `reset`. Every step is taken, whatever
-    the other envs do, so that the random numbers of an env do not depend on them.
+    auto-reset follows. Every step is taken, whatever the other envs do, so that the random numbers of an env do not depend on
+    them. A simulator on the host leaves out what is over, where it can, because its random numbers do not belong to episodes.
     """
-    latest = whole = step(action.clone())  # which may write to it
-    mask: Tensor | None = None
-    for _ in range(times - 1):
-        over = RowMask(latest["terminated"] | latest["truncated"], synchronize=reset is not None)
-        mask = ~over.column if mask is None else mask & ~over.column
-        alive = RowMask(mask)
-        if reset is not None and over.any():
-            reset(over)
-        latest = step(action.clone())
-        reward = whole["reward"] + torch.where(alive.column, latest["reward"], 0)
-        whole = alive.where(latest, whole).set("reward", reward)
+    whole = step(action.clone())  # which may write to it
+    keys: list[Any] = ["reward", *(("info", name) for name in summed_info)]
+    for key, value in zip(keys[1:], spaces.infos("summed_info", whole, summed_info), strict=True):
+        whole.set(key, value.float())
+    outer = None if simulator is None else simulator._live
+    try:
+        for _ in range(times - 1):
+            alive = RowMask(~(whole["terminated"] | whole["truncated"]), synchronize=simulator is not None)
+            if simulator is not None:
+                if not alive.any():
+                    break
+                simulator._live = alive
+            latest = step(action.clone())
+            sums = [whole[key] + alive.where(latest[key], 0) for key in keys]
+            whole = alive.where(latest, whole)
+            for key, value in zip(keys, sums, strict=True):
+                whole.set(key, value)
+    finally:
+        if simulator is not None:
+            simulator._live = outer
     return whole
 
 
 class _Repeat(Wrapper):
     """Base for wrappers that step the env below several times."""
 
-    repeats: int
-    """Steps of the env below per action."""
-
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, repeats: int, summed_info: Sequence[str]) -> None:
         super().__init__(env)
+        name, self.repeats = type(self).__name__, repeats  # steps of the env below per action
         if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
             # Transforms would count and learn from the steps that an env takes after its end, while others continue.
-            raise ValueError(f"{type(self).__name__} needs an env without transforms, but got {env!r}: put them on top of it.")
-        self._reset_between = env._reset if env.host_stepped else None  # a simulator refuses to step an episode that is over
+            raise ValueError(f"{name} needs an env without transforms, but got {env!r}: put them on top of it.")
+        if not env.unwrapped.can_repeat and env.num_envs > 1:
+            remedy = "let the simulator repeat its actions, such as by Gymnasium's wrapper around each of its envs"
+            raise ValueError(f"{name} needs a simulator that can step some of its envs alone, but got {env!r}: {remedy}.")
+        self.summed_info = validation.names(name, "summed_info", summed_info)
+        below, own = env.signature.summed_info, frozenset(self.summed_info)
+        if repeats > 1:
+            self.signature = env.signature.replace(summed_info=own if below is None else own & below)
+
+    def _repeat(self, step: Callable[[Any], TensorDict], action: spaces.Value) -> TensorDict:
+        return repeat(step, action, self.repeats, self.summed_info, self.unwrapped if self.host_stepped else None)
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
@@ -63,11 +79,15 @@ class _Repeat(Wrapper):
 class RepeatAction(_Repeat):
     """Repeats each action, until the episode ends at most, and sums the rewards.
 
-    Observation, flags and info are those of the last step taken. The env's own limit of steps counts each step.
+    Observation, flags and other infos are those of the last step taken. The env's own limit of steps counts each step.
 
     Args:
         env: the env to wrap, without transforms.
         num_repeats: steps per action.
+        summed_info: names of infos to sum like the rewards, as float32, such as the `metrics` of `EvalWrapper`.
+
+    Raises:
+        ValueError: for a simulator of several envs that cannot leave out those whose episode is over.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = RepeatAction(ScriptedEnv(1, episode_lengths=3), 2)
@@ -78,12 +98,12 @@ class RepeatAction(_Repeat):
     (tensor([[3.]]), tensor([[True]]))
     """
 
-    def __init__(self, env: Env, num_repeats: int) -> None:
-        super().__init__(env)
-        self.num_repeats = self.repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
+    def __init__(self, env: Env, num_repeats: int, *, summed_info: Sequence[str] = ()) -> None:
+        super().__init__(env, validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1), summed_info)
+        self.num_repeats = self.repeats
 
     def _step(self, action: spaces.Value) -> TensorDict:
-        return repeat(super()._step, action, self.num_repeats, self._reset_between)
+        return self._repeat(super()._step, action)
 
 
 class MaxAndSkipObservation(_Repeat):
@@ -94,6 +114,7 @@ class MaxAndSkipObservation(_Repeat):
     Args:
         env: the env to wrap, without transforms.
         skip: steps per action, at least 2.
+        summed_info: as for `RepeatAction`.
 
     Shape: a Box of any shape, unchanged.
 
@@ -103,9 +124,9 @@ class MaxAndSkipObservation(_Repeat):
     tensor([[4.]])
     """
 
-    def __init__(self, env: Env, skip: int = 4) -> None:
-        super().__init__(env)
-        self.skip = self.repeats = validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
+    def __init__(self, env: Env, skip: int = 4, *, summed_info: Sequence[str] = ()) -> None:
+        super().__init__(env, validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2), summed_info)
+        self.skip = self.repeats
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -120,6 +141,6 @@ class MaxAndSkipObservation(_Repeat):
             previous = observation
             return successor
 
-        successor = repeat(step, action, self.skip, self._reset_between)
+        successor = self._repeat(step, action)
         before: Any = successor.pop("previous_observation")
         return successor.set("observation", torch.maximum(successor["observation"], before))
