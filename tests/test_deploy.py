@@ -115,6 +115,9 @@ EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
 REFUSED = {
     **{name: name for name in ("AddWhiteNoise", "ObstructView", "StickyAction", "AddNoise")},
     "ObservationGroups": "AddNoise",
+    "AddNoise of torchwrap": "AddNoise",
+    "DelayObservation, drawn": "DelayObservation",
+    "DelayAction": "DelayAction",
 }
 
 
@@ -378,6 +381,7 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
         (on(policy=lambda td: td["observation"].numpy()), TypeError, "a policy that returns tensors, but got ndarray"),
         (lambda: tw.deploy(None, zero), TypeError, "an Env first, but got NoneType"),
         (on(Reads()), ValueError, r"Reads\(\), because it reads .*reward.* Set `is_passive = True`"),
+        (on(T.DelayObservation(torch.arange(5))), ValueError, "DelayObservation, because its delay depends on the env"),
         (on(SharesState()), ValueError, r"changes \['transforms.SharesState.total'\]"),
         (lambda: tw.deploy(W.RepeatAction(ENV, 3), zero), ValueError, r"RepeatAction\(num_repeats=3, .*drives.*without="),
         (on(HIDDEN()), ValueError, r'sets \("next", "hidden"\)'),

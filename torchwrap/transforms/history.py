@@ -142,7 +142,7 @@ class FrameStackObservation(_History):
 class _Delay(_History):
     """Base for delays: a number of steps for every episode, for each env, or drawn for each episode."""
 
-    delays = EnvBuffer((), torch.int64)
+    delays = EnvBuffer(row=lambda self: torch.tensor(self.shortest))
     paddings: tuple[str, ...] = ("reset", "zero")
 
     def __init__(self, delay: int | tuple[int, int] | Tensor, *, padding_type: str | Any = "zero") -> None:
@@ -150,9 +150,8 @@ class _Delay(_History):
         owner, bounds = type(self).__name__, delay if isinstance(delay, tuple | list) else (delay, delay)
         if isinstance(delay, Tensor):
             if delay.dim() != 1 or delay.dtype != torch.int64:
-                raise ValueError(
-                    f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {validation.described(delay)}."
-                )
+                got = validation.described(delay)
+                raise ValueError(f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {got}.")
             bounds = int(delay.min()), int(delay.max())
         if len(bounds) != 2:
             raise ValueError(f"{owner} needs delay as one number or two, but got {bounds!r}.")
@@ -162,15 +161,24 @@ class _Delay(_History):
 
     def _set_up(self, space: Space[Any], signature: Signature) -> Signature:
         self._make_histories(space, signature, self.longest + 1, self.padding_type)
-        per_env = torch.as_tensor(self.delay if isinstance(self.delay, Tensor) else self.shortest, device=signature.device)
-        if per_env.shape not in ((), (signature.num_envs,)):
-            needed = f"a delay for each of {signature.num_envs} envs"
-            raise ValueError(f"{type(self).__name__} needs {needed}, but got {per_env.shape[0]}.")
-        self.register_env_buffer("delays", per_env.expand(signature.num_envs).clone())
-        self.is_drawn = self.longest > self.shortest and per_env.dim() == 0
+        self.allocate(signature.num_envs, signature.device)
+        self.is_drawn = self.longest > self.shortest and not isinstance(self.delay, Tensor)
         if self.is_drawn:
             self.stream, signature = signature.stream()
+        if isinstance(self.delay, Tensor):
+            if len(self.delay) != signature.num_envs:
+                needed = f"a delay for each of {signature.num_envs} envs"
+                raise ValueError(f"{type(self).__name__} needs {needed}, but got {len(self.delay)}.")
+            self.delays.copy_(self.delay)
         return signature
+
+    def _frozen(self) -> Transform:
+        if isinstance(self.delay, Tensor):
+            name = type(self).__name__
+            raise ValueError(
+                f'deploy cannot use {name}, because its delay depends on the env. `without=["{name}"]` leaves it out.'
+            )
+        return self
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         if self.is_drawn:
