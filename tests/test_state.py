@@ -68,9 +68,6 @@ def test_names_that_are_given_are_in_the_state_dict_and_in_the_spec():
     env = tw.TransformedEnv(tw.make("Pendulum-v1"), T.Compose({"seen": T.NormalizeObservation(), "paid": T.NormalizeReward()}))
     for made in (env, tw.make(env.spec), tw.make(EnvSpec.from_json(env.spec.to_json()))):
         assert list(dict.fromkeys(key.split(".")[1] for key in made.state_dict())) == ["seen", "paid"]
-    for name in ("0", "a.b", "", "training", "setup", 3):
-        with pytest.raises(ValueError, match=rf"Compose needs names that .*, but got {name!r}"):
-            T.Compose({name: T.ClipReward(0, 1)})
 
 
 # load_state_dict.

@@ -114,7 +114,7 @@ def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, 
     expected = recorded()  # sums of integers and halves, so that their order makes no difference
     monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(recorded(), expected)
-    assert (expected["0.statistics.count"][-1] > 2 + 20 * 4).all()
+    assert (expected["NormalizeObservation.statistics.count"][-1] > 2 + 20 * 4).all()
 
 
 @pytest.mark.parametrize("lengths", quick(LENGTHS, *LENGTHS[:2]), ids=str)
