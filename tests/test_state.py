@@ -36,7 +36,7 @@ def nested(*between):
 
 
 def test_buffers_are_named_by_class_and_load_with_other_transforms_between_and_from_positions():
-    env, other, again = nested(), nested(T.ClipReward(-9, 9), T.TimeLimit(7)), nested()
+    env, other, again, old = nested(), nested(T.ClipReward(-9, 9), T.TimeLimit(7)), nested(), nested()
     after(env, 5)
     old_of = {
         "transforms.NormalizeObservation.": "transforms.0.",
@@ -49,19 +49,17 @@ def test_buffers_are_named_by_class_and_load_with_other_transforms_between_and_f
     assert set(learned) == {f"{name}statistics.{field}" for name in old_of for field in fields}
 
     def renamed(entries):
-        for name, old in old_of.items():
-            entries = {key.replace(name, old) if key.startswith(name) else key: value for key, value in entries.items()}
+        for name, position in old_of.items():
+            entries = {key.replace(name, position) if key.startswith(name) else key: entries[key] for key in entries}
         return entries
 
     other.load_state_dict(learned)
     again.load_state_dict(other.state_dict())
-    assert_same(TensorDict(again.state_dict(), []), TensorDict(learned, []))
-    again = nested()
-    torch.nn.ModuleDict({"env": again}).load_state_dict({f"env.{key}": value for key, value in renamed(learned).items()})
-    assert_same(TensorDict(again.state_dict(), []), TensorDict(learned, []))
-    again, snapshot = nested(), env.snapshot().to_dict()
-    again.restore({**snapshot, "buffers": renamed(snapshot["buffers"])})
-    assert_same(again.snapshot(), env.snapshot())
+    torch.nn.ModuleDict({"env": old}).load_state_dict({f"env.{key}": value for key, value in renamed(learned).items()})
+    for each in (again, old):
+        assert_same(TensorDict(each.state_dict(), []), TensorDict(learned, []))
+    old.restore({**(snapshot := env.snapshot().to_dict()), "buffers": renamed(snapshot["buffers"])})
+    assert_same(old.snapshot(), env.snapshot())
 
 
 def test_names_that_are_given_are_in_the_state_dict_and_in_the_spec():

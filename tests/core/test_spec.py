@@ -118,7 +118,7 @@ def test_spec_that_names_other_code_is_refused_before_any_of_it_runs(tmp_path, m
         layers = [recipe("torchwrap:TransformedEnv", transforms=[part]) for part in (calls, nested)]
         layers += [calls, recipe("torchwrap:TransformedEnv", transforms=[recipe("torchwrap:Compose", transforms=[nested])])]
         for layer in layers:
-            with pytest.raises(ValueError, match=rf"a spec of Wrappers and Transforms .*, but got {entry_point}\."):
+            with pytest.raises(ValueError, match=rf"torchwrap Wrappers and Transforms .*, but got {entry_point}\."):
                 tw.make(EnvSpec.from_json(json.dumps({**written, "additional_wrappers": [layer]})))
     spec = tw.make("CartPole-v1").spec
     spec.additional_wrappers = (recipe("foreign_layers:Layer"),)
@@ -127,7 +127,7 @@ def test_spec_that_names_other_code_is_refused_before_any_of_it_runs(tmp_path, m
     spec.id, spec.additional_wrappers = "foreign_layers:Env-v0", ()
     with pytest.raises(ValueError, match="needs a spec whose id names no module, but got 'foreign_layers:Env-v0'"):
         tw.make(spec)
-    with pytest.raises(ValueError, match=r"a spec of Wrappers and Transforms that can be imported, but got .*Local"):
+    with pytest.raises(ValueError, match="torchwrap Wrappers and Transforms that can be imported, but got .*Local"):
         tw.make(tw.TransformedEnv(tw.make("CartPole-v1"), Local()).spec)
     assert not (tmp_path / "ran").exists()
 

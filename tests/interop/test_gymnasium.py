@@ -355,7 +355,8 @@ def test_make_passes_on_constructor_vector_and_wrapper_arguments():
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_time_limit_in_force_is_the_one_that_wrappers_set(kind):
     limit = functools.partial(gymnasium.wrappers.TimeLimit, max_episode_steps=10)
-    single = gymnasium.wrappers.TimeAwareObservation(limit(gymnasium.make("Pendulum-v1")), normalize_time=True)
+    make_one = functools.partial(gymnasium.make, "Pendulum-v1")
+    single = gymnasium.wrappers.TimeAwareObservation(limit(make_one()), normalize_time=True)
     single.reset()
     times = [single.step(single.action_space.sample())[0][-1] for _ in range(9)]
     name, modes = kind.__name__.removesuffix("VectorEnv").lower(), {"autoreset_mode": DISABLED}
@@ -363,7 +364,7 @@ def test_time_limit_in_force_is_the_one_that_wrappers_set(kind):
     without_spec = tw.TransformedEnv(ScriptedEnv(1, (3,), episode_lengths=None), T.TimeLimit(10))
     envs = [
         tw.from_gymnasium(gymnasium.make_vec("Pendulum-v1", 1, name, vector_kwargs=modes, wrappers=(limit,))),
-        tw.from_gymnasium(kind([lambda: limit(gymnasium.make("Pendulum-v1"))], **modes)),
+        tw.from_gymnasium(kind([lambda: limit(make_one())], **modes)),
         tw.make("Pendulum-v1", backend="gymnasium", vectorization_mode=name, wrappers=(limit,)),
         *(tw.from_gymnasium(tw.to_gymnasium(env)) for env in (limited, without_spec)),
     ]
@@ -374,8 +375,7 @@ def test_time_limit_in_force_is_the_one_that_wrappers_set(kind):
             np.testing.assert_allclose(steps["observation"][0, :9, -1], times)
             assert steps["truncated"].flatten().tolist() == [False] * 9 + [True]
             assert timed.spec is None or timed.spec.max_episode_steps == single.spec.max_episode_steps
-    different = [lambda: limit(gymnasium.make("Pendulum-v1")), lambda: gymnasium.make("Pendulum-v1")]
-    with tw.from_gymnasium(kind(different, **modes)) as env:
+    with tw.from_gymnasium(kind([lambda: limit(make_one()), make_one], **modes)) as env:
         assert env.signature.max_episode_steps is None  # there is no common one
 
 

@@ -95,7 +95,9 @@ def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
     for name in path.split("."):
         kind = inspect.getattr_static(kind, name, None)  # which runs no code of modules or classes
     if not isinstance(kind, type) or not issubclass(kind, kinds):
-        needed = f"make needs a spec of {' and '.join(f'{each.__name__}s' for each in kinds)} that can be imported"
+        needed = (
+            f"make needs a spec of torchwrap's {' and '.join(each.__name__ for each in kinds)} classes that can be imported"
+        )
         remedy = "" if module in sys.modules else f": `import {module}` first, if you trust it"
         raise ValueError(f"{needed}, but got {spec.entry_point}{remedy}.")
     arguments = map_parts(lambda leaf: rebuild(leaf, kinds)() if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))

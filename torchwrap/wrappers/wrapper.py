@@ -123,14 +123,12 @@ class Wrapper(Env):
     def _load_from_state_dict(self, *args: Any) -> None:
         # Layers without state do not count: a stack with one more or fewer has the same checkpoints.
         state_dict, prefix = args[:2]
-        given = {name.removeprefix(prefix): name for name in state_dict if name.startswith(prefix)}
-        depths = [sorted({_depth(name) for name in names}) for names in (given, self.state_dict())]
-        if len(depths[0]) == len(depths[1]):
-            moved = dict(zip(*depths, strict=True))
-            values = {name: state_dict.pop(key) for name, key in given.items()}
-            for name, value in values.items():
+        given = {key.removeprefix(prefix): key for key in state_dict if key.startswith(prefix)}
+        before, after = (sorted({_depth(name) for name in names}) for names in (given, self.state_dict()))
+        if before != after and len(before) == len(after):
+            for name, value in [(name, state_dict.pop(key)) for name, key in given.items()]:
                 depth = _depth(name)
-                state_dict[prefix + "env." * moved[depth] + name[4 * depth :]] = value
+                state_dict[prefix + "env." * after[before.index(depth)] + name[4 * depth :]] = value
         super()._load_from_state_dict(*args)
 
     def _parts(self) -> list[BatchedModule]:
