@@ -127,7 +127,7 @@ def test_spec_that_names_other_code_is_refused_before_any_of_it_runs(tmp_path, m
     spec.id, spec.additional_wrappers = "foreign_layers:Env-v0", ()
     with pytest.raises(ValueError, match="needs a spec whose id names no module, but got 'foreign_layers:Env-v0'"):
         tw.make(spec)
-    with pytest.raises(ValueError, match="torchwrap Wrappers and Transforms that can be imported, but got .*Local"):
+    with pytest.raises(ValueError, match=r"torchwrap Wrappers and Transforms that can be imported, but got .*Local"):
         tw.make(tw.TransformedEnv(tw.make("CartPole-v1"), Local()).spec)
     assert not (tmp_path / "ran").exists()
 

@@ -84,9 +84,9 @@ def _is_spec(value: Any) -> bool:
 
 
 def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
-    """What makes a wrapper (of an env) or a transform from its spec, which may come from a file: a class of `kinds`.
+    """A function that makes a wrapper (of an env) or a transform from its spec, whose class has to be one of `kinds`.
 
-    Nothing is imported, and nothing else is called.
+    The spec may come from a file: nothing is imported, and nothing but constructors of such classes is called.
     """
     if isinstance(spec, Mapping):  # a WrapperSpec that was read from JSON
         spec = WrapperSpec(**spec)
@@ -95,9 +95,7 @@ def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
     for name in path.split("."):
         kind = inspect.getattr_static(kind, name, None)  # which runs no code of modules or classes
     if not isinstance(kind, type) or not issubclass(kind, kinds):
-        needed = (
-            f"make needs a spec of torchwrap's {' and '.join(each.__name__ for each in kinds)} classes that can be imported"
-        )
+        needed = "make needs a spec of torchwrap Wrappers and Transforms that can be imported"
         remedy = "" if module in sys.modules else f": `import {module}` first, if you trust it"
         raise ValueError(f"{needed}, but got {spec.entry_point}{remedy}.")
     arguments = map_parts(lambda leaf: rebuild(leaf, kinds)() if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))
