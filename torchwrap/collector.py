@@ -191,7 +191,8 @@ def evaluate(
         max_steps: stops after so many steps of every env, with the episodes that have ended by then.
 
     Returns:
-        A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env after env.
+        A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env after env; and with
+        `episode_<name>` float32 for each of the `metrics` of its `RecordEpisodeStatistics`.
 
     Raises:
         RuntimeError: with no `max_steps`, if an episode does not end within 100,000 steps, or four times the env's own limit.
@@ -206,6 +207,8 @@ def evaluate(
         validation.integer("evaluate", "max_steps", max_steps, at_least=1)
     patience = max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0))
     records = RecordEpisodeStatistics.of(env)
+    keys = records[-1].keys if records else {}
+    metrics = [name for name in keys if name not in ("return", "length")]
     running_return, running_length = torch.zeros(2, env.num_envs, dtype=torch.float64, device=env.device)
     per_env, episodes = -(-num_episodes // env.num_envs), [list[list[float]]() for _ in range(env.num_envs)]
     modes = {module: module.training for part in (env, *modules_of(policy)) for module in part.modules()}
@@ -220,15 +223,17 @@ def evaluate(
             following = transition["next"]
             running_return += following["reward"].squeeze(-1)
             running_length += 1
-            if records:
-                running_return.copy_(following[records[-1].return_key].squeeze(-1))
+            if keys:
+                running_return.copy_(following[keys["return"]].squeeze(-1))
             if max_steps is None and steps % _PATIENCE == 0:
                 longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
                 if longest >= patience:
                     needed = f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far"
                     raise RuntimeError(f"{needed}: put transforms.TimeLimit on the env, or give evaluate max_steps.")
             done = following["done"].squeeze(-1)
-            ended = torch.stack([torch.arange(env.num_envs, device=env.device), running_return, running_length], 1)[done]
+            values = [following[keys[name]].squeeze(-1) for name in metrics]
+            numbers = torch.arange(env.num_envs, device=env.device)
+            ended = torch.stack([numbers, running_return, running_length, *values], 1)[done]
             for row, *totals in ended.tolist():
                 if waiting[int(row)]:
                     episodes[int(row)].append(totals)
@@ -237,8 +242,11 @@ def evaluate(
     finally:
         for module, mode in modes.items():
             module.training = mode
-    found = torch.tensor(list(itertools.chain(*episodes)), dtype=torch.float64, device=env.device).view(-1, 2)
-    return TensorDict({"episode_return": found[:, 0].float(), "episode_length": found[:, 1].long()}, batch_size=[len(found)])
+    found = torch.tensor(list(itertools.chain(*episodes)), dtype=torch.float64, device=env.device)
+    totals, lengths, *values = found.view(-1, 2 + len(metrics)).unbind(1)
+    columns = {"return": totals.float(), "length": lengths.long()}
+    columns |= {name: value.float() for name, value in zip(metrics, values, strict=True)}
+    return TensorDict({f"episode_{name}": column for name, column in columns.items()}, batch_size=[len(totals)])
 
 
 def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:

@@ -159,8 +159,8 @@ def test_stack_through_inductor_equals_the_eager_one(number, check, first_seed):
 
 
 def returns_buffers(self, td):
-    td.set(self.return_key, self.running_return.add_(td["reward"]).float())
-    return td.set(self.length_key, self.running_length.add_(1))
+    td.set(self.keys["return"], self.running_return.add_(td["reward"]).float())
+    return td.set(self.keys["length"], self.running_length.add_(1))
 
 
 def fills_all_but_the_first_in_graphs(mask, buffer, value, whole=RowMask.fill_):

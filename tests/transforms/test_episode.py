@@ -149,6 +149,47 @@ def test_record_episode_statistics_below_and_above_clip_reward_records_raw_and_c
     assert following["episode_return"].tolist() == following["raw_length"].tolist() == [[3], [3]]
 
 
+def test_metrics_of_episodes_equal_numpys_in_rows_queues_evaluate_and_a_vector_env():
+    kinds = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "last": lambda values: values[-1]}
+    metrics = {f"push_{kind}": ("action", kind) for kind in kinds}
+
+    def make(compiled=False):
+        box = spaces.Box(-1, 1, (1,))
+        env = scripted(T.RecordEpisodeStatistics(metrics=metrics), num_envs=2, action_space=box, episode_lengths=(3, 2))
+        return tw.compile(env, backend="eager") if compiled else env
+
+    def hand(pushes, kind):
+        return pytest.approx(kinds[kind](np.float64(pushes)), rel=1e-6)
+
+    for compiled in (False, True):
+        env, vec = make(compiled), tw.to_gymnasium(make())
+        td, running, ended = env.reset(seed=0), [[], []], []
+        vec.reset(seed=0)
+        for _ in range(7):
+            action = env.sample_action()
+            transition, td = env.step(td.set("action", action))
+            infos = vec.step(action.numpy())[-1]
+            for row in range(2):
+                running[row].append(action[row].item())
+                for kind in kinds:
+                    assert transition["next", f"episode_push_{kind}"][row].item() == hand(running[row], kind)
+                if transition["next", "done"][row]:
+                    ended.append(running[row])
+                    assert infos["episode"]["push_max"][row] == hand(running[row], "max")
+                    running[row] = []
+        for kind in kinds:
+            queue = env.transforms[0].metric_queues[f"push_{kind}"].tolist()
+            assert queue == [hand(pushes, kind) for pushes in ended] and len(queue) == 5
+    found = tw.evaluate(make(), lambda td: torch.tensor([[0.5], [-0.5]]), 4)
+    assert found["episode_push_sum"].tolist() == [1.5, 1, -1, -1.5]
+    assert found["episode_push_min"].tolist() == [0.5, 0.5, -0.5, -0.5]
+    for wrong in ({"a": "median"}, {"return": "sum"}, {"a": ("b", "c", "sum")}):
+        with pytest.raises(ValueError, match="RecordEpisodeStatistics needs metrics with one of"):
+            T.RecordEpisodeStatistics(metrics=wrong)
+    with pytest.raises(ValueError, match=r"needs metrics of every step.*summed_info"):
+        tw.TransformedEnv(tw.wrappers.RepeatAction(ScriptedEnv(1), 2), T.RecordEpisodeStatistics(metrics={"action": "max"}))
+
+
 @pytest.mark.parametrize("max_episode_steps", quick([1, 2, 4, 100], 4))
 def test_time_limit_equals_gymnasiums(max_episode_steps):
     theirs = [wrappers.TimeLimit(random_env(), max_episode_steps) for _ in range(4)]

@@ -315,7 +315,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         self.max_episode_steps = env.signature.max_episode_steps  # without a spec, too
         self._same_step = mode is AutoresetMode.SAME_STEP
-        self._stats_keys = list(dict.fromkeys(record.stats_key for record in RecordEpisodeStatistics.of(env)))
+        self._records = {record.stats_key: record.keys for record in RecordEpisodeStatistics.of(env)}
         self._start_times = np.full(self.num_envs, time.perf_counter())
         self._to_reset = np.zeros(self.num_envs, np.bool_)  # finished envs, if they do not reset themselves
 
@@ -387,11 +387,11 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, dict[str, NDArray[Any]]]:
         seconds = np.round(time.perf_counter() - self._start_times, 6)
         statistics = {}
-        for key in self._stats_keys:
-            if f"{key}_return" in successor:  # a layer above may have dropped it
-                total, length = (successor[f"{key}_{name}"].squeeze(-1).numpy(force=True) for name in ("return", "length"))
-                columns = {"r": total.astype(np.float64), "l": length, "t": seconds}
-                statistics[key] = {name: np.where(done, column, 0) for name, column in columns.items()}
+        for stats_key, keys in self._records.items():
+            if keys["return"] in successor:  # a layer above may have dropped it
+                columns = {name: successor[key].squeeze(-1).numpy(force=True) for name, key in keys.items()}
+                columns = {"r": columns.pop("return").astype(np.float64), "l": columns.pop("length"), "t": seconds, **columns}
+                statistics[stats_key] = {name: np.where(done, column, 0) for name, column in columns.items()}
         return statistics
 
     def render(self) -> tuple[Any, ...]:

@@ -72,7 +72,7 @@ class RslRlVecEnv(VecEnv):
             _check_space("observations", space, flatten, f": put transforms.{cast} on it")
         _check_space("actions", actions)
         self.num_envs, self.num_actions, self.device = env.num_envs, math.prod(actions.shape or ()), env.device
-        self._log_keys = [key for record in RecordEpisodeStatistics.of(env) for key in (record.return_key, record.length_key)]
+        self._log_keys = [key for record in RecordEpisodeStatistics.of(env) for key in record.keys.values()]
         self._observations = self._groups(env.reset(seed=seed)["observation"])
 
     @property

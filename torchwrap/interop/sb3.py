@@ -90,13 +90,12 @@ class SB3VecEnv(VecEnv):
         ended = successor[torch.as_tensor(finished, device=self.env.device)]
         finals, own = _arrays(ended["observation"]), _arrays(ended.get("info", {}))
         truncated = (ended["truncated"] & ~ended["terminated"]).flatten().tolist()
+        keys, short = self._recorder.keys if self._recorder else {}, {"return": "r", "length": "l"}
+        episode = {short.get(name, name): ended[key].flatten().tolist() for name, key in keys.items()}
         for i, row in enumerate(finished):
             infos[row] = {**_row(own, i), "terminal_observation": _row(finals, i), "TimeLimit.truncated": truncated[i]}
-        if self._recorder is not None:
-            seconds = round(time.time() - self._start, 6)
-            totals = (ended[key].flatten().tolist() for key in (self._recorder.return_key, self._recorder.length_key))
-            for row, total, length in zip(finished, *totals, strict=True):
-                infos[row]["episode"] = {"r": total, "l": length, "t": seconds}
+            if episode:
+                infos[row]["episode"] = {**_row(episode, i), "t": round(time.time() - self._start, 6)}
 
     def close(self) -> None:
         self.env.close()

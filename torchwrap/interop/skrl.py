@@ -112,8 +112,7 @@ class SkrlEnv(Wrapper):
         final, done = self._flat(successor["observation"]), successor["done"]
         infos: dict[str, Any] = {**successor.get("info", {}), "final_observations": final}
         if self._recorder is not None and done.any():
-            keys = {"return": self._recorder.return_key, "length": self._recorder.length_key}
-            infos["episode"] = {name: successor[key][done].float().mean() for name, key in keys.items()}
+            infos["episode"] = {name: successor[key][done].float().mean() for name, key in self._recorder.keys.items()}
         if self.num_envs == 1:
             self._pending = following if done else None
             following = final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,14 @@ from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 
+_REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # of the value so far, the next one, and their number
+    "sum": lambda so_far, value, length: so_far + value,
+    "mean": lambda so_far, value, length: so_far + (value - so_far) / length,
+    "max": lambda so_far, value, length: torch.maximum(so_far, value),
+    "min": lambda so_far, value, length: torch.minimum(so_far, value),
+    "last": lambda so_far, value, length: value,
+}
+
 
 class RecordEpisodeStatistics(Transform):
     """Records the return and length of the running episode at every step, and those of the latest finished episodes.
@@ -29,8 +37,14 @@ class RecordEpisodeStatistics(Transform):
     Args:
         buffer_length: number of finished episodes to keep.
         stats_key: prefix of the two keys.
+        metrics: the "sum", "mean", "max", "min" or "last" value in the episode so far of entries `(num_envs, 1)` of the env's
+            `info`, by name, such as `{"energy": "sum", "succeeded": ("success", "max")}`. They are under
+            `("next", f"{stats_key}_{name}")`, float32, and the latest finished ones in `metric_queues`.
 
     Shape: the return is `(num_envs, 1)` float32, the length `(num_envs, 1)` int64.
+
+    Raises:
+        ValueError: from the first step, if the env's `info` lacks one of `metrics`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, episode_lengths=2), RecordEpisodeStatistics())
@@ -46,13 +60,26 @@ class RecordEpisodeStatistics(Transform):
     count: Tensor
     running_return = EnvBuffer((1,), torch.float64)
     running_length = EnvBuffer((1,), torch.int64)
+    running_metrics = EnvBuffer(row=lambda self: torch.zeros(len(self.metrics), dtype=torch.float64))
 
-    def __init__(self, buffer_length: int = 100, stats_key: str = "episode") -> None:
+    def __init__(
+        self,
+        buffer_length: int = 100,
+        stats_key: str = "episode",
+        *,
+        metrics: Mapping[str, str | tuple[str, str]] | None = None,
+    ) -> None:
         super().__init__()
         self.buffer_length = validation.integer("RecordEpisodeStatistics", "buffer_length", buffer_length, at_least=1)
         if not isinstance(stats_key, str) or not stats_key:
             raise TypeError(f"RecordEpisodeStatistics needs a non-empty string as stats_key, but got {stats_key!r}.")
-        self.stats_key = stats_key
+        self.stats_key, self.metrics = stats_key, dict(metrics or {})
+        validation.names("RecordEpisodeStatistics", "metrics", list(self.metrics))
+        self._sources = {name: (name, each) if isinstance(each, str) else tuple(each) for name, each in self.metrics.items()}
+        for name, source in self._sources.items():
+            if name in ("return", "length") or len(source) != 2 or source[1] not in _REDUCTIONS:
+                needed = f"RecordEpisodeStatistics needs metrics with one of {[*_REDUCTIONS]}, not under return or length"
+                raise ValueError(f"{needed}, but got {name!r}: {self.metrics[name]!r}.")
 
     @staticmethod
     def of(env: nn.Module) -> list[RecordEpisodeStatistics]:
@@ -61,18 +88,28 @@ class RecordEpisodeStatistics(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         num_envs, device = signature.num_envs, signature.device
-        self.return_key, self.length_key = f"{self.stats_key}_return", f"{self.stats_key}_length"
-        # A ring of (return, length) with room for all envs to finish at once. The last `num_envs` rows are scratch space, so
-        # that `reset` has an index to write each row to, finished or not.
+        every_step = [name for name, kind in self._sources.values() if kind != "last"]
+        _check_every_step("RecordEpisodeStatistics", every_step, signature)
+        self.keys = {name: f"{self.stats_key}_{name}" for name in ("return", "length", *self.metrics)}
+        # A ring of (return, length, *metrics) with room for all envs to finish at once. The last `num_envs` rows are scratch
+        # space, so that `reset` has an index to write each row to, finished or not.
         self.ring_size = max(self.buffer_length, num_envs)
-        records = torch.zeros(self.ring_size + num_envs, 2, dtype=torch.float64, device=device)
+        records = torch.zeros(self.ring_size + num_envs, len(self.keys), dtype=torch.float64, device=device)
         self.register_buffer("records", records, persistent=False)
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
-        td.set(self.return_key, self.running_return.add_(td["reward"]).float())
-        return td.set(self.length_key, self.running_length.add_(1).clone())
+        td.set(self.keys["return"], self.running_return.add_(td["reward"]).float())
+        td.set(self.keys["length"], self.running_length.add_(1).clone())
+        if self.metrics:
+            values = spaces.infos("RecordEpisodeStatistics", td, [info for info, _ in self._sources.values()])
+            columns = zip(self._sources.items(), values, self.running_metrics.split(1, 1), strict=True)
+            for (name, (_, kind)), value, so_far in columns:
+                latest = _REDUCTIONS[kind](so_far, value.double(), self.running_length)
+                so_far.copy_(torch.where(self.running_length == 1, value.double(), latest))
+                td.set(self.keys[name], so_far.float())
+        return td
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         length = mask.gather(self.running_length)
@@ -82,7 +119,7 @@ class RecordEpisodeStatistics(Transform):
         number = finished.cumsum(0)  # 1 for the first
         scratch = torch.arange(len(length), device=length.device) + self.ring_size
         slot = torch.where(finished, (self.count + number - 1) % self.ring_size, scratch)
-        record = torch.cat([mask.gather(self.running_return), length.double()], 1)
+        record = torch.cat([mask.gather(self.running_return), length.double(), mask.gather(self.running_metrics)], 1)
         self.records.index_copy_(0, slot, torch.where(finished.unsqueeze(-1), record, 0))
         self.count.add_(finished.sum())
         mask.fill_(self.running_return, 0)
@@ -104,10 +141,21 @@ class RecordEpisodeStatistics(Transform):
         """Lengths of the latest finished episodes, oldest first: int64, `(n,)`. Reading it waits for the device."""
         return self._latest()[:, 1].long()
 
+    @property
+    def metric_queues(self) -> dict[str, Tensor]:
+        """Metrics of the latest finished episodes by name, as `return_queue`."""
+        return dict(zip(self.metrics, self._latest()[:, 2:].float().unbind(1), strict=True))
+
     def _latest(self) -> Tensor:
         count = self.episode_count
         latest = torch.arange(max(0, count - self.buffer_length), count, device=self.count.device)
         return self.records[latest % self.ring_size]
+
+
+def _check_every_step(owner: str, names: Sequence[str], signature: Signature) -> None:
+    if lost := [] if signature.summed_info is None else sorted(set(names) - signature.summed_info):
+        got = f"{lost} from a layer that repeats actions and returns the last ones: make it with summed_info={lost}"
+        raise ValueError(f"{owner} needs metrics of every step, but got {got}.")
 
 
 class EvalWrapper(Transform):
@@ -147,9 +195,7 @@ class EvalWrapper(Transform):
         self.metrics = validation.names("EvalWrapper", "metrics", metrics, but="reward")
 
     def setup(self, signature: Signature) -> Signature:
-        if lost := [] if signature.summed_info is None else sorted(set(self.metrics) - signature.summed_info):
-            got = f"{lost} from a layer that repeats actions and returns the last ones: make it with summed_info={lost}"
-            raise ValueError(f"EvalWrapper needs metrics of every step, but got {got}.")
+        _check_every_step("EvalWrapper", self.metrics, signature)
         return signature
 
     @property
