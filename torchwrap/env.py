@@ -78,6 +78,7 @@ class Env(BatchedModule):
 
     _live: RowMask | None = None  # of a simulator on the host: the rows to step, by a wrapper that repeats actions
     _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
+    _checks_actions = False  # whether a layer checks the values of actions
 
     def __init__(
         self,
@@ -477,6 +478,32 @@ class Env(BatchedModule):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_compiled": None}  # a compiled step belongs to this object: copies run eagerly
 
+    # Attributes of layers.
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether this layer or an inner one, or an env of a simulator, has the attribute."""
+        return hasattr(self, name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Returns the attribute of the outermost layer that has it, or raises an AttributeError.
+
+        That of a simulator's envs is a tuple with one value per env; a method of theirs is a function that calls all of them.
+        """
+        if not hasattr(self, name):
+            raise AttributeError(f"{self!r} needs a layer with the attribute {name!r}, but got none.")
+        return getattr(self, name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Sets the attribute on the outermost layer that has it, or in every env of a simulator that has it.
+
+        If none has it, `force` sets it on this layer. Returns whether the attribute was set. Raises an AttributeError for a
+        constructor argument, for a part of a layer, and where a simulator or a compiled step would not see the value.
+        """
+        if force or self.has_wrapper_attr(name):
+            setattr(self, name, value)
+            return True
+        return False
+
     # Attributes that other libraries' envs have: the error says how it is done here.
 
     def seed(self, *args: object, **kwargs: object) -> NoReturn:
@@ -569,6 +596,11 @@ class Env(BatchedModule):
             got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{self._two_rows(td.batch_size, ())}"
             needed = f"an unlocked TensorDict of batch size ({self.num_envs},)"
             raise ValueError(f"{self._name()}.step needs {needed}, but got {got}.")
+        if self._checks_actions:
+            self._check_action(action)
+
+    def _check_action(self, action: Value) -> None:
+        """Raises for values that a layer refuses. Not below a layer with state that changes actions: the step checks those."""
 
     def _with_remedy(self, error: ValueError, space: Space[Any], value: object) -> ValueError:
         shape, remedy = getattr(value, "shape", None), ""

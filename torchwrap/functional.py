@@ -304,6 +304,17 @@ class FunctionalEnv(Env):
     def _write_clock(self, steps: Tensor) -> None:
         self.stream.draw.copy_(steps * self.action_repeat)
 
+    def has_wrapper_attr(self, name: str) -> bool:
+        return hasattr(self, name) or hasattr(self.func_env, name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        is_inner = not hasattr(self, name) and hasattr(self.func_env, name)
+        return getattr(self.func_env, name) if is_inner else super().get_wrapper_attr(name)
+
+    def _fix(self) -> None:
+        super()._fix()  # attributes of the functions are constants, too: without effect here, and in a compiled step
+        self._fixed_names |= {name for name in dir(self.func_env) if not hasattr(self, name)}
+
     # Rendering.
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:

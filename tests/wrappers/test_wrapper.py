@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import gymnasium
 import pytest
 from helpers import assert_same
 
@@ -45,6 +46,17 @@ def test_wrapper_set_wrapper_attr_sets_the_layer_that_has_it():
     assert env.set_wrapper_attr("level", 2) and env.unwrapped.level == 2 and not hasattr(env, "level")
     assert not env.set_wrapper_attr("gravity", 1, force=False)
     assert env.set_wrapper_attr("gravity", 1) and env.gravity == 1
+
+
+def test_attributes_of_an_env_without_wrappers_and_of_its_functions_are_gymnasiums():
+    single, env = gymnasium.make("CartPole-v1").unwrapped, tw.make("CartPole-v1", 2)
+    assert env.get_wrapper_attr("gravity") == single.get_wrapper_attr("gravity")
+    for name in ("gravity", "reset", "nope"):
+        assert env.has_wrapper_attr(name) == single.has_wrapper_attr(name) and not env.set_wrapper_attr("nope", 1, force=False)
+    for change in (lambda: env.set_wrapper_attr("gravity", 3), lambda: setattr(env, "gravity", 3)):
+        with pytest.raises(AttributeError, match="FunctionalEnv needs the gravity that it was made with, but got 3"):
+            change()  # it would have no effect in a compiled step
+    assert env.set_wrapper_attr("mark", 1) and single.set_wrapper_attr("mark", 1) and env.mark == single.mark
 
 
 class Counted(T.Transform):

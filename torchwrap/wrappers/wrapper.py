@@ -14,7 +14,8 @@ from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Value
-from torchwrap.transforms.transform import Compose, Transform
+from torchwrap.transforms.checker import PassiveEnvChecker
+from torchwrap.transforms.transform import ActionTransform, Compose, Transform
 
 
 class Wrapper(Env):
@@ -49,6 +50,7 @@ class Wrapper(Env):
         self.env = env
         self.action_stream = env.action_stream  # one per stack, so that wrapping does not change what is sampled
         self.can_snapshot, self.host_stepped = env.can_snapshot, env.host_stepped
+        self._checks_actions = env._checks_actions
 
     def _step(self, action: Value) -> TensorDict:
         return self.env._step(action) if "_step" in self.env._checked else self.env._first("_step", action)
@@ -56,6 +58,10 @@ class Wrapper(Env):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         below = self.env
         return below._reset(mask, options) if "_reset" in below._checked else below._first("_reset", mask, options)
+
+    def _check_action(self, action: Value) -> None:
+        if type(self)._step is Wrapper._step or type(self).__module__.startswith("torchwrap."):  # which pass actions on
+            self.env._check_action(action)
 
     def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
@@ -86,30 +92,22 @@ class Wrapper(Env):
         self.env.close()
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether this layer or an inner one has the attribute."""
-        return self._owner(name) is not None
+        return self._owner(name) is not None or self.env.has_wrapper_attr(name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Returns the attribute of the outermost layer that has it, or raises an AttributeError."""
         owner = self._owner(name)
-        if owner is None:
-            raise AttributeError(f"{self!r} needs a layer with the attribute {name!r}, but got none.")
-        return getattr(owner, name)
+        return self.env.get_wrapper_attr(name) if owner is None else getattr(owner, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Sets the attribute on the outermost layer that has it. If none has, `force` sets it on this layer.
-
-        Returns whether the attribute was set. Raises an AttributeError for a constructor argument and for a part of the layer.
-        """
         owner = self._owner(name)
-        if owner is None and not force:
-            return False
-        setattr(self if owner is None else owner, name, value)
-        return True
+        if owner is None and self.env.set_wrapper_attr(name, value, force=False):
+            return True
+        if owner is not None or force:
+            setattr(self if owner is None else owner, name, value)
+        return owner is not None or force
 
     def _owner(self, name: str) -> nn.Module | None:
-        parts = (part for layer in layers(self) for part in (layer._parts() if isinstance(layer, Wrapper) else [layer]))
-        return next((part for part in parts if hasattr(part, name)), None)
+        return next((part for part in self._parts() if hasattr(part, name)), None)
 
     def _read_clock(self) -> Tensor | None:
         clocks = [clock for part in self._parts() for clock in EpisodeClock.of(part)]
@@ -184,6 +182,7 @@ class TransformedEnv(Wrapper):
         self._compiled_step: Callable[[TensorDict], TensorDict] | None = None  # takes the place of `transforms.step`
         self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
+        self._checks_actions |= any(isinstance(part, PassiveEnvChecker) for part in parts)
         for part in parts:
             part.attached = True
             part._fix()
@@ -197,6 +196,16 @@ class TransformedEnv(Wrapper):
         for stream in self._streams:
             stream.next_episode(mask)
         return (self._compiled_reset or self.transforms.reset)(super()._reset(mask, options), mask)
+
+    def _check_action(self, action: Value) -> None:
+        action = action.clone()
+        for part in reversed(list(self.transforms.flat())):
+            is_stateless = isinstance(part, ActionTransform) and not part._env_buffer_names
+            if isinstance(part, PassiveEnvChecker) or is_stateless:
+                action = part.action(action)
+            elif type(part).action is not Transform.action:
+                return
+        self.env._check_action(action)
 
     @property
     def is_compiled(self) -> bool:
