@@ -293,11 +293,13 @@ class NoMode(SyncVectorEnv):
 
 def test_from_gymnasium_without_a_suitable_vector_env_raises_with_a_remedy():
     text = scripted(2, space=spaces.Text(5))
+    different = [*scripted(1), *scripted(1, space=spaces.Box(-5, 5, (3,)))]
     for make_one, error, match in (
         (lambda: SyncVectorEnv(scripted(2)), ValueError, "DISABLED or SAME_STEP, but got .*NEXT_STEP.*vector_kwargs="),
         (lambda: NoMode(scripted(2)), ValueError, "DISABLED or SAME_STEP, but got None"),
         (lambda: gymnasium.make("CartPole-v1"), TypeError, r"needs a gymnasium.vector.VectorEnv, but got .*make_vec"),
         (lambda: SyncVectorEnv(text, autoreset_mode=DISABLED), TypeError, "Dict or Tuple, but got Text"),
+        (lambda: SyncVectorEnv(different, autoreset_mode=DISABLED, observation_mode="different"), ValueError, "one space"),
     ):
         with pytest.raises(error, match=match):
             tw.from_gymnasium(make_one())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import multiprocessing
@@ -14,11 +15,13 @@ import sys
 import time
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AsyncVectorEnv
-from helpers import mostly_full
-from single_envs import DISABLED, SAME_STEP, Scripted, check_transitions, every_mode, sample_and_step, scripted
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from helpers import OtherVectorEnv, mostly_full, through_pickle
+from single_envs import BOX, DISABLED, SAME_STEP, Scripted, check_transitions, every_mode, sample_and_step, scripted
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -172,6 +175,106 @@ def test_env_that_is_dropped_ends_its_workers_whatever_their_state():
             sample_and_step(env, td)
         del env
         assert not any(process.is_alive() for process in processes)
+
+
+# Results that do not fit.
+
+
+class TwoArguments(Exception):
+    """pickle gives its constructor one argument."""
+
+    def __init__(self, what, where):
+        super().__init__(f"{what} in {where}")
+
+
+class Lying(Scripted):
+    """Has another observation, reward or result in its third step."""
+
+    def __init__(self, key=None, value=None, space=BOX):
+        super().__init__(space)
+        self.key, self.value, self.level = key, value, 1
+
+    def step(self, action):
+        result = dict(zip(("observation", "reward", "terminated", "truncated", "info"), super().step(action), strict=True))
+        if self.steps == 3 and self.key == "raise":
+            raise TwoArguments("a leak", "the tank")
+        result |= {self.key: self.value} if self.steps == 3 and self.key in result else {}
+        return tuple(result.values())[: 4 if self.key == "old" else None]
+
+    def set_level(self, level, plus=0):
+        self.level = level + plus
+        return self.np_random.integers(9)
+
+
+LIES = [
+    ("observation", np.array([300, -1]), spaces.Box(0, 255, (2,), np.uint8), r"observation in .*\[300,  -1\]\) of int64"),
+    ("observation", None, BOX, "observation in .*, but got None"),
+    ("observation", 0.5, BOX, "observation in .*, but got 0.5"),
+    ("observation", {}, spaces.Dict(x=BOX), r"observation\['x'\] in Box.*, but got {}"),
+    ("reward", np.ones(2), BOX, r"a reward that is one number.*array\(\[1., 1.\]\)"),
+    ("terminated", None, BOX, "a terminated that is one number.*None"),
+    ("old", None, BOX, r"\(observation, reward, terminated, truncated, info\) with a dict as info, but got"),
+]
+
+
+@pytest.mark.parametrize("kind, lies", [(SyncVectorEnv, LIES), (AsyncVectorEnv, LIES[::2])])
+def test_result_that_does_not_fit_raises_with_its_name_in_sync_and_in_workers(bridge, kind, lies):
+    for key, value, space, match in lies:
+        env = bridge([functools.partial(Lying, space=space), functools.partial(Lying, key, value, space)], kind)
+        with pytest.raises((RuntimeError, TypeError, ValueError), match=f"needs step( of env 1)? to return {match}"):
+            play(env)
+    with pytest.raises((RuntimeError, TwoArguments), match="a leak in the tank"):
+        play(bridge([functools.partial(Lying, "raise")] * 2, kind))
+
+
+class FinalObs(OtherVectorEnv):
+    """Gives final observations in another form, and its mode by name."""
+
+    def __init__(self, space, change):
+        super().__init__(scripted(2, lengths=(1,), space=space), autoreset_mode=SAME_STEP)
+        self.metadata["autoreset_mode"], self.change = "SAME_STEP", change
+
+    def step(self, actions):
+        *result, infos = super().step(actions)
+        final = infos.pop("final_obs")
+        return *result, {**infos, **self.change(final)}
+
+
+def test_final_observations_of_any_form_are_the_successors_and_missing_ones_raise():
+    for space, change in (
+        (BOX, lambda final: {"final_obs": list(final)}),
+        (BOX, lambda final: {"final_obs": np.stack(final)}),
+        (spaces.Dict(x=BOX), lambda final: {"final_obs": {"x": np.stack([each["x"] for each in final])}}),
+    ):
+        check_transitions(tw.from_gymnasium(FinalObs(space, change)), scripted(2, lengths=(1,), space=space), steps=3)
+    for change in (lambda final: {}, lambda final: {"final_obs": [None, None]}, lambda final: {"final_obs": final[:1]}):
+        env = tw.from_gymnasium(FinalObs(BOX, change))
+        with pytest.raises(ValueError, match=r"needs info\[\"final_obs\"\] to hold the final observations of envs \[0, 1\]"):
+            play(env)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_attributes_and_methods_of_the_simulators_envs_are_reached_from_every_layer(bridge, kind):
+    env = tw.TransformedEnv(bridge([Lying] * 2, kind), T.TimeLimit(9))
+    env.reset(seed=0)
+    expected = [Lying() for _ in range(2)]
+    [each.reset(seed=seed) for seed, each in enumerate(expected)]
+    assert env.set_wrapper_attr("level", 7) and env.get_wrapper_attr("level") == (7, 7)
+    env.unwrapped.level = [3]
+    assert env.unwrapped.vector_env.get_attr("level") == ([3], [3]) and "level" not in vars(env.unwrapped)
+    assert env.get_wrapper_attr("set_level")(5, plus=1) == tuple(each.set_level(5) for each in expected)
+    assert env.unwrapped.get_wrapper_attr("level") == (6, 6) and not env.has_wrapper_attr("levle")
+    with pytest.raises((TypeError, RuntimeError), match="missing 1 required positional argument: 'level'"):
+        env.get_wrapper_attr("set_level")()
+    env.step(env.sample_action())  # a refused call ends no worker
+
+
+def test_copies_of_an_env_over_a_simulator_are_refused_by_name(bridge):
+    for kind, replicate in itertools.product([SyncVectorEnv, AsyncVectorEnv], [copy.deepcopy, through_pickle]):
+        below = bridge(scripted(2), kind)
+        with pytest.raises(TypeError, match=r"GymnasiumEnv cannot be copied or pickled.* make a new env; load_state_dict"):
+            replicate(tw.TransformedEnv(below, T.NormalizeReward()))
+        check_transitions(below, scripted(2), steps=2)
 
 
 # Interrupts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,6 +15,35 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap.env import Env
 from torchwrap.spaces import Signature
+
+
+class SimulatorEnv(Env):
+    """Base of envs over a simulator outside of PyTorch: a new attribute is meant for it, and here would have no effect."""
+
+    host_stepped = True
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        is_set = not hasattr(self, name) and self._set_in_simulator(name, value)
+        return is_set or super().set_wrapper_attr(name, value, force=force)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_new = not name.startswith("_") and "_label" in vars(self) and not hasattr(self, name)
+        if not (is_new and self._set_in_simulator(name, value)):
+            super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # copy.deepcopy and pickle come here. Many simulators give a fresh env as their copy.
+        if not self.can_snapshot:
+            reason = "because a simulator outside of PyTorch holds some of its state"
+            remedy = "make a new env; load_state_dict(env.state_dict()) copies what transforms have learned"
+            raise TypeError(f"{self._name()} cannot be copied or pickled, {reason}: {remedy}.")
+        return super().__getstate__()
+
+    def _set_in_simulator(self, name: str, value: Any) -> bool:
+        """Sets an attribute of the simulator's envs, if they have it. Raises if they cannot be reached."""
+        reason = "because it does not hold the simulator's envs"
+        raise AttributeError(f"{self._name()} cannot set {name!r}, {reason}: set it on the simulator itself.")
+
 
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 
@@ -56,6 +86,51 @@ def signature(
         raise TypeError(f"{owner} needs info_keys as a list, but got the string {info_keys!r}.")
     device = validation.device(owner, device)
     return Signature(num_envs, observation_space, action_space, device, max_episode_steps, first_index)
+
+
+def are_numbers(values: Any, count: int) -> bool:
+    """Whether values are numbers or flags, one for each of some envs. NumPy would make NaN of None."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # of different lengths
+        return False
+    return array.dtype.kind in "biuf" and array.size == count
+
+
+def result(owner: str, call: str, space: Space[Any], value: Any, num_envs: int = 1) -> bool:
+    """Raises a TypeError or ValueError unless Gymnasium's `step` or `reset`, the `call`, has returned what it needs to.
+
+    Returns whether the observation consists of arrays of the space's dtypes, so that no cast can change a value.
+    """
+    names = STEP if call.startswith("step") else ("observation", "info")
+    if not isinstance(value, tuple | list) or len(value) != len(names) or not isinstance(value[-1], dict):
+        raise TypeError(f"{owner} needs {call} to return ({', '.join(names)}) with a dict as info, but got {value!r}.")
+    for name, number in zip(names[1:-1], value[1:-1], strict=True):
+        if not are_numbers(number, num_envs):
+            raise ValueError(f"{owner} needs {call} to return a {name} that is one number per env, but got {number!r}.")
+    return _observation(owner, call, space, value[0])
+
+
+def _observation(owner: str, call: str, space: Space[Any], value: Any) -> bool:
+    # As in `SyncVectorEnv`, other dtypes of the same kind fit. Workers would cast anything, and NumPy lets integers overflow.
+    is_exact = True
+    for path, leaf in spaces.leaves(space):
+        part, fits, dtype = value, False, np.dtype(leaf.dtype)
+        if not path and isinstance(part, np.ndarray) and part.dtype == dtype and part.shape == leaf.shape:
+            continue
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            part = spaces.at(value, path)
+            array = np.asarray(part)
+            is_exact &= array is part and array.dtype == dtype
+            fits = array.shape == (leaf.shape or ()) and np.can_cast(array.dtype, dtype, "same_kind")
+            if fits and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
+                fits = bool((array.astype(dtype) == array).all())
+        if not fits:
+            what = "".join([f"[{key!r}]" for key in path])
+            got = f"{part!r}{f' of {part.dtype}' if isinstance(part, np.ndarray) else ''}"
+            remedy = f"return {dtype} values of shape {leaf.shape}, or change observation_space"
+            raise ValueError(f"{owner} needs {call} to return observation{what} in {leaf}, but got {got}: {remedy}.")
+    return is_exact
 
 
 def numbers(

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from gymnasium import Wrapper
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from torchwrap.env import Options
+from torchwrap.interop import _checks
 
 _SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger ones are taken modulo this number."""
@@ -32,10 +33,12 @@ class Engine:
     has_threads = False  # of which one may still hold the results of an interrupted call
     max_episode_steps: int | None = None  # the time limit in force, where no spec of Gymnasium's has it
     observation: Any = None  # the last one of all rows
+    name = "from_gymnasium"  # in messages
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
         self.vector_env: Any = vector_env
         self.reads_info = reads_info
+        self._unchecked = {"step", "reset"}
         self.mode = self._read_mode()
         if self.mode not in self.modes:
             needed = f"a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}"
@@ -43,7 +46,7 @@ class Engine:
             raise ValueError(f"from_gymnasium needs {needed}, but got {self.mode}: {remedy}")
 
     def _read_mode(self) -> Any:
-        return (self.vector_env.metadata or {}).get("autoreset_mode")
+        return mode((self.vector_env.metadata or {}).get("autoreset_mode"))
 
     def step_limit(self) -> int | None:
         """The step limit that all envs share. Their `TimeLimit`s are not in the spec of a vector env."""
@@ -62,8 +65,16 @@ class Engine:
 
     def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
         """A step of all envs: rewards, flags and infos. With `rows`, a mask, the others return their last results again."""
-        self.observation, *result = self.vector_env.step(actions)
+        self.observation, *result = self._checked("step", self.vector_env.step(actions))
         return tuple(result)
+
+    def _checked(self, call: str, result: Any) -> Any:
+        """The first result of `step` and of `reset`, with numbers and observations of all envs."""
+        if call in self._unchecked:
+            num_envs, space = self.vector_env.num_envs, self.vector_env.single_observation_space
+            _checks.result(self.name, call, batch_space(space, num_envs), result, num_envs)
+            self._unchecked.remove(call)
+        return result
 
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
@@ -72,7 +83,7 @@ class Engine:
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         """Resets the rows of a mask, of which row *i* gets the seed `seed + i`."""
         # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
-        self.observation, _ = self._reset_mask(rows, seed, options)
+        self.observation, _ = self._checked("reset", self._reset_mask(rows, seed, options))
 
     def _reset_mask(self, rows: Any, seed: Any, options: Options | None) -> tuple[Any, dict[str, Any]]:
         mask_option = {} if rows.all() else {"reset_mask": rows}
@@ -101,20 +112,34 @@ class Sync(Engine):
         chosen = [True] * len(self._results) if rows is None else rows.tolist()
         batch = zip(self.vector_env.envs, iterate(self.vector_env.action_space, actions), self._results, chosen, strict=True)
         self._results = [env.step(action) if is_chosen else last for env, action, last, is_chosen in batch]
-        observations, *result, infos = zip(*self._results, strict=True)
-        self._set_observations(list(observations))
+        if "step" in self._unchecked:
+            self._check_steps(self._results)
+        try:
+            observations, reward, terminated, truncated, infos = zip(*self._results, strict=True)
+            self._set_observations(list(observations))
+        except Exception:  # NumPy's, which names no env
+            self._check_steps(self._results)
+            raise
         info: dict[str, Any] = {}
         for name in {name for entries in infos for name in entries} if self.reads_info else ():
             rows = [name in entries for entries in infos]
             value = infos[rows.index(True)][name]  # stands in where there is none
             info[name], info[f"_{name}"] = [entries.get(name, value) for entries in infos], np.array(rows)
-        return *result, info
+        return reward, terminated, truncated, info
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
+        space = self.vector_env.single_observation_space
         for row in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed + row
-            self._observations[row], _ = self.vector_env.envs[row].reset(seed=own_seed, options=options)
+            result = self.vector_env.envs[row].reset(seed=own_seed, options=options)
+            _checks.result(self.name, f"reset of env {row}", space, result)
+            self._observations[row] = result[0]
         self._set_observations(self._observations)
+
+    def _check_steps(self, results: list[Any]) -> None:
+        space = self.vector_env.single_observation_space
+        if all([_checks.result(self.name, f"step of env {row}", space, each) for row, each in enumerate(results)]):
+            self._unchecked.discard("step")
 
     def _set_observations(self, observations: list[Any]) -> None:
         self._observations = observations
@@ -216,6 +241,11 @@ class EnvPool(Engine):
 
     def render(self, rows: Any) -> Any:
         return self.vector_env.render(range(self.vector_env.num_envs) if rows is None else rows)
+
+
+def mode(value: Any) -> Any:
+    """An autoreset mode, from itself, its value or its name; anything else as it is."""
+    return next((each for each in AutoresetMode if value in (each, each.value, each.name)), value)
 
 
 def engine(vector_env: VectorEnv[Any, Any, Any], reads_info: bool = False) -> Engine:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import struct
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
+
+from torchwrap.interop import _checks
 
 PATIENCE = 5.0  # seconds in which workers can end by themselves before `close` terminates them
 CONSTRUCTOR = "its constructor"
+AGENT = "torchwrap_agent"
 
 
 class Workers:
@@ -31,7 +37,7 @@ class Workers:
 
     def __init__(self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False) -> None:
         self.vector_env, self._base, self._unfinished = vector_env, vector_env.unwrapped, False
-        self._name, self._has_threads = name, has_threads
+        self._name, self._has_threads, self.reach_envs = name, has_threads, isinstance(self._base, SyncVectorEnv)
         pipes, processes = (getattr(self._base, attribute, []) for attribute in ("parent_pipes", "processes"))
         if vector_env.closed or not all(isinstance(pipe, Connection) for pipe in pipes):
             pipes, processes = [], []
@@ -57,6 +63,27 @@ class Workers:
 
     def __exit__(self, kind: Any, *error: object) -> None:
         self._unfinished = kind is not None
+
+    def install_agents(self) -> None:
+        """Gives each worker an `Agent`, unless it would have to import torchwrap first."""
+        if self.processes and all(isinstance(process, ForkProcess) for process in self.processes):
+            with self:
+                self._base.set_attr(AGENT, Agent())
+                answers = self._base.call(AGENT, _check_results, self._base.single_observation_space)
+            self.reach_envs = all(error is None for _, error in answers)  # unless the workers of a Gymnasium differ
+
+    def each(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The results of a function of each of Gymnasium's envs, in its process; (None,) if they cannot be reached."""
+        if not self.reach_envs:
+            return (None,)
+        if isinstance(self._base, SyncVectorEnv):
+            return tuple([function(env, *args, **kwargs) for env in self._base.envs])
+        with self:
+            answers = self._base.call(AGENT, function, *args, **kwargs)
+        for index, (_, error) in enumerate(answers):
+            if error is not None:
+                raise RuntimeError(f"{self._name} needs every env to answer, but env {index} raised {error} in {args[0]}.")
+        return tuple([result for result, _ in answers])
 
     def close(self) -> None:
         """Closes the vector env: terminates and then kills the workers that do not end by themselves."""
@@ -142,6 +169,8 @@ class WorkerPipe(Connection):
         """Raises for a worker that has ended or does not answer (`error`), or that reports an exception (None)."""
         verb, arguments = self._message
         command, slow, cause, trace = arguments[0] if verb == "_call" else verb, False, None, ""
+        if command == AGENT:
+            command = arguments[1][1]
         try:
             index, _, cause, trace = self._errors.get(timeout=5.0 if error is None else 0.05)
             what = f"env {index} raised {cause!r} in {command}"
@@ -166,6 +195,59 @@ class WorkerPipe(Connection):
         patience = ", or pass a longer worker_timeout" if slow else ""
         self.fault = f"{self._name} needs every env to answer, but {what}. {remedy}{patience}."
         raise RuntimeError(f"{self.fault}\n\n{trace}".rstrip()) from cause
+
+
+class Agent:
+    """An attribute of an env in a worker: a function that Gymnasium calls there, and that finds the env in its caller's frame.
+
+    Returns the result of a function of the env, and None; or None, and the exception as text. The worker goes on.
+    """
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str | None]:
+        try:
+            result = function(sys._getframe(1).f_locals["env"], *args, **kwargs)
+            ForkingPickler.dumps(result)
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+        return result, None
+
+
+def find(env: Any, name: str) -> tuple[bool, Any] | None:
+    """Whether an attribute is a method, and its value if it is none; None if the env has no such attribute."""
+    if not env.has_wrapper_attr(name):
+        return None
+    value = env.get_wrapper_attr(name)
+    return callable(value), None if callable(value) else value
+
+
+def call(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """The result of a method of the env."""
+    return env.get_wrapper_attr(name)(*args, **kwargs)
+
+
+def assign(env: Any, name: str, value: Any) -> None:
+    """Sets an attribute of the env, on the layer that has it."""
+    env.set_wrapper_attr(name, value)
+
+
+def _check_results(env: Any, space: Any) -> None:
+    """From now on, `step` and `reset` check what they return before it is cast, and exceptions can be sent as they are."""
+    owner = type(env.unwrapped).__name__
+    for call in ("step", "reset"):
+        setattr(env, call, functools.partial(_checked, owner, call, space, getattr(env, call)))
+
+
+def _checked(owner: str, call: str, space: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        result = function(*args, **kwargs)
+    except Exception as error:
+        try:
+            ForkingPickler.loads(ForkingPickler.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
+    _checks.result(owner, call, space, result)
+    return result
 
 
 def construct(make_one: Callable[[], Any], parent: int, timeout: float | None) -> Any:

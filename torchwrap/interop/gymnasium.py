@@ -16,7 +16,7 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
@@ -48,8 +48,8 @@ def from_gymnasium(
 
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
-            result owns it from now on. EnvPool seeds its envs when it makes them: the first `reset` reports that seed, and
-            `reset` takes no other.
+            result owns it from now on. Its envs' results are checked, in forked workers as well. EnvPool seeds its envs when
+            it makes them: the first `reset` reports that seed, and `reset` takes no other.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
@@ -63,7 +63,8 @@ def from_gymnasium(
 
     Raises:
         TypeError: if `vector_env` is no vector env, or `info_keys` is a string.
-        ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is no transition.
+        ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is no transition, and for
+            envs with different spaces.
 
     >>> import gymnasium
     >>> mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
@@ -135,11 +136,10 @@ def _seconds(owner: str, worker_timeout: float | None) -> float | None:
     return None if worker_timeout is None else min(validation.positive(owner, "worker_timeout", worker_timeout), 1e9)
 
 
-class GymnasiumEnv(Env):
+class GymnasiumEnv(_checks.SimulatorEnv):
     """A Gymnasium vector env as a torchwrap env; made by `from_gymnasium`. It has no snapshots."""
 
     can_snapshot = False
-    host_stepped = True
 
     def __init__(
         self,
@@ -161,6 +161,10 @@ class GymnasiumEnv(Env):
             limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
             spec.max_episode_steps = None if limit == -1 else limit
         both = vector_env.single_observation_space, vector_env.single_action_space
+        for space, batched in zip(both, (vector_env.observation_space, vector_env.action_space), strict=True):
+            if batched not in (space, batch_space(space, vector_env.num_envs)):  # EnvPool has that of a single env
+                remedy = "observation_mode=(batch_space(space, num_envs), space) declares one that contains them all"
+                raise ValueError(f"from_gymnasium needs envs with one space, but got {batched} for envs of {space}: {remedy}.")
         limit = spec.max_episode_steps if spec is not None else engine.max_episode_steps
         device = validation.device("from_gymnasium", device)
         signature = Signature(vector_env.num_envs, *both, device, limit, first_index)
@@ -169,6 +173,7 @@ class GymnasiumEnv(Env):
         if isinstance(info_keys, str):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
         self.vector_env, self._engine = vector_env, engine
+        engine.name = self._name()
         self.same_step, self.can_repeat = engine.mode is AutoresetMode.SAME_STEP, engine.can_repeat
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, spaces.REWARD)
         for space in self.info_spaces.values():
@@ -178,6 +183,7 @@ class GymnasiumEnv(Env):
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
         self._workers = _workers.Workers(vector_env, self._name(), worker_timeout, engine.has_threads)
+        self._workers.install_agents()
         with self._workers:
             own_limit = engine.step_limit()
         if own_limit is not None and (limit is None or own_limit < limit):
@@ -203,6 +209,11 @@ class GymnasiumEnv(Env):
         with self._workers:
             live = None if self._live is None else self._live.numpy()
             reward, terminated, truncated, info = self._engine.step(actions, live)
+        columns = (("reward", reward, np.float32), ("terminated", terminated, np.bool_), ("truncated", truncated, np.bool_))
+        for name, values, _ in columns:
+            if not _checks.are_numbers(values, self.num_envs):
+                needed = f"{self._name()} needs step to return a {name} that is one number per env"
+                raise ValueError(f"{needed}, but got {values!r}.")
         successor = self._to_tensors(self._engine.observation)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:
@@ -210,16 +221,24 @@ class GymnasiumEnv(Env):
             if done.any():
                 has_final = self._engine.has_final(info, done)
             if has_final.any():
-                rows, space = np.flatnonzero(has_final), self.single_observation_space
-                batch = concatenate(space, tuple(info["final_obs"][rows]), create_empty_array(space, len(rows)))  # type: ignore[arg-type]
-                successor[spaces.tensor(rows, self.device)] = self._to_tensors(batch)
-        columns = (("reward", reward, np.float32), ("terminated", terminated, np.bool_), ("truncated", truncated, np.bool_))
+                rows = np.flatnonzero(has_final)
+                successor[spaces.tensor(rows, self.device)] = self._to_tensors(self._final_observations(info, rows))
         result = {"observation": successor}
         for name, values, dtype in columns:
             result[name] = spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
         if self.info_spaces:
             result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
         return tensordict(result, self.num_envs)
+
+    def _final_observations(self, info: dict[str, Any], rows: NDArray[np.intp]) -> Any:
+        space, final = self.single_observation_space, info.get("final_obs")
+        try:
+            # One per env, as Gymnasium's; or a batch of a Dict or Tuple.
+            each = list(iterate(self.observation_space, final)) if isinstance(final, dict) else final
+            return concatenate(space, tuple([each[row] for row in rows]), create_empty_array(space, len(rows)))  # type: ignore[arg-type,index]
+        except Exception as error:
+            needed = f'info["final_obs"] to hold the final observations of envs {rows.tolist()} in SAME_STEP'
+            raise ValueError(f"{self._name()} needs {needed}, but got {final!r}.") from error
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         rows = mask.numpy()
@@ -264,6 +283,25 @@ class GymnasiumEnv(Env):
     def _to_tensors(self, observation: Any) -> spaces.Value:
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
 
+    def has_wrapper_attr(self, name: str) -> bool:
+        return super().has_wrapper_attr(name) or None not in self._workers.each(_workers.find, name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        found = (None,) if hasattr(self, name) else self._workers.each(_workers.find, name)
+        if None in found:
+            return super().get_wrapper_attr(name)
+        if all(is_method for is_method, _ in found):
+            return functools.partial(self._workers.each, _workers.call, name)
+        return tuple([value for _, value in found])
+
+    def _set_in_simulator(self, name: str, value: Any) -> bool:
+        if not self._workers.reach_envs:
+            return super()._set_in_simulator(name, value)
+        is_found = None not in self._workers.each(_workers.find, name)
+        if is_found:
+            self._workers.each(_workers.assign, name, value)
+        return is_found
+
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
@@ -304,9 +342,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     def __init__(self, env: Env, autoreset_mode: AutoresetMode | str) -> None:
         self.env = _checks.env("to_gymnasium", env)
-        modes = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
-        mode = next((mode for mode in modes if autoreset_mode in (mode, mode.value)), None)
-        if mode is None:
+        mode = _engines.mode(autoreset_mode)
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
             raise ValueError(f"to_gymnasium needs AutoresetMode.SAME_STEP or DISABLED, but got {autoreset_mode!r}: {remedy}.")
         self.metadata = {**env.metadata, "autoreset_mode": mode}

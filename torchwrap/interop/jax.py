@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.rows import RowMask, tensordict
-from torchwrap.env import Env, Options
+from torchwrap.env import Options
 from torchwrap.interop import _checks
 from torchwrap.random import Stream, bits
 from torchwrap.spaces import Signature
@@ -212,10 +212,9 @@ def _make(owner: str, reset: Callable[..., Any], step: Callable[..., Any], *desc
     return JaxEnv(JaxFunctions(owner, reset, step, signature, list(info_keys)), signature, name)
 
 
-class JaxEnv(Env):
+class JaxEnv(_checks.SimulatorEnv):
     """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`. It has snapshots."""
 
-    host_stepped = True
     packed_state: Tensor
 
     def __init__(self, functions: JaxFunctions, signature: Signature, name: str) -> None:
@@ -357,6 +356,10 @@ class JaxFunctions:
 
     def __deepcopy__(self, memo: Any) -> JaxFunctions:
         return self  # without state; a copy would be compiled again
+
+    def __reduce__(self) -> NoReturn:
+        remedy = "pickle env.snapshot(), and restore it in an env that is made in the same way"
+        raise TypeError(f"{self.owner} makes an env that cannot be pickled, because its functions are compiled: {remedy}.")
 
 
 def _pack(state: Any) -> jax.Array:

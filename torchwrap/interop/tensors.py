@@ -14,7 +14,7 @@ from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask, tensordict
-from torchwrap.env import Env, Options
+from torchwrap.env import Options
 from torchwrap.interop import _checks
 from torchwrap.spaces import Signature
 
@@ -99,11 +99,10 @@ def from_functions(
     return TensorEnv(functions, signature, reset_by, final_key, reuses_memory, list(info_keys))
 
 
-class TensorEnv(Env):
+class TensorEnv(_checks.SimulatorEnv):
     """A simulator on tensors as a torchwrap env; made by `from_functions`. It has no snapshots."""
 
     can_snapshot = False
-    host_stepped = True
     elapsed = EpisodeClock()
     # Rows that the simulator has reset in its step, and `_reset` has not returned yet.
     already_reset = EnvBuffer((), torch.bool)
