@@ -56,8 +56,8 @@ def test_evaluate_below_reward_transforms_returns_raw_return():
 
 def test_evaluate_freezes_statistics_and_restores_modes():
     env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeObservation(), T.NormalizeReward())
-    env.transforms[1].eval()
     tw.rollout(env, None, 5)
+    env.transforms[1].eval()
     before = {name: value.clone() for name, value in env.state_dict().items()}
     tw.evaluate(env, None, 8)
     assert all((value == before[name]).all() for name, value in env.state_dict().items())
@@ -74,6 +74,7 @@ def impatient(monkeypatch):
 
 def test_evaluate_of_an_env_that_never_ends_raises_and_restores_the_modes(impatient):
     env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=(2, 10**9)), T.NormalizeReward())  # one env starts with a short one
+    env.step(env.reset().set("action", env.sample_action()))
     message = r"evaluate needs episodes that end, but an episode of .* has taken 7 steps.*TimeLimit.*max_steps"
     with pytest.raises(RuntimeError, match=message):
         tw.evaluate(env, None, 2)

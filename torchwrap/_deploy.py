@@ -78,7 +78,7 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
 
     >>> import torchwrap as tw; from torchwrap import transforms as T
     >>> env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.NormalizeObservation(), T.FrameStackObservation(2))
-    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    >>> _, network = env.reset(seed=0), nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
     >>> module = deploy(env, lambda td: network(td["observation"]).argmax(-1))
     >>> action, state = module(torch.zeros(3, 4), module.initial_state(3))
     >>> action.shape, {name: tensor.shape for name, tensor in state.items()}

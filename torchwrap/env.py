@@ -179,6 +179,10 @@ class Env(BatchedModule):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
             self._check_options(options)
+        if not torch.compiler.is_compiling():
+            for name, part in self.named_modules():
+                if isinstance(part, BatchedModule) and not part.training:
+                    part._warn_untrained(f"{self._name()}: {name}")
         rows = RowMask.full(self.num_envs, self.device) if mask is None else RowMask(mask, synchronize=self.host_stepped)
         self._unfinished = "reset()"
         if root is not None and not rows.any():

@@ -102,7 +102,8 @@ def test_running_mean_std_equals_gymnasiums_without_its_prior():
 def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, monkeypatch):
     def recorded():
         env = scripted(T.NormalizeObservation(), T.NormalizeReward(0.5), episode_lengths=lengths)
-        env.eval().reset(seed=0)
+        with pytest.warns(UserWarning, match="statistics that have no sample"):
+            env.eval().reset(seed=0)
         td, rows, history = env.train().reset(mask=torch.tensor([False, True, True, False])), torch.arange(4), []
         for number in range(20):
             _, td = step(env, td)
@@ -115,6 +116,16 @@ def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, 
     monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
     assert_same(recorded(), expected)
     assert (expected["NormalizeObservation.statistics.count"][-1] > 2 + 20 * 4).all()
+
+
+def test_statistics_without_a_sample_warn_where_they_normalize_in_eval():
+    grouped = T.ObservationGroups({"raw": [], "normal": [T.NormalizeObservation()]})
+    env, network = scripted(grouped, T.NormalizeReward()).eval(), lambda td: td["observation", "raw"].repeat(1, 6)[:, :6]
+    for call in (env.reset, lambda: tw.evaluate(env, network, 1), lambda: tw.deploy(env, network)):
+        with pytest.warns(UserWarning, match=r"normalizes in eval\(\) with statistics that have no sample: load_state"):
+            call()
+    step(env.train(), env.reset())
+    env.eval().reset(), tw.evaluate(env, network, 1), tw.deploy(env, network)  # a warning is an error
 
 
 @pytest.mark.parametrize("lengths", quick(LENGTHS, *LENGTHS[:2]), ids=str)

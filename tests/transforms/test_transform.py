@@ -45,6 +45,7 @@ def test_transform_masked_reset_and_snapshot_keep_the_callers_root():
 STATEFUL = ["RecordEpisodeStatistics", "FrameStackObservation", "NormalizeReward", "TimeLimit"]
 
 
+@pytest.mark.filterwarnings("ignore:.*no sample")
 def test_transform_stateless_standalone_equals_the_one_in_an_env():
     for name in TYPICAL.keys() - STATEFUL:
         env, plain = scripted(TYPICAL[name]()).eval(), scripted()

@@ -121,6 +121,9 @@ class BatchedModule(nn.Module):
     def _check_arguments(self, *args: Any, **kwargs: Any) -> None:
         """Raises for arguments that no constructor takes, before one complains about something else."""
 
+    def _warn_untrained(self, owner: str) -> None:
+        """Warns if a reset in eval mode finds statistics that have counted nothing; `owner` says where."""
+
     def _fix(self) -> None:
         """From now on, no constructor argument and no submodule of now can be assigned."""
         settable = {name for name in self._constructor_arguments if getattr(getattr(type(self), name, None), "fset", None)}

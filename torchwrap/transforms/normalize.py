@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import gymnasium
@@ -113,6 +114,7 @@ class RunningMeanStd(BatchedModule):
 
     def frozen(self, epsilon: float) -> FrozenMeanStd:
         """What `normalize` computes from now on, without the sums."""
+        self._warn_untrained("A deployed policy")
         mean, var = self._moments()
         scale = (var + epsilon).rsqrt()
         return FrozenMeanStd(self.reference.clone(), mean.to(self.reference.dtype), scale.to(self.reference.dtype))
@@ -127,6 +129,11 @@ class RunningMeanStd(BatchedModule):
         for buffer, value in zip(buffers, (reference, *sums), strict=True):
             buffer.copy_(value.view_as(buffer))
         self.synced.copy_(sums)
+
+    def _warn_untrained(self, owner: str) -> None:
+        if not self.count.is_meta and not self.count.any():
+            remedy = "load_state_dict() loads those of a trained env, and train() learns them"
+            warnings.warn(f"{owner} normalizes in eval() with statistics that have no sample: {remedy}.", stacklevel=4)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
