@@ -27,6 +27,14 @@ class OtherVectorEnv(SyncVectorEnv):
     """A vector env that `from_gymnasium` steps as a whole, as it does all but `SyncVectorEnv`."""
 
 
+class RewardTerms(T.Transform):
+    """Twice the reward as `twice` of the info, and half of it as `half` of its `terms`, next to what is no number."""
+
+    def step(self, td):
+        info, reward = td.get("info", TensorDict({}, td.batch_size)), td["reward"]
+        return td.set("info", info.update({"twice": 2 * reward, "terms": {"half": reward / 2}, "vector": reward.repeat(1, 2)}))
+
+
 # Stepping.
 
 

@@ -10,7 +10,9 @@ pytest.importorskip("rl_games")
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from helpers import RewardTerms
 from rl_games.common import env_configurations, vecenv
+from rl_games.common.algo_observer import IsaacAlgoObserver
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -42,7 +44,7 @@ def make_runner(tmp_path, monkeypatch):
     )
     from rl_games.torch_runner import Runner
 
-    def make(make_env, num_actors=2, *, discrete=False, network=(), sac=False, seed=1, **config):
+    def make(make_env, num_actors=2, *, discrete=False, network=(), sac=False, seed=1, observer=None, **config):
         for registry in (vecenv.vecenv_config, env_configurations.configurations):
             monkeypatch.setitem(registry, "torchwrap", None)  # register replaces it, and the end of the test removes it
         register("torchwrap", make_env)
@@ -59,7 +61,7 @@ def make_runner(tmp_path, monkeypatch):
         algo, model = ("a2c_discrete", "discrete_a2c") if discrete else ("a2c_continuous", "continuous_a2c_logstd")
         algo, model = ("sac", "soft_actor_critic") if sac else (algo, model)
         params = {"algo": {"name": algo}, "model": {"name": model}, "network": {**NETWORK, "space": space, **dict(network)}}
-        runner = Runner()
+        runner = Runner(observer)
         runner.load({"params": {"seed": seed, "torch_threads": 1, "config": config, **params}})
         return runner
 
@@ -148,6 +150,15 @@ def test_runner_trains_a_central_value_network_on_the_states(make_runner):
     agent.train()
     assert agent.central_value_net.model.running_mean_std.running_mean.shape == (5,)
     assert agent.model.running_mean_std.running_mean.shape == (3,)
+
+
+def test_isaac_observer_logs_the_numbers_of_the_info(make_runner, monkeypatch):
+    make_env = lambda num_envs: tw.TransformedEnv(ScriptedEnv(num_envs, (3,), 2), RewardTerms(), T.ScaleReward(9))  # noqa: E731
+    agent, logged = make_agent(make_runner(make_env, observer=IsaacAlgoObserver(), max_epochs=1)), {}
+    monkeypatch.setattr(agent.writer, "add_scalar", lambda name, value, step: logged.setdefault(name, float(value)))
+    agent.train()
+    assert (logged["Episode/twice"], logged["Episode/terms/half"]) == (3, 0.75)  # rewards 1 and 2
+    assert "Episode/vector" not in logged
 
 
 def test_runner_rescales_clipped_actions_to_the_box(make_runner):

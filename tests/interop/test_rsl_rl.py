@@ -7,7 +7,7 @@ pytest.importorskip("rsl_rl")
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from helpers import AOT, Held
+from helpers import AOT, Held, RewardTerms
 from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 
@@ -151,7 +151,8 @@ def test_training_in_inference_mode_leaves_an_env_that_steps_and_restores_outsid
 
 def test_logger_writes_the_mean_over_episodes(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    env = to_rsl_rl(tw.TransformedEnv(ScriptedEnv(3, (1,), (1, 3, 3)), T.RecordEpisodeStatistics(), T.ScaleReward(100)))
+    transforms = RewardTerms(), T.RecordEpisodeStatistics(), T.ScaleReward(100)
+    env = to_rsl_rl(tw.TransformedEnv(ScriptedEnv(3, (1,), (1, 3, 3)), *transforms))
     runner = OnPolicyRunner(env, config(steps=3), log_dir=str(tmp_path))
     runner.logger.git_status_repos = []  # it writes the diffs of these repositories
     runner.learn(1)
@@ -159,6 +160,22 @@ def test_logger_writes_the_mean_over_episodes(tmp_path):
     # In the first step the return 1 of length 1, in the third one twice the return 6 of length 3.
     assert [event.value for event in events.Scalars("Episode/episode_return")] == [pytest.approx((1 + 6 + 6) / 3)]
     assert [event.value for event in events.Scalars("Episode/episode_length")] == [pytest.approx((1 + 3 + 3) / 3)]
+    # The mean reward of all steps is 16 / 9: 1, 1 and 2 of env 0; 1, 2 and 3 of the others.
+    assert [event.value for event in events.Scalars("Episode/twice")] == [pytest.approx(32 / 9)]
+    assert [event.value for event in events.Scalars("terms/half")] == [pytest.approx(8 / 9)]
+    assert "Episode/vector" not in events.Tags()["scalars"]
+
+
+def test_runner_saves_what_the_env_has_learned_and_loads_it(tmp_path):
+    env, path = make_learned(), tmp_path / "model.pt"
+    runner = OnPolicyRunner(to_rsl_rl(env), config())
+    runner.learn(1)
+    runner.save(path)
+    loaded, unloaded = make_learned(2), make_learned(2)
+    OnPolicyRunner(to_rsl_rl(loaded), config()).load(path)
+    OnPolicyRunner(to_rsl_rl(unloaded), config()).load(path, {"actor": True, "env": False})
+    for name, value in env.state_dict().items():
+        assert (loaded.state_dict()[name] == value).all() and (unloaded.state_dict()[name] != value).any(), name
 
 
 # The bootstrap.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
+from helpers import RewardTerms
 from skrl.agents.torch.ppo import PPO
 from skrl.agents.torch.sac import SAC
 from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
@@ -240,16 +241,31 @@ def test_true_successors_refuses_an_env_without_them_and_several_agents():
         train(env, agents, 2)
 
 
-# Infos, seeds, rendering.
+# Checkpoints, infos, seeds, rendering.
+
+
+def test_agent_that_knows_the_env_saves_and_loads_what_it_has_learned(tmp_path):
+    envs = [tw.TransformedEnv(ScriptedEnv(n, (1,), 2), T.NormalizeObservation()) for n in (3, 2)]
+    agents = [make_agent(SAC, to_skrl(env), 4, learning_starts=NEVER, random_timesteps=NEVER) for env in envs]
+    for env, agent in zip(envs, agents, strict=True):
+        agent.checkpoint_modules = {"env": to_skrl(env)}
+    train(agents[0].checkpoint_modules["env"], agents[0], 4)
+    agents[0].save(str(tmp_path / "agent.pt"))
+    agents[1].load(str(tmp_path / "agent.pt"))
+    assert all((value == envs[1].state_dict()[name]).all() for name, value in envs[0].state_dict().items())
+    assert int(envs[1].transforms[0].statistics.count) == 3 + 3 * 4 + 3 * 2 and not envs[1].training
 
 
 def test_episode_statistics_are_logged_by_skrls_trainer_as_means_of_the_finished_episodes():
-    inner = tw.TransformedEnv(ScriptedEnv(3, (1,), (2, 3, 2)), T.RecordEpisodeStatistics())
+    inner = tw.TransformedEnv(ScriptedEnv(3, (1,), (2, 3, 2)), RewardTerms(), T.RecordEpisodeStatistics())
     env = to_skrl(tw.TransformedEnv(inner, T.ClipReward(-1, 1)))  # of the rewards below
     agent = make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER)
     train(env, agent, 3)
     # Envs 0 and 2 end with 1 + 2 after step 2, env 1 with 1 + 2 + 3 after step 3.
     assert agent.tracking_data["Info / return"] == [3, 6] and agent.tracking_data["Info / length"] == [2, 3]
+    # Rewards 1, 1, 1; 2, 2, 2; and 1, 3, 1.
+    assert agent.tracking_data["Info / twice"] == pytest.approx([2, 4, 10 / 3])
+    assert agent.tracking_data["terms/half"] == pytest.approx([1 / 2, 1, 5 / 6]) and "Info / vector" not in agent.tracking_data
     env = to_skrl(ScriptedEnv(2, (1,), 1))
     env.reset()
     assert "episode" not in env.step(torch.zeros(2, 6))[-1]

@@ -1,4 +1,4 @@
-"""Checks that the adapters to other libraries share. All of them run at construction."""
+"""Checks and logs that the adapters to other libraries share. The checks run at construction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Discrete, MultiDiscrete
+from tensordict import TensorDict
+from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
@@ -64,6 +66,12 @@ def starts_at_zero(owner: str, what: str, space: Space[Any]) -> None:
     if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
         remedy = f"put transforms.Transform{what.title()}(func, {what}_space) on the env"
         raise ValueError(f"{owner} needs {what}s that start at 0, but got {space}: {remedy}.")
+
+
+def logs(successor: TensorDict) -> dict[str, Tensor]:
+    """For a trainer's logs: the entries of info that are one number per env, float32 `(num_envs,)`; "a/b" if nested."""
+    entries = successor["info"].flatten_keys("/").items() if "info" in successor.keys() else ()
+    return {name: value.flatten().float() for name, value in entries if value.numel() == len(value)}
 
 
 def signature(

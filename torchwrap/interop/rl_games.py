@@ -73,7 +73,8 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
     Returns:
         The `IVecEnv`. Its `step(actions)`, `(num_envs,)` int64 or `(num_envs, n)` float32, returns the observations to act on
         next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and `infos` with "time_outs", `(num_envs,)` bool:
-        truncated and not terminated; and "final_observation", the true successor.
+        truncated and not terminated; "final_observation", the true successor; and, if the env has an info, "episode" with its
+        numbers `(num_envs,)`, such as terms of the reward, of which rl_games' `IsaacAlgoObserver` logs the means.
 
     Raises:
         TypeError, ValueError: for spaces that rl_games does not take.
@@ -112,6 +113,8 @@ class RlGamesVecEnv(IVecEnv):
         successor = transition["next"]
         time_outs = (successor["truncated"] & ~successor["terminated"]).squeeze(-1)
         infos = {"time_outs": time_outs, "final_observation": self._parts(successor["observation"])}
+        if episode := _checks.logs(successor):
+            infos["episode"] = episode
         return self._parts(td["observation"]), successor["reward"].squeeze(-1), successor["done"].squeeze(-1), infos
 
     def seed(self, seed: int) -> None:

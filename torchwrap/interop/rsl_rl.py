@@ -26,7 +26,12 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
     The env is reset here, because the runner does not reset it. Tensors are passed on without copies.
 
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation acted in. With
-    "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`, it is the value of the final observation.
+    "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`, it is the value of the final observation,
+    and `runner.save` and `runner.load` include `env.state_dict()`, what the transforms have learned. rsl_rl's own algorithms
+    save none of it: `runner.save(path, infos=env.state_dict())`, then `env.load_state_dict(runner.load(path))`.
+
+    rsl_rl exports the policy alone, for transformed observations. `torchwrap.deploy(env, policy)` exports the transforms too,
+    with `lambda td: network(TensorDict({"policy": td["observation"]}, td.batch_size))`, of `runner.get_inference_policy()`.
 
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, which becomes the group
@@ -39,8 +44,9 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
     Returns:
         The `VecEnv`. Its `step(actions)`, float32 `(num_envs, num_actions)`, returns the groups in a TensorDict, rewards
         `(num_envs,)` float32, dones `(num_envs,)` int64, and `extras` with "time_outs", `(num_envs,)` bool: truncated and not
-        terminated; and "final_obs", the groups of the true successor. With `transforms.RecordEpisodeStatistics` on the env,
-        `extras["log"]` holds the returns and lengths of the episodes that ended in this step, and rsl_rl logs the means.
+        terminated; and "final_obs", the groups of the true successor. `extras["log"]`, of which rsl_rl logs the means, holds
+        the numbers of the env's info, such as terms of the reward; and, with `transforms.RecordEpisodeStatistics` on the env,
+        the returns and lengths of the episodes that ended in this step.
 
         `learn(..., init_at_random_ep_len=True)` moves `env.elapsed_steps`, and needs an env with a time limit.
 
@@ -108,8 +114,11 @@ class RslRlVecEnv(VecEnv):
         extras: dict[str, Any] = {"final_obs": self._groups(successor["observation"])}
         if not self.cfg.get("is_finite_horizon", False):
             extras["time_outs"] = (successor["truncated"] & ~successor["terminated"]).squeeze(-1)
+        log = _checks.logs(successor)
         if self._log_keys and done.any():  # waits for the device; rsl_rl's mean of no episodes would be NaN
-            extras["log"] = {key: successor[key][done, 0].float() for key in self._log_keys}
+            log |= {key: successor[key][done, 0].float() for key in self._log_keys}
+        if log:
+            extras["log"] = log
         self._observations = self._groups(td["observation"])
         return self._observations, successor["reward"].squeeze(-1), done.long(), extras
 
@@ -128,9 +137,14 @@ def _check_space(what: str, space: Space[Any], flatten: str = "", cast: str = ""
 class PPO(algorithms.PPO):
     """rsl_rl's PPO, with the value of the true final observation at a time-out instead of that of the observation before.
 
+    Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict", which is loaded unless `load_cfg` has
+    `"env": False`.
+
     In the runner's config: `"algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", ...}`. The env has to put
     `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does.
     """
+
+    env: Env | None = None
 
     def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         if "time_outs" in extras:
@@ -143,3 +157,17 @@ class PPO(algorithms.PPO):
             rewards = rewards + self.gamma * values * extras["time_outs"].to(self.device)
             extras = {key: value for key, value in extras.items() if key != "time_outs"}
         super().process_env_step(obs, rewards, dones, extras)
+
+    @staticmethod
+    def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict[str, Any], device: str) -> PPO:
+        alg: PPO = algorithms.PPO.construct_algorithm(obs, env, cfg, device)
+        alg.env = env.env if isinstance(env, RslRlVecEnv) else None
+        return alg
+
+    def save(self) -> dict[str, Any]:
+        return super().save() | ({} if self.env is None else {"env_state_dict": self.env.state_dict()})
+
+    def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
+        if self.env is not None and "env_state_dict" in loaded_dict and (load_cfg or {}).get("env", True):
+            self.env.load_state_dict(loaded_dict["env_state_dict"], strict)
+        return super().load(loaded_dict, load_cfg, strict)

@@ -28,8 +28,12 @@ def to_skrl(env: Env) -> SkrlEnv:
     `truncated` `(num_envs, 1)` bool. All tensors stay on the env's device, are not copied, and are the caller's.
 
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see `true_successors`), and the env's own
-    info. If the env has `RecordEpisodeStatistics`, "episode" holds the mean "return" and "length" of the episodes that ended
-    in this step, which skrl's trainers log.
+    info. "episode", which skrl's trainers log, holds the means over envs of the numbers in that info, such as terms of the
+    reward. If the env has `RecordEpisodeStatistics`, it also holds the mean "return" and "length" of the episodes that ended
+    in this step.
+
+    An agent saves and loads what the transforms have learned if it knows the env: `agent.checkpoint_modules["env"] = env`,
+    with the torchwrap env or the skrl one. `load` puts it in eval mode, as every module: `env.train()` goes on learning.
 
     With several envs, `step` returns the initial observations of finished envs. With a single one, skrl's trainers call
     `reset` at the end of an episode: `step` returns the final observation, and that `reset` the initial one of the next.
@@ -111,8 +115,11 @@ class SkrlEnv(Wrapper):
         successor, following = transition["next"], self._flat(td["observation"])
         final, done = self._flat(successor["observation"]), successor["done"]
         infos: dict[str, Any] = {**successor.get("info", {}), "final_observations": final}
+        episode = {name: value.mean() for name, value in _checks.logs(successor).items()}
         if self._recorder is not None and done.any():
-            infos["episode"] = {name: successor[key][done].float().mean() for name, key in self._recorder.keys.items()}
+            episode |= {name: successor[key][done].float().mean() for name, key in self._recorder.keys.items()}
+        if episode:
+            infos["episode"] = episode
         if self.num_envs == 1:
             self._pending = following if done else None
             following = final

@@ -41,6 +41,9 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. TorchRL's global seeds have
     no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
 
+    TorchRL's `Collector.state_dict()` leaves out what `env` has learned, such as running statistics: save `env.state_dict()`
+    next to it. `Collector.load_state_dict` then needs `strict=False`.
+
     Args:
         env: any env, compiled or not. The result owns it from now on.
 
@@ -123,7 +126,7 @@ def _extra_values(env: Env) -> TensorDict:
     for layer in reversed(layers(env)):
         if isinstance(layer, HumanRendering | RecordVideo):  # they would show or write frames
             memo[id(layer)] = copy.deepcopy(layer.env, memo)
-    probe = copy.deepcopy(env, memo)
+    probe = copy.deepcopy(env, memo).train()
     probe.reset(seed=0)
     return probe.transition(probe.sample_action())[0]["next"].exclude("observation", "reward", *_FLAGS)
 
