@@ -8,11 +8,12 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from stable_baselines3 import PPO, SAC
+from stable_baselines3 import PPO, SAC, HerReplayBuffer
+from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, VecTransposeImage, is_vecenv_wrapped
+from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan, VecMonitor, VecNormalize, VecTransposeImage
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -20,6 +21,7 @@ from torchwrap.interop.sb3 import to_sb3
 from torchwrap.testing import ScriptedEnv
 
 IMAGE = Box(0, 255, (36, 40, 3), np.uint8)
+DISABLED = gymnasium.vector.AutoresetMode.DISABLED
 
 
 def play(venv, num_steps):
@@ -160,7 +162,7 @@ def test_dict_observations_reach_a_multi_input_policy():
     assert space.contains({**info["terminal_observation"], "a": np.int64(info["terminal_observation"]["a"])})
     assert info["terminal_observation"]["a"] == 1
     model = PPO("MultiInputPolicy", venv, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
-    assert is_vecenv_wrapped(model.get_env(), VecTransposeImage)
+    assert isinstance(model.get_env(), VecTransposeImage)
     model.learn(16)
 
 
@@ -201,6 +203,32 @@ def test_vec_normalize_equals_that_over_dummy_vec_env():
     ours.close()
 
 
+# Statistics that the env has learned.
+
+
+def make_normalized(num_envs):
+    transforms = T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward()
+    return tw.TransformedEnv(tw.make("Pendulum-v1", num_envs, max_episode_steps=20), *transforms)
+
+
+def test_callbacks_save_and_copy_what_the_env_has_learned(tmp_path):
+    env, eval_env = make_normalized(4), make_normalized(2).eval()
+    model = PPO("MlpPolicy", VecCheckNan(to_sb3(env)), n_steps=16, batch_size=64, n_epochs=1, device="cpu", seed=0)
+    checkpoints = CheckpointCallback(16, str(tmp_path), save_vecnormalize=True)
+    model.learn(128, [checkpoints, EvalCallback(VecCheckNan(to_sb3(eval_env)), eval_freq=16, verbose=0)])
+    path = tmp_path / "rl_model_vecnormalize_128_steps.pkl"
+    loaded = [VecNormalize.load(path, wrap(to_sb3(make_normalized(3)))) for wrap in (lambda venv: venv, VecCheckNan)]
+    for other in (eval_env, *(venv.unwrapped.env for venv in loaded)):
+        for name, value in env.state_dict().items():
+            assert (other.state_dict()[name] == value).all() and value.any(), name
+    loaded[0].training = False
+    assert not loaded[0].unwrapped.env.training and not loaded[0].training
+    with pytest.raises(AttributeError, match="to_sb3 needs another env for another normalization"):
+        loaded[0].norm_reward = False
+    with pytest.raises(TypeError, match=r"VecNormalize.load needs a venv from to_sb3.*DummyVecEnv"):
+        VecNormalize.load(path, DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")]))
+
+
 # Attributes, methods, seeds, rendering.
 
 
@@ -222,6 +250,15 @@ def test_attributes_are_read_and_set_as_sb3_does():
         assert owner.difficulty == 3 and layer.get_attr("difficulty", indices=[1]) == [3]
         with pytest.raises(ValueError, match=r"set_attr for all 3 envs.*\[1\]"):
             layer.set_attr("difficulty", 4, indices=[1])
+    makers = [lambda: Balanced(gymnasium.make("CartPole-v1"))] * 3
+    simulator = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=DISABLED)
+    venv = to_sb3(tw.TransformedEnv(tw.from_gymnasium(simulator), T.TimeLimit(9)))
+    for number, single in enumerate(simulator.envs):
+        single.unwrapped.gravity = number
+    assert venv.get_attr("gravity") == [0, 1, 2] and venv.get_attr("gravity", indices=[2, 0]) == [2, 0]
+    venv.set_attr("gravity", 7)
+    assert [single.unwrapped.gravity for single in simulator.envs] == [7] * 3
+    assert venv.env_method("fall", 2, indices=[1]) == [14]
 
 
 def test_env_is_monitored_if_it_has_record_episode_statistics():
@@ -254,6 +291,52 @@ def test_options_reach_the_env_once_and_must_agree():
     venv.close()
 
 
+class Balanced(gymnasium.Wrapper):
+    def fall(self, factor):
+        return factor * self.get_wrapper_attr("gravity")
+
+    def step(self, action):
+        *result, info = self.env.step(action)
+        return *result, {**info, "is_success": float(result[0][0] > 0)}
+
+
+def test_infos_are_scalars_that_monitor_writes_as_those_of_sb3s_envs(tmp_path):
+    makers = [lambda: Balanced(gymnasium.make("CartPole-v1", max_episode_steps=12))] * 3
+    vector_env = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=DISABLED)
+    ours = to_sb3(tw.from_gymnasium(vector_env, info_keys=["is_success"]))
+    written = []
+    for venv in (ours, DummyVecEnv(makers)):
+        venv = VecMonitor(venv, str(tmp_path / str(len(written))), info_keywords=("is_success",))
+        venv.seed(0)
+        venv.reset()
+        generator = np.random.default_rng(0)
+        infos = [info for _ in range(60) for info in venv.step(generator.integers(0, 2, 3))[-1] if "episode" in info]
+        lines = (tmp_path / f"{len(written)}.monitor.csv").read_text().splitlines()[2:]
+        written.append(([info["is_success"] for info in infos], [line.split(",")[:2] + line.split(",")[3:] for line in lines]))
+        venv.close()
+    assert written[0] == written[1] and {*written[0][0]} == {0.0, 1.0} and not any(map(np.ndim, written[0][0]))
+
+
+class Reach(ScriptedEnv):
+    def compute_reward(self, achieved_goal, desired_goal, infos):
+        return -torch.as_tensor(achieved_goal - desired_goal).norm(dim=-1)
+
+
+def test_her_computes_rewards_of_new_goals_that_no_transform_changes():
+    goals = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), Box(-np.inf, np.inf, (1,), np.float32))
+
+    def sample(transform):
+        venv = to_sb3(tw.TransformedEnv(Reach(2, observation_space=Dict(goals), episode_lengths=3), transform))
+        her = {"replay_buffer_class": HerReplayBuffer, "learning_starts": 10**6, "buffer_size": 100, "device": "cpu"}
+        return SAC("MultiInputPolicy", venv, **her).learn(24).replay_buffer.sample(64)
+
+    data = sample(T.TimeLimit(9))
+    expected = -(data.next_observations["achieved_goal"] - data.observations["desired_goal"]).abs()
+    assert (data.rewards[-51:] == expected[-51:]).all() and len(expected[-51:].unique()) > 2  # 4 of 5 goals are new
+    with pytest.raises(ValueError, match=r"goals that no transform changes.*\['achieved_goal', 'desired_goal'\].*VecNor"):
+        sample(T.NormalizeObservation())
+
+
 # Algorithms.
 
 
@@ -275,7 +358,8 @@ def test_evaluate_policy_counts_what_episodes_return():
 
 @pytest.mark.parametrize("ending", ["truncated", "terminated"])
 def test_sac_stores_terminal_observations(ending):
-    venv = to_sb3(ScriptedEnv(2, (1,), (2, 3), ending=ending))
+    env = ScriptedEnv(2, (1,), (2, 3), ending=ending)
+    venv = to_sb3(tw.TransformedEnv(env, T.NormalizeReward()) if ending == "truncated" else env)  # a VecNormalize to SB3
     model = SAC("MlpPolicy", venv, learning_starts=10**6, buffer_size=100, device="cpu").learn(8)
     buffer = model.replay_buffer
     # Env 0 takes episodes of 2 and 3 steps, env 1 of 3 and 2.

@@ -12,8 +12,8 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn, VecEnvWrapper
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -21,20 +21,27 @@ from torchwrap import spaces
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.transforms import RecordEpisodeStatistics
-from torchwrap.wrappers import Wrapper
 
 
-def to_sb3(env: Env) -> SB3VecEnv:
+def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     """Makes a torchwrap env a Stable-Baselines3 `VecEnv`, for its algorithms, `VecEnv` wrappers and `evaluate_policy`.
 
     `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict` space), rewards `(num_envs,)`
     float32, dones `(num_envs,)` bool, and infos. On the CPU they share memory with tensors that no later step changes; from
     another device they are copied. Actions are copied. The info of a live env is empty. That of a finished env holds
-    `terminal_observation`, `TimeLimit.truncated`, the env's own info, and, if the env has `RecordEpisodeStatistics`,
-    `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are then not needed.
+    `terminal_observation`, `TimeLimit.truncated`, the env's own info, numbers as Python scalars, and, if the env has
+    `RecordEpisodeStatistics`, `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are
+    then not needed, but for `info_keywords`.
 
-    `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means `env.reset(seed)`. `get_attr` and
-    `env_method` read and call the whole batch once, and return the result for each index.
+    For an env with a `state_dict`, such as running statistics, the result is a `VecNormalize` to SB3. `venv.save(path)` and
+    `CheckpointCallback(save_vecnormalize=True)` save what the env has learned; `VecNormalize.load(path, to_sb3(env))` loads
+    it; `EvalCallback` and `sync_envs_normalization` copy it to an eval env with the same wrappers; `venv.training = False` is
+    `env.eval()`. As under any `VecNormalize`, off-policy algorithms store observations and rewards as they are here: put
+    torchwrap's transforms on `env` instead of a `VecEnvWrapper` that changes them. `model.save` saves the policy alone.
+
+    `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means `env.reset(seed)`. `get_attr`,
+    `set_attr` and `env_method` reach what `env.get_wrapper_attr` does, the envs of a simulator too; what belongs to the whole
+    batch is read and called once, and each index gets the result.
 
     Args:
         env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`, no unbounded actions, one
@@ -50,7 +57,8 @@ def to_sb3(env: Env) -> SB3VecEnv:
     >>> observations.tolist(), infos[0]["terminal_observation"].tolist(), infos[0]["TimeLimit.truncated"]
     ([[0.0], [1001.0]], [1.0], True)
     """
-    return SB3VecEnv(env)
+    venv = SB3VecEnv(env)
+    return SB3VecNormalize(venv) if env.state_dict() else venv
 
 
 class SB3VecEnv(VecEnv):
@@ -88,7 +96,7 @@ class SB3VecEnv(VecEnv):
 
     def _finish(self, infos: list[dict[str, Any]], finished: NDArray[Any], successor: TensorDict) -> None:
         ended = successor[torch.as_tensor(finished, device=self.env.device)]
-        finals, own = _arrays(ended["observation"]), _arrays(ended.get("info", {}))
+        finals, own = _arrays(ended["observation"]), _arrays(ended.get("info", {}), scalars=True)
         truncated = (ended["truncated"] & ~ended["terminated"]).flatten().tolist()
         keys, short = self._recorder.keys if self._recorder else {}, {"return": "r", "length": "l"}
         episode = {short.get(name, name): ended[key].flatten().tolist() for name, key in keys.items()}
@@ -105,35 +113,74 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         own = attr_name in ("observation_space", "action_space")  # those of a single env, as in SB3
-        return self._repeat(getattr(self, attr_name) if own else self._find(attr_name), indices)
+        return self._repeat(getattr(self, attr_name) if own else self.env.get_wrapper_attr(attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
             raise ValueError(f"to_sb3 needs set_attr for all {self.num_envs} envs, which share one, but got indices {chosen}.")
-        if isinstance(self.env, Wrapper):
-            self.env.set_wrapper_attr(attr_name, value)
-        else:
-            setattr(self.env, attr_name, value)
+        self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        return self._repeat(self._find(method_name)(*args, **kwargs), indices)
+        if method_name == "compute_reward":  # of HER, with goals from the observations that it has stored
+            inner, outer = (spaces.children(each.single_observation_space) or {} for each in (self.env.unwrapped, self.env))
+            if changed := [key for key in inner if key.endswith("_goal") and outer.get(key) is not inner[key]]:
+                remedy = "leave it to VecNormalize, around to_sb3(env)"
+                raise ValueError(f"to_sb3 needs goals that no transform changes for HER, but got {changed} changed: {remedy}.")
+        result = self.env.get_wrapper_attr(method_name)(*args, **kwargs)
+        return self._repeat(_arrays(result) if isinstance(result, Tensor) else result, indices)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy then reads returns from infos.
         return self._repeat(self._recorder is not None and issubclass(wrapper_class, Monitor), indices)
 
     def _repeat(self, value: Any, indices: VecEnvIndices) -> list[Any]:
-        return [value] * len(list(self._get_indices(indices)))
+        # Of the envs of a simulator, `get_wrapper_attr` gives a tuple with one value for each.
+        is_each = self.env.host_stepped and isinstance(value, tuple) and len(value) == self.num_envs
+        return [value[i] if is_each else value for i in self._get_indices(indices)]
 
-    def _find(self, name: str) -> Any:
-        return self.env.get_wrapper_attr(name) if isinstance(self.env, Wrapper) else getattr(self.env, name)
+
+class SB3VecNormalize(VecNormalize):
+    """A `VecEnv` of an env that learns, whose state SB3 saves, loads and copies as that of a `VecNormalize`."""
+
+    def _refuse(self, value: bool) -> None:
+        remedy = "evaluate_policy reads raw returns if RecordEpisodeStatistics is below NormalizeReward"
+        raise AttributeError(f"to_sb3 needs another env for another normalization, which its transforms do: {remedy}.")
+
+    norm_obs = norm_reward = property(lambda self: False, _refuse)  # nothing comes on top of the transforms
+    training = property(lambda self: self._learning.training, lambda self, mode: self._learning.train(mode))
+    # `sync_envs_normalization` copies it.
+    ret_rms = property(lambda self: self._learning.state_dict(), lambda self, state: self._learning.load_state_dict(state))
+
+    def __init__(self, venv: VecEnv) -> None:
+        base = venv.unwrapped
+        if not isinstance(base, SB3VecEnv):
+            raise TypeError(f"VecNormalize.load needs a venv from to_sb3, as the one that was saved, but got {venv}.")
+        self._learning = base.env
+        VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
+
+    def reset(self) -> Any:
+        self.old_obs: Any = self.venv.reset()
+        return self.old_obs
+
+    def step_wait(self) -> VecEnvStepReturn:
+        self.old_obs, self.old_reward, dones, infos = self.venv.step_wait()
+        return self.old_obs, self.old_reward, dones, infos
+
+    def __getstate__(self) -> dict[str, Any]:
+        learned = {name: value.cpu() for name, value in self.ret_rms.items()}
+        return {"learned": learned, "norm_obs_keys": None}  # VecNormalize reads the second one
+
+    def set_venv(self, venv: VecEnv) -> None:
+        SB3VecNormalize.__init__(self, venv)
+        self.ret_rms = vars(self).pop("learned")
 
 
-def _arrays(value: Any) -> Any:
+def _arrays(value: Any, scalars: bool = False) -> Any:
     if isinstance(value, Tensor):
-        return value.numpy(force=True)
-    return {key: _arrays(part) for key, part in value.items()}
+        array = value.numpy(force=True)
+        return array.ravel().tolist() if scalars and array.size == len(array) else array  # Python's
+    return {key: _arrays(part, scalars) for key, part in value.items()}
 
 
 def _row(arrays: Any, i: int) -> Any:
