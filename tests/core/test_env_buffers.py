@@ -31,6 +31,8 @@ def test_declaration_allocates_one_row_per_env():
     alarm.frames[0, 0] = 9  # the rows share no memory
     assert alarm.frames[1, 0].tolist() == alarm.padding.tolist() == [1, 2, 3]
     assert isinstance(Alarm.rings, EnvBuffer)
+    with pytest.raises(ValueError, match=r"^EnvBuffer needs a fill that torch.int64 holds, but got 0.5"):
+        EnvBuffer((1,), torch.int64, fill=0.5)
 
 
 def test_declaration_reads_the_registered_buffer():

@@ -109,6 +109,8 @@ UNSUPPORTED = {TypeError: (TEXTS, spaces.Box(0, 9, (3,), np.uint16), spaces.Tupl
 UNSUPPORTED[ValueError] = (spaces.Dict({}), spaces.Tuple([]), NUMBERED)
 ONE, FITS = T.ClipReward(-1, 1), "that tensors can hold, but got"
 RESERVED = {ValueError: ({"done": ()}, {"": ()}, {2: ()}, {"observation": (64,)})}
+FILL = {TypeError: ("0", None, [0.0], torch.zeros(1), np.zeros(2), 1j)}
+UINT8, FLOAT32 = "needs a fill that torch.uint8 holds", "needs a fill that torch.float32 holds"
 OTHERS = [
     (lambda v: T.RescaleObservation(*v), {ValueError: NO_BOUNDS + UNORDERED}, "RescaleObservation needs min_obs < max_obs"),
     (lambda v: T.RescaleAction(*v), {ValueError: NO_BOUNDS + UNORDERED + INFINITE}, "RescaleAction needs finite min_action <"),
@@ -136,7 +138,8 @@ OTHERS = [
     (lambda v: T.PolicyState({"h": v}), {TypeError: (64, "64", None)}, "PolicyState needs shape of h as a tuple"),
     (lambda v: T.PolicyState({"h": (3, v)}), NATURAL, "PolicyState needs shape of h of at least 1"),
     (lambda v: T.PolicyState({"h": ()}, v), {TypeError: ("float32", None, 3)}, "PolicyState needs a torch.dtype"),
-    (lambda v: T.PolicyState({"h": ()}, torch.int64, v), {ValueError: (0.5,)}, "PolicyState needs a fill that torch.int64"),
+    (lambda v: T.PolicyState({"h": ()}, torch.uint8, v), {**FILL, ValueError: (0.5, 300, -1)}, f"PolicyState {UINT8}"),
+    (lambda v: T.PolicyState({"h": ()}, fill=v), {**FILL, ValueError: (1e300,)}, f"PolicyState {FLOAT32}"),
     (T.ObservationGroups, {TypeError: (None, [ONE], {1: []})}, "ObservationGroups needs a dict of lists of transforms"),
     (T.ObservationGroups, {ValueError: ({},)}, "ObservationGroups needs at least one group, but got none"),
 ]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchwrap._core import validation
+
 
 class _Declaration:
     """A class attribute that reads the module's buffer of its name."""
@@ -56,7 +58,7 @@ class EnvBuffer(_Declaration):
         *,
         row: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        self.shape, self.dtype, self.fill, self.row = shape, dtype, fill, row
+        self.shape, self.dtype, self.row, self.fill = shape, dtype, row, validation.fill("EnvBuffer", fill, dtype)
 
     def allocate(self, module: Any, num_envs: int, device: torch.device | str) -> Tensor:
         """The initial rows of all envs, in new memory."""

@@ -99,6 +99,22 @@ def number(owner: str, name: str, value: Any, low: float = -math.inf, high: floa
     return real
 
 
+def fill(owner: str, value: Any, dtype: Any) -> Any:
+    """A number of Python, NumPy or PyTorch as Python's, if a tensor of this dtype holds it."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{owner} needs a torch.dtype, but got {shown(dtype)}.")
+    number = value.item() if getattr(value, "ndim", None) == 0 else value
+    try:
+        held = torch.full((), number, dtype=dtype).item()
+    except (TypeError, RuntimeError):
+        held = None
+    rounds = dtype.is_floating_point or dtype.is_complex
+    if held is None or (held != number and not (rounds and abs(held) != math.inf)):
+        kind = TypeError if _real(value) is None else ValueError
+        raise kind(f"{owner} needs a fill that {dtype} holds, but got {shown(value)}.")
+    return number
+
+
 def device(owner: str, value: Any) -> torch.device:
     """A device or its name as a `torch.device`."""
     try:

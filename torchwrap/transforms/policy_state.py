@@ -58,11 +58,8 @@ class PolicyState(Transform):
             if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
                 raise ValueError(f"PolicyState needs names that roots and steps do not use, but got {name!r}.")
             validation.sizes("PolicyState", f"shape of {name}", shape, at_least=1)
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"PolicyState needs a torch.dtype, but got {dtype!r}.")
-        if not dtype.is_floating_point and fill != int(fill):
-            raise ValueError(f"PolicyState needs a fill that {dtype} holds, but got {fill}.")
-        self.shapes, self.dtype, self.fill = {name: tuple(shape) for name, shape in shapes.items()}, dtype, fill
+        self.shapes, self.dtype = {name: tuple(shape) for name, shape in shapes.items()}, dtype
+        self.fill = validation.fill("PolicyState", fill, dtype)
 
     def setup(self, signature: Signature) -> Signature:
         declared = {name: EnvBuffer(shape, self.dtype, self.fill) for name, shape in self.shapes.items()}
