@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 import json
 import pickle
 from pathlib import Path
@@ -236,7 +235,7 @@ def test_stacks_are_deployed_with_the_actions_of_evaluate(name):
 def assert_equal_everywhere(name, run):
     """`run` gives the recorded actions, and what the module gives for several batch sizes, with initial steps in between."""
     module, log, space = deployed(name)
-    for batch_size in (1, 2, 7):
+    for batch_size in (1, 2, 1000):
         stream, generator = Stream(batch_size, seed=batch_size), torch.Generator().manual_seed(batch_size)
         state = module.example_inputs(batch_size)[1:]
         for _ in range(4):
@@ -299,32 +298,93 @@ class Actor(nn.Module):
         return self.layer(td["observation"])
 
 
+NETWORK = nn.Linear(3, 2)
+
+
+def global_act(td, scale=2):
+    return NETWORK(td["observation"]) * scale
+
+
 @pytest.mark.compiles
-def test_later_training_changes_the_modules_of_functions_but_not_the_copy_of_a_module():
+@torch.no_grad()
+def test_later_training_and_other_weights_of_a_copy_change_no_deployed_module():
     env, actor, encoder, raw = stack(continuous, T.NormalizeObservation()), Actor(), nn.Linear(3, 3), torch.randn(4, 3)
     encoded = stack(continuous, T.TransformObservation(lambda given: encoder(given).detach(), spaces.Box(-9, 9, (3,))))
     made = {
         "module": tw.deploy(env, actor),
         "function": tw.deploy(env, lambda td: actor.layer(td["observation"])),
+        "default": tw.deploy(env, lambda td, layer=actor.layer: layer(td["observation"])),
         "method": tw.deploy(env, actor.forward),
+        "global function": tw.deploy(env, global_act),
         "transform": tw.deploy(encoded, lambda td: td["observation"][:, :2]),
     }
     before = {name: module(raw) for name, module in made.items()}
-    with torch.no_grad():
-        actor.layer.weight.add_(1)
-        encoder.weight.add_(1)
+    for network in (actor, encoder, NETWORK):
+        next(network.parameters()).add_(1)
     tw.rollout(env, None, 9)  # the statistics are frozen
-    assert [name for name in made if not torch.equal(made[name](raw), before[name])] == ["function", "method", "transform"]
-    assert actor.training and actor.layer.weight.requires_grad and not made["function"](raw).requires_grad
-    for module in made.values():
-        assert any(name.endswith("weight") for name in module.state_dict())
+    for name, module in made.items():
+        duplicates = [copy.deepcopy(module)]
+        if name in ("module", "method", "global function"):  # Python pickles functions by their names
+            duplicates.append(pickle.loads(pickle.dumps(module)))
+        for duplicate in duplicates:
+            assert torch.equal(duplicate(raw), before[name]), name
+            duplicate.load_state_dict({key: value + 1 for key, value in duplicate.state_dict().items()})
+            assert not torch.equal(duplicate(raw), before[name]), name
+        assert torch.equal(module(raw), before[name]) and actor.training and actor.layer.weight.requires_grad
+        assert any(key.endswith("weight") for key in module.state_dict())
         program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
         torch.testing.assert_close(program.module()(raw), module(raw))
-    assert torch.equal(copy.deepcopy(made.pop("module"))(raw), before["module"])
-    for duplicate, module in itertools.product((copy.deepcopy, pickle.dumps), made.values()):
-        with pytest.raises(TypeError, match=r"^cannot copy or pickle this deployed policy.* make the policy an nn.Module"):
-            duplicate(module)
-    assert made["function"].to("meta").example_inputs()[0].device.type == actor.layer.weight.device.type == "meta"
+    assert made["function"].to("meta").example_inputs()[0].device.type == "meta" != actor.layer.weight.device.type
+
+
+def test_torchscript_is_refused_by_name():
+    for name in ("no state", "control"):
+        module = deployed(name)[0]
+        for convert in (torch.jit.trace, lambda module, inputs: torch.jit.script(module)):
+            for outer in (module, nn.Sequential(module)):
+                with pytest.raises(TypeError, match=r"^This deployed policy cannot be .* by torch.jit.* `torch.export"):
+                    convert(outer, module.example_inputs()[:1])
+
+
+class ActorCritic(nn.Module):
+    """With a critic that is called, or is not, and its own recurrent network."""
+
+    def __init__(self, calls_critic):
+        super().__init__()
+        self.actor, self.critic, self.calls_critic = nn.Linear(3, 2), nn.Linear(4, 1), calls_critic
+        self.memory = nn.GRU(5, 4, batch_first=True)
+
+    def forward(self, td):
+        if self.calls_critic:
+            td["value"] = self.critic(self.memory(td["observation", "critic"].unsqueeze(1))[0][:, 0])
+        return td.set("action", self.actor(td["observation", "actor"].flatten(1)[:, -3:]))
+
+
+@pytest.mark.compiles
+def test_what_no_action_depends_on_is_neither_an_input_nor_in_the_file(tmp_path):
+    groups = {
+        "actor": [T.FilterObservation(["own"]), T.FlattenObservation(), T.FrameStackObservation(2)],
+        "critic": [T.FilterObservation(["privileged"]), T.FlattenObservation(), T.NormalizeObservation()],
+    }
+    space = spaces.Dict(own=spaces.Box(-9, 9, (3,)), privileged=spaces.Box(-9, 9, (5,)), gear=spaces.Discrete(2, start=1))
+    make_env = functools.partial(ScriptedEnv, observation_space=space, action_space=box(-3, (1, 2)))
+    env = stack(make_env, T.ClipAction(), T.ObservationGroups(groups))
+    for calls_critic in (False, True):
+        agent = ActorCritic(calls_critic)
+        for policy in (agent, lambda td, agent=agent: agent(td)["action"]):
+            module, log = tw.deploy(env, policy), evaluated(env, policy)
+            raw, state = module.example_inputs()
+            assert list(raw) == list(module.metadata["observation"]["spaces"]) == ["own"]
+            assert list(state) == ["ObservationGroups.frames", "is_first"]
+            assert {name.split(".")[-2] for name in module.state_dict()} == {"actor"}
+            log = [(given.select("own"), first, action) for given, first, action in log]
+            assert_parity(module, module, log, **EXACT)
+    program = torch.export.export(module, (raw, state), dynamic_shapes=module.dynamic_shapes())
+    assert_parity(module, program.module(), log)
+    torch.export.save(program, tmp_path / "policy.pt2")
+    weights = [agent.actor.weight, agent.critic.weight, agent.memory.weight_ih_l0]
+    in_file = [weight.detach().numpy().tobytes() in (tmp_path / "policy.pt2").read_bytes() for weight in weights]
+    assert in_file == [True, False, False]
 
 
 class Reads(T.Transform):
@@ -358,7 +418,7 @@ def doubled(td):
     return zero(td) * FACTOR
 
 
-FACTOR = torch.ones(1)
+FACTOR, LAYERS = torch.ones(1), [nn.Linear(3, 2)]
 ENV, CLIP = continuous(), T.ClipAction
 HIDDEN = functools.partial(T.PolicyState, {"hidden": (1,)})
 
@@ -376,6 +436,7 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
         (on(policy=Remembers()), ValueError, "changes from call to call.* declare state with PolicyState"),
         (on(policy=lambda td: torch.normal(td["observation"][:, :2])), ValueError, "draws random numbers.* the mode"),
         (on(policy=lambda td: td["observation"]), ValueError, r"whose actions .*shape \(2, 2\) .*got \(2, 3\)"),
+        (on(policy=lambda td: LAYERS[0](td["observation"])), TypeError, r"parameter of shape \(2, 3\) in a list"),
         (on(policy=doubled), TypeError, "the tensor 'FACTOR': make the policy an nn.Module"),
         (on(policy=lambda td: ENV.sample_action()), TypeError, "^deploy needs a policy without an env"),
         (on(policy=lambda td: td["observation"].numpy()), TypeError, "a policy that returns tensors, but got ndarray"),

@@ -7,9 +7,10 @@ import copy
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from torchwrap import spaces
 from torchwrap._core import rows
@@ -38,6 +41,11 @@ State: TypeAlias = Mapping[str, Tensor]
 Shapes: TypeAlias = "dict[int, torch.export.Dim] | dict[str, Shapes]"
 
 OWNER = "This deployed policy"
+HOST_READS = {"item", "tolist", "numpy", "equal", "allclose", "__bool__", "__int__", "__float__", "__index__", "__array__"}
+NO_TORCHSCRIPT = (
+    f"{OWNER} cannot be traced or scripted by torch.jit, which would keep what holds for the example only: "
+    "`torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())` makes a program of it."
+)
 POLICY = 'an nn.Module that takes a TensorDict, or a function such as `lambda td: network(td["observation"]).argmax(-1)`'
 
 
@@ -48,8 +56,9 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     computes the actions of `evaluate`, bit for bit. It leaves out what affects neither observations nor actions, such as
     rewards, time limits and statistics of episodes.
 
-    Transforms and a policy that is an `nn.Module` are copied, in eval mode, so that later training does not change them. A
-    function is not: the modules that it names or closes over become submodules of the deployed module, which shares them.
+    Transforms and the policy are copied, so that later training does not change them: an `nn.Module` in eval mode; of a
+    function, the weights of the modules that it names or closes over, which it computes with. Observations, state and weights
+    that no action depends on, such as those of a critic, are neither inputs nor in the file.
 
     Where something lasts from step to step (frames, delays, clocks, what `PolicyState` declares), the module takes a `state`
     and returns the next one: a dict of tensors `(batch, ...)`. Its entry `is_first`, bool `(batch, 1)`, is set in
@@ -96,16 +105,14 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
             if isinstance(value, Tensor):
                 remedy = "make the policy an nn.Module, and the tensor a buffer of it"
                 raise TypeError(f"deploy needs a policy with tensors in modules, but got the tensor {name!r}: {remedy}.")
-    module = DeployedPolicy(env, policy, chain_of(env, without))
-    module._check_results()
-    return module
+    return DeployedPolicy(env, policy, chain_of(env, without))
 
 
 class DeployedPolicy(nn.Module):
     """A policy with the transforms of its env, as one module. `torchwrap.deploy` makes it.
 
-    Gradients do not flow through it. While a module with a state computes, its transforms hold that state, so only one thread
-    at a time may call it. An exported program has no such limit.
+    Gradients do not flow through it. While it computes, its transforms hold the state, and the modules that a function names
+    hold the weights of this module, so only one thread at a time may call it. An exported program has no such limit.
 
     Attributes:
         metadata: what the module is given and returns, as JSON can represent it: the spaces with their bounds (None is
@@ -119,10 +126,8 @@ class DeployedPolicy(nn.Module):
         self._transforms = chain.transforms
         self.transforms = Compose(chain.transforms)
         self.policy: Policy = copy.deepcopy(policy).eval().requires_grad_(False) if isinstance(policy, nn.Module) else policy
-        shared = [] if isinstance(policy, nn.Module) else modules_of(policy)
-        for part in [part for module in self.transforms.modules() for part in vars(module).values()]:
-            shared += modules_of(part) if isinstance(part, FunctionType) else []
-        self.shared = nn.ModuleList(shared)  # so that `state_dict`, `.to` and exports hold what functions compute with
+        originals = vars(self)["_originals"] = self._find_originals()
+        self.networks = copy.deepcopy(nn.ModuleList(originals))  # what functions compute with
         self._observation_space, self._action_space = chain.observation_space, chain.action_space
         self._action_keys = set(spaces.children(env.single_action_space) or ())
         self._recurrent = list(env.signature.policy_state)
@@ -133,10 +138,13 @@ class DeployedPolicy(nn.Module):
             self.register_buffer(f"initial_{name}", row, persistent=False)
             if self._state or self._recurrent or not all(map(ignores_starts, chain.transforms)):
                 self._state[name] = self, f"initial_{name}"
+        # What of them are inputs of the module: what an action depends on.
+        self._space, self._inputs = self._observation_space, list(self._state)
+        self._check_results()
         self.metadata: dict[str, Json] = {
             "torchwrap": torchwrap.__version__,
             "env": env._name(),
-            "observation": described(chain.observation_space),
+            "observation": described(self._space),
             "action": described(chain.action_space),
             "state": {
                 name: {"shape": list(row.shape[1:]), "dtype": str(row.dtype).removeprefix("torch.")}
@@ -148,6 +156,9 @@ class DeployedPolicy(nn.Module):
 
     def initial_state(self, batch_size: int) -> dict[str, Tensor]:
         """The state with which every row starts an episode. Empty if nothing lasts from step to step."""
+        return {name: row for name, row in self._initial_rows(batch_size).items() if name in self._inputs}
+
+    def _initial_rows(self, batch_size: int) -> dict[str, Tensor]:
         rows = {name: module.get_buffer(key) for name, (module, key) in self._state.items()}
         return {name: row.expand(batch_size, *row.shape[1:]).clone() for name, row in rows.items()}
 
@@ -156,9 +167,9 @@ class DeployedPolicy(nn.Module):
 
         A program that is exported with a batch of 1 takes no other one.
         """
-        space = self._observation_space
+        space = self._space
         observation = _plain(space, spaces.zeros(space, batch_size, self.get_buffer("initial_is_first").device))
-        return (observation, {**self.initial_state(batch_size)}) if self._state else (observation,)
+        return (observation, {**self.initial_state(batch_size)}) if self._inputs else (observation,)
 
     def dynamic_shapes(self) -> dict[str, Shapes]:
         """The argument of `torch.export.export` that leaves the batch size open."""
@@ -167,10 +178,10 @@ class DeployedPolicy(nn.Module):
 
     def onnx_names(self) -> dict[str, list[str]]:
         """Arguments of `torch.onnx.export`: the names of inputs and outputs. Those of the next state begin with "next."."""
-        inputs = [".".join(("observation", *path)) for path, _ in spaces.leaves(self._observation_space)]
+        inputs = [".".join(("observation", *path)) for path, _ in spaces.leaves(self._space)]
         outputs = [".".join(("action", *path)) for path, _ in spaces.leaves(self._action_space)]
-        following = [f"next.{name}" for name in self._state]
-        return {"input_names": [*inputs, *self._state], "output_names": [*outputs, *following]}
+        following = [f"next.{name}" for name in self._inputs]
+        return {"input_names": [*inputs, *self._inputs], "output_names": [*outputs, *following]}
 
     def forward(self, observation: Tree, state: State | None = None) -> Tree | tuple[Tree, State]:
         """The action for each row, and with a state also the next one.
@@ -182,10 +193,12 @@ class DeployedPolicy(nn.Module):
         Raises:
             TypeError, ValueError: for another structure, shape or dtype.
         """
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            raise TypeError(NO_TORCHSCRIPT)
         number = _num_rows(observation)
-        raw = _value(self._observation_space, observation, number)
+        raw = _value(self._space, observation, number)
         device = self.get_buffer("initial_is_first").device
-        spaces.check(OWNER, "an observation", self._observation_space, raw, number, device)
+        spaces.check(OWNER, "an observation", self._space, raw, number, device)
         initial = self.initial_state(number)
         if state is None and initial:
             raise TypeError("missing state; start with `module.initial_state(batch_size)`.")
@@ -193,6 +206,23 @@ class DeployedPolicy(nn.Module):
         needed, got = ({name: (tuple(row.shape), row.dtype) for name, row in rows.items()} for rows in (initial, state))
         if got != needed:
             raise ValueError(f"{OWNER} needs a state with {needed}, but got {got}.")
+        if self._space is not self._observation_space:
+            given: Any = raw  # a TensorDict
+            zeros = spaces.zeros(self._observation_space, number, device)
+            raw = spaces.apply(lambda path, zero: given.get(path, zero), zeros)
+        action, following = self._compute(raw, {**self._initial_rows(number), **state})
+        plain = _plain(self._action_space, action)
+        return (plain, {name: following[name].detach() for name in self._inputs}) if self._inputs else plain
+
+    def _compute(self, raw: Value, state: State) -> tuple[Value, dict[str, Tensor]]:
+        """The action and the next state, from all observations and the whole state."""
+        own = {name: getattr(module, key).detach() for module, key, name in _tensors(self.networks)}
+        originals: Any = self._originals
+        return functional_call(originals, own, (self._compute_with_originals, raw, state), tie_weights=False)
+
+    def _compute_with_originals(self, raw: Value, state: State) -> tuple[Value, dict[str, Tensor]]:
+        number = rows.leaves(raw)[0].shape[0]
+        initial = self._initial_rows(number)
         with self._holding(state):
             mask = RowMask(state["is_first"]) if state else None
             root = {"observation": self._observe(raw, number, mask)}
@@ -201,11 +231,22 @@ class DeployedPolicy(nn.Module):
                 root["is_init"] = state["is_first"].clone()
             action, following = self._act(tensordict(root, number))
             following = {**{name: module.get_buffer(key) for name, (module, key) in self._state.items()}, **following}
-        plain = _plain(self._action_space, action)
-        if not state:
-            return plain
-        following["is_first"] = torch.zeros_like(state["is_first"])
-        return plain, {name: value.detach() for name, value in following.items()}
+        if state:
+            following["is_first"] = torch.zeros_like(state["is_first"])
+        return action, following
+
+    def _find_originals(self) -> Originals:
+        parts = [part for module in self.modules() for part in vars(module).values()]
+        functions = [part for part in parts if part is self.policy or isinstance(part, FunctionType | MethodType | partial)]
+        found, known = [module for function in functions for module in modules_of(function)], set(self.modules())
+        return Originals([module for module in dict.fromkeys(found) if module not in known])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_originals"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        vars(self)["_originals"] = self._find_originals()
 
     def _observe(self, raw: Value, number: int, mask: RowMask | None) -> Value:
         # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
@@ -256,7 +297,7 @@ class DeployedPolicy(nn.Module):
 
     def _check_results(self) -> None:
         """Calls the module, to raise at construction for errors that an export would not report."""
-        below, device = self._observation_space, self.get_buffer("initial_is_first").device
+        below, device = self._space, self.get_buffer("initial_is_first").device
         inputs = _plain(below, spaces.sample(below, Stream(2, seed=0, device=device))), *self.example_inputs()[1:]
         before = {name: value.clone() for name, value in self.state_dict().items()}
         generators = torch if device.type == "cpu" else torch.get_device_module(device)
@@ -273,26 +314,128 @@ class DeployedPolicy(nn.Module):
                 f"deploy needs a deterministic policy and transforms, but got one that {fault}. Take the mode instead of a "
                 "sample, declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode."
             )
-        action, following = first if self._state else (first, None)
+        action, following = first if self._inputs else (first, None)
         chosen = _value(self._action_space, action, 2)
         spaces.check("deploy", "a policy whose actions end", self._action_space, chosen, 2, device)
         self(inputs[0], following)  # checks the next state
+        self._leave_out_unread(_value(below, inputs[0], 2))
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        # copy.deepcopy and pickle come here. A copy of the function would compute with the modules of the original.
-        if len(self.shared):
-            remedy = "make the policy an nn.Module, or save the program of torch.export"
-            raise TypeError(f"cannot copy or pickle this deployed policy, because a function shares its modules: {remedy}.")
-        return super().__reduce_ex__(protocol)
+    def _leave_out_unread(self, raw: Value) -> None:
+        """Leaves out the observations, the state and the weights that no action depends on, such as those of a critic."""
+        state, held = self._initial_rows(2), list(self._state.values())
+        weights = [each for each in _tensors(self) if each[:2] not in held and each[0] is not self]
+        paths = {path: spaces.at(raw, path).clone() for path, _ in spaces.leaves(self._space)}
+        sources: dict[Any, Tensor] = {**paths, **state, **{name: getattr(module, key) for module, key, name in weights}}
+        constants = [vars(module) for module in self.modules()]
+        with torch.compiler.set_stance("force_eager"), Dependencies(sources, constants) as dependencies:
+            action, following = self._compute(spaces.build(self._space, lambda path, _: paths[path], 2), state)
+        if dependencies.foreign:
+            got = f"one with a parameter of shape {dependencies.foreign[0]} in a list or further off"
+            raise TypeError(
+                f"deploy needs a policy whose modules it can find, but got {got}: make it an nn.Module of modules."
+            )
+        needed = dependencies.of(action) | dependencies.read
+        while more := dependencies.of([following[name] for name in state if name in needed]) - needed:
+            needed |= more
+        if not dependencies.is_complete:
+            return
+        self._space = _selected(self._space, [path for path in paths if path in needed] or list(paths))
+        self._inputs = [name for name in self._inputs if name in needed]
+        for module, key, name in weights:
+            if name not in needed and (weight := getattr(module, key)).numel():
+                setattr(module, key, None)
+                if name in dependencies.seen:  # another number would do, but of the same sign and range
+                    delattr(module, key)
+                    module.register_buffer(key, None, persistent=False)
+                    setattr(module, key, torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False))
+
+    def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script comes here
+        raise TypeError(NO_TORCHSCRIPT)
 
     def extra_repr(self) -> str:
-        return f"state={list(self._state)}" if self._state else ""
+        return f"state={self._inputs}" if self._inputs else ""
+
+
+class Originals(nn.ModuleList):
+    """The modules that functions name. In a call, copies of their weights take the place of theirs."""
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+class Dependencies(TorchFunctionMode):
+    """Follows which of some tensors, the sources, each result depends on. Views of the same memory count as one tensor."""
+
+    def __init__(self, sources: Mapping[Any, Tensor], constants: object) -> None:
+        super().__init__()
+        self._names: dict[int | None, set[Any]] = {}
+        self._alive: list[Tensor] = []  # so that no memory is reused
+        self.seen, self.read = set[Any](), set[Any]()  # by any function, and by the host
+        self.foreign: list[tuple[int, ...]] = []  # shapes of parameters
+        self.is_complete = True  # False if a tensor comes from where this cannot follow, such as TorchScript
+        self._add(constants, set())
+        for name, tensor in sources.items():
+            self._add(tensor, {name})
+
+    def _add(self, values: object, names: set[Any]) -> None:
+        for tensor in _tensors_in(values):
+            self._names.setdefault(_address(tensor), set()).update(names)
+            self._alive.append(tensor)
+
+    def of(self, values: object) -> set[Any]:
+        """The names of the sources that some values depend on."""
+        names = set[Any]()
+        for tensor in _tensors_in(values):
+            found = self._names.get(_address(tensor))
+            names |= found or set()
+            self.is_complete &= found is not None
+            self.foreign += [tuple(tensor.shape)] if found is None and isinstance(tensor, nn.Parameter) else []
+        return names
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        names = self.of((args, kwargs))
+        self.seen |= names
+        if getattr(function, "__name__", "") in HOST_READS:
+            self.read |= names
+        self._add(args[:1] if result is None else result, names)  # `x[0] = y` returns None
+        return result
 
 
 def _num_rows(tree: object) -> int:
     while isinstance(tree, Mapping | TensorDictBase) and len(tree.keys()):
         tree = next(iter(tree.values()))
     return tree.shape[0] if isinstance(tree, Tensor) and tree.dim() else 0
+
+
+def _tensors(root: nn.Module) -> list[tuple[nn.Module, str, str]]:
+    """The module of each parameter and buffer, its name there, and its name from the root."""
+    found = [(module, f"{prefix}.", {**module._parameters, **module._buffers}) for prefix, module in root.named_modules()]
+    return [(module, key, prefix + key) for module, prefix, held in found for key in held if held[key] is not None]
+
+
+def _address(tensor: Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # inside torch.vmap, for instance
+        return None
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | TensorDictBase | list | tuple):
+        for part in value.values() if hasattr(value, "values") else value:
+            yield from _tensors_in(part)
+
+
+def _selected(space: Space[Any], paths: Sequence[spaces.Path]) -> Space[Any]:
+    """The space with these leaves only."""
+    if len(paths) == len(list(spaces.leaves(space))):
+        return space
+    children = (spaces.children(space) or {}).items()
+    rest = {key: [path[1:] for path in paths if path[0] == key] for key, _ in children}
+    return gym_spaces.Dict([(key, _selected(child, rest[key])) for key, child in children if rest[key]])
 
 
 def _shapes(tree: Tree, batch: torch.export.Dim) -> Shapes:

@@ -350,6 +350,7 @@ def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:
             elif isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == package:
                 variables = inspect.getclosurevars(value)
                 waiting += [*variables.nonlocals.values(), *variables.globals.values()]
+                waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     return [value for value in seen.values() if isinstance(value, nn.Module)]
 
 
