@@ -179,7 +179,7 @@ class Env(BatchedModule):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
             self._check_options(options)
-        if not torch.compiler.is_compiling():
+        if root is None and not torch.compiler.is_compiling():
             for name, part in self.named_modules():
                 if isinstance(part, BatchedModule) and not part.training:
                     part._warn_untrained(f"{self._name()}: {name}")
