@@ -34,16 +34,16 @@ Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 _TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal": 4, "pool": 5, "truncated": 6}
 _INFO = ("transition_info", "state_info")  # they get no random numbers
 
-# What a function needs, by what PyTorch says, in words for readers who know torch.vmap.
-_REMEDIES = {
-    "random operation": "to draw from its rng",
-    "data-dependent control flow": "tensor operators, torch.where instead of `if`",
-    ".item()": "tensor operators, which stay on the device",
-    "data pointer": "tensor operators, which stay on the device",
-    "dynamic shape": "results of fixed shapes, torch.where instead of a mask",
-    "must only return Tensors": "to return tensors",
-    "has no attribute 'keys'": "to return tensors",
-    " argument": "to take the arguments of the table in FunctionalEnv",
+# What is wrong with a function, by what PyTorch says, in words for readers who know torch.vmap.
+_ON_HOST = "needs tensor operators, torch.where instead of `if`, but reads values on the host"
+_IN_PLACE = "needs to make new tensors, but writes in place to one that all envs share"
+_CAUSES = {
+    "random operation": "needs to draw from its rng, but draws from a generator of PyTorch",
+    **dict.fromkeys(("control flow", ".item()", "data pointer", "aten::equal"), _ON_HOST),
+    "dynamic shape": "needs tensors of fixed shapes, torch.where instead of a mask, but makes one whose shape depends on values",
+    **dict.fromkeys(("there exists a Tensor", "the broadcast shape"), _IN_PLACE),
+    **dict.fromkeys(("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors, but got {}"),
+    " argument": "needs to take the arguments of the table in FunctionalEnv, but got {}",
 }
 
 
@@ -395,9 +395,9 @@ class FunctionalEnv(Env):
                 leaves = rows.leaves(result)
                 storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
             except Exception as error:
-                got = f"{type(error).__name__}: {error}"
-                needed = [f"needs {remedy}, but got" for sign, remedy in _REMEDIES.items() if sign in str(error)]
-                raise TypeError(f"{owner} {(needed or ['raised'])[0]} {got}") from error
+                causes = (cause for words, cause in _CAUSES.items() if words in str(error))
+                cause = next(causes, "raised {}").format(f"{type(error).__name__}: {error}")
+                raise TypeError(f"{owner} {cause.removesuffix('.')}.") from error
         kept = len(given) == len(rows.leaves(arguments)) and all(map(operator.is_, given, rows.leaves(arguments)))
         if not kept or [leaf.is_inference() or leaf._version for leaf in given] != versions:
             remedy = "return new tensors, `x + 1` instead of `x += 1`"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -16,12 +19,13 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
+from torchwrap._core.contract import no_foreign_draws
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.transforms import policy_state
-from torchwrap.transforms.transform import Transform
-from torchwrap.wrappers import TransformedEnv
+from torchwrap.transforms.transform import Compose, Transform
+from torchwrap.wrappers import TransformedEnv, Wrapper
 
 _ENDINGS = ("terminated", "truncated", "both")
 
@@ -149,6 +153,7 @@ class _Leaf(nn.Module):
 
 
 MakeEnv: TypeAlias = Callable[..., Env]  # from `num_envs` and `first_index`
+Check: TypeAlias = Callable[[Any], None]
 Run: TypeAlias = Iterable[tuple[TensorDict, TensorDict]]  # what `env.step` returns, step by step
 
 NUM_ENVS, NUM_STEPS = 5, 40
@@ -162,12 +167,12 @@ def check_env(make: MakeEnv) -> None:
             Episodes should end within 40 random steps. Otherwise the checks do not reach an auto-reset.
 
     Raises:
-        AssertionError: if the env breaks the contract. The message names the broken promise.
+        AssertionError: if the env breaks the contract. The message names the innermost layer that does, and the cause, such as
+            foreign random numbers, values read on the host, or state outside of buffers; or else the broken promise.
 
     >>> check_env(ScriptedEnv)
     """
-    checks = _check_description, _check_step_results, _check_caller_owns_results, _check_seeding, _check_sharding
-    _run_checks((*checks, _check_partial_reset, _check_snapshot, _check_compile), make)
+    _run_checks(_OF_ENVS, make)
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
@@ -189,7 +194,7 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
         raise AssertionError(f"spec: {error}") from None
     # The checks that name the fault of a transform most precisely come before those of an env.
     checks = _check_description, _check_step_results, _check_action, _check_masked_reset, _check_eval
-    _run_checks((*checks, check_env, _check_state_dict), lambda **given: TransformedEnv(make_env(**given), make()))
+    _run_checks((*checks, *_OF_ENVS[2:], _check_state_dict), lambda **given: TransformedEnv(make_env(**given), make()))
 
 
 def _check_description(make: MakeEnv) -> None:
@@ -248,17 +253,26 @@ def _check_seeding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
     promise = "reset(seed): the same seed and actions need the same transitions and new episodes"
-    _require_equal_runs(list(_run(env, actions)), _run(env, actions), promise)
+    first_run = [(transition.clone(), td.clone()) for transition, td in _run(env, actions)]
+    _require_equal_runs(first_run, _run(env, actions), promise)
 
 
 def _check_sharding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
     runs = [_run(make(num_envs=1, first_index=row).eval(), [action[[row]] for action in actions]) for row in range(NUM_ENVS)]
-    for transition, td in _run(env, actions):
-        for row, shard_run in enumerate(runs):
-            promise = f"env {row} of {NUM_ENVS}: needs to equal a single env with first_index={row}"
-            _require_equal_runs([(transition[[row]], td[[row]])], [next(shard_run)], promise, 1e-6)
+    try:
+        for transition, td in _run(env, actions):
+            for row, shard_run in enumerate(runs):
+                promise = f"depends on num_envs: env {row} of {NUM_ENVS} needs to equal a single env with first_index={row}"
+                _require_equal_runs([(transition[[row]], td[[row]])], [next(shard_run)], promise, 1e-6)
+    except AssertionError:
+        following = [*range(1, NUM_ENVS), NUM_ENVS - 1]
+        shifted = _run(make(first_index=1).eval(), [action[following] for action in actions])
+        shared = ((transition[:-1], td[:-1]) for transition, td in shifted)
+        promise = "mixes rows: an env needs to be the same, whatever the envs beside it and its position in the batch"
+        _require_equal_runs(((transition[1:], td[1:]) for transition, td in _run(env, actions)), shared, promise, 1e-6)
+        raise
 
 
 def _check_partial_reset(make: MakeEnv) -> None:
@@ -297,7 +311,7 @@ def _check_snapshot(make: MakeEnv) -> None:
 
 def _check_compile(make: MakeEnv) -> None:
     env, compiled_env = make(), make()
-    if env.host_stepped:
+    if env.host_stepped and not isinstance(env, TransformedEnv):
         return
     actions = _sample_actions(env)
     _sample_actions(compiled_env)
@@ -315,7 +329,7 @@ def _check_action(make: Callable[..., TransformedEnv]) -> None:
     action = env.sample_action()
     before = action.clone()
     result = env.transforms.action(action)
-    _require(bool((action == before).all()), "action: needs to leave the agent's action unchanged. Return a new tensor.")
+    _require(bool((action == before).all()), "action writes to the agent's action, which needs to stay: return a new tensor.")
     spaces.check("action", "a result", env.env.single_action_space, result, NUM_ENVS, env.device)
 
 
@@ -342,7 +356,7 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
             results.append((TensorDict({"rows": td["observation"][mask]}, []).clone(), _buffers(transform)))
         (initial, after), (other_initial, other_after) = results
         _require_equal(after, other_after, "reset(td, mask): rows outside the mask must not count")
-        _require_equal(initial, other_initial, "reset(td, mask): rows outside the mask must not count")
+        _require_equal(initial, other_initial, "mixes rows: in reset(td, mask), rows outside the mask must not count")
         for name, value in after.items():
             per_env = name in env_buffers or (name not in persistent and value.dim() > 0 and len(value) == NUM_ENVS)
             if per_env or not mask.any():
@@ -367,18 +381,106 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     _require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
 
 
-def _run_checks(checks: Iterable[Callable[[Any], None]], make: MakeEnv) -> None:
-    """Runs checks with `make` and its defaults. What it makes is closed in the end."""
+_NAMING = _check_description, _check_step_results, _check_action  # their messages name the cause
+_OF_TRANSFORMS = _check_action, _check_eval, _check_masked_reset
+# Each takes for granted what those before it have checked.
+_OF_ENVS: tuple[Check, ...] = (
+    _check_description,
+    _check_step_results,
+    _check_seeding,
+    _check_sharding,
+    _check_caller_owns_results,
+    _check_partial_reset,
+    _check_snapshot,
+    _check_compile,
+)
+
+
+def _run_checks(checks: Iterable[Check], make: MakeEnv) -> None:
     for check in checks:
-        with contextlib.ExitStack() as stack:
+        try:
+            _run_check(check, make)
+        except (TypeError, ValueError) as error:  # what the library itself refuses
+            raise AssertionError(f"{error}") from error
+        except AssertionError as error:
+            raise AssertionError(_explanation(check, make, error)) from error
 
-            def make_env(num_envs: int = NUM_ENVS, first_index: int = 0) -> Env:
-                return stack.enter_context(make(num_envs=num_envs, first_index=first_index))
 
+def _run_check(check: Check, make: MakeEnv) -> None:
+    """Runs a check with `make` and its defaults. What it makes is closed in the end."""
+    with contextlib.ExitStack() as stack:
+        check(lambda num_envs=NUM_ENVS, first_index=0: stack.enter_context(make(num_envs=num_envs, first_index=first_index)))
+
+
+def _explanation(check: Check, make: MakeEnv, error: AssertionError) -> str:
+    """Which layer fails a check, the innermost one that does, and why, in a sentence."""
+    refusal = "" if check in _NAMING else _refusal(make)
+    if refusal and "this code" not in refusal:
+        return refusal
+    with contextlib.closing(make(num_envs=NUM_ENVS, first_index=0)) as env:
+        layers = [(_outermost(each), isinstance(each, TransformedEnv)) for each in _outside_in(env)]
+    layer, inner = layers[0][0], make
+    for index in range(len(layers) - 1, 0, -1):
+        inside = functools.partial(_inner, make, index)
+        if layers[index][1] or check not in _OF_TRANSFORMS:
             try:
-                check(make_env)
-            except (TypeError, ValueError) as error:  # what the library itself refuses
-                raise AssertionError(f"{error}") from error
+                _run_check(check, inside)
+            except AssertionError as found:
+                error, layer, inner = found, layers[index][0], inside
+                break
+    if refusal:
+        return refusal.replace("this code", layer)
+    try:
+        with (
+            inner(num_envs=NUM_ENVS, first_index=0) as env,
+            no_foreign_draws(layer, "with torchwrap.random, from a stream", env.device),
+        ):
+            list(_run(env, _sample_actions(env)))
+    except TypeError as draw:
+        if check not in _NAMING:
+            return f"{draw}"
+    return f"{layer}: {error}"
+
+
+def _refusal(make: MakeEnv) -> str:
+    """What no graph can follow, and why, in a sentence; "" if there is nothing."""
+    with make(num_envs=NUM_ENVS, first_index=0) as env:
+        try:
+            compile(env, backend="eager")
+        except ValueError as error:
+            if found := re.fullmatch("compile cannot follow (.+?): it (.+)", f"{error}", re.DOTALL):
+                return f"{found[1]} {found[2]}"
+    return ""
+
+
+def _inner(make: MakeEnv, index: int, **given: int) -> Env:
+    return next(itertools.islice(_outside_in(make(**given)), index, None))
+
+
+def _outermost(env: Env) -> str:
+    """The name of the outermost layer."""
+    if isinstance(env, TransformedEnv) and len(env.transforms):
+        return repr(env.transforms[-1])
+    return type(getattr(env, "func_env", env)).__name__
+
+
+def _outside_in(env: Env) -> Iterator[Env]:
+    """The env, and what is left of it without its outermost layer, again and again. Each transform is a layer."""
+    yield env
+    while isinstance(env, Wrapper):
+        parts = _parts(env.transforms)[:-1] if isinstance(env, TransformedEnv) else []
+        for module in env.modules():
+            vars(module)["attached"] = False
+        for part, above in parts:  # they are set up already
+            vars(part)["setup"] = lambda signature, above=above: above
+        env = TransformedEnv(env.env, *[part for part, _ in parts]) if parts else env.env
+        yield env
+
+
+def _parts(compose: Compose) -> list[tuple[Transform, spaces.Signature]]:
+    """The transforms of a stack, each with the signature above it."""
+    pairs = zip(compose, compose._signatures[1:], strict=True)
+    return [each for pair in pairs for each in (_parts(pair[0]) if isinstance(pair[0], Compose) else [pair])]
 
 
 def _require(condition: bool | Tensor, message: str) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from func_envs import BroadcastWalk, Walk, changed, odd, play, some_actions
 from helpers import buffers
 
 from torchwrap import FunctionalEnv
+
+
+def on_position(function):
+    """Functions with a reward of the position."""
+    return odd(reward=lambda state, action, next_state, rng: function(state["position"]))
 
 
 def test_function_that_does_not_fit_raises_at_construction():
@@ -73,7 +79,21 @@ def test_function_that_does_not_fit_raises_at_construction():
         (drawing, TypeError, f"Odd.initial {draw} drew from PyTorch's global"),
         (odd(reward=lambda *_, **__: 1 / 0), TypeError, "^Odd.reward raised ZeroDivisionError: division by zero"),
         (odd(reward=lambda state, action: 0), TypeError, "Odd.reward needs to take the arguments of the table in"),
-        (branching, TypeError, "Odd.reward needs tensor operators, torch.where instead of `if`, but got Runtime"),
+        (
+            branching,
+            TypeError,
+            "Odd.reward needs tensor operators, torch.where instead of `if`, but reads values on the host.$",
+        ),
+        (on_position(lambda x: x[0] * x[1].item()), TypeError, "reward .* but reads values on the host.$"),
+        (on_position(lambda x: torch.tensor(x.tolist())[0]), TypeError, "reward .* but reads values on the host.$"),
+        (on_position(lambda x: torch.as_tensor(np.sin(x)[0])), TypeError, "reward .* but reads values on the host.$"),
+        (on_position(lambda x: x[x > 0].sum()), TypeError, "reward .* but makes one whose shape depends on values.$"),
+        (
+            on_position(lambda x: torch.zeros(2).add_(x)[0]),
+            TypeError,
+            "reward .* but writes in place to one that all envs share",
+        ),
+        (on_position(lambda x: x[0] + torch.rand(())), TypeError, f"reward {draw} draws from a generator of PyTorch.$"),
     ]:
         with pytest.raises(error, match=words):
             FunctionalEnv(func_env, 3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import types
 
 import numpy as np
@@ -13,6 +14,7 @@ from helpers import mostly_full
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
+from torchwrap.envs.cartpole import CartPole
 from torchwrap.testing import ScriptedEnv, check_env, check_transform
 
 UNEVEN = spaces.Box(np.float32([-1, 0, -8]), np.float32([1, 0.5, 8]))
@@ -39,8 +41,9 @@ def test_transform_keeps_the_contract(name):
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", UNCAPTURED)
 def test_transform_that_cannot_be_compiled_keeps_the_rest_of_the_contract(name):
-    with pytest.raises(AssertionError, match=f"compile: needs a step that is one graph, but got .*{name}"):
+    with pytest.raises(AssertionError, match=f"^{name}.action reads values on the host") as raised:
         check_transform(*UNCAPTURED[name])
+    assert "compile: needs a step that is one graph" in str(raised.value.__cause__)
 
 
 @pytest.mark.parametrize("name", mostly_full(WRAPPERS))
@@ -117,14 +120,26 @@ class LeavesItsSpace(T.ObservationTransform):
         return observation * 2
 
 
-class ReadsValues(T.RewardTransform):
+class KeepsATensor(T.RewardTransform):
+    def setup(self, signature):
+        self.kept = torch.zeros(signature.num_envs, 1)
+        return signature
+
     def reward(self, reward):
-        return reward / 2 if reward.max().item() > 2 else reward * 1
+        return self.kept.add_(reward).clone()
 
 
-class MixesEnvs(T.RewardTransform):
+class DrawsLater(T.RewardTransform):
+    late = False
+
     def reward(self, reward):
-        return reward - reward.mean()
+        late, self.late = self.late, True
+        return reward + random.random() if late else reward
+
+
+def hooked(function, base=T.RewardTransform, hook="reward"):
+    """Makes a stack with a transform of this hook among others."""
+    return lambda: T.Compose([T.Compose([T.ClipReward(-9, 9), type("Foreign", (base,), {hook: function})()]), T.TimeLimit(99)])
 
 
 class AddsAKeySometimes(T.Transform):
@@ -143,19 +158,32 @@ class RenamesItsArgument(T.RewardTransform):
 
 BROKEN = [
     (lambda: RenamesItsArgument(2), "spec: RenamesItsArgument needs its arguments as attributes"),
-    (CountsEveryRow, "outside the mask must not"),
+    (CountsEveryRow, r"^CountsEveryRow.*outside the mask must not"),
     (KeepsLearning, "eval"),
     (ReturnsItsBuffer, "outputs"),
-    (HidesItsState, "same transitions|continue as before"),
-    (WritesIntoTheAction, "leave the agent's action"),
+    (HidesItsState, r"^HidesItsState\(\) changes HidesItsState.steps: register a buffer"),
+    (WritesIntoTheAction, r"^WritesIntoTheAction\(\): action writes to the agent's action"),
     (LeavesItsSpace, "needs an observation in its space"),
-    (ReadsValues, "one graph|env . of 5"),
-    (MixesEnvs, "env . of 5"),
-    (AddsAKeySometimes, "same keys"),
+    (hooked(lambda self, r: r * r.max().item()), r"^Foreign.<lambda> reads values on the host \(item\): use"),
+    (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step: needs the same keys"),
+]
+MORE_BROKEN = [
+    (KeepsATensor, "^KeepsATensor.reward uses a tensor that no module of it holds: register"),
+    (DrawsLater, r"^DrawsLater\(\) draws from Python's random: draw with torchwrap.random"),
+    (hooked(lambda self, r, seen=[]: seen.append(r) or r + len(seen)), r"^Foreign\(\) computes another .* in a buffer"),
+    (hooked(lambda self, r: r + np.random.default_rng().random()), r"^Foreign\(\) computes another .* torchwrap.random"),
+    (hooked(lambda self, r: r if (r > 2).any() else r * 2), r"^Foreign.<lambda> reads values on the host \(__bool__\)"),
+    (hooked(lambda self, r: torch.as_tensor(r.numpy() * 2)), r"^Foreign.<lambda> reads values on the host \(numpy\)"),
+    (hooked(lambda self, r: r - r[0]), r"^Foreign\(\): mixes rows: "),
+    (hooked(lambda self, r: r / len(r)), r"^Foreign\(\): depends on num_envs: env 0 of 5"),
+    (hooked(lambda self, a: a - a.mean(0), T.ActionTransform, "action"), r"^Foreign\(\): mixes rows: "),
+    (hooked(lambda self, o: o - o.mean(0), T.ObservationTransform, "observation"), r"^Foreign\(\): mixes rows: "),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), BROKEN, ids=[message for _, message in BROKEN])
+@pytest.mark.parametrize(
+    ("make", "message"), [*BROKEN, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE_BROKEN)]
+)
 def test_broken_transform_is_told_what_it_breaks(make, message):
     with pytest.raises((AssertionError, RuntimeError), match=message):
         check_transform(make)
@@ -188,6 +216,17 @@ class ReadsValuesWithoutSnapshots(ScriptedEnv):
         raise RuntimeError
 
 
+class Drawing(W.Wrapper):
+    def _step(self, action):
+        td = super()._step(action)
+        return td.set("reward", td["reward"] + np.random.rand())
+
+
+class Mixing(CartPole):
+    def reward(self, state, action, next_state, rng):
+        return next_state["x"] - next_state["x"].mean()
+
+
 class WrongObservation(ScriptedEnv):
     def _reset(self, mask, options=None):
         td = super()._reset(mask)
@@ -196,10 +235,30 @@ class WrongObservation(ScriptedEnv):
 
 BROKEN_ENVS = [
     (StepsWithoutReward, r"StepsWithoutReward\._step needs to return \['reward'\] too"),
-    (DependsOnNumEnvs, "env 0 of 5"),
+    (DependsOnNumEnvs, "^DependsOnNumEnvs: depends on num_envs: env 0 of 5"),
+    pytest.param(
+        lambda **given: tw.TransformedEnv(DependsOnNumEnvs(**given), T.TimeLimit(9)),
+        "^DependsOnNumEnvs: depends on num_envs",
+        marks=pytest.mark.full,
+    ),
+    pytest.param(
+        lambda **given: W.RepeatAction(Drawing(ENVS["Gymnasium's CartPole-v1"](**given)), 1),
+        "^Drawing needs to draw with torchwrap.random, from a stream, but drew from numpy.random",
+        marks=pytest.mark.full,
+    ),
+    pytest.param(
+        lambda **given: tw.TransformedEnv(
+            ENVS["Gymnasium's CartPole-v1"](**given), T.TransformReward(lambda r: r * r.max().item())
+        ),
+        r"^TransformReward.reward reads values on the host \(item\)",
+        marks=pytest.mark.full,
+    ),
+    (lambda **given: tw.FunctionalEnv(Mixing(), **given), "^Mixing: mixes rows: "),
     (RewardsWithoutColumn, r"RewardsWithoutColumn\._step needs to return reward of shape \(5, 1\)"),
     (WrongObservation, r"WrongObservation\._reset needs to return observations of dtype torch.float32"),
-    pytest.param(ReadsValuesWithoutSnapshots, "compile: needs a step that is one graph", marks=pytest.mark.compiles),
+    pytest.param(
+        ReadsValuesWithoutSnapshots, r"^ReadsValuesWithoutSnapshots._step reads .*\(item\)", marks=pytest.mark.compiles
+    ),
 ]
 
 

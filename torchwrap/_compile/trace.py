@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium.experimental.functional import FuncEnv
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -71,7 +72,8 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
         with _unchanged(places):
             graph = make_fx(flat, tracing_mode="fake")(*example)
         with _unchanged(places):
-            _require_equal(graph, make_fx(flat, tracing_mode="fake")(*example))
+            again = make_fx(flat, tracing_mode="fake")(*example)
+        _require_equal(graph, again)
     except Exception as error:
         reason = _reason(error)
         if reason is None:
@@ -124,7 +126,7 @@ def _culprit(error: BaseException) -> str:
     found, at = "this code", error.__traceback__
     while at is not None:
         owner = at.tb_frame.f_locals.get("self")
-        if isinstance(owner, Env | Transform):
+        if isinstance(owner, Env | Transform | FuncEnv):
             found = f"{type(owner).__name__}.{at.tb_frame.f_code.co_name}"
         elif at.tb_frame.f_code is act.__code__:
             found = "the policy"
@@ -136,7 +138,8 @@ def _require_equal(first: GraphModule, second: GraphModule) -> None:
     for once, again in itertools.zip_longest(first.code.splitlines(), second.code.splitlines(), fillvalue="nothing"):
         if once != again:
             shown = [line.strip().partition(";")[0] for line in (once, again)]
-            raise _Refusal(f"computes another thing each time, first `{shown[0]}`, then `{shown[1]}`")
+            remedy = "keep what changes in a buffer, and draw with torchwrap.random"
+            raise _Refusal(f"computes another thing each time, first `{shown[0]}`, then `{shown[1]}`: {remedy}")
 
 
 # Python values that code can change and a graph would not: they are found, and put back.
