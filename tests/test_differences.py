@@ -22,8 +22,8 @@ class Ones(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, truncates=False):
-        self.truncates = truncates
+    def __init__(self, truncates=False, length=3):
+        self.truncates, self.length = truncates, length
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -32,7 +32,7 @@ class Ones(gymnasium.Env):
 
     def step(self, action):
         self.elapsed += 1
-        over = self.elapsed == 3
+        over = self.elapsed == self.length
         return np.float32([1e5 + self.elapsed]), 1.0, over and not self.truncates, over and self.truncates, {}
 
 
@@ -288,3 +288,67 @@ def test_normalize_observation_leaves_what_is_no_number_out_of_its_statistics():
     assert [bool(env.step(action)[0]["next", "observation"].isnan().all()) for _ in range(3)] == [False, True, False]
     assert env.transforms[0].statistics.mean.item() == pytest.approx(1e5 + np.mean([0, 1, 3, 0]), rel=1e-12)
     env.close()
+
+
+def test_masked_reset_forgets_the_statistics_of_its_rows_alone():
+    spaces = {"observation_space": Ones.observation_space, "action_space": Ones.action_space}
+    lengths, ours = [], tw.TransformedEnv(ScriptedEnv(2, (1,), (2, 5), **spaces), T.RecordEpisodeStatistics())
+    theirs = SyncVectorEnv([lambda: Ones(length=2), lambda: Ones(length=5)], autoreset_mode=AutoresetMode.DISABLED)
+    theirs, td = wrappers.vector.RecordEpisodeStatistics(theirs), ours.reset()
+    theirs.reset()
+    for _ in range(5):
+        *_, done, _, info = theirs.step(np.zeros(2, np.int64))
+        transition, td = ours.transition(td.set("action", torch.zeros(2, dtype=torch.int64)))
+        if done.any():
+            own = transition["next", "episode_length"][torch.from_numpy(done)]
+            lengths.append((info["episode"]["l"][done].tolist(), own.flatten().tolist()))
+            theirs.reset(options={"reset_mask": done})
+            td = ours.reset(mask=torch.from_numpy(done))
+    assert lengths == [([2], [2]), ([2], [2]), ([1], [5])]
+
+
+def test_rescale_action_needs_finite_bounds():
+    class Unbounded(Ones):
+        action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    assert wrappers.RescaleAction(Unbounded(), np.float32(-np.inf), np.float32(np.inf)).action(np.float32([5])) == 5
+    with pytest.raises(ValueError, match="RescaleAction needs an action space with finite bounds"):
+        tw.TransformedEnv(ScriptedEnv(1, action_space=Unbounded.action_space), T.RescaleAction(-1, 1))
+
+
+def test_lists_of_frames_are_made_by_a_wrapper():
+    theirs = gymnasium.make("CartPole-v1", render_mode="rgb_array_list")
+    ours = W.RenderCollection(tw.make("CartPole-v1", render_mode="rgb_array"))
+    theirs.reset(), ours.reset()
+    theirs.step(0), ours.step(torch.zeros(1, dtype=torch.int64))
+    assert len(theirs.render()) == len(ours.render()[0]) == 2
+    with pytest.raises(ValueError, match=r"needs a render_mode in \['rgb_array'\] or None, but got 'rgb_array_list'"):
+        tw.make("CartPole-v1", render_mode="rgb_array_list")
+
+
+def test_seed_is_one_integer_for_all_envs():
+    theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    assert (theirs.reset(seed=3)[0] == theirs.reset(seed=[3, 4])[0]).all()
+    env = tw.make("CartPole-v1", 2)
+    with pytest.raises(ValueError, match=r"reset needs a seed that is an integer .*, but got \[3, 4\]"):
+        env.reset(seed=[3, 4])
+    masks, both = torch.eye(2, dtype=torch.bool), env.reset(seed=4)["observation"]
+    assert [env.reset(seed=4 - row, mask=masks[row])["observation"].equal(both) for row in (0, 1)] == [True, False]
+
+
+class Observing(Ones):
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+
+def test_spaces_of_values_without_a_fixed_shape_are_refused():
+    two = gymnasium.spaces.Discrete(2)
+    each = gymnasium.spaces.Text(3), gymnasium.spaces.Graph(two, None), gymnasium.spaces.Sequence(two)
+    for space in (*each, gymnasium.spaces.OneOf([two, two])):
+        vector_env = SyncVectorEnv([lambda space=space: Observing(space)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+        assert all(map(space.contains, vector_env.reset()[0]))
+        with pytest.raises(TypeError, match="A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"):
+            tw.from_gymnasium(vector_env)

@@ -372,6 +372,24 @@ def test_brax_by_name_and_with_nested_observations(brax):
     assert env.step(env.sample_action())[0]["next", "observation", "state"].shape == (3, 2)
 
 
+def test_action_repeat_ends_with_the_episode_where_that_of_brax_goes_on(brax):
+    from brax.envs.base import State
+
+    class Three:  # the reward of step t is t, and the third step is the last one
+        def reset(self, rng):
+            return State(None, jnp.zeros(1), jnp.zeros(()), jnp.zeros(()))
+
+        def step(self, state, action):
+            obs = state.obs + 1
+            return state.replace(obs=obs, reward=obs[0], done=(obs[0] >= 3).astype(float))
+
+    theirs = brax["wrapped"]("EpisodeWrapper")(Three(), episode_length=100, action_repeat=2)
+    first = theirs.step(theirs.reset(jax.random.PRNGKey(0)), jnp.zeros(1))
+    rewards = [first.reward.item(), theirs.step(first, jnp.zeros(1)).reward.item()]
+    data, _ = tw.rollout(tw.wrappers.RepeatAction(tw.testing.ScriptedEnv(1, episode_lengths=3), 2), None, 2)
+    assert (rewards, data["next", "reward"].flatten().tolist()) == ([3, 7], [3, 3])
+
+
 def test_from_brax_refuses_wrappers_and_names_what_it_needs(brax):
     for name, arguments in (("EpisodeWrapper", (10, 1)), ("AutoResetWrapper", ()), ("VmapWrapper", ())):
         with pytest.raises(ValueError, match=f"reset or batch, but got {name}: brax.envs.get_environment makes one"):
