@@ -1,5 +1,6 @@
 """TorchRL: torchwrap envs under its collectors, losses and transforms, and its envs under torchwrap's transforms."""
 
+import functools
 import warnings
 
 import gymnasium
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("torchrl")
 with warnings.catch_warnings():  # a class of TorchRL's own is deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
-    from torchrl.collectors import Collector
+    from torchrl.collectors import Collector, MultiCollector
 
 import torch
 from gymnasium import spaces as S
@@ -17,7 +18,8 @@ from helpers import Held, assert_same, buffers
 from tensordict import TensorDict
 from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, NonTensor, OneHot, Unbounded
-from torchrl.envs import EnvBase, GymEnv, PendulumEnv, SerialEnv, TransformedEnv, check_env_specs
+from torchrl.data.replay_buffers import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from torchrl.envs import EnvBase, GymEnv, ParallelEnv, PendulumEnv, SerialEnv, TransformedEnv, check_env_specs
 from torchrl.envs.transforms import InitTracker, RewardSum, StepCounter
 from torchrl.modules import ValueOperator
 from torchrl.objectives.value import GAE
@@ -200,6 +202,81 @@ def test_transformed_env_of_torchrl_on_top_with_staggered_ends():
     assert (data["is_init"] == (t == 1)).all()
     assert (data["next", "truncated"] == (t == 4)).all()
     assert data["next", "terminated"].sum((1, 2)).tolist() == [2, 2, 2]
+
+
+# to_torchrl: the machinery of TorchRL around two envs, whose steps are counted by hand.
+
+LENGTHS = (4, 2, 3)
+COUNTS = [[1, 2, 3, 4, 1, 2, 1, 2, 3, 1, 2, 3], [1, 2, 1, 2, 3, 1, 2, 3, 4, 1, 2, 1]]
+COUNTS += [[1, 2, 3, 1, 2, 3, 4, 1, 2, 1, 2, 3], COUNTS[0]]
+
+
+def counting(first_index=0):
+    env = ScriptedEnv(2, (1,), LENGTHS, first_index=first_index)
+    return to_torchrl(tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.TransformObservation(lambda o: o % 1000)))
+
+
+def assert_counts(data, counts):
+    """Transitions, (envs, time), whose observations are these numbers of steps, and whose returns are their sums."""
+    t = torch.tensor(counts, dtype=torch.float32).unsqueeze(-1)
+    assert torch.equal(data["next", "observation"], t) and torch.equal(data["observation"], t - 1)
+    assert torch.equal(data["next", "reward"], t) and torch.equal(data["next", "episode_return"], t * (t + 1) / 2)
+
+
+@pytest.mark.full
+def test_processes_of_torchrl_step_shards_like_one_env():
+    shards = [functools.partial(counting, first_index) for first_index in (0, 2)]
+    for kind in (SerialEnv, ParallelEnv):
+        env = kind(2, shards)
+        assert_counts(env.rollout(12, break_when_any_done=False).flatten(0, 1), COUNTS)
+        env.close()
+    collector = MultiCollector(shards, None, frames_per_batch=48, total_frames=48, sync=True)
+    for data in collector:
+        assert_counts(data.flatten(0, 1), COUNTS)
+    collector.shutdown()
+    collector = MultiCollector(shards, None, frames_per_batch=24, total_frames=24, sync=False)
+    for data in collector:  # of whichever process is the first
+        assert_counts(data, COUNTS[:2] if data["next", "done"][0, 3] else COUNTS[2:])
+    collector.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:split_trajs=True produces:UserWarning")
+def test_options_of_the_collector_and_slices_of_a_buffer_keep_episodes_apart():
+    collect = functools.partial(Collector, frames_per_batch=10)
+    for data in collect(counting(), None, total_frames=10, set_truncated=True):
+        assert_counts(data, [row[:5] for row in COUNTS[:2]])
+        assert data["next", "truncated"][:, -1].all() and data["next", "done"][:, -1].all()
+    starts = []
+    for data in collect(counting(), None, total_frames=20, reset_at_each_iter=True):
+        starts.append(data["observation"][:, 0].flatten().tolist())
+        assert (data["next", "observation"] == data["observation"] + 1).all()
+    assert starts == [[0, 0], [0, 0]]
+    (data,) = collect(counting(), None, total_frames=10, split_trajs=True)
+    mask, lengths = data["collector", "mask"], [4, 1, 2, 3]
+    assert mask.sum(-1).tolist() == lengths
+    assert torch.equal(data["next", "observation"][..., 0], torch.arange(1.0, 5).expand(4, 4) * mask)
+    sampler = SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), strict_length=True)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=16)
+    for data in collect(counting(), None, total_frames=20):
+        buffer.extend(data.reshape(-1))
+    slices = buffer.sample().view(8, 2)
+    assert torch.equal(slices["next", "observation"], slices["observation"] + 1)
+    assert torch.equal(slices["observation"][:, 1], slices["next", "observation"][:, 0])
+
+
+def test_checkpoint_of_a_collector_needs_the_statistics_of_the_env_besides():
+    def make():
+        return to_torchrl(tw.TransformedEnv(ScriptedEnv(2, (1,)), T.NormalizeObservation()))
+
+    envs = make(), make()
+    first, second = (Collector(env, None, frames_per_batch=10, total_frames=30) for env in envs)
+    next(iter(first))
+    saved = first.state_dict()
+    assert not saved["env_state_dict"]  # what TorchRL leaves out
+    saved["env_state_dict"] = envs[0].state_dict()
+    second.load_state_dict(saved, strict=False)  # there is no policy
+    statistics = [env.env.transforms[0].statistics for env in envs]
+    assert statistics[0].count > 10 and torch.equal(statistics[0].mean, statistics[1].mean)
 
 
 # to_torchrl: seeds, state, and what construction touches.

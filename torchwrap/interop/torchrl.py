@@ -40,6 +40,7 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
 
     `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. TorchRL's global seeds have
     no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
+    `Collector.state_dict()` leaves out what `env` has learned: `saved["env_state_dict"] = env.state_dict()` adds it.
 
     TorchRL's `Collector.state_dict()` leaves out what `env` has learned, such as running statistics: save `env.state_dict()`
     next to it. `Collector.load_state_dict` then needs `strict=False`.
