@@ -40,7 +40,7 @@ _IN_PLACE = "needs to make new tensors, but writes in place to one that all envs
 _CAUSES = {
     "random operation": "needs to draw from its rng, but draws from a generator of PyTorch",
     **dict.fromkeys(("control flow", ".item()", "data pointer", "aten::equal"), _ON_HOST),
-    "dynamic shape": "needs tensors of fixed shapes, torch.where instead of a mask, but makes one whose shape depends on values",
+    "dynamic shape": "needs fixed shapes, torch.where instead of a mask, but makes one whose shape depends on values",
     **dict.fromkeys(("there exists a Tensor", "the broadcast shape"), _IN_PLACE),
     **dict.fromkeys(("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors, but got {}"),
     " argument": "needs to take the arguments of the table in FunctionalEnv, but got {}",

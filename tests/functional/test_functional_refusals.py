@@ -82,7 +82,7 @@ def test_function_that_does_not_fit_raises_at_construction():
         (
             branching,
             TypeError,
-            "Odd.reward needs tensor operators, torch.where instead of `if`, but reads values on the host.$",
+            "reward needs tensor operators, torch.where instead of `if`, but reads values on the host.$",
         ),
         (on_position(lambda x: x[0] * x[1].item()), TypeError, "reward .* but reads values on the host.$"),
         (on_position(lambda x: torch.tensor(x.tolist())[0]), TypeError, "reward .* but reads values on the host.$"),
@@ -91,7 +91,7 @@ def test_function_that_does_not_fit_raises_at_construction():
         (
             on_position(lambda x: torch.zeros(2).add_(x)[0]),
             TypeError,
-            "reward .* but writes in place to one that all envs share",
+            "reward .* but writes in place to one that all envs",
         ),
         (on_position(lambda x: x[0] + torch.rand(())), TypeError, f"reward {draw} draws from a generator of PyTorch.$"),
     ]:

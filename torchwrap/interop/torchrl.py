@@ -42,9 +42,6 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
     `Collector.state_dict()` leaves out what `env` has learned: `saved["env_state_dict"] = env.state_dict()` adds it.
 
-    TorchRL's `Collector.state_dict()` leaves out what `env` has learned, such as running statistics: save `env.state_dict()`
-    next to it. `Collector.load_state_dict` then needs `strict=False`.
-
     Args:
         env: any env, compiled or not. The result owns it from now on.
 
