@@ -85,8 +85,10 @@ def refused(env, td, name):
 @pytest.mark.parametrize("case", CALLS)
 def test_call_after_an_interrupted_one_raises_until(case, remedy):
     call, hook, name = CALLS[case]
-    env, twin = (make().train(remedy == "restore") for _ in range(2))
-    td, twin_td = after(env, 4), after(twin, 4)
+    env, twin = make(), make()
+    for one in (env, twin):
+        after(one, 1)  # learns
+    td, twin_td = (after(one.train(remedy == "restore"), 4) for one in (env, twin))
     snapshot = env.snapshot()
     env.transforms[1].at = hook
     with pytest.raises(KeyboardInterrupt):

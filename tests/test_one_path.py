@@ -126,6 +126,6 @@ def test_random_words_are_the_same_for_one_key_and_for_many():
     for first, size in ((0, 1), (17, 3), (990, 10)):
         shard = random.Stream(size, first, seed=5)
         for draw in (random.bits, random.uniform, random.normal, random.exponential):
-            arguments = (5,) if draw is random.bits else ((5,),)
-            expected, found = draw(whole.key(), *arguments)[first : first + size], draw(shard.key(), *arguments)
+            count = {"count": 5} if draw is random.bits else {"shape": (5,)}
+            expected, found = draw(whole.key(), **count)[first : first + size], draw(shard.key(), **count)
             assert torch.equal(found, expected), draw.__name__

@@ -121,8 +121,10 @@ class Collector:
 
     def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
         env = self.env
-        td = (act if self._known is self.policy else first_act)(env, self.policy, tensordict(dict(root), env.num_envs))
-        self._known = self.policy
+        is_known = self._known is self.policy or torch.compiler.is_compiling()
+        td = (act if is_known else first_act)(env, self.policy, tensordict(dict(root), env.num_envs))
+        if not is_known:
+            self._known = self.policy
         env._check_step_input(td)
         state = policy_state.read(env._label, env.signature, td) if env.signature.policy_state else {}
         successor, observation = step(td["action"], True)

@@ -10,7 +10,7 @@ from .glue import SEVEN, ours, ways
 from .measure import Case, Figures, Options, Row, compare
 
 TRANSFORMS = (
-    *("ClipAction", "DiscretizeAction", "RescaleAction", "StickyAction", "TransformAction"),
+    *("ClipAction", "DelayAction", "DiscretizeAction", "RescaleAction", "StickyAction", "TransformAction"),
     *(
         "ClipReward",
         "NormalizeReward",
@@ -20,7 +20,7 @@ TRANSFORMS = (
         "TimeLimit",
         "EvalWrapper",
     ),
-    *("AddWhiteNoise", "ClipObservation", "DelayObservation", "DiscretizeObservation", "DtypeObservation"),
+    *("AddNoise", "AddWhiteNoise", "ClipObservation", "DelayObservation", "DiscretizeObservation", "DtypeObservation"),
     *("FilterObservation", "FlattenObservation", "FrameStackObservation", "GrayscaleObservation", "NormalizeObservation"),
     *("ObstructView", "RescaleObservation", "ReshapeObservation", "ResizeObservation", "TimeAwareObservation"),
     "TransformObservation",

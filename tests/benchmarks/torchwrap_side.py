@@ -33,9 +33,11 @@ from .worker import Timed, nothing, turn
 UNROLL = {256: 4, 1024: 2}
 # Transforms that are measured with arguments.
 ARGUMENTS: dict[str, Callable[[], T.Transform]] = {
+    "AddNoise": lambda: T.AddNoise(0.1),
     "AddWhiteNoise": lambda: T.AddWhiteNoise(0.1),
     "ClipObservation": lambda: T.ClipObservation(-10, 10),
     "ClipReward": lambda: T.ClipReward(-10, 10),
+    "DelayAction": lambda: T.DelayAction(4),
     "DelayObservation": lambda: T.DelayObservation(4),
     "DiscretizeAction": lambda: T.DiscretizeAction(3),
     "DiscretizeObservation": lambda: T.DiscretizeObservation(10, multidiscrete=True),

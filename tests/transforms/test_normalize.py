@@ -120,10 +120,11 @@ def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, 
 
 def test_statistics_without_a_sample_warn_where_they_normalize_in_eval():
     grouped = T.ObservationGroups({"raw": [], "normal": [T.NormalizeObservation()]})
-    env, network = scripted(grouped, T.NormalizeReward()).eval(), lambda td: td["observation", "raw"].repeat(1, 6)[:, :6]
-    for call in (env.reset, lambda: tw.evaluate(env, network, 1), lambda: tw.deploy(env, network)):
+    network = lambda td: td["observation", "raw"].repeat(1, 6)[:, :6]  # noqa: E731
+    for call in (tw.Env.reset, lambda env: tw.evaluate(env, network, 1), lambda env: tw.deploy(env, network)):
+        env = scripted(copy.deepcopy(grouped), T.NormalizeReward()).eval()
         with pytest.warns(UserWarning, match=r"normalizes in eval\(\) with statistics that have no sample: load_state"):
-            call()
+            call(env)
     step(env.train(), env.reset())
     env.eval().reset(), tw.evaluate(env, network, 1), tw.deploy(env, network)  # a warning is an error
 

@@ -187,10 +187,10 @@ def test_transform_of_an_env_that_failed_to_build_is_not_attached():
 
 def test_transform_repr_is_its_constructor_call():
     for transform, text in (
-        (T.RecordEpisodeStatistics(), "RecordEpisodeStatistics(buffer_length=100, stats_key='episode')"),
+        (T.RecordEpisodeStatistics(), "RecordEpisodeStatistics(buffer_length=100, stats_key='episode', metrics={})"),
         (T.NormalizeObservation(), "NormalizeObservation(epsilon=1e-08)"),
         (T.ClipObservation(-10, 10), "ClipObservation(min_obs=-10, max_obs=10)"),
-        (T.FrameStackObservation(4), "FrameStackObservation(stack_size=4, padding_type='reset')"),
+        (T.FrameStackObservation(4), "FrameStackObservation(stack_size=4, padding_type='reset', axis=None)"),
         (T.ClipReward(max_reward=1), "ClipReward(min_reward=None, max_reward=1)"),
         (T.ClipAction(), "ClipAction()"),
         (T.TransformObservation(abs), "TransformObservation(func=<built-in function abs>, observation_space=None)"),
