@@ -323,7 +323,9 @@ def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_i
         # The fused kernel is the fastest one for eager mode; Inductor makes its own from PyTorch's operators.
         implementation = dict(foreach=True, capturable=True) if args.compile else dict(fused=True)
         settings = dict(beta1=0.9, beta2=0.999, eps=1e-5, weight_decay=0, amsgrad=False, maximize=False)
-        adam(grads=list(grads), **tensors, **settings, **implementation)
+        # By position: with `state_steps` as a keyword on a GPU, PyTorch would not compile it, whatever `capturable` says.
+        state = [tensors[name] for name in ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")]
+        adam(tensors["params"], list(grads), *state, lr=tensors["lr"], **settings, **implementation)
     return stats
 
 

@@ -167,6 +167,10 @@ def test_figures_in_the_text_are_those_of_cpu_json(report):
     rows = [figures for key, figures in FIGURES.items() if re.match("startup/(step|CartPole)", key)]
     cold, warm = (sum(row[f"{name}_seconds"] for row in rows) / len(rows) for name in ("cold", "warm"))
     assert f"A first compilation takes about {cold:.0f} s, a cached one {warm:.0f}." in text and "EPYC" in where
+    cuda = json.loads((ROOT / "tests" / "benchmarks" / "cuda.json").read_text())
+    rollout = cuda["steps"]["cartpole/4096"]["figures"]["cartpole/torchwrap-rollout/4096"]["steps_per_second"]
+    times = cuda["ratios"]["rollouts, times TorchRL's Collector"]["value"]
+    assert f"make {rollout / 1e6:.0f} million steps a second" in text and f"is {times:.0f} times as fast as TorchRL's" in text
 
 
 def _section(title):

@@ -137,7 +137,7 @@ def draw_device(found: Mapping[str, Any], path: str) -> None:
     ppo.set(title="examples/ppo.py: env steps per second")
     counts = Counter()
     for step in steps.values():
-        counts.update(step.get("counts", {}))
+        counts.update({name: int(number) for name, number in step.get("counts", {}).items()})
     tests.bar_label(tests.bar(list(counts), list(counts.values()), color="C7"))
     tests.set(title="CUDA tests")
     canvas.savefig(path, dpi=100)
