@@ -142,3 +142,12 @@ def bridge():
     for vector_env in opened:
         if not vector_env.closed:
             vector_env.close()
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A registry that forgets, after the test, what it registers."""
+    copy = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", copy)
+    monkeypatch.setattr(tw.registration, "_REGISTERED", dict(tw.registration._REGISTERED))
+    return copy

@@ -141,15 +141,6 @@ def test_spec_is_gymnasiums_and_tensors_are_on_the_device(backend):
 # register.
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """A registry that forgets, after the test, what it registers."""
-    copy = dict(gymnasium.registry)
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", copy)
-    monkeypatch.setattr(tw.registration, "_REGISTERED", dict(tw.registration._REGISTERED))
-    return copy
-
-
 @pytest.mark.parametrize("func_env", [Pendulum, lambda g=1.62: Pendulum(g)], ids=["class", "function"])
 @pytest.mark.parametrize("id", ["moon/Pendulum-v0", "MoonPendulum-v3"])
 def test_registered_env_is_made_from_its_id_and_from_its_spec(registry, id, func_env):

@@ -83,6 +83,7 @@ class FunctionalEnv(Env):
         summed_info: names of infos to sum over the repetitions, like the rewards, as float32; others are of the last one.
         first_index: global index of the first env, for a shard of a larger run.
         params: what differs between envs, by name: tensors `(num_envs, ...)`. Functions get a dict of their env's as `params`.
+            `env.set_wrapper_attr(name, value)` changes them during training, compiled or not, for one value or one per env.
         reset_pool: size of a pool of precomputed initial states, for an expensive `initial`. An episode starts from a random
             state of the pool, and the whole pool is drawn again within 256 steps. 0 disables it.
         render_mode: "rgb_array" if the functions have `render_init()` and `render_image(state, render_state)`, which returns
@@ -305,11 +306,23 @@ class FunctionalEnv(Env):
         self.stream.draw.copy_(steps * self.action_repeat)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        return hasattr(self, name) or hasattr(self.func_env, name)
+        return name in self.parameter_names or hasattr(self, name) or hasattr(self.func_env, name)
 
     def get_wrapper_attr(self, name: str) -> Any:
+        if name in self.parameter_names:
+            return self.params[name]
         is_inner = not hasattr(self, name) and hasattr(self.func_env, name)
         return getattr(self.func_env, name) if is_inner else super().get_wrapper_attr(name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        if name not in self.parameter_names:
+            return super().set_wrapper_attr(name, value, force=force)
+        try:
+            self.params[name].copy_(torch.as_tensor(value))
+        except (TypeError, ValueError, RuntimeError) as error:
+            needed = f"{self._name()} needs params[{name!r}] that fit {tuple(self.params[name].shape)}"
+            raise ValueError(f"{needed}, but got {validation.shown(value)}.") from error
+        return True
 
     def _fix(self) -> None:
         super()._fix()  # attributes of the functions are constants, too: without effect here, and in a compiled step

@@ -105,6 +105,7 @@ def make(
     vectorization_mode: Literal["sync", "async"] | None = None,
     info_keys: Sequence[str] | Mapping[str, Space[Any]] | None = None,
     worker_timeout: float | None = 60.0,
+    params: Mapping[str, torch.Tensor] | None = None,
     **kwargs: Any,
 ) -> Env:
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
@@ -125,6 +126,7 @@ def make(
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
         info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`; EnvPool's take `info_keys` too.
+        params: for native envs: what differs between envs, as for `FunctionalEnv`.
         kwargs: passed to the env's constructor. EnvPool's takes the `seed`, which `reset` does not; otherwise one is drawn.
 
     Returns:
@@ -144,7 +146,7 @@ def make(
     given = {
         **{"num_envs": num_envs, "backend": backend, "device": None if device is None else str(target)},
         **{"first_index": first_index, "max_episode_steps": max_episode_steps, "render_mode": render_mode},
-        **{"vectorization_mode": vectorization_mode, "info_keys": info_keys or None, **kwargs},
+        **{"vectorization_mode": vectorization_mode, "info_keys": info_keys or None, "params": params, **kwargs},
     }
     given = {name: value for name, value in given.items() if value is not None}
     if worker_timeout != 60.0:
@@ -172,6 +174,8 @@ def make(
         raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
     func_env = None if backend == "envpool" else _functions_of(id, backend)
     unfit = [name for name in ("info_keys", "vectorization_mode", "worker_timeout") if name in given]
+    if params is not None and func_env is None:
+        raise ValueError(f"make takes params for native envs only, but got {id!r}: other envs take keyword arguments.")
     if (func_env and unfit) or (backend == "envpool" and unfit not in ([], ["info_keys"])):
         raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
     spec = specs.Spec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
@@ -196,7 +200,8 @@ def make(
             raise
         remedy = ' in torch, or backend="gymnasium"' if id in NATIVE else ""
         raise ValueError(f"make needs arguments that {id} takes{remedy}, but got: {error}") from None
-    return FunctionalEnv(functions, count, max_episode_steps=spec.max_episode_steps, render_mode=render_mode, **common)
+    common |= {"render_mode": render_mode, "params": params}
+    return FunctionalEnv(functions, count, max_episode_steps=spec.max_episode_steps, **common)
 
 
 def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:

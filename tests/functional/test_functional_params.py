@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from func_envs import BroadcastNoisy, Walk, equal, odd, play, some_actions
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+import torchwrap as tw
 from torchwrap import FunctionalEnv, random
+from torchwrap import transforms as T
 
 
 class Falling(FuncEnv):
@@ -62,6 +66,44 @@ def test_params_differ_between_envs(func_env):
     assert together[0, 0]["reward"].flatten().tolist() == [1, 2, 3, 4]
     env.params["gravity"].fill_(7)
     assert play(env, env.reset(), actions[:1])[0][0, 0]["reward"].flatten().tolist() == [7, 7, 7, 7]
+
+
+class Level(gymnasium.Env):
+    """A single env of Gymnasium whose reward is its level."""
+
+    observation_space, action_space, level = spaces.Box(-9, 9, (1,)), spaces.Discrete(2), 1.0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), self.level, False, False, {}
+
+
+class NativeLevel(Falling):
+    def reward(self, state, action, next_state, rng, params=None):
+        return params["level"]
+
+
+@pytest.mark.parametrize("kind", ["native", "compiled", "sync", "async"])
+def test_one_call_raises_a_number_during_training_in_every_kind_of_env(kind, registry):
+    if kind in ("native", "compiled"):
+        tw.register("test/Level-v0", NativeLevel, max_episode_steps=50)
+        env = tw.make("test/Level-v0", 2, params={**different(2), "level": torch.ones(2)})
+        assert torch.equal(tw.make(env.spec).params["level"], torch.ones(2))
+    else:
+        vector = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
+        env = tw.from_gymnasium(vector([Level, Level], autoreset_mode=AutoresetMode.DISABLED))
+    with tw.TransformedEnv(env, T.RecordEpisodeStatistics()) as env:
+        env = tw.compile(env, backend="eager") if kind == "compiled" else env
+        env.reset(seed=0)
+        for level in (1.0, 3.0, 7.0):
+            assert env.set_wrapper_attr("level", level)
+            reward = env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "reward"]
+            assert reward.tolist() == [[level], [level]] and list(env.get_wrapper_attr("level")) == [level, level]
+        if kind in ("native", "compiled"):
+            with pytest.raises(ValueError, match=r"needs params\['level'\] that fit \(2,\), but got \[1, 2, 3\]"):
+                env.set_wrapper_attr("level", [1, 2, 3])
 
 
 # Pools of initial states.
