@@ -113,6 +113,10 @@ TRANSFORMS = {
         lambda: T.ObservationGroups({"flat": [T.FlattenObservation()], "image": [T.FilterObservation(["image"])], "raw": []}),
         observing(DICT),
     ),
+    "ObservationKeys": (
+        lambda: T.ObservationKeys({"image": [T.NormalizeObservation(), AddNoise()], "position": [T.DelayObservation(1)]}),
+        observing(DICT),
+    ),
     "PolicyState": (
         lambda: T.Compose([T.PolicyState({"hidden": (3,)}), T.PolicyState({"count": ()}, torch.int64, -1)]),
         ScriptedEnv,

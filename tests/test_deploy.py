@@ -113,7 +113,7 @@ def assert_parity(module, run, log, **tolerances):
 EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
 REFUSED = {
     **{name: name for name in ("AddWhiteNoise", "ObstructView", "StickyAction", "AddNoise")},
-    "ObservationGroups": "AddNoise",
+    **dict.fromkeys(("ObservationGroups", "ObservationKeys"), "AddNoise"),
     "AddNoise of torchwrap": "AddNoise",
     "DelayObservation, drawn": "DelayObservation",
     "DelayAction": "DelayAction",

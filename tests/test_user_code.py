@@ -311,9 +311,14 @@ class ManyKeys(gymnasium.Env):
         return self.observe(), 0.0, False, False, {}
 
 
+CLIPPED = lambda values: {**values, "alpha": values["alpha"].clip(-2, 2)}  # noqa: E731
 STACKS = {
     "nothing": ([], []),
     "a filter": ([T.FilterObservation(["zeta", "alpha"])], [(wrappers.FilterObservation, {"filter_keys": ["zeta", "alpha"]})]),
+    "transformed keys": (
+        [T.ObservationKeys({"alpha": [T.ClipObservation(-2, 2)]})],
+        [(wrappers.TransformObservation, {"func": CLIPPED, "observation_space": None})],
+    ),
     "time": (
         [T.TimeLimit(9), T.TimeAwareObservation(flatten=False)],
         [(wrappers.TimeLimit, {"max_episode_steps": 9}), (wrappers.TimeAwareObservation, {"flatten": False})],

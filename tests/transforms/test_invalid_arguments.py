@@ -142,6 +142,7 @@ OTHERS = [
     (lambda v: T.PolicyState({"h": ()}, fill=v), {**FILL, ValueError: (1e300,)}, f"PolicyState {FLOAT32}"),
     (T.ObservationGroups, {TypeError: (None, [ONE], {1: []})}, "ObservationGroups needs a dict of lists of transforms"),
     (T.ObservationGroups, {ValueError: ({},)}, "ObservationGroups needs at least one group, but got none"),
+    (T.ObservationKeys, {TypeError: (None, [ONE])}, "ObservationKeys needs a dict of lists of transforms"),
 ]
 
 CASES = [(make, v, error, start) for make, wrong, start in NUMBERS + OTHERS for error, values in wrong.items() for v in values]

@@ -4,7 +4,7 @@ from torchwrap.transforms.action import ClipAction, StickyAction, TransformActio
 from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
-from torchwrap.transforms.groups import ObservationGroups
+from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
 from torchwrap.transforms.history import DelayAction, DelayObservation, FrameStackObservation
 from torchwrap.transforms.image import AddWhiteNoise, GrayscaleObservation, ObstructView, ResizeObservation
 from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward, RunningMeanStd
@@ -44,6 +44,7 @@ __all__ = [
     "NormalizeObservation",
     "NormalizeReward",
     "ObservationGroups",
+    "ObservationKeys",
     "ObservationTransform",
     "ObstructView",
     "PassiveEnvChecker",
