@@ -1,4 +1,4 @@
-"""PPO in one file, after CleanRL's ppo.py: discrete and continuous actions, torchwrap's own envs and Gymnasium's.
+"""PPO in one file, after CleanRL's ppo.py: discrete, multi-discrete and continuous actions, torchwrap's own envs and Gymnasium's.
 
 python examples/ppo.py                                      solves CartPole-v1
 python examples/ppo.py --env-id HalfCheetah-v5              trains on a Gymnasium env
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -189,13 +189,15 @@ PRESETS = {
 }
 
 
+DISCRETE = gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete
+
 # Options of torch.compile: tanh in terms of exp takes a third of the time of Inductor's own, and was a third of the update.
 INDUCTOR = {"cpp.use_decompose_tanh": True}
 
 
 def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make, rank: int = 0, world_size: int = 1) -> tw.Env:
     env = make(args.env_id, num_envs, backend=args.backend, device=args.device, first_index=rank * num_envs)
-    discrete = isinstance(env.single_action_space, gymnasium.spaces.Discrete)
+    discrete = isinstance(env.single_action_space, DISCRETE)
     statistics = T.RecordEpisodeStatistics(buffer_length=-(-100 // world_size))  # 100 episodes of all processes
     transforms = [*([] if discrete else [T.ClipAction()]), statistics, T.FlattenObservation()]
     if args.normalize:
@@ -220,12 +222,30 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     )
 
 
+class Choices:
+    """The distribution of a MultiDiscrete action, whose components are independent."""
+
+    def __init__(self, logits: Sequence[Tensor]) -> None:
+        self.parts = [Categorical(logits=each, validate_args=False) for each in logits]
+
+    def sample(self) -> Tensor:
+        return torch.stack([part.sample() for part in self.parts], -1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        pairs = zip(self.parts, actions.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(action) for part, action in pairs]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+
 class Agent(nn.Module):
     def __init__(self, env: tw.Env) -> None:
         super().__init__()
         inputs, action_space = env.single_observation_space.shape[0], env.single_action_space
-        self.discrete = isinstance(action_space, gymnasium.spaces.Discrete)
-        outputs = int(action_space.n) if self.discrete else action_space.shape[0]
+        self.discrete = isinstance(action_space, DISCRETE)
+        self.sizes = [int(n) for n in getattr(action_space, "nvec", [getattr(action_space, "n", 0)])]  # of discrete parts
+        outputs = sum(self.sizes) if self.discrete else action_space.shape[0]
         self.critic = mlp(inputs, 1, std=1.0)
         self.actor = mlp(inputs, outputs, std=0.01)
         self.actor_logstd = None if self.discrete else nn.Parameter(torch.zeros(outputs))
@@ -233,8 +253,10 @@ class Agent(nn.Module):
     def get_value(self, observation: Tensor) -> Tensor:
         return self.critic(observation.float()).squeeze(-1)
 
-    def get_distribution(self, observation: Tensor) -> Distribution:
+    def get_distribution(self, observation: Tensor) -> Distribution | Choices:
         out = self.actor(observation.float())
+        if len(self.sizes) > 1:
+            return Choices(out.split(self.sizes, -1))
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
         # Independent sums log probability and entropy over the dimensions of an action.
@@ -397,7 +419,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         torch.set_num_threads(args.num_threads)
 
     probe = make(args.env_id, 1, backend=args.backend)
-    kind = "discrete" if isinstance(probe.single_action_space, gymnasium.spaces.Discrete) else "continuous"
+    kind = "discrete" if isinstance(probe.single_action_space, DISCRETE) else "continuous"
     probe.close()
     for name, value in PRESETS.get(args.env_id, PRESETS[f"any other env with {kind} actions"]).items():
         if getattr(args, name) is None:

@@ -213,7 +213,7 @@ def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
         gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         remedy = ""
-        if isinstance(error, gymnasium.error.NamespaceNotFound) and not module:
+        if isinstance(error, gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound) and not module:
             package = {"ALE": "ale_py"}.get(name.partition("/")[0], "package")
             remedy = f' A package registers its ids when it is imported: `make("{package}:{name}")` imports it.'
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}{remedy}") from None
