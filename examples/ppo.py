@@ -1,4 +1,4 @@
-"""PPO in one file, after CleanRL's ppo.py: discrete, multi-discrete and continuous actions, torchwrap's own envs and Gymnasium's.
+"""PPO in one file, after CleanRL's ppo.py: (multi-)discrete and continuous actions, torchwrap's own envs and Gymnasium's.
 
 python examples/ppo.py                                      solves CartPole-v1
 python examples/ppo.py --env-id HalfCheetah-v5              trains on a Gymnasium env
