@@ -97,7 +97,10 @@ class Collector:
         vars(env)["_unfinished"] = "collection"  # nn.Module.__setattr__ would take longer
         root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
         storage, root = (self._compiled or self._collect)(root)
-        return as_data(storage, self.num_steps, env.signature.num_envs), env._finish(root)
+        data = TensorDict({}, [env.signature.num_envs, self.num_steps], names=[None, "time"])  # type: ignore[list-item]
+        for key, value in storage.items():
+            data.set(key, value.transpose(0, 1))
+        return data, env._finish(root)
 
     @property
     def is_compiled(self) -> bool:
@@ -251,14 +254,6 @@ def evaluate(
     columns = {"return": totals.float(), "length": lengths.long()}
     columns |= {name: value.float() for name, value in zip(metrics, values, strict=True)}
     return TensorDict({f"episode_{name}": column for name, column in columns.items()}, batch_size=[len(totals)])
-
-
-def as_data(storage: Storage, num_steps: int, num_envs: int) -> TensorDict:
-    """The storage of a chunk as a TensorDict `(num_envs, num_steps)`."""
-    data = TensorDict({}, batch_size=[num_envs, num_steps], names=[None, "time"])  # type: ignore[list-item]
-    for key, value in storage.items():
-        data.set(key, value.transpose(0, 1))
-    return data
 
 
 def _check(owner: str, env: Any, policy: Any) -> None:
