@@ -123,7 +123,6 @@ class DeployedPolicy(nn.Module):
         super().__init__()
         import torchwrap
 
-        self._transforms = chain.transforms
         self.transforms = Compose(chain.transforms)
         self.policy: Policy = copy.deepcopy(policy).eval().requires_grad_(False) if isinstance(policy, nn.Module) else policy
         originals = vars(self)["_originals"] = self._find_originals()
@@ -253,7 +252,7 @@ class DeployedPolicy(nn.Module):
         # neither terminated nor been truncated. Transforms that do the same in both come first, once.
         ended = torch.zeros(2, number, 1, dtype=torch.bool, device=rows.leaves(raw)[0].device)
         td = tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
-        remaining = list(self._transforms)
+        remaining = list(self.transforms)
         while remaining and ignores_starts(remaining[0]):
             td = remaining.pop(0).step(td)
         if mask is None:
@@ -278,7 +277,7 @@ class DeployedPolicy(nn.Module):
         for name in self._recurrent:
             if ("next", name) not in td.keys(True):
                 raise ValueError(f'deploy needs a policy that sets ("next", "{name}"), as PolicyState declares.')
-        for transform in reversed(self._transforms):
+        for transform in reversed(list(self.transforms)):
             action = transform.action(action)
         return action, {name: td["next", name] for name in self._recurrent}
 
@@ -331,9 +330,8 @@ class DeployedPolicy(nn.Module):
             action, following = self._compute(spaces.build(self._space, lambda path, _: paths[path], 2), state)
         if dependencies.foreign:
             got = f"one with a parameter of shape {dependencies.foreign[0]} in a list or further off"
-            raise TypeError(
-                f"deploy needs a policy whose modules it can find, but got {got}: make it an nn.Module of modules."
-            )
+            remedy = "make it an nn.Module of modules"
+            raise TypeError(f"deploy needs a policy whose modules it can find, but got {got}: {remedy}.")
         needed = dependencies.of(action) | dependencies.read
         while more := dependencies.of([following[name] for name in state if name in needed]) - needed:
             needed |= more
@@ -346,8 +344,8 @@ class DeployedPolicy(nn.Module):
                 setattr(module, key, None)
                 if name in dependencies.seen:  # another number would do, but of the same sign and range
                     delattr(module, key)
-                    module.register_buffer(key, None, persistent=False)
-                    setattr(module, key, torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False))
+                    constant = torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False)
+                    module.register_buffer(key, constant, persistent=False)
 
     def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script comes here
         raise TypeError(NO_TORCHSCRIPT)
