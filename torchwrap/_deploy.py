@@ -269,7 +269,13 @@ class DeployedPolicy(nn.Module):
         return mask.where(initial["observation"], td["observation"]) if mask.any() else td["observation"]
 
     def _act(self, td: TensorDictBase) -> tuple[Value, dict[str, Tensor]]:
-        action = self.policy(td)
+        try:
+            action = self.policy(td)
+        except (TypeError, KeyError) as error:
+            if "TensorDict" not in str(error):
+                raise
+            got = f"{type(self.policy).__name__}, which raised {str(error).strip().splitlines()[0]!r}"
+            raise TypeError(f"deploy needs {POLICY}, but got {got}.") from error
         if not isinstance(action, Tensor | TensorDictBase):
             raise TypeError(f"deploy needs a policy that returns tensors, but got {type(action).__name__}: use {POLICY}.")
         if isinstance(action, TensorDictBase) and set(action.keys()) != self._action_keys:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +18,7 @@ from gymnasium import spaces as gymnasium_spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from torchwrap import spaces
+from torchwrap import registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
 from torchwrap._core.contract import no_foreign_draws
@@ -159,12 +161,13 @@ Run: TypeAlias = Iterable[tuple[TensorDict, TensorDict]]  # what `env.step` retu
 NUM_ENVS, NUM_STEPS = 5, 40
 
 
-def check_env(make: MakeEnv) -> None:
+def check_env(make: MakeEnv | Env) -> None:
     """Checks that an env keeps the contract of `torchwrap.Env`.
 
     Args:
-        make: makes a new env from `num_envs` and `first_index`, such as `functools.partial(torchwrap.make, "CartPole-v1")`.
-            Episodes should end within 40 random steps. Otherwise the checks do not reach an auto-reset.
+        make: makes a new env from `num_envs` and `first_index`, such as `functools.partial(torchwrap.make, "CartPole-v1")`; or
+            from the number of envs alone, `lambda n: ...`, which leaves out the check of shards; or an env with a `spec`, of
+            which others are made. Episodes should end within 40 random steps. Otherwise the checks do not reach an auto-reset.
 
     Raises:
         AssertionError: if the env breaks the contract. The message names the innermost layer that does, and the cause, such as
@@ -172,7 +175,19 @@ def check_env(make: MakeEnv) -> None:
 
     >>> check_env(ScriptedEnv)
     """
-    _run_checks(_OF_ENVS, make)
+    if isinstance(make, Env):
+        if make.spec is None:
+            raise TypeError(
+                f"check_env needs a function that makes {make!r}, because it has no spec: `lambda n: ...` of n envs."
+            )
+        make = functools.partial(registration.make, make.spec)
+    parameters = list(inspect.signature(make).parameters.values())
+    if len(parameters) == 1 and parameters[0].kind is not parameters[0].VAR_KEYWORD:
+        of_number = make
+        make = lambda num_envs, first_index: of_number(num_envs)  # noqa: E731
+        _run_checks([check for check in _OF_ENVS if check is not _check_sharding], make)
+    else:
+        _run_checks(_OF_ENVS, make)
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
@@ -408,7 +423,8 @@ def _run_checks(checks: Iterable[Check], make: MakeEnv) -> None:
 
 def _run_check(check: Check, make: MakeEnv) -> None:
     """Runs a check with `make` and its defaults. What it makes is closed in the end."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*have no sample")  # of statistics in eval mode
         check(lambda num_envs=NUM_ENVS, first_index=0: stack.enter_context(make(num_envs=num_envs, first_index=first_index)))
 
 

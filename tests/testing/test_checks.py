@@ -266,3 +266,12 @@ BROKEN_ENVS = [
 def test_broken_env_is_told_what_it_breaks(make, message):
     with pytest.raises(AssertionError, match=message):
         check_env(make)
+
+
+def test_check_env_takes_an_env_with_a_spec_and_a_function_of_the_number_alone():
+    made = []
+    check_env(lambda n: made.append(n) or tw.make("CartPole-v1", n, max_episode_steps=9))
+    assert set(made) >= {5}
+    check_env(tw.make("CartPole-v1", 3, max_episode_steps=9))
+    with pytest.raises(TypeError, match=r"check_env needs a function that makes <ScriptedEnv.* `lambda n: ...` of n envs"):
+        check_env(ScriptedEnv(2))

@@ -105,7 +105,7 @@ def fill(owner: str, value: Any, dtype: Any) -> Any:
         raise TypeError(f"{owner} needs a torch.dtype, but got {shown(dtype)}.")
     number = value.item() if getattr(value, "ndim", None) == 0 else value
     try:
-        held = torch.full((), number, dtype=dtype).item()
+        held = torch.full((), number, dtype=dtype, device="cpu").item()
     except (TypeError, RuntimeError):
         held = None
     rounds = dtype.is_floating_point or dtype.is_complex
