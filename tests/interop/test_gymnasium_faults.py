@@ -213,6 +213,7 @@ LIES = [
     ("observation", {}, spaces.Dict(x=BOX), r"observation\['x'\] in Box.*, but got {}"),
     ("reward", np.ones(2), BOX, r"a reward that is one number.*array\(\[1., 1.\]\)"),
     ("terminated", None, BOX, "a terminated that is one number.*None"),
+    ("observation", np.array([2**40, 1]), spaces.Box(0, 255, (2,), np.int32), r"observation in .*\[1099511627776, "),
     ("old", None, BOX, r"\(observation, reward, terminated, truncated, info\) with a dict as info, but got"),
 ]
 
