@@ -45,8 +45,7 @@ class AddNoise(T.ObservationTransform):
         return signature
 
     def observation(self, observation):
-        noisy = observation + random.normal(self.stream.key(), shape=observation.shape[1:])
-        return noisy.to(observation.dtype)
+        return (observation + random.normal(self.stream.key(), shape=observation.shape[1:])).to(observation.dtype)
 
 
 def seven():

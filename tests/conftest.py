@@ -53,8 +53,7 @@ def pytest_sessionstart(session):
 @pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
-        full = [item for item in items if item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=full)
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         if not COMPARES and re.search(r"gymnasiums|test_differences", item.nodeid.partition("[")[0]):

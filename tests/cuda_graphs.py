@@ -29,8 +29,7 @@ class CUDAGraph:
     def replay(self):
         with torch.no_grad(), torch.inference_mode(), torch._C._AutoDispatchBelowAutograd():
             for function, args, kwargs, outputs in self.tape:
-                result = tree_leaves(function(*args, **kwargs))
-                for output, value in zip(outputs, result, strict=True):
+                for output, value in zip(outputs, tree_leaves(function(*args, **kwargs)), strict=True):
                     if isinstance(output, Tensor) and output.data_ptr() != value.data_ptr():
                         output.copy_(value)
 

@@ -143,8 +143,7 @@ class Row(T.Transform):
 
 
 def test_env_buffer_row_under_another_default_device_is_on_the_device_of_the_env(under_default):
-    env = under_default(lambda: tw.TransformedEnv(ScriptedEnv(2), Row()))
-    assert env.transforms[0].row.tolist() == [[1.5, 2.5]] * 2
+    assert under_default(lambda: tw.TransformedEnv(ScriptedEnv(2), Row())).transforms[0].row.tolist() == [[1.5, 2.5]] * 2
 
 
 # Conversions.

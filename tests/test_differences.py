@@ -191,8 +191,7 @@ def test_autoreset_happens_within_the_last_step():
     steps = [theirs.step(0) for _ in range(4)]
     assert [step[0].item() for step in steps] == [1e5 + 1, 1e5 + 2, 1e5 + 3, 1e5]
     assert steps[3][1] == 0  # a step that is no transition
-    vector_env = SyncVectorEnv([Ones], autoreset_mode=AutoresetMode.DISABLED)
-    env = tw.from_gymnasium(vector_env)
+    env = tw.from_gymnasium(SyncVectorEnv([Ones], autoreset_mode=AutoresetMode.DISABLED))
     td = env.reset()
     for _ in range(3):
         transition, td = env.step(td.set("action", env.sample_action()))

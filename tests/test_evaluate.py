@@ -43,8 +43,7 @@ def test_evaluate_weighs_every_env_equally():
 
 def test_evaluate_leaves_out_what_quick_envs_do_while_others_go_on():
     # Env 0 ends after 1 step, and again after 2 more, while env 2 takes 9.
-    result = tw.evaluate(ScriptedEnv(3, episode_lengths=(1, 2, 9)), None, 3)
-    assert values(result) == ([1, 3, 45], [1, 2, 9])
+    assert values(tw.evaluate(ScriptedEnv(3, episode_lengths=(1, 2, 9)), None, 3)) == ([1, 3, 45], [1, 2, 9])
 
 
 def test_evaluate_below_reward_transforms_returns_raw_return():
@@ -168,5 +167,4 @@ class Tenths(ScriptedEnv):
 def test_return_of_a_long_episode_is_the_sum_in_float64():
     found = tw.evaluate(Tenths(1, (1,), episode_lengths=6000), None, 1)["episode_return"]
     in_float32 = np.cumsum(np.full(6000, 0.1, np.float32), dtype=np.float32)[-1]
-    exact = np.float32(np.full(6000, np.float32(0.1), np.float64).sum())
-    assert found.item() == exact != in_float32
+    assert found.item() == np.float32(np.full(6000, np.float32(0.1), np.float64).sum()) != in_float32

@@ -321,8 +321,7 @@ def test_grid_world_keeps_the_contract():
 
 
 def test_grid_world_moves_and_renders_its_state():
-    grid = load_example("grid_world")
-    env = tw.FunctionalEnv(grid.KeyAndDoor(), 2)
+    env = tw.FunctionalEnv(load_example("grid_world").KeyAndDoor(), 2)
     td = env.reset(seed=0)
     walls = torch.ones(8, 8, dtype=torch.bool)
     walls[1, 1:-1] = False  # one corridor: agent, key, nothing, door in the first world; door next to the agent in the second

@@ -272,8 +272,7 @@ class Echo(ScriptedEnv):
     """Returns the action itself."""
 
     def _step(self, action):
-        successor = super()._step(action)
-        return successor.set("info", TensorDict({"action": action}, [self.num_envs]))
+        return super()._step(action).set("info", TensorDict({"action": action}, [self.num_envs]))
 
 
 DIFFERENTIABLE = {

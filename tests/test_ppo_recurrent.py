@@ -35,8 +35,7 @@ def test_loss_of_a_fresh_batch_has_ratios_of_one_and_gradients_through_time(recu
     data, _ = tw.rollout(env, agent.act, args.num_steps)
     batch = recurrent.make_batch(agent, data, args)
     states = agent.remember_all(batch["observation"], batch["hidden"], batch["is_init"])
-    logprob = agent.get_distribution(states).log_prob(batch["action"])
-    torch.testing.assert_close(logprob.detach(), batch["logprob"])
+    torch.testing.assert_close(agent.get_distribution(states).log_prob(batch["action"]).detach(), batch["logprob"])
     start = batch["hidden"].requires_grad_()
     recurrent.loss_of(agent, {**batch, "is_init": torch.zeros_like(batch["is_init"])}, args).backward()
     assert start.grad.abs().sum() > 0

@@ -86,8 +86,7 @@ def play_operations(env, operations, rows=slice(None)):
     outputs = [td]
     for mask in operations:
         if mask is None:
-            action = spaces.sample(env.single_action_space, actions)[rows]
-            transition, td = env.step(td.copy().set("action", action))
+            transition, td = env.step(td.copy().set("action", spaces.sample(env.single_action_space, actions)[rows]))
             outputs.append(transition.set("observation", td["observation"]))
         else:
             td = env.reset(mask=mask[rows]) if mask[rows].any() else td

@@ -75,8 +75,7 @@ def test_tables_give_the_arguments_of_every_transform_and_wrapper():
 
 
 def test_every_difference_from_gymnasium_has_one_row_and_one_test():
-    table = _section("Differences from Gymnasium")
-    rows = re.findall(r"^\| .* \| `(\w+)` \|$", table, re.MULTILINE)
+    rows = re.findall(r"^\| .* \| `(\w+)` \|$", _section("Differences from Gymnasium"), re.MULTILINE)
     tests = re.findall(r"^def test_(\w+)", (ROOT / "tests" / "test_differences.py").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(tests)
 

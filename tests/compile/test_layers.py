@@ -35,8 +35,7 @@ def overriding(kind, method):
 def make_env(kind, depth, method, backend="torch"):
     """Three layers on an env, one of which overrides a method."""
     env = ScriptedEnv(32, (3,), (5, 3, 11, 4, 9)) if backend == "torch" else tw.make("CartPole-v1", 8, backend=backend)
-    layers = {"innermost": tw.TransformedEnv, "middle": tw.Wrapper, "outermost": tw.TransformedEnv}
-    for level, plain in layers.items():
+    for level, plain in {"innermost": tw.TransformedEnv, "middle": tw.Wrapper, "outermost": tw.TransformedEnv}.items():
         layer = overriding(kind, method) if level == depth else plain
         env = layer(env, T.TimeLimit(30), T.ScaleReward(1)) if issubclass(layer, tw.TransformedEnv) else layer(env)
     return env

@@ -105,8 +105,7 @@ def test_sampling_policy_through_inductor_is_followed_as_it_learns():
     network = ActorCritic()
 
     def policy(td):
-        distribution = Categorical(logits=network(td)["logits"], validate_args=False)
-        return td.set("action", distribution.sample())
+        return td.set("action", Categorical(logits=network(td)["logits"], validate_args=False).sample())
 
     env = tw.TransformedEnv(tw.make("CartPole-v1", 200), T.FrameStackObservation(2))
     collect = tw.compile(tw.Collector(env, policy, 5))
@@ -136,8 +135,7 @@ def assert_collects_the_same(make, num_steps, tolerance, **arguments):
 
 @pytest.mark.parametrize(("num_steps", "unroll"), [pytest.param(1, 2, marks=full), (5, 2)])
 def test_unrolled_steps_match_eager(num_steps, unroll):
-    make = functools.partial(ScriptedEnv, NUM_ENVS, (2,))
-    assert_collects_the_same(make, num_steps, 0, backend="eager", unroll=unroll)
+    assert_collects_the_same(functools.partial(ScriptedEnv, NUM_ENVS, (2,)), num_steps, 0, backend="eager", unroll=unroll)
 
 
 @full

@@ -42,8 +42,7 @@ def test_declaration_reads_the_registered_buffer():
         module.allocate(2)
         module = change(module)
         assert module.rings is module._buffers["rings"]
-    given = torch.func.functional_call(Reader(), {"rings": torch.ones(3, dtype=torch.bool)})
-    assert given.tolist() == [True] * 3
+    assert torch.func.functional_call(Reader(), {"rings": torch.ones(3, dtype=torch.bool)}).tolist() == [True] * 3
     with pytest.raises(AttributeError, match="'rings'"):
         _ = Alarm().rings
 

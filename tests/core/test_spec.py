@@ -152,8 +152,7 @@ def test_spec_has_the_layout_of_gymnasium():
     env = tw.TransformedEnv(tw.make("CartPole-v1", 4), seven().transforms[2])
     (layer,) = env.spec.additional_wrappers
     assert layer.name == "TransformedEnv" and layer.kwargs["transforms"][0].kwargs == {"epsilon": 1e-8}
-    written = json.loads(env.spec.to_json())
-    assert written["kwargs"] == {"num_envs": 4}
+    assert json.loads(env.spec.to_json())["kwargs"] == {"num_envs": 4}
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])

@@ -79,20 +79,12 @@ def test_function_that_does_not_fit_raises_at_construction():
         (drawing, TypeError, f"Odd.initial {draw} drew from PyTorch's global"),
         (odd(reward=lambda *_, **__: 1 / 0), TypeError, "^Odd.reward raised ZeroDivisionError: division by zero"),
         (odd(reward=lambda state, action: 0), TypeError, "Odd.reward needs to take the arguments of the table in"),
-        (
-            branching,
-            TypeError,
-            "reward needs tensor operators, torch.where instead of `if`, but reads values on the host.$",
-        ),
+        (branching, TypeError, "reward needs tensor operators, torch.where instead of `if`, but reads values on the host.$"),
         (on_position(lambda x: x[0] * x[1].item()), TypeError, "reward .* but reads values on the host.$"),
         (on_position(lambda x: torch.tensor(x.tolist())[0]), TypeError, "reward .* but reads values on the host.$"),
         (on_position(lambda x: torch.as_tensor(np.sin(x)[0])), TypeError, "reward .* but reads values on the host.$"),
         (on_position(lambda x: x[x > 0].sum()), TypeError, "reward .* but makes one whose shape depends on values.$"),
-        (
-            on_position(lambda x: torch.zeros(2).add_(x)[0]),
-            TypeError,
-            "reward .* but writes in place to one that all envs",
-        ),
+        (on_position(lambda x: torch.zeros(2).add_(x)[0]), TypeError, "reward .* but writes in place to one that all envs"),
         (on_position(lambda x: x[0] + torch.rand(())), TypeError, f"reward {draw} draws from a generator of PyTorch.$"),
     ]:
         with pytest.raises(error, match=words):

@@ -31,8 +31,7 @@ TELLING = odd(Noisy, state_info=lambda state: {**state}, truncated=lambda state,
 
 @pytest.mark.parametrize("func_env", [Noisy(), TELLING, Walk()], ids=["noisy", "telling", "walk"])
 def test_simulate_from_the_envs_state_returns_what_step_does(func_env):
-    limit = torch.tensor([2, 4, 3, 9])
-    env = FunctionalEnv(func_env, 4, max_episode_steps=limit)
+    env = FunctionalEnv(func_env, 4, max_episode_steps=torch.tensor([2, 4, 3, 9]))
     env.reset(seed=1)
     for action in some_actions(env, 12):
         before = buffers(env)
@@ -106,8 +105,7 @@ def start(dtype=torch.float64):
     env.reset(seed=0)
     env.state["theta"].copy_(torch.tensor([0.5, -1.0, 2.0]))
     env.state["theta_dot"].copy_(torch.tensor([0.1, 0.4, -0.3]))
-    actions = torch.empty(HORIZON, 3, 1).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-    return env, actions
+    return env, torch.empty(HORIZON, 3, 1).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
 
 
 def test_gradient_of_a_return_equals_finite_differences_in_float64():

@@ -58,8 +58,7 @@ def test_zeros_match_gymnasium_and_do_not_share_memory(space):
 def test_flatten_matches_gymnasium_row_by_row(space):
     members, value = batch(space)
     result = tensors.flatten(space, tensors.from_numpy(space, value), torch.float64)
-    expected = np.stack([spaces.flatten(space, member) for member in members])
-    assert_equal_arrays(result, expected.astype(np.float64))
+    assert_equal_arrays(result, np.stack([spaces.flatten(space, member) for member in members]).astype(np.float64))
 
 
 # Traversal.

@@ -39,8 +39,7 @@ def arrived(env, action):
 
 
 def random_actions(space, num_envs=16):
-    rows = np.random.default_rng(0).normal(0, 3, (num_envs, *space.shape))
-    return rows.astype(space.dtype)
+    return np.random.default_rng(0).normal(0, 3, (num_envs, *space.shape)).astype(space.dtype)
 
 
 BOXES = [

@@ -59,8 +59,7 @@ def test_compose_of_nothing_is_the_identity():
 
 
 def test_compose_observations_and_rewards_pass_in_order():
-    env = scripted(add(1), double(), T.TransformReward(lambda reward: 10 * reward), T.ClipReward(0, 5))
-    data = rollout(env, 1)
+    data = rollout(scripted(add(1), double(), T.TransformReward(lambda reward: 10 * reward), T.ClipReward(0, 5)), 1)
     assert data["next", "reward"].flatten().tolist() == [5, 5, 5] and data["observation"][0, 0, 0] == 2
 
 
@@ -88,8 +87,7 @@ def test_compose_standalone_actions_pass_in_reverse_as_in_an_env():
     compose = tw.Compose([T.RescaleAction(-10, 10), T.ClipAction()])
     env, action = scripted(compose), torch.full((3, 2), 40.0)
     transition, _ = env.step(env.reset().set("action", action))
-    outside = compose(TensorDict({"action": action}, [3]))["action"]
-    torch.testing.assert_close(outside, transition["next", "info", "action"])
+    torch.testing.assert_close(compose(TensorDict({"action": action}, [3]))["action"], transition["next", "info", "action"])
 
 
 # Errors

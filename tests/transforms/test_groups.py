@@ -32,8 +32,7 @@ def test_each_group_equals_an_env_with_its_transforms_alone():
 
 
 def test_group_changed_by_the_caller_leaves_the_others_as_they_are():
-    env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.ObservationGroups({"one": [], "two": []}))
-    td = env.reset(seed=0)
+    td = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.ObservationGroups({"one": [], "two": []})).reset(seed=0)
     td["observation", "one"].fill_(9)
     assert td["observation", "two"].flatten().tolist() == [0, 1000]
 

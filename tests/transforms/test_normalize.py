@@ -34,8 +34,7 @@ def random_env(space=FLOATS, **arguments):
 
 
 def baselines(max_length=4, **arguments):
-    vec_env = DummyVecEnv([lambda: random_env(max_length=max_length)] * 4)
-    vec = VecNormalize(vec_env, **{"clip_reward": np.inf, **arguments})
+    vec = VecNormalize(DummyVecEnv([lambda: random_env(max_length=max_length)] * 4), **{"clip_reward": np.inf, **arguments})
     vec.obs_rms.count = vec.ret_rms.count = 0  # without its pseudo-count prior
     vec.seed(1)
     vec.reset()
@@ -214,8 +213,7 @@ def test_normalize_observation_of_a_box_of_any_shape_and_dtype_gives_float32():
         spaces.Box(-5, 5, (2, 2), np.float64),
     ):
         env = tw.TransformedEnv(ScriptedEnv(3, observation_space=space), T.NormalizeObservation())
-        plain = ScriptedEnv(3, observation_space=space)
-        td, rows = env.reset(), plain.reset()["observation"].numpy().astype(np.float64)
+        td, rows = env.reset(), ScriptedEnv(3, observation_space=space).reset()["observation"].numpy().astype(np.float64)
         assert env.single_observation_space == spaces.Box(-np.inf, np.inf, space.shape, np.float32), space
         assert td["observation"].shape == (3, *space.shape) and td["observation"].dtype == torch.float32, space
         expected = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)

@@ -92,8 +92,7 @@ def run(env, num_steps):
         following = transition["next"]
         observations.append(following["observation"])
         rewards.append(following["reward"])
-        ended = following["done"].squeeze(-1)
-        observations.append(td["observation"][ended])
+        observations.append(td["observation"][following["done"].squeeze(-1)])
     return observations, rewards
 
 

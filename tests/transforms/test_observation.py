@@ -121,8 +121,7 @@ def test_dtype_observation_equals_gymnasiums():
     for dtype, space in itertools.product((np.float32, np.float64, "int64", np.dtype(np.uint8)), numbers):
         with np.errstate(over="ignore"):
             assert_equals(space, T.DtypeObservation, wrappers.DtypeObservation, dtype)
-    grid = spaces.MultiDiscrete([2, 5], start=[1, 7])
-    assert_equals(grid, T.DtypeObservation, wrappers.DtypeObservation, np.int32)
+    assert_equals(spaces.MultiDiscrete([2, 5], start=[1, 7]), T.DtypeObservation, wrappers.DtypeObservation, np.int32)
 
 
 def test_dtype_observation_that_raises_does_not_change_the_envs_space():
@@ -151,8 +150,7 @@ def test_dtype_observation_accepts_dtypes_and_their_names():
 def test_filter_observation_equals_gymnasiums():
     triple = spaces.Tuple([VECTOR, spaces.Discrete(3), IMAGE])
     for keys in (["kind"], ["pair", "kind"], ("position", "kind", "pair"), [1], [2, 0], (0, 1, 2)):
-        space = TREE if isinstance(keys[0], str) else triple
-        assert_equals(space, T.FilterObservation, wrappers.FilterObservation, keys)
+        assert_equals(TREE if isinstance(keys[0], str) else triple, T.FilterObservation, wrappers.FilterObservation, keys)
 
 
 def test_reshape_observation_equals_gymnasiums():

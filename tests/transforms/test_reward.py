@@ -30,8 +30,7 @@ def test_clip_reward_equals_gymnasiums():
 
 
 def test_clip_reward_equal_bounds_give_a_constant():
-    td = TensorDict({"reward": torch.tensor([[-3.0], [3.0]])}, [2])
-    assert T.ClipReward(1, 1)(td)["reward"].tolist() == [[1], [1]]
+    assert T.ClipReward(1, 1)(TensorDict({"reward": torch.tensor([[-3.0], [3.0]])}, [2]))["reward"].tolist() == [[1], [1]]
 
 
 def test_reward_transforms_cover_the_last_reward_of_an_episode_and_the_first_of_the_next():
