@@ -128,7 +128,8 @@ def test_episodes_from_given_states_equal_gymnasiums_from_them(compiled):
             observation, _, done, *_ = oracle.step(number % 3 % 2)
             successor = one.step(torch.tensor([number % 3 % 2]))[0]["next"]
             assert (
-                successor["observation"][0].numpy() == pytest.approx(observation, abs=1e-4) and bool(successor["done"]) == done
+                successor["observation"][0].numpy() == pytest.approx(observation, abs=1e-4)
+                and successor["done"].item() == done
             )
             number += 1
     written = raw.unwrapped.state
@@ -139,6 +140,5 @@ def test_episodes_from_given_states_equal_gymnasiums_from_them(compiled):
 def test_states_in_part_are_completed_by_initial():
     env, twin = (FunctionalEnv(CartPole(), 2) for _ in range(2))
     mixed, drawn = env.reset(seed=3, options={"state": {"x": torch.tensor([1.0, 2.0])}}), twin.reset(seed=3)
-    assert mixed["observation"][:, 0].tolist() == [1, 2] and torch.equal(
-        mixed["observation"][:, 1:], drawn["observation"][:, 1:]
-    )
+    assert mixed["observation"][:, 0].tolist() == [1, 2]
+    assert torch.equal(mixed["observation"][:, 1:], drawn["observation"][:, 1:])

@@ -50,9 +50,8 @@ def test_uniform_draws_are_the_upper_bits_of_their_words():
 
 def test_integers_are_equally_frequent():
     for count in (1, 2, 3, 10, 97, 1000):
-        frequency = torch.bincount(
-            random.integers(Stream(1, seed=1).key(), count, shape=(COUNT,))[0], minlength=count
-        ).double()
+        drawn = random.integers(Stream(1, seed=1).key(), count, shape=(COUNT,))[0]
+        frequency = torch.bincount(drawn, minlength=count).double()
         assert len(frequency) == count
         expected = COUNT / count
         chi_square = ((frequency - expected) ** 2 / expected).sum().item()

@@ -81,9 +81,7 @@ def test_record_episode_statistics_more_episodes_in_one_step_than_fit_keeps_the_
     env = scripted(by_env, T.RecordEpisodeStatistics(3), num_envs=5, episode_lengths=2)
     advance(env, 2)
     record = env.transforms[1]
-    assert record.return_queue.tolist() == [6, 9, 12]
-    assert record.length_queue.tolist() == [2, 2, 2]
-    assert record.episode_count == 5
+    assert (record.return_queue.tolist(), record.length_queue.tolist(), record.episode_count) == ([6, 9, 12], [2, 2, 2], 5)
 
 
 def test_record_episode_statistics_in_eval_counts_one_step_episodes_of_all_envs_and_has_no_state_dict():

@@ -120,11 +120,8 @@ def test_delay_of_each_env_equals_gymnasiums_with_that_delay():
 
 
 def test_delays_drawn_for_each_episode_cover_their_range_and_shift_its_values():
-    paddings = [
-        (T.DelayObservation((1, 3), padding_type="reset"), 0),
-        (T.DelayObservation((1, 3), padding_type=np.float32([7])), 7),
-    ]
-    for transform, pad in paddings:
+    for padding_type, pad in (("reset", 0), (np.float32([7]), 7)):
+        transform = T.DelayObservation((1, 3), padding_type=padding_type)
         env = scripted(transform, num_envs=50, observation_shape=(1,), episode_lengths=6)
         td, seen = env.reset(seed=0), []
         for _ in range(4):
