@@ -48,6 +48,7 @@ def test_every_transform_steps(load):
     others = {
         "PassiveEnvChecker",
         "ObservationGroups",
+        "ObservationKeys",
         "PolicyState",
         "atari",
     }  # these do not change what an agent learns from

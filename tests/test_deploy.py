@@ -443,7 +443,7 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
         (
             on(policy=nn.Linear(4, 1)),
             TypeError,
-            "deploy needs an nn.Module that takes a TensorDict, .*but got Linear, which raised",
+            "deploy needs an nn.Module that takes a .*but got Linear, which raised",
         ),
         (lambda: tw.deploy(None, zero), TypeError, "an Env first, but got NoneType"),
         (on(Reads()), ValueError, r"Reads\(\), because it reads .*reward.* Set `is_passive = True`"),

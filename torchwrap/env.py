@@ -253,7 +253,7 @@ class Env(BatchedModule):
         if isinstance(given, Tensor) or (self._action_keys and self._is_dict_action(given)):
             td = tensordict({"action": given}, self.signature.num_envs)
             self._check_step_input(td)
-            td.update(last)
+            td.update(last).set("action", given)  # the last root may have one, too
             state = {name: last[name] for name in policies}  # a bare action does not change the state
         else:
             self._check_step_input(given)

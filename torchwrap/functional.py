@@ -77,7 +77,7 @@ class FunctionalEnv(Env):
         num_envs: number of envs.
         device: of all tensors.
         max_episode_steps: truncates episodes at this length. An int64 tensor `(num_envs,)`, which is copied, gives each env a
-            limit of its own; `signature.max_episode_steps` is then the largest. None disables it.
+            limit of its own. `signature.max_episode_steps` is the largest in actions. None disables it.
         action_repeat: repeats each action this often, or until the episode ends, and sums the rewards. Each repetition counts
             towards `max_episode_steps`.
         summed_info: names of infos to sum over the repetitions, like the rewards, as float32; others are of the last one.
@@ -128,10 +128,12 @@ class FunctionalEnv(Env):
         if render_mode is not None and missing:
             raise TypeError(f"FunctionalEnv needs functions with {missing} for {render_mode=}, but got {func_env!r}.")
         limit, limits = _step_limits(max_episode_steps, num_envs)
-        signature = Signature(num_envs, func_env.observation_space, func_env.action_space, device, limit, first_index)
+        action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
+        actions = limit and -(-limit // action_repeat)
+        signature = Signature(num_envs, func_env.observation_space, func_env.action_space, device, actions, first_index)
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
-        self.action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
+        self.action_repeat, self.step_limit = action_repeat, limit
         self.summed_info = validation.names("FunctionalEnv", "summed_info", summed_info)
         if action_repeat > 1:
             self.signature = signature.replace(summed_info=frozenset(summed_info))
@@ -189,7 +191,7 @@ class FunctionalEnv(Env):
         reward = self._call("reward", key, state, action, next_state)
         terminated = self._call("terminal", key, next_state)
         observation = self._call("observation", key, next_state)
-        limit = self.step_limits if self.has_step_limits else self.signature.max_episode_steps
+        limit = self.step_limits if self.has_step_limits else self.step_limit
         truncated = torch.zeros_like(terminated) if limit is None else key.draw >= limit
         if "truncated" in self.optional:
             truncated = truncated | self._call("truncated", key, next_state)
@@ -311,8 +313,23 @@ class FunctionalEnv(Env):
     def get_wrapper_attr(self, name: str) -> Any:
         if name in self.parameter_names:
             return self.params[name]
-        is_inner = not hasattr(self, name) and hasattr(self.func_env, name)
-        return getattr(self.func_env, name) if is_inner else super().get_wrapper_attr(name)
+        if hasattr(self, name) or not hasattr(self.func_env, name):
+            return super().get_wrapper_attr(name)
+        value = getattr(self.func_env, name)
+        return functools.partial(self._call_unchanged, value) if inspect.ismethod(value) else value
+
+    def _call_unchanged(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        attributes = vars(self.func_env)
+        before = dict(attributes)
+        result = method(*args, **kwargs)
+        changed = [name for name, value in attributes.items() if name not in before or before[name] is not value]
+        if changed:
+            attributes.clear()
+            attributes.update(before)
+            remedy = "pass numbers that change as params, and set_wrapper_attr changes them"
+            fault = f"{method.__name__} sets {changed}, which a compiled step would not see"
+            raise AttributeError(f"{self._name()} needs functions whose attributes stay, but {fault}: {remedy}.")
+        return result
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         if name not in self.parameter_names:

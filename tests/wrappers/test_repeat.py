@@ -152,6 +152,15 @@ def test_repeat_action_time_limit_counts_every_repeat_and_stops_within_one():
     assert rewards == [4, 4, 2] and transition["next", "truncated"].item()
 
 
+def test_step_limit_of_repeated_actions_is_the_number_of_actions_in_an_episode():
+    native = tw.FunctionalEnv(tw.envs.pendulum.Pendulum(), 2, max_episode_steps=50, action_repeat=4)
+    for env in (W.RepeatAction(tw.make("Pendulum-v1", 2, max_episode_steps=50), 4), native):
+        assert env.signature.max_episode_steps == 13
+        env.reset(seed=0)
+        flags = [env.step(env.sample_action())[0]["next", "truncated"].all().item() for _ in range(13)]
+        assert flags == [False] * 12 + [True]
+
+
 def test_repeat_wrappers_wrong_arguments_raise():
     transformed = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
     dictionary = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))

@@ -140,7 +140,8 @@ class Sync(Engine):
     def _check_steps(self, results: list[Any]) -> None:
         space = self.vector_env.single_observation_space
         # NumPy's cast to narrower integers wraps around, whatever the first step has returned.
-        narrow = any(np.can_cast(leaf.dtype, np.int32) and leaf.dtype != np.bool_ for _, leaf in spaces.leaves(space))
+        dtypes = [np.dtype(leaf.dtype) for _, leaf in spaces.leaves(space)]
+        narrow = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
         if all([_checks.result(self.name, f"step of env {row}", space, each) for row, each in enumerate(results)]):
             self._unchecked -= set() if narrow else {"step"}
 

@@ -61,9 +61,10 @@ class _Repeat(Wrapper):
             remedy = "let the simulator repeat its actions, such as by Gymnasium's wrapper around each of its envs"
             raise ValueError(f"{name} needs a simulator that can step some of its envs alone, but got {env!r}: {remedy}.")
         self.summed_info = validation.names(name, "summed_info", summed_info)
-        below, own = env.signature.summed_info, frozenset(self.summed_info)
+        below, own, limit = env.signature.summed_info, frozenset(self.summed_info), env.signature.max_episode_steps
         if repeats > 1:
-            self.signature = env.signature.replace(summed_info=own if below is None else own & below)
+            summed = own if below is None else own & below
+            self.signature = env.signature.replace(summed_info=summed, max_episode_steps=limit and -(-limit // repeats))
 
     def _repeat(self, step: Callable[[Any], TensorDict], action: spaces.Value) -> TensorDict:
         return repeat(step, action, self.repeats, self.summed_info, self.unwrapped if self.host_stepped else None)
