@@ -296,7 +296,7 @@ class Matching(FuncEnv):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_ppo_learns_multidiscrete_actions_from_a_dict(ppo, registry, tmp_path, compiled):
     tw.register("test/Matching-v0", Matching, max_episode_steps=16)
     sizes = dict(num_envs=32, num_steps=64, total_timesteps=20_480, learning_rate=3e-3, num_minibatches=4)
