@@ -29,12 +29,8 @@ class KeyAndDoor(FuncEnv):
         # Agent, key and door take three distinct inner cells, the first of a random order. Walls avoid these.
         order = torch.where(inner.flatten(), random.uniform(rng, shape=(self.size**2,)), 2.0).argsort()
         agent, key, door = order[0], order[1], order[2]
-        walls = (
-            (random.uniform(rng.fold_in(1), shape=(self.size**2,)) < 0.15)
-            & (cells != agent)
-            & (cells != key)
-            & (cells != door)
-        )
+        is_wall = random.uniform(rng.fold_in(1), shape=(self.size**2,)) < 0.15
+        walls = is_wall & (cells != agent) & (cells != key) & (cells != door)
         return {
             "agent": agent,
             "key": key,

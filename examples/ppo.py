@@ -244,8 +244,8 @@ class Agent(nn.Module):
         super().__init__()
         inputs, action_space = env.single_observation_space.shape[0], env.single_action_space
         self.discrete = isinstance(action_space, DISCRETE)
-        self.sizes = [int(n) for n in getattr(action_space, "nvec", [getattr(action_space, "n", 0)])]  # of discrete parts
-        outputs = sum(self.sizes) if self.discrete else action_space.shape[0]
+        self.sizes = action_space.nvec.tolist() if isinstance(action_space, gymnasium.spaces.MultiDiscrete) else None
+        outputs = gymnasium.spaces.flatdim(action_space)  # one for each choice, or for each dimension of a Box
         self.critic = mlp(inputs, 1, std=1.0)
         self.actor = mlp(inputs, outputs, std=0.01)
         self.actor_logstd = None if self.discrete else nn.Parameter(torch.zeros(outputs))
@@ -255,7 +255,7 @@ class Agent(nn.Module):
 
     def get_distribution(self, observation: Tensor) -> Distribution | Choices:
         out = self.actor(observation.float())
-        if len(self.sizes) > 1:
+        if self.sizes is not None:
             return Choices(out.split(self.sizes, -1))
         if self.discrete:
             return Categorical(logits=out, validate_args=False)

@@ -140,6 +140,15 @@ def test_loaded_statistics_count_once_and_a_snapshot_remembers_what_was_shared(p
         assert (found["count"] == 4 * 3 + 2 + 3 + 4 + 5).all()
 
 
+def refused(env, group, message):
+    """The whole message of an error that leaves the env as it is."""
+    before = buffers(env)
+    with pytest.raises(RuntimeError, match=message) as error:
+        tw.sync_statistics(env, group)
+    assert_same(buffers(env), before)
+    return str(error.value)
+
+
 def load_different(rank, group, kind):
     env = tw.TransformedEnv(ScriptedEnv(2, observation_shape=(2,)), T.NormalizeObservation())
     env.reset()
@@ -152,11 +161,7 @@ def load_different(rank, group, kind):
         saved = env.state_dict()
         if rank == 0:
             env.load_state_dict(saved)
-    before = buffers(env)
-    with pytest.raises(RuntimeError, match="load one state_dict on every process") as error:
-        tw.sync_statistics(env, group)
-    assert_same(buffers(env), before)
-    return str(error.value)
+    return refused(env, group, "load one state_dict on every process")
 
 
 def test_every_process_refuses_different_statistics(processes):
@@ -176,11 +181,7 @@ def sync_different(rank, group, kind, other):
     parts = STACKS[kind]() if rank == other else [T.NormalizeObservation(), T.NormalizeReward()]
     env = tw.TransformedEnv(tw.make("Pendulum-v1", 3), *parts)
     tw.rollout(env, None, 3)
-    before = buffers(env)
-    with pytest.raises(RuntimeError, match="the same names, shapes and order on all 2 processes, but got") as error:
-        tw.sync_statistics(env, group)
-    assert_same(buffers(env), before)
-    return str(error.value)
+    return refused(env, group, "the same names, shapes and order on all 2 processes, but got")
 
 
 def test_every_process_refuses_other_statistics_and_goes_on(processes):

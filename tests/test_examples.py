@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap.testing import check_env
+from torchwrap.testing import ScriptedEnv, check_env
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +293,16 @@ class Matching(FuncEnv):
 
     def terminal(self, state, rng, params=None):
         return state["first"] < 0
+
+
+def test_ppo_actions_of_one_choice_in_a_multidiscrete_space_have_its_shape(ppo):
+    for space, shape in (
+        (spaces.MultiDiscrete([3]), (4, 1)),
+        (spaces.MultiDiscrete([3, 2]), (4, 2)),
+        (spaces.Discrete(3), (4,)),
+    ):
+        env = ScriptedEnv(4, (2,), action_space=space)
+        assert env.step(ppo.Agent(env).act(env.reset(seed=0)))[0]["action"].shape == shape
 
 
 @pytest.mark.full

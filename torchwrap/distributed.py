@@ -53,7 +53,8 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     device = own if own.type in backends else torch.device(backends[0])  # NCCL reduces nothing on the CPU
     shapes = {name: tuple(part.total.shape) for name, part in found.items()}
     code = zlib.crc32(f"{shapes} {device.type}".encode())
-    # Tensors of different sizes or kinds of devices would end a process. These two numbers are alike on every process.
+    # Reducing tensors of different sizes or device types would end a process. These two integers are reduced first, because
+    # their size and device type are the same on every process.
     common = device if device.type == backends[0] else torch.device(backends[0])
     extremes = _reduce("sync_statistics", torch.tensor([code, -code], device=common), group, dist.ReduceOp.MAX)
     if extremes.sum():

@@ -34,7 +34,7 @@ Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 _TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal": 4, "pool": 5, "truncated": 6}
 _INFO = ("transition_info", "state_info")  # they get no random numbers
 
-# What is wrong with a function, by what PyTorch says, in words for readers who know torch.vmap.
+# Words of PyTorch's errors under torch.vmap, and what they mean for the author of a function.
 _ON_HOST = "needs tensor operators, torch.where instead of `if`, but reads values on the host"
 _IN_PLACE = "needs to make new tensors, but writes in place to one that all envs share"
 _CAUSES = {
@@ -43,7 +43,6 @@ _CAUSES = {
     "dynamic shape": "needs fixed shapes, torch.where instead of a mask, but makes one whose shape depends on values",
     **dict.fromkeys(("there exists a Tensor", "the broadcast shape"), _IN_PLACE),
     **dict.fromkeys(("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors, but got {}"),
-    " argument": "needs to take the arguments of the table in FunctionalEnv, but got {}",
 }
 
 
@@ -77,7 +76,7 @@ class FunctionalEnv(Env):
         num_envs: number of envs.
         device: of all tensors.
         max_episode_steps: truncates episodes at this length. An int64 tensor `(num_envs,)`, which is copied, gives each env a
-            limit of its own. `signature.max_episode_steps` is the largest in actions. None disables it.
+            limit of its own. `signature.max_episode_steps` is the largest one, in actions. None disables it.
         action_repeat: repeats each action this often, or until the episode ends, and sums the rewards. Each repetition counts
             towards `max_episode_steps`.
         summed_info: names of infos to sum over the repetitions, like the rewards, as float32; others are of the last one.
@@ -419,6 +418,11 @@ class FunctionalEnv(Env):
         """
         owner, key, given = f"{type(self.func_env).__name__}.{name}", self.stream.key(), rows.leaves(arguments)
         versions = [leaf.is_inference() or leaf._version for leaf in given]
+        keywords = ["rng"] * (name not in _INFO) + ["params"] * bool(self.parameter_names)
+        try:
+            inspect.signature(getattr(self.func_env, name)).bind(*arguments, **dict.fromkeys(keywords))
+        except TypeError as error:
+            raise TypeError(f"{owner} needs to take the arguments of the table in FunctionalEnv, but got: {error}.") from None
         with no_foreign_draws(owner, "from its rng", self.device):
             try:
                 result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)

@@ -96,13 +96,13 @@ def signature(
     return Signature(num_envs, observation_space, action_space, device, max_episode_steps, first_index)
 
 
-def are_numbers(values: Any, count: int) -> bool:
-    """Whether values are numbers or flags, one for each of some envs. NumPy would make NaN of None."""
-    try:
+def as_numbers(owner: str, call: str, name: str, values: Any, num_envs: int) -> np.ndarray[Any, Any]:
+    """Rewards or flags as an array. Raises a ValueError unless they are one number per env: NumPy would make NaN of None."""
+    with contextlib.suppress(ValueError):  # of different lengths
         array = np.asarray(values)
-    except ValueError:  # of different lengths
-        return False
-    return array.dtype.kind in "biuf" and array.size == count
+        if array.dtype.kind in "biuf" and array.size == num_envs:
+            return array
+    raise ValueError(f"{owner} needs {call} to return a {name} that is one number per env, but got {values!r}.")
 
 
 def result(owner: str, call: str, space: Space[Any], value: Any, num_envs: int = 1) -> bool:
@@ -114,8 +114,7 @@ def result(owner: str, call: str, space: Space[Any], value: Any, num_envs: int =
     if not isinstance(value, tuple | list) or len(value) != len(names) or not isinstance(value[-1], dict):
         raise TypeError(f"{owner} needs {call} to return ({', '.join(names)}) with a dict as info, but got {value!r}.")
     for name, number in zip(names[1:-1], value[1:-1], strict=True):
-        if not are_numbers(number, num_envs):
-            raise ValueError(f"{owner} needs {call} to return a {name} that is one number per env, but got {number!r}.")
+        as_numbers(owner, call, name, number, num_envs)
     return _observation(owner, call, space, value[0])
 
 

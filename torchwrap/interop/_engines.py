@@ -107,6 +107,9 @@ class Sync(Engine):
         self.mode = AutoresetMode.DISABLED
         self._observations: list[Any] = [None] * vector_env.num_envs
         self._results: list[Any] = self._observations
+        # NumPy's cast to narrower integers wraps around, whatever the first step has returned.
+        dtypes = [np.dtype(leaf.dtype) for _, leaf in spaces.leaves(vector_env.single_observation_space)]
+        self._may_wrap = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
         self._batched: Any = create_empty_array(vector_env.single_observation_space, vector_env.num_envs)
 
     def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
@@ -139,11 +142,9 @@ class Sync(Engine):
 
     def _check_steps(self, results: list[Any]) -> None:
         space = self.vector_env.single_observation_space
-        # NumPy's cast to narrower integers wraps around, whatever the first step has returned.
-        dtypes = [np.dtype(leaf.dtype) for _, leaf in spaces.leaves(space)]
-        narrow = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
-        if all([_checks.result(self.name, f"step of env {row}", space, each) for row, each in enumerate(results)]):
-            self._unchecked -= set() if narrow else {"step"}
+        is_exact = [_checks.result(self.name, f"step of env {row}", space, each) for row, each in enumerate(results)]
+        if all(is_exact) and not self._may_wrap:
+            self._unchecked.discard("step")
 
     def _set_observations(self, observations: list[Any]) -> None:
         self._observations = observations

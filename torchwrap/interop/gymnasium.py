@@ -106,9 +106,9 @@ def make(
 
 
 class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Drops the entries of `info` that nobody reads, which Gymnasium would batch one by one, or could not batch.
+    """Drops the entries of `info` that are not asked for, because Gymnasium batches each of them, or cannot.
 
-    At the end of an episode all remain, for the error about names that it lacks.
+    At the end of an episode all entries remain, for the error about missing names.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], names: Sequence[str]) -> None:
@@ -209,11 +209,9 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         with self._workers:
             live = None if self._live is None else self._live.numpy()
             reward, terminated, truncated, info = self._engine.step(actions, live)
-        columns = (("reward", reward, np.float32), ("terminated", terminated, np.bool_), ("truncated", truncated, np.bool_))
-        for name, values, _ in columns:
-            if not _checks.are_numbers(values, self.num_envs):
-                needed = f"{self._name()} needs step to return a {name} that is one number per env"
-                raise ValueError(f"{needed}, but got {values!r}.")
+        columns = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        for name, values in columns.items():
+            columns[name] = _checks.as_numbers(self._name(), "step", name, values, self.num_envs)
         successor = self._to_tensors(self._engine.observation)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:
@@ -224,7 +222,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
                 rows = np.flatnonzero(has_final)
                 successor[spaces.tensor(rows, self.device)] = self._to_tensors(self._final_observations(info, rows))
         result = {"observation": successor}
-        for name, values, dtype in columns:
+        for name, values in columns.items():
+            dtype = np.float32 if name == "reward" else np.bool_
             result[name] = spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
         if self.info_spaces:
             result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))

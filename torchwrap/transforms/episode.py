@@ -18,7 +18,8 @@ from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
 
-_REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # of the value so far, the next one, and their number
+# From the result so far, the next value, and the number of values.
+_REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "sum": lambda so_far, value, length: so_far + value,
     "mean": lambda so_far, value, length: so_far + (value - so_far) / length,
     "max": lambda so_far, value, length: torch.maximum(so_far, value),

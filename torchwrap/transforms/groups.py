@@ -1,4 +1,4 @@
-"""Several transforms side by side: of groups that see the same observation, or of the entries of a Dict."""
+"""Stacks of transforms side by side: on the same observation, as groups, or on the entries of a Dict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchwrap.transforms.transform import Compose, Transform
 
 
 class _Parts(Transform):
-    """Base for transforms by name, each of an observation of its own."""
+    """Base for named stacks of transforms, each of which gets a separate observation."""
 
     def __init__(self, groups: Mapping[str, Iterable[Transform]]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class ObservationGroups(_Parts):
 
 
 class ObservationKeys(_Parts):
-    """Transforms entries of a `Dict` observation, each by its own transforms. Others pass as they are.
+    """Applies a stack of transforms to each of some entries of a `Dict` observation. Other entries are unchanged.
 
     Args:
         groups: transforms of observations by the key of the entry, innermost first.

@@ -71,7 +71,7 @@ class _History(Transform):
         self.histories = nn.ModuleList(self.history_of.values())
 
     def _shown(self, frames: Tensor) -> Tensor:
-        """What becomes of the frames of a leaf, `(num_envs, size, *shape)`."""
+        """The new value of a leaf, from its frames `(num_envs, size, *shape)`."""
         return frames
 
     def _next(self, value: Value) -> Value:

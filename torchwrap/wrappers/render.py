@@ -283,7 +283,7 @@ class RecordVideo(RenderWrapper):
         # Under a temporary name until it is closed, so that a named file is always complete.
         temporary: Any = path.with_name(f".{path.name}")
         self._writer = imageio.v2.get_writer(temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2)
-        self._complete = Finalize(self, _complete, (self._writer, temporary, path), exitpriority=10)  # if nobody calls close()
+        self._complete = Finalize(self, _complete, (self._writer, temporary, path), exitpriority=10)  # without close()
 
     def _capture_frame(self) -> None:
         if self._writer is not None:
