@@ -89,7 +89,6 @@ TRANSFORMS = {
     "NormalizeObservation of a Dict": (T.NormalizeObservation, observing(BOXES)),
     "TransformAction": (lambda: T.TransformAction(torch.tanh), ScriptedEnv),
     "StickyAction": (lambda: T.StickyAction(0.5, (1, 3)), ScriptedEnv),
-    "EvalWrapper": (T.EvalWrapper, ScriptedEnv),
     "DiscretizeAction": (lambda: T.DiscretizeAction(3), ScriptedEnv),
     "ScaleReward": (lambda: T.ScaleReward(0.1), ScriptedEnv),
     "FlattenObservation": (T.FlattenObservation, observing(DICT)),

@@ -50,8 +50,7 @@ def cases():
     found["Acrobot with noise"] = make(tw.make, "Acrobot-v1", N, torque_noise_max=0.5)
     found["CartPole of float64"] = make(tw.make, "CartPole-v1", N, dtype=torch.float64)
     found["grid_world"] = make(functional, grid_world.KeyAndDoor(), N, max_episode_steps=9)
-    found["custom_env"] = make(functional, custom_env.PointMass(), N, max_episode_steps=torch.tensor([3, 4, 5, 6]))
-    found["pool"] = make(functional, custom_env.PointMass(), N, reset_pool=8, action_repeat=2)
+    found["custom_env"] = make(functional, custom_env.PointMass(), N, max_episode_steps=4)
     for name, (observation, action) in SPACES.items():
         found[f"ScriptedEnv, {name}"] = make(ScriptedEnv, N, observation_space=observation, action_space=action)
     for name in {**TRANSFORMS, **UNCAPTURED}:

@@ -50,14 +50,10 @@ ENVS = {
     **{id: functools.partial(tw.make, id, NUM_ENVS, max_episode_steps=6) for id in NATIVE},
     "Acrobot-v1 with noise": lambda: tw.make("Acrobot-v1", NUM_ENVS, torque_noise_max=0.5),
     "CartPole-v1 in float64": lambda: tw.make("CartPole-v1", NUM_ENVS, dtype=torch.float64),
-    "a pool of initial states": lambda: tw.FunctionalEnv(tw.envs.cartpole.CartPole(), NUM_ENVS, reset_pool=8),
     "Gymnasium's CartPole": lambda: tw.make("CartPole-v1", NUM_ENVS, backend="gymnasium", max_episode_steps=6),
     "RepeatAction": lambda: WRAPPERS["RepeatAction"](NUM_ENVS),
     "MaxAndSkipObservation": lambda: WRAPPERS["MaxAndSkipObservation"](NUM_ENVS),
     "DtypeObservation of torch's dtype": lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.DtypeObservation(torch.float16)),
-    "EvalWrapper of metrics": lambda: tw.TransformedEnv(
-        ScriptedEnv(NUM_ENVS, action_space=spaces.Box(-1, 1, (1,))), T.EvalWrapper(metrics=["action"])
-    ),
     "a Dict of actions": lambda: ScriptedEnv(NUM_ENVS, action_space=DICT),
 }
 

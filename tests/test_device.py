@@ -13,7 +13,6 @@ from torchwrap.testing import ScriptedEnv
 
 MAKERS = {
     "FunctionalEnv": functools.partial(tw.make, "CartPole-v1", 3),
-    "FunctionalEnv with a pool": lambda: tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 3, reset_pool=8),
     "GymnasiumEnv": functools.partial(tw.make, "CartPole-v1", 3, backend="gymnasium"),
     "ScriptedEnv": lambda: ScriptedEnv(3),
     "Wrapper": lambda: tw.Wrapper(ScriptedEnv(3)),

@@ -92,7 +92,6 @@ CLOCKS = {
         tw.make("Pendulum-v1", 4, max_episode_steps=10), T.TimeLimit(10), T.TimeAwareObservation()
     ),
     "repeated": lambda: RepeatAction(tw.make("Pendulum-v1", 4, max_episode_steps=20), 2),
-    "action_repeat": lambda: tw.FunctionalEnv(tw.envs.pendulum.Pendulum(), 4, max_episode_steps=20, action_repeat=2),
     "scripted": lambda: ScriptedEnv(4, episode_lengths=10),
 }
 

@@ -13,17 +13,15 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.experimental.functional import FuncEnv
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchwrap import random, spaces
+from torchwrap import spaces
 from torchwrap._core import rows, validation
 from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
 from torchwrap.spaces import Signature, Value
-from torchwrap.wrappers.repeat import repeat
 
 State = dict[str, Tensor]
 """The simulator's state by field, each `(num_envs, ...)`."""
@@ -31,7 +29,7 @@ State = dict[str, Tensor]
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
 # The index of a function is part of its key, so that no two functions of a step draw the same numbers.
-_TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal": 4, "pool": 5, "truncated": 6}
+_TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal": 4, "truncated": 6}
 _INFO = ("transition_info", "state_info")  # they get no random numbers
 
 # Words of PyTorch's errors under torch.vmap, and what they mean for the author of a function.
@@ -75,16 +73,10 @@ class FunctionalEnv(Env):
         func_env: the functions, with `observation_space` and `action_space` of a single env.
         num_envs: number of envs.
         device: of all tensors.
-        max_episode_steps: truncates episodes at this length. An int64 tensor `(num_envs,)`, which is copied, gives each env a
-            limit of its own. `signature.max_episode_steps` is the largest one, in actions. None disables it.
-        action_repeat: repeats each action this often, or until the episode ends, and sums the rewards. Each repetition counts
-            towards `max_episode_steps`.
-        summed_info: names of infos to sum over the repetitions, like the rewards, as float32; others are of the last one.
+        max_episode_steps: truncates episodes at this length. None disables it.
         first_index: global index of the first env, for a shard of a larger run.
         params: what differs between envs, by name: tensors `(num_envs, ...)`. Functions get a dict of their env's as `params`.
             `env.set_wrapper_attr(name, value)` changes them during training, compiled or not, for one value or one per env.
-        reset_pool: size of a pool of precomputed initial states, for an expensive `initial`. An episode starts from a random
-            state of the pool, and the whole pool is drawn again within 256 steps. 0 disables it.
         render_mode: "rgb_array" if the functions have `render_init()` and `render_image(state, render_state)`, which returns
             `(render_state, frame)`; `render_close(render_state)` is optional. None disables rendering.
         spec: Gymnasium's `EnvSpec`, if there is one.
@@ -99,21 +91,15 @@ class FunctionalEnv(Env):
     torch.Size([3, 4])
     """
 
-    step_limits = ConstantBuffer()
-    """The limit of each env, int64 `(num_envs,)`, if they differ."""
-
     def __init__(
         self,
         func_env: Functions,
         num_envs: int,
         *,
         device: torch.device | str = "cpu",
-        max_episode_steps: int | Tensor | None = None,
-        action_repeat: int = 1,
-        summed_info: Sequence[str] = (),
+        max_episode_steps: int | None = None,
         first_index: int = 0,
         params: Mapping[str, Tensor] | None = None,
-        reset_pool: int = 0,
         render_mode: str | None = None,
         spec: EnvSpec | None = None,
     ) -> None:
@@ -126,34 +112,23 @@ class FunctionalEnv(Env):
             raise ValueError(f"FunctionalEnv needs a render_mode in {modes} or None, but got {render_mode!r}.")
         if render_mode is not None and missing:
             raise TypeError(f"FunctionalEnv needs functions with {missing} for {render_mode=}, but got {func_env!r}.")
-        limit, limits = _step_limits(max_episode_steps, num_envs)
-        action_repeat = validation.integer("FunctionalEnv", "action_repeat", action_repeat, at_least=1)
-        actions = limit and -(-limit // action_repeat)
-        signature = Signature(num_envs, func_env.observation_space, func_env.action_space, device, actions, first_index)
+        if max_episode_steps is not None:
+            max_episode_steps = validation.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
+        both = func_env.observation_space, func_env.action_space
+        signature = Signature(num_envs, *both, device, max_episode_steps, first_index)
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
-        self.action_repeat, self.step_limit = action_repeat, limit
-        self.summed_info = validation.names("FunctionalEnv", "summed_info", summed_info)
-        if action_repeat > 1:
-            self.signature = signature.replace(summed_info=frozenset(summed_info))
         for name, value in (params or {}).items():
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
             self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
         self.parameter_names = list(params or {})
-        validation.integer("FunctionalEnv", "reset_pool", reset_pool, at_least=0)
-        if reset_pool and params:
-            raise ValueError("FunctionalEnv needs a reset_pool of 0 if params differ between envs, but got both.")
-        if limits is not None:
-            self.register_env_buffer("step_limits", limits.to(device, copy=True))
-        self.has_step_limits = limits is not None
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
         self._results_to_clone: set[str] = set()
         self._renderer: Any = None  # as FuncEnv.render_init returns it
         self._call_all_functions()
-        self.pool = _StatePool(reset_pool, self.state) if reset_pool else None
 
     @property
     def state(self) -> State:
@@ -168,13 +143,6 @@ class FunctionalEnv(Env):
     # Steps and resets.
 
     def _step(self, action: Value) -> TensorDict:
-        if self.pool is not None:
-            slots, key = self.pool.next()
-            self.pool.fill(slots, self._call("initial", key))
-        one_step, times = self._one_step, self.action_repeat
-        return one_step(action) if times == 1 else repeat(one_step, action, times, self.summed_info)
-
-    def _one_step(self, action: Value) -> TensorDict:
         self.stream.draw.add_(1)
         state = self.state
         next_state, successor = self._advance(state, action, self.stream.key())
@@ -190,7 +158,7 @@ class FunctionalEnv(Env):
         reward = self._call("reward", key, state, action, next_state)
         terminated = self._call("terminal", key, next_state)
         observation = self._call("observation", key, next_state)
-        limit = self.step_limits if self.has_step_limits else self.step_limit
+        limit = self.signature.max_episode_steps
         truncated = torch.zeros_like(terminated) if limit is None else key.draw >= limit
         if "truncated" in self.optional:
             truncated = truncated | self._call("truncated", key, next_state)
@@ -217,20 +185,12 @@ class FunctionalEnv(Env):
             key = key.select(mask.indices)
             params = params and {name: mask.gather(value) for name, value in params.items()}
         given: State = (options := dict(options or {})).pop("state", {})
-        if options or self.pool is None:
-            initial = self._call("initial", key, params=params, options=options)
-        else:
-            initial = self.pool.take(key._replace(tag=key.tag + _TAGS["pool"]))
+        initial = self._call("initial", key, params=params, options=options)
         initial |= {name: mask.gather(value) for name, value in given.items()}
         for name, buffer in self.state.items():
             mask.scatter_(buffer, initial[name])
         observation = self._call("observation", key, initial, params=params)
         return tensordict({"observation": mask.spread(observation)}, self.num_envs)
-
-    def _seed(self, seed: int, mask: RowMask) -> None:
-        super()._seed(seed, mask)
-        if self.pool is not None:
-            self.pool.fill(self.pool.slots, self._call("initial", self.pool.seed(seed)))
 
     def _call(
         self, name: str, key: Key, *arguments: Any, params: dict[str, Tensor] | None = None, options: Options | None = None
@@ -258,7 +218,7 @@ class FunctionalEnv(Env):
 
         From `env.state`, it returns what `env.step(action)` would, with the same random numbers and the same truncation: those
         of the clock. Gradients flow to the state and the action, which are copied, so that later steps do not disturb them.
-        Wrappers and transforms take no part; `action_repeat` does, and an episode that ends stays in its last state.
+        Wrappers and transforms take no part.
 
         Args:
             state: as `env.state`, whose buffers it never writes to: clone them before you require their gradients.
@@ -286,25 +246,15 @@ class FunctionalEnv(Env):
         spaces.check(owner, "an action", self.single_action_space, action, self.num_envs, self.device)
         offset = validation.integer(owner, "offset", offset, at_least=0)
         key = self.stream.key()
-        key = key._replace(draw=key.draw + offset * self.action_repeat)
         current = {name: state[name].clone() for name in self.fields}
-
-        def step(action: Value) -> TensorDict:
-            nonlocal current, key
-            key = key._replace(draw=key.draw + 1)
-            current, successor = self._advance(current, action, key)
-            return successor.set("state", tensordict(current, self.num_envs))
-
-        successor = repeat(step, action.clone(), self.action_repeat, self.summed_info)
-        last = successor.pop("state")
-        successor.set("done", successor["terminated"] | successor["truncated"])
-        return successor, {name: spaces.at(last, (name,)) for name in self.fields}
+        following, successor = self._advance(current, action.clone(), key._replace(draw=key.draw + offset + 1))
+        return successor.set("done", successor["terminated"] | successor["truncated"]), following
 
     def _read_clock(self) -> Tensor:
-        return -(-self.stream.draw // self.action_repeat)
+        return self.stream.draw
 
     def _write_clock(self, steps: Tensor) -> None:
-        self.stream.draw.copy_(steps * self.action_repeat)
+        self.stream.draw.copy_(steps)
 
     def has_wrapper_attr(self, name: str) -> bool:
         return name in self.parameter_names or hasattr(self, name) or hasattr(self.func_env, name)
@@ -407,8 +357,6 @@ class FunctionalEnv(Env):
             if both := sorted(names & set(info)):
                 raise ValueError(f"{owner} needs different names in transition_info and state_info, but got {both} in both.")
             names |= set(info)
-        if lacking := sorted(set(self.summed_info) - names):
-            raise ValueError(f"{owner} needs an info with all of summed_info, but got none of {lacking}.")
 
     def _inspect(self, name: str, *arguments: Any) -> Any:
         """The result of the first call of a function, which must not write to its arguments or draw from global generators.
@@ -456,61 +404,6 @@ class FunctionalEnv(Env):
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 
 
-class _StatePool(nn.Module):
-    """A pool of initial states, shaped as those of `example`, a few of which are drawn again at every step.
-
-    It has its own random numbers, so its content does not depend on which envs take from it, or on how many there are.
-    """
-
-    REFRESH_STEPS = 256  # the whole pool is drawn again within this number of steps
-    TAG = 255  # an env's streams have at most 31 << 3
-
-    seed_low: Tensor
-    seed_high: Tensor
-    generation: Tensor
-    cursor: Tensor
-    slots = ConstantBuffer()
-
-    def __init__(self, size: int, example: State) -> None:
-        super().__init__()
-        device = next(iter(example.values())).device
-        self.size, self.refresh_per_step = size, -(-size // self.REFRESH_STEPS)
-        self.fields = list(example)
-        for name, length in {"seed_low": size, "seed_high": size, "generation": size, "cursor": 1}.items():
-            self.register_buffer(name, torch.zeros(length, dtype=torch.int64, device=device), persistent=False)
-        self.register_buffer("slots", torch.arange(size, device=device), persistent=False)
-        for name, value in example.items():
-            self.register_buffer(f"initial_{name}", value.new_zeros(size, *value.shape[1:]), persistent=False)
-
-    def seed(self, seed: int) -> Key:
-        """Starts again from a seed. Returns the keys of all states, which `fill` then needs."""
-        self.seed_low.fill_(seed & 0xFFFFFFFF)
-        self.seed_high.fill_(seed >> 32)
-        self.generation.zero_()
-        self.cursor.zero_()
-        return self._key()
-
-    def _key(self) -> Key:
-        return Key(self.seed_low, self.seed_high, self.slots, self.generation, torch.zeros_like(self.generation), self.TAG)
-
-    def next(self) -> tuple[Tensor, Key]:
-        """The slots to draw again at this step, and their keys."""
-        slots = (self.cursor + self.slots[: self.refresh_per_step]) % self.size
-        self.cursor.add_(self.refresh_per_step).remainder_(self.size)
-        self.generation.index_add_(0, slots, torch.ones_like(slots))
-        return slots, self._key().select(slots)
-
-    def fill(self, slots: Tensor, states: State) -> None:
-        """Writes states into slots."""
-        for name in self.fields:
-            self.get_buffer(f"initial_{name}").index_copy_(0, slots, states[name])
-
-    def take(self, key: Key) -> State:
-        """A random state for each env of the key."""
-        slots = random.integers(key, self.size)
-        return {name: self.get_buffer(f"initial_{name}").index_select(0, slots) for name in self.fields}
-
-
 def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
     parts = {key: _nested(part, num_rows) if isinstance(part, dict) else part for key, part in observation.items()}
     return tensordict(parts, num_rows)
@@ -537,19 +430,6 @@ def _check_tensors(owner: str, values: object, num_envs: int, device: torch.devi
             raise ValueError(f"{owner} needs to return {name!r} of shape ({num_envs}, ...), but got {tuple(value.shape)}.")
         if value.device != device:
             raise ValueError(f"{owner} needs to return {name!r} on device {device}, but got {value.device}.")
-
-
-def _step_limits(value: object, num_envs: int) -> tuple[int | None, Tensor | None]:
-    """The largest limit of all envs, and those of each env if they differ, from the argument `max_episode_steps`."""
-    if value is None:
-        return None, None
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return validation.integer("FunctionalEnv", "max_episode_steps", value, at_least=1), None
-    if value.shape != (num_envs,) or value.dtype != torch.int64:
-        needed = f"FunctionalEnv needs max_episode_steps as an integer, or as a tensor ({num_envs},) torch.int64"
-        raise ValueError(f"{needed}, but got {validation.described(value)}.")
-    validation.integer("FunctionalEnv", "max_episode_steps", int(value.min()), at_least=1)
-    return int(value.max()), value
 
 
 def _check_given_state(owner: str, state: object, own: State, some: bool = False) -> None:

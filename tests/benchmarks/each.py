@@ -11,15 +11,7 @@ from .measure import Case, Figures, Options, Row, compare
 
 TRANSFORMS = (
     *("ClipAction", "DelayAction", "DiscretizeAction", "RescaleAction", "StickyAction", "TransformAction"),
-    *(
-        "ClipReward",
-        "NormalizeReward",
-        "ScaleReward",
-        "TransformReward",
-        "RecordEpisodeStatistics",
-        "TimeLimit",
-        "EvalWrapper",
-    ),
+    *("ClipReward", "NormalizeReward", "ScaleReward", "TransformReward", "RecordEpisodeStatistics", "TimeLimit"),
     *("AddNoise", "AddWhiteNoise", "ClipObservation", "DelayObservation", "DiscretizeObservation", "DtypeObservation"),
     *("FilterObservation", "FlattenObservation", "FrameStackObservation", "GrayscaleObservation", "NormalizeObservation"),
     *("ObstructView", "RescaleObservation", "ReshapeObservation", "ResizeObservation", "TimeAwareObservation"),

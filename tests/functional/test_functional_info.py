@@ -8,14 +8,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from func_envs import BroadcastNoisy, BroadcastWalk, Walk, equal, odd, play, some_actions
+from func_envs import BroadcastWalk, Walk, equal, odd, play, some_actions
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from helpers import assert_no_overlap
 
-import torchwrap as tw
 from torchwrap import FunctionalEnv, random
-from torchwrap import transforms as T
 from torchwrap.testing import check_env
 from torchwrap.wrappers import RepeatAction
 
@@ -123,23 +121,14 @@ def test_entries_of_one_tensor_do_not_share_memory():
         assert_no_overlap(env.step(env.reset().set("action", torch.zeros(2, 1)))[0]["next"])
 
 
-def limited(kind, **arguments):
-    limits = 3 + (torch.arange(arguments["num_envs"]) + arguments["first_index"]) % 4
-    return FunctionalEnv(kind(), max_episode_steps=limits, **arguments)
-
-
 @pytest.mark.full
-def test_env_with_info_and_limits_satisfies_the_contract():
-    check_env(functools.partial(limited, ScalarTelling))
+def test_env_with_info_satisfies_the_contract():
+    check_env(functools.partial(FunctionalEnv, ScalarTelling(), max_episode_steps=4))
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
 @all_telling
-def test_info_of_a_repeated_action_is_that_of_the_last_step_taken_or_a_declared_sum(func_env, wrapped):
-    summed = {"summed_info": ["asked", "position"]}
-    inside = {} if wrapped else {"action_repeat": 3, **summed}
-    env = FunctionalEnv(func_env, 2, **inside)
-    env = RepeatAction(env, 3, **summed) if wrapped else env
+def test_info_of_a_repeated_action_is_that_of_the_last_step_taken_or_a_declared_sum(func_env):
+    env = RepeatAction(FunctionalEnv(func_env, 2), 3, summed_info=["asked", "position"])
     transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([[2.0], [0.5]])))  # env 0 ends after two
     info = transition["next", "info"]
     assert info["count"].tolist() == [[2], [3]]
@@ -216,43 +205,10 @@ def test_truncated_counts_besides_the_limit_and_terminal():
 # Limits that differ between envs.
 
 
-@pytest.mark.parametrize("kind", [Walk, BroadcastWalk, ScalarTelling])
-def test_each_env_is_truncated_at_its_own_limit(kind):
-    limits = torch.tensor([1, 2, 5, 2])
-    env = FunctionalEnv(kind(), 4, max_episode_steps=limits)
-    limits.fill_(99)  # the env has a copy
+@pytest.mark.parametrize("base", [Walk, BroadcastWalk])
+def test_each_env_is_truncated_at_a_limit_of_its_own(base):
+    kind = odd(base, truncated=lambda state, rng, params: rng.draw >= params["limit"])
+    env = FunctionalEnv(kind, 4, params={"limit": torch.tensor([1, 2, 5, 2])})
     out, _ = play(env, env.reset(seed=0), torch.zeros(11, 4, 1))
     assert out[:, 0]["truncated"].squeeze(-1).tolist() == [[step % n == 0 for n in (1, 2, 5, 2)] for step in range(1, 12)]
     assert not out[:, 0]["terminated"].any()
-
-
-def test_limits_count_repeated_actions_and_move_with_elapsed_steps():
-    env = FunctionalEnv(BroadcastWalk(), 3, max_episode_steps=torch.tensor([4, 6, 9]), action_repeat=2)
-    td = env.reset(seed=0)
-    truncated = []
-    for _ in range(3):
-        transition, td = env.step(td.set("action", torch.zeros(3, 1)))
-        truncated.append(transition["next", "truncated"].flatten().tolist())
-    assert truncated == [[False, False, False], [True, False, False], [False, True, False]]
-    env.elapsed_steps = torch.tensor([1, 0, 4])
-    assert env.step(torch.zeros(3, 1))[0]["next", "truncated"].flatten().tolist() == [True, False, True]
-
-
-def test_signature_has_the_largest_limit():
-    env = FunctionalEnv(Walk(), 3, max_episode_steps=torch.tensor([2, 8, 4]))
-    assert env.signature.max_episode_steps == 8
-    transformed = tw.TransformedEnv(env, T.TimeAwareObservation(normalize_time=True))
-    transition, _ = transformed.step(transformed.reset().set("action", torch.zeros(3, 1)))
-    assert transition["next", "observation"][:, -1].tolist() == [1 / 8] * 3
-    assert type(FunctionalEnv(Walk(), 3, max_episode_steps=torch.tensor(7)).signature.max_episode_steps) is int
-
-
-def test_limits_are_configuration_and_not_in_snapshots():
-    env, other = (FunctionalEnv(BroadcastNoisy(), 2, max_episode_steps=torch.tensor(limits)) for limits in ([2, 3], [1, 5]))
-    env.reset(seed=0)
-    assert "step_limits" not in env.snapshot()["buffers"].keys() and env.state_dict() == {}
-    other.restore(env.snapshot())
-    assert other.step_limits.tolist() == [1, 5] and env.to("cpu").step_limits.tolist() == [2, 3]
-    without = FunctionalEnv(BroadcastNoisy(), 2)
-    without.restore(env.snapshot())
-    assert not hasattr(without, "step_limits")

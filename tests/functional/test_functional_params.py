@@ -1,4 +1,4 @@
-"""Parameters that differ between envs, and pools of initial states."""
+"""Parameters that differ between envs, and tensors that functions hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from func_envs import BroadcastNoisy, Walk, equal, odd, play, some_actions
+from func_envs import equal, play
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from torch import nn
 
 import torchwrap as tw
 from torchwrap import FunctionalEnv, random
@@ -106,48 +107,39 @@ def test_one_call_raises_a_number_during_training_in_every_kind_of_env(kind, reg
                 env.set_wrapper_attr("level", [1, 2, 3])
 
 
-# Pools of initial states.
+class Maze(nn.Module, FuncEnv):
+    """Functions with tensors of their own, such as prepared initial states: a module, whose buffers they are."""
+
+    observation_space, action_space = spaces.Box(0, 9, (2,)), spaces.Discrete(2)
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("starts", torch.arange(8.0).view(4, 2))
+
+    def initial(self, rng):
+        return {"at": self.starts[random.integers(rng, 4)]}
+
+    def transition(self, state, action, rng):
+        return {"at": state["at"] + 0}
+
+    def observation(self, state, rng):
+        return state["at"]
+
+    def reward(self, state, action, next_state, rng):
+        return self.starts.sum()
+
+    def terminal(self, state, rng):
+        return (state["at"] >= 0).all()
 
 
-def test_pool_provides_initial_states_and_is_refreshed():
-    # Initial states tell the generation and the slot that they were drawn for.
-    numbered = odd(initial=lambda rng: {"position": random.uniform(rng, shape=(2,)), "count": rng.episode * 1000 + rng.env})
-    env = FunctionalEnv(numbered, 6, max_episode_steps=2, reset_pool=512)
-    td, counts = env.reset(seed=0), [env.state["count"].clone()]
-    for _ in range(300):
-        transition, td = env.step(td.set("action", torch.zeros(6, 1)))
-        if transition["next", "done"].any():
-            counts.append(env.state["count"].clone())
-    counts = torch.stack(counts)
-    generations, slots = counts // 1000, counts % 1000
-    assert slots.max() < 512 and len(slots.unique()) > 400  # of 906 draws
-    # Two slots are drawn again per step: 256 steps for the whole pool.
-    assert (generations[0] == 0).all() and generations[-1].unique().tolist() == [1, 2]
-    assert env.pool.generation.sum() == 600
-
-
-def test_envs_with_a_pool_do_not_depend_on_each_other():
-    actions = some_actions(FunctionalEnv(BroadcastNoisy(), 5), 30)
-    whole = FunctionalEnv(BroadcastNoisy(), 5, reset_pool=16)
-    together, _ = play(whole, whole.reset(seed=3), actions)
-    for row in range(5):
-        single = FunctionalEnv(BroadcastNoisy(), 1, reset_pool=16, first_index=row)
-        assert equal(together[:, :, row], play(single, single.reset(seed=3), actions[:, [row]])[0][:, :, 0])
-
-
-def test_pool_is_in_snapshots_and_restarts_with_a_seed():
-    env = FunctionalEnv(BroadcastNoisy(), 4, reset_pool=8)
-    actions = some_actions(env, 40)
-    once, _ = play(env, env.reset(seed=2), actions)
-    _, td = play(env, env.reset(seed=2), actions[:9])
-    snapshot = env.snapshot()
-    play(env, td, actions)
-    again, _ = play(env, env.restore(snapshot), actions[9:])
-    assert equal(once[9:], again)
-    other, _ = play(env, env.reset(seed=5), actions)
-    assert not equal(once, other)
-
-
-def test_reset_options_bypass_the_pool():
-    env = FunctionalEnv(Walk(), 3, reset_pool=4)
-    assert equal(env.reset(options={"start": 2.0})["observation"], torch.full((3, 2), 20.0))
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_buffers_of_functions_are_read_at_each_step_and_saved(compiled):
+    env = FunctionalEnv(Maze(), 64)
+    env = tw.compile(env, backend="aot_eager") if compiled else env
+    td = env.reset(seed=0)
+    for start in (0.0, 1.0):
+        env.func_env.starts.copy_(torch.arange(8.0).view(4, 2) + start)
+        transition, td = env.step(torch.zeros(64, dtype=torch.int64))
+        assert (transition["next", "reward"] == 28 + 8 * start).all()
+        assert td["observation"].unique(dim=0).tolist() == env.func_env.starts.tolist()
+    assert list(env.state_dict()) == ["func_env.starts"]

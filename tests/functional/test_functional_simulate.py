@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from func_envs import Noisy, Walk, both_noisy, both_walks, changed, equal, odd, some_actions
+from func_envs import Noisy, Walk, both_noisy, changed, equal, odd, some_actions
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from helpers import buffers
@@ -31,7 +31,7 @@ TELLING = odd(Noisy, state_info=lambda state: {**state}, truncated=lambda state,
 
 @pytest.mark.parametrize("func_env", [Noisy(), TELLING, Walk()], ids=["noisy", "telling", "walk"])
 def test_simulate_from_the_envs_state_returns_what_step_does(func_env):
-    env = FunctionalEnv(func_env, 4, max_episode_steps=torch.tensor([2, 4, 3, 9]))
+    env = FunctionalEnv(func_env, 4, max_episode_steps=3)
     env.reset(seed=1)
     for action in some_actions(env, 12):
         before = buffers(env)
@@ -60,20 +60,6 @@ def test_simulate_with_an_offset_returns_what_later_steps_do(func_env):
         assert equal(successor[alive], transition["next"][alive])
         alive &= ~transition["next", "done"].squeeze(-1)
     assert not alive.all()
-
-
-@both_walks
-def test_simulate_repeats_the_action_until_the_episode_ends(func_env):
-    env = FunctionalEnv(func_env, 3, action_repeat=3, max_episode_steps=torch.tensor([9, 9, 2]))
-    env.reset(seed=0)
-    action = torch.tensor([[2.0], [0.5], [0.5]])
-    successor, state = env.simulate(env.state, action)
-    transition, _ = env.transition(action)
-    assert equal(successor, transition["next"])
-    assert state["position"].tolist() == [[4, 2], [1.5, 1], [1, 0.5]]  # the first ends after two steps, the last too
-    assert state["count"].tolist() == [2, 3, 2]
-    truncated = [env.simulate(state, action, offset=offset)[0]["truncated"].flatten().tolist() for offset in (0, 1)]
-    assert truncated == [[False, False, True], [False, True, True]]  # at steps 4 to 6, and 7 to 9
 
 
 def test_simulate_gets_the_params_of_each_env():

@@ -37,7 +37,7 @@ def test_restored_env_continues_bit_for_bit(func_env, carry):
 
 @each_copy
 def test_copy_continues_like_the_env_and_shares_no_memory(replicate):
-    env = FunctionalEnv(Noisy(), 4, max_episode_steps=9, reset_pool=8)
+    env = FunctionalEnv(Noisy(), 4, max_episode_steps=9)
     actions = some_actions(env, 20)
     _, td = play(env, env.reset(seed=5), actions[:7])
     twin = replicate(env)

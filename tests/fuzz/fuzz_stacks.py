@@ -114,8 +114,7 @@ def native_env(rng, num_envs):
 
 def functional_env(rng, num_envs):
     func_env = rng.choice(["CartPole()", "Pendulum()", "Chase(0)", "Chase(0.2)", "Chase(1)"])
-    arguments = f"max_episode_steps={rng.choice([None, 1, 3, 8])}, action_repeat={rng.choice([1, 1, 2])}"
-    more = rng.choice(["", f", reset_pool={rng.choice([1, 7, 300])}"])
+    arguments, more = f"max_episode_steps={rng.choice([None, 1, 3, 8])}", ""
     if func_env.startswith("Chase") and rng.random() < 0.4:
         more = f", params={{'gain': torch.arange({num_envs}) / 8}}"
     return f"tw.FunctionalEnv({func_env}, {num_envs}, {arguments}{more})"

@@ -13,9 +13,7 @@ from torchwrap.testing import ScriptedEnv
 
 
 def test_initial_states_of_repeated_actions_do_not_depend_on_other_envs():
-    alone, batch = (
-        W.RepeatAction(tw.FunctionalEnv(Pendulum(), num_envs, max_episode_steps=3, reset_pool=300), 2) for num_envs in (1, 2)
-    )
+    alone, batch = (W.RepeatAction(tw.FunctionalEnv(Pendulum(), num_envs, max_episode_steps=3), 2) for num_envs in (1, 2))
     td, tds = alone.reset(seed=0), batch.reset(seed=0)
     for step in range(60):
         if step == 1:

@@ -17,7 +17,6 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap import wrappers as W
 from torchwrap.testing import ScriptedEnv
 
 SPACE = spaces.Box(-9, 9, (1,), np.float64)
@@ -134,10 +133,9 @@ def test_record_episode_statistics_without_host_readable_masks_has_the_same_buff
 
 def test_sums_over_long_episodes_are_in_double_precision():
     large_then_small = T.TransformReward(lambda reward: torch.where(reward == 1, 2.0**24, 0.5))
-    env = scripted(large_then_small, T.RecordEpisodeStatistics(), T.EvalWrapper(), episode_lengths=21)
+    env = scripted(large_then_small, T.RecordEpisodeStatistics(), episode_lengths=21)
     following, _ = advance(env, 21)
     assert following["episode_return"].tolist() == [[2**24 + 10]] * 2
-    assert env.transforms[-1].episode_metrics["reward"].tolist() == [[2**24 + 10]] * 2
 
 
 def test_record_episode_statistics_below_and_above_clip_reward_records_raw_and_clipped_rewards():
@@ -250,59 +248,3 @@ def test_time_aware_observation_of_the_longest_limits_is_exact():
         assert advance(env, 1)[0]["observation", "time"].tolist() == [[expected]] * 2
     with pytest.raises(ValueError, match="needs a step limit that int32 holds, or normalize_time=True, but got 2147483648"):
         scripted(T.TimeLimit(2**31), T.TimeAwareObservation())
-
-
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
-@pytest.mark.parametrize("ending", quick(ENDINGS, "in turn"))
-def test_eval_wrapper_counts_only_the_first_episode_of_each_env(ending, compiled):
-    # The first episode of env i has lengths[i] steps. Rewards are 1, 2, 3, ..., and the info is the action, which is 1.
-    lengths = (1, 4, 2, 6)
-    env = ScriptedEnv(4, action_space=spaces.Box(-1, 1, (1,)), episode_lengths=lengths, ending=ending)
-    env = tw.TransformedEnv(env, T.EvalWrapper(["action"]))
-    transform = env.transforms[0]
-    env = tw.compile(env, backend="aot_eager") if compiled else env
-    td = env.reset(seed=0)
-    for elapsed in range(1, 10):
-        _, td = env.step(td.set("action", torch.ones(4, 1)))
-        counted = [min(elapsed, length) for length in lengths]
-        assert transform.episode_metrics["reward"].flatten().tolist() == [n * (n + 1) / 2 for n in counted]
-        assert transform.episode_metrics["action"].flatten().tolist() == counted
-        assert transform.episode_steps.flatten().tolist() == counted
-        assert transform.active_episodes.flatten().tolist() == [length > elapsed for length in lengths]
-
-
-def test_eval_wrapper_reset_by_the_caller_starts_another_first_episode():
-    env = tw.TransformedEnv(ScriptedEnv(3, episode_lengths=(1, 4, 4)), T.EvalWrapper())
-    td = env.reset(seed=0)
-    step(env, td, 2)
-    td = env.reset(mask=torch.tensor([True, True, False]))
-    transform = env.transforms[0]
-    assert transform.active_episodes.all() and transform.episode_metrics["reward"].flatten().tolist() == [0, 0, 3]
-    env.step(td.set("action", env.sample_action()))
-    assert transform.episode_steps.flatten().tolist() == [1, 1, 3]
-
-
-def test_eval_wrapper_equals_evaluate():
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.EvalWrapper())
-    returns = tw.evaluate(env, lambda td: (td["observation"][:, 2] > 0).long(), 8)["episode_return"]
-    assert env.transforms[0].episode_metrics["reward"].flatten().tolist() == returns.tolist()
-
-
-@pytest.mark.parametrize("repeat", [W.RepeatAction, W.MaxAndSkipObservation])
-def test_eval_wrapper_over_a_repeated_action_counts_every_step_or_refuses(repeat):
-    lengths = (35, 1, 4, 6)
-    below = ScriptedEnv(4, (1,), episode_lengths=lengths, action_space=spaces.Box(-1, 1, (1,)))
-    below = W.RepeatAction(below, 2, summed_info=["action"])
-    with pytest.raises(ValueError, match=r"EvalWrapper needs metrics of every step, .* with summed_info=\['action'\]"):
-        tw.TransformedEnv(repeat(below, 2), T.EvalWrapper(["action"]))
-    env = tw.TransformedEnv(repeat(below, 2, summed_info=["action"]), T.EvalWrapper(["action"]))
-    step(env, env.reset(seed=0), 9, action=torch.ones(4, 1))
-    metrics = env.transforms[0].episode_metrics
-    assert metrics["action"].flatten().tolist() == list(lengths)
-    assert metrics["reward"].flatten().tolist() == [n * (n + 1) / 2 for n in lengths]
-
-
-def test_eval_wrapper_metrics_that_the_env_lacks_raise():
-    env = scripted(T.EvalWrapper(["speed"]))
-    with pytest.raises(ValueError, match=r"EvalWrapper needs an env with \['speed'\] in its info, but got .*action"):
-        env.step(env.reset().set("action", env.sample_action()))

@@ -76,7 +76,6 @@ NUMBERS = [
     (lambda v: T.StickyAction(0.5, (3, v)), {ValueError: (2, -1)}, "StickyAction needs repeat_action_duration of at least 3"),
     (lambda v: T.StickyAction(0.5, v), {ValueError: ((), [1], (1, 2, 3))}, "StickyAction needs repeat_action_duration as"),
     (lambda v: T.StickyAction(0.5, (1, v)), TOO_LARGE, "StickyAction needs repeat_action_duration of at most 2147483648"),
-    (T.EvalWrapper, {TypeError: NO_NAMES}, "EvalWrapper needs metrics as a list of names"),
     (T.TimeAwareObservation, FLAG, "TimeAwareObservation needs flatten as a bool"),
     (lambda v: T.TimeAwareObservation(True, v), FLAG, "TimeAwareObservation needs normalize_time as a bool"),
     (lambda v: T.TimeAwareObservation(dict_time_key=v), {TypeError: (None, 3)}, "TimeAwareObservation needs"),

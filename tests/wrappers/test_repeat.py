@@ -124,20 +124,6 @@ def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
     assert transition["next", "reward"][3].item() == 9
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 4])
-def test_repeat_action_equals_action_repeat_of_a_functional_env(repeats):
-    inside = tw.FunctionalEnv(CartPole(), 6, max_episode_steps=9, action_repeat=repeats)
-    around = W.RepeatAction(tw.FunctionalEnv(CartPole(), 6, max_episode_steps=9), repeats)
-    actions = [torch.randint(2, (6,), generator=torch.Generator().manual_seed(step)) for step in range(40)]
-    tds = [env.reset(seed=3) for env in (inside, around)]
-    for action in actions:
-        one, two = (env.step(td.set("action", action)) for env, td in zip((inside, around), tds, strict=True))
-        tds = [one[1], two[1]]
-        assert all((one[0][key] == two[0][key]).all() for key in one[0].keys(True, True))
-        assert (one[1]["observation"] == two[1]["observation"]).all()
-        assert one[0]["next", "reward"].max() <= repeats
-
-
 class Still(CartPole):
     def terminal(self, state, rng, params=None):
         return state["x"] > torch.inf
@@ -153,12 +139,11 @@ def test_repeat_action_time_limit_counts_every_repeat_and_stops_within_one():
 
 
 def test_step_limit_of_repeated_actions_is_the_number_of_actions_in_an_episode():
-    native = tw.FunctionalEnv(tw.envs.pendulum.Pendulum(), 2, max_episode_steps=50, action_repeat=4)
-    for env in (W.RepeatAction(tw.make("Pendulum-v1", 2, max_episode_steps=50), 4), native):
-        assert env.signature.max_episode_steps == 13
-        env.reset(seed=0)
-        flags = [env.step(env.sample_action())[0]["next", "truncated"].all().item() for _ in range(13)]
-        assert flags == [False] * 12 + [True]
+    env = W.RepeatAction(tw.make("Pendulum-v1", 2, max_episode_steps=50), 4)
+    assert env.signature.max_episode_steps == 13
+    env.reset(seed=0)
+    flags = [env.step(env.sample_action())[0]["next", "truncated"].all().item() for _ in range(13)]
+    assert flags == [False] * 12 + [True]
 
 
 def test_repeat_wrappers_wrong_arguments_raise():
@@ -175,7 +160,6 @@ def test_repeat_wrappers_wrong_arguments_raise():
         (lambda: step(lacking, lacking.reset()), ValueError, r"summed_info needs an env with \['speed'\] in its info, but"),
         (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip of at least 2, but got 1"),
         (lambda: W.MaxAndSkipObservation(dictionary), TypeError, "MaxAndSkipObservation needs a Box .* but got Dict"),
-        (lambda: tw.FunctionalEnv(CartPole(), 1, action_repeat=0), ValueError, "action_repeat of at least 1, but got 0"),
     ):
         with pytest.raises(error, match=words):
             make()

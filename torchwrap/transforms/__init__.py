@@ -3,7 +3,7 @@
 from torchwrap.transforms.action import ClipAction, StickyAction, TransformAction
 from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
-from torchwrap.transforms.episode import EvalWrapper, RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
+from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
 from torchwrap.transforms.history import DelayAction, DelayObservation, FrameStackObservation
 from torchwrap.transforms.image import AddWhiteNoise, GrayscaleObservation, ObstructView, ResizeObservation
@@ -36,7 +36,6 @@ __all__ = [
     "DiscretizeAction",
     "DiscretizeObservation",
     "DtypeObservation",
-    "EvalWrapper",
     "FilterObservation",
     "FlattenObservation",
     "FrameStackObservation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,9 @@ class RecordEpisodeStatistics(Transform):
     def setup(self, signature: Signature) -> Signature:
         num_envs, device = signature.num_envs, signature.device
         every_step = [name for name, kind in self._sources.values() if kind != "last"]
-        _check_every_step("RecordEpisodeStatistics", every_step, signature)
+        if lost := [] if signature.summed_info is None else sorted(set(every_step) - signature.summed_info):
+            got = f"{lost} from a layer that repeats actions and returns the last ones: make it with summed_info={lost}"
+            raise ValueError(f"RecordEpisodeStatistics needs metrics of every step, but got {got}.")
         self.keys = {name: f"{self.stats_key}_{name}" for name in ("return", "length", *self.metrics)}
         # A ring of (return, length, *metrics) with room for all envs to finish at once. The last `num_envs` rows are scratch
         # space, so that `reset` has an index to write each row to, finished or not.
@@ -151,76 +153,6 @@ class RecordEpisodeStatistics(Transform):
         count = self.episode_count
         latest = torch.arange(max(0, count - self.buffer_length), count, device=self.count.device)
         return self.records[latest % self.ring_size]
-
-
-def _check_every_step(owner: str, names: Sequence[str], signature: Signature) -> None:
-    if lost := [] if signature.summed_info is None else sorted(set(names) - signature.summed_info):
-        got = f"{lost} from a layer that repeats actions and returns the last ones: make it with summed_info={lost}"
-        raise ValueError(f"{owner} needs metrics of every step, but got {got}.")
-
-
-class EvalWrapper(Transform):
-    """Sums rewards and metrics over the first episode of each env, like Brax's `EvalWrapper`.
-
-    Every env contributes one episode, so that short episodes are not over-represented. Step until no env is in
-    `active_episodes`, then read `episode_metrics` and `episode_steps`. An explicit reset starts over. Put it above the other
-    transforms.
-
-    Args:
-        metrics: names of further values to sum: entries `(num_envs, 1)` of the env's `info`.
-
-    Shape: `episode_metrics` holds `(num_envs, 1)` float32 sums; `active_episodes` is `(num_envs, 1)` bool and `episode_steps`
-    `(num_envs, 1)` int64.
-
-    Raises:
-        ValueError: from the first step, if the env's `info` lacks one of `metrics`. At construction, if a layer below repeats
-            actions and does not sum one of them.
-
-    >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(2, episode_lengths=(1, 2)), EvalWrapper())
-    >>> td = env.reset()
-    >>> while env.transforms[0].active_episodes.any():
-    ...     _, td = env.step(td.set("action", env.sample_action()))
-    >>> env.transforms[0].episode_metrics["reward"].flatten()  # 1, and 1 + 2
-    tensor([1., 3.])
-    """
-
-    is_passive = True
-    sums = EnvBuffer(row=lambda self: torch.zeros(1 + len(self.metrics), dtype=torch.float64))
-    active_episodes = EnvBuffer((1,), torch.bool)
-    episode_steps = EnvBuffer((1,), torch.int64)
-    ended = EnvBuffer((1,), torch.bool)
-
-    def __init__(self, metrics: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.metrics = validation.names("EvalWrapper", "metrics", metrics, but="reward")
-
-    def setup(self, signature: Signature) -> Signature:
-        _check_every_step("EvalWrapper", self.metrics, signature)
-        return signature
-
-    @property
-    def episode_metrics(self) -> dict[str, Tensor]:
-        """Sums over the first episode of each env, under "reward" and each name in `metrics`."""
-        return dict(zip(["reward", *self.metrics], self.sums.float().split(1, 1), strict=True))
-
-    def step(self, td: TensorDict) -> TensorDict:
-        active = self.active_episodes
-        values = [td["reward"].double(), *spaces.infos("EvalWrapper", td, self.metrics)]
-        self.sums.add_(torch.where(active, torch.cat(values, 1), 0))
-        self.episode_steps.add_(active)
-        torch.logical_or(td["terminated"], td["truncated"], out=self.ended)
-        active.logical_and_(~self.ended)
-        return td
-
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        # An auto-reset directly follows the last step of an episode. Any other reset is explicit.
-        requested = RowMask(mask.column & ~self.ended)
-        requested.fill_(self.sums, 0)
-        requested.fill_(self.episode_steps, 0)
-        requested.fill_(self.active_episodes, True)
-        mask.fill_(self.ended, False)
-        return td
 
 
 class TimeLimit(Transform):

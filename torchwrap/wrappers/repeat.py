@@ -85,7 +85,7 @@ class RepeatAction(_Repeat):
     Args:
         env: the env to wrap, without transforms.
         num_repeats: steps per action.
-        summed_info: names of infos to sum like the rewards, as float32, such as the `metrics` of `EvalWrapper`.
+        summed_info: names of infos to sum like the rewards, as float32, such as `metrics` of `RecordEpisodeStatistics`.
 
     Raises:
         ValueError: for a simulator of several envs that cannot leave out those whose episode is over.
