@@ -6,13 +6,13 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, KeysView, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete
-from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchwrap import spaces
@@ -68,7 +68,6 @@ class Collector:
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
         self.keys = keys
-        self._known: Policy | None = None  # the policy of the last step
         self._compiled: Callable[[Root], tuple[Storage, Root]] | None = None  # takes the place of `_collect`
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -124,10 +123,7 @@ class Collector:
 
     def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
         env = self.env
-        is_known = self._known is self.policy or torch.compiler.is_compiling()
-        td = (act if is_known else first_act)(env, self.policy, tensordict(dict(root), env.num_envs))
-        if not is_known:
-            self._known = self.policy
+        td = act(env, self.policy, tensordict(dict(root), env.num_envs))
         env._check_step_input(td)
         state = policy_state.read(env._label, env.signature, td) if env.signature.policy_state else {}
         successor, observation = step(td["action"], True)
@@ -157,11 +153,8 @@ class Collector:
         if "next" in td.keys():
             got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
             raise ValueError(f"Collector needs a root, but got {got}.")
-        what, space = "a rollout from an observation", env.single_observation_space
-        try:
-            spaces.check(env._label, what, space, td["observation"], env.num_envs, env.device)
-        except ValueError as error:
-            raise env._with_remedy(error, space, td["observation"]) from None
+        space = env.single_observation_space
+        spaces.check(env._label, "a rollout from an observation", space, td["observation"], env.num_envs, env.device)
         if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
             needed = f"the root that the last reset, step or collection of {env._name()} returned"
             raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}.")
@@ -225,7 +218,7 @@ def evaluate(
             module.training = False
         td = env.reset(seed=seed)
         while steps != max_steps and any(waiting := [len(episode) < per_env for episode in episodes]):
-            transition, td = env.step((act if steps else first_act)(env, policy, td))
+            transition, td = env.step(act(env, policy, td))
             steps += 1
             following = transition["next"]
             running_return += following["reward"].squeeze(-1)
@@ -291,37 +284,6 @@ def act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
     if isinstance(given, TensorDictBase) and (parts is None or set(given.keys()) != set(parts)):
         return given if given is td else td.update(given)
     return td.set("action", given)
-
-
-def first_act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
-    """As `act`. Raises for a key that the policy asks for, does not find, and sets: every step would lose it."""
-    missing: set[Any] = set()
-
-    class Keys(KeysView[Any]):
-        def __contains__(self, key: object) -> bool:
-            found = super().__contains__(key)
-            missing.update(() if found else {key})
-            return found
-
-    class RootTensorDict(TensorDict):
-        def keys(self, *args: Any, **kwargs: Any) -> Any:
-            return Keys(super().keys(*args, **kwargs))
-
-        def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
-            _ = unravel_key(key) in self.keys(True)
-            return super().get(key, *args, **kwargs)
-
-        def __getitem__(self, index: Any) -> Any:
-            _ = _is_key(index) and unravel_key(index) in self.keys(True)
-            return super().__getitem__(index)
-
-    td = act(env, policy, RootTensorDict(td, td.batch_size))
-    td = TensorDict(dict(td.items()), td.batch_size)
-    if lost := sorted(str(key) for key in missing - {"action"} if key[0] != "next" and td.get(key, None) is not None):
-        name = getattr(policy, "__name__", type(policy).__name__)
-        got = f"{name}, which looks for {lost}, and sets what no step would carry on"
-        raise ValueError(f"{env._name()} needs a policy that declares its state, but got {got}: {_DECLARED}.")
-    return td
 
 
 def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.spaces import Discrete
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EpisodeClock, current_name
+from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask, is_traced, tensordict
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
@@ -78,7 +77,6 @@ class Env(BatchedModule):
 
     _live: RowMask | None = None  # of a simulator on the host: the rows to step, by a wrapper that repeats actions
     _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
-    _checks_actions = False  # whether a layer checks the values of actions
 
     def __init__(
         self,
@@ -508,22 +506,6 @@ class Env(BatchedModule):
             return True
         return False
 
-    # Attributes that other libraries' envs have: the error says how it is done here.
-
-    def seed(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raises: `reset` takes the seed."""
-        raise AttributeError(f"{self._name()} has no seed(): `td = env.reset(seed=0)`.")
-
-    def __getitem__(self, index: object) -> NoReturn:  # iteration comes here too; with __iter__, an env would be an Iterable
-        remedy = '`td = env.reset()`, then `for _ in range(100): _, td = env.step(td.set("action", env.sample_action()))`'
-        raise TypeError(f"{self._name()} cannot be indexed or looped over; it has reset() and step(): {remedy}.")
-
-    def __len__(self) -> int:
-        raise TypeError(f"{self._name()} has no len(): `env.num_envs` is the number of envs.")
-
-    def __bool__(self) -> bool:
-        return True  # without it, Python would call __len__
-
     def _name(self) -> str:
         return self._spec.id if self._spec is not None else type(self).__name__
 
@@ -583,13 +565,15 @@ class Env(BatchedModule):
             needed = f'{self._name()}.step needs a TensorDict with "action", or an action as a tensor'
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
         if (action := td.get("action", None)) is None:
-            got = f"a TensorDict with keys {sorted(td.keys())}{self._two_rows(td.batch_size, ())}"
+            got = f"a TensorDict with keys {sorted(td.keys())}"
             raise ValueError(f'{self._name()}.step needs td["action"], but got {got}.')
         signature = self.signature
         try:
             spaces.check(self._label, "an action", signature.single_action_space, action, signature.num_envs, signature.device)
         except ValueError as error:
-            raise self._with_remedy(error, signature.single_action_space, action) from None
+            if getattr(action, "shape", None) != (self.num_envs, getattr(signature.single_action_space, "n", None)):
+                raise
+            raise ValueError(f"{str(error)[:-1]}: `scores.argmax(-1)` makes actions of scores.") from None
         if "next" in td.keys() and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys():
             if "reward" in found:
                 got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
@@ -597,25 +581,10 @@ class Env(BatchedModule):
             got = f"{sorted(found.keys())}: transforms.PolicyState declares it"
             raise ValueError(f'{self._name()} needs nothing under "next" but declared state of the policy, but got {got}.')
         if td.batch_size != (self.signature.num_envs,) or td.is_locked:
-            got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}{self._two_rows(td.batch_size, ())}"
-            needed = f"an unlocked TensorDict of batch size ({self.num_envs},)"
-            raise ValueError(f"{self._name()}.step needs {needed}, but got {got}.")
-        if self._checks_actions:
-            self._check_action(action)
-
-    def _check_action(self, action: Value) -> None:
-        """Raises for values that a layer refuses. Not below a layer with state that changes actions: the step checks those."""
-
-    def _with_remedy(self, error: ValueError, space: Space[Any], value: object) -> ValueError:
-        shape, remedy = getattr(value, "shape", None), ""
-        if isinstance(space, Discrete) and space is self.single_action_space and shape == (self.num_envs, space.n):
-            remedy = ": `scores.argmax(-1)` makes actions of scores"
-        return ValueError(f"{str(error)[:-1]}{remedy or self._two_rows(shape, space.shape)}.")
-
-    def _two_rows(self, shape: object, single_shape: object) -> str:
-        if self.num_envs != 2 or shape != single_shape:
-            return ""
-        return ": reset returns one TensorDict, `td = env.reset()`, and `obs, info = env.reset()` splits it into two rows"
+            got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
+            raise ValueError(
+                f"{self._name()}.step needs an unlocked TensorDict of batch size ({self.num_envs},), but got {got}."
+            )
 
     def _check_snapshot(self, snapshot: object, state: policy_state.State) -> tuple[Value, dict[str, Tensor]]:
         """The observation of a snapshot, in new memory, and its buffers. Raises unless its env was like this one."""
@@ -624,7 +593,6 @@ class Env(BatchedModule):
         buffers, observation = parts.pop("buffers", None), parts.pop("observation", None)
         if not isinstance(buffers, TensorDict | dict) or not isinstance(observation, Tensor | TensorDict | dict):
             raise TypeError(f"{owner} needs what snapshot() returned, but got {type(snapshot).__name__}.")
-        buffers = {current_name(self, name): value for name, value in buffers.items()}
         own, found = {**self._state_buffers(), **state}, {**buffers, **parts}
         if found.keys() != own.keys():
             different = sorted(found.keys() ^ own.keys())

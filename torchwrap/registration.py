@@ -178,7 +178,7 @@ def make(
         raise ValueError(f"make takes params for native envs only, but got {id!r}: other envs take keyword arguments.")
     if (func_env and unfit) or (backend == "envpool" and unfit not in ([], ["info_keys"])):
         raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
-    spec = specs.Spec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
+    spec = EnvSpec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
     spec.kwargs = specs.map_parts(own, {**spec.kwargs, **given})
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
     common: dict[str, Any] = {"device": target, "first_index": first_index or 0, "spec": spec}

@@ -160,30 +160,6 @@ class BatchedModule(nn.Module):
                     tensor.copy_(value)
             raise
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        # nn.Module would convert another dtype; and with `assign=True`, which stores the tensor itself, take any of them.
-        assign = local_metadata.get("assign_to_params_buffers", False)
-        for name, own in self._buffers.items():
-            given = state_dict.get(prefix + name)
-            if own is None or not isinstance(given, Tensor) or given.shape != own.shape:
-                continue  # nn.Module reports it
-            needed = f"{type(self).__name__} needs {prefix}{name}"
-            if given.dtype != own.dtype:
-                error_msgs.append(f"{needed} as {own.dtype}, but got {given.dtype}: `.to({own.dtype})` converts it.")
-            elif assign and (given.device, given.stride()) != (own.device, own.stride()):
-                got = f"{given.device} with strides {given.stride()}: it can be copied, without assign=True"
-                error_msgs.append(f"{needed} on {own.device} with strides {own.stride()}, but got {got}.")
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to`, `.double()` and their like come here.
         for dtype in sorted(self._dtypes(), key=str):
@@ -195,15 +171,6 @@ class BatchedModule(nn.Module):
 
     def _dtypes(self) -> set[torch.dtype]:
         return {buffer.dtype for buffer in self.buffers()}
-
-
-def current_name(module: nn.Module, name: str) -> str:
-    """The name of a tensor in a module, also from a checkpoint of earlier versions, which number transforms by position."""
-    first, dot, rest = name.partition(".")
-    if first.isdigit() and first not in module._modules:
-        first = dict(enumerate(module._modules)).get(int(first), first)
-    below = module._modules.get(first)
-    return name if below is None else first + dot + current_name(below, rest)
 
 
 def own(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,40 +13,13 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from torchwrap._core.env_buffers import BatchedModule
 
 
-class Spec(EnvSpec):
-    """Gymnasium's `EnvSpec`, with an error message that names the arguments that JSON cannot represent."""
-
-    def to_json(self) -> str:
-        """The spec as JSON; `EnvSpec.from_json` reads it. A ValueError names an argument that JSON cannot represent."""
-        _check_json(self.name, "", [self.kwargs, *self.additional_wrappers])
-        return super().to_json()
-
-
-def _check_json(owner: str, name: str, value: Any) -> None:
-    """Raises for a part of an argument that JSON cannot represent."""
-    if isinstance(value, WrapperSpec):
-        _check_json(value.name, "", value.kwargs)
-    elif isinstance(value, list):
-        for part in value:
-            _check_json(owner, name, part)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            _check_json(owner, name or key, part)
-    else:
-        try:
-            json.dumps(value)
-        except TypeError:
-            needed = "to_json needs arguments that JSON can represent"
-            raise ValueError(f"{needed}, but got {name}={value!r} of {owner}. make(env.spec) accepts it.") from None
-
-
-def replace(spec: EnvSpec, **changes: Any) -> Spec:
+def replace(spec: EnvSpec, **changes: Any) -> EnvSpec:
     """A copy of a spec with some fields changed."""
     fields = {name: copy.copy(getattr(spec, name)) for name in inspect.signature(EnvSpec).parameters}
-    return Spec(**{**fields, **changes})
+    return EnvSpec(**{**fields, **changes})
 
 
-def limited(spec: EnvSpec, limit: int | None) -> Spec:
+def limited(spec: EnvSpec, limit: int | None) -> EnvSpec:
     """A copy with the step limit of a whole stack. Its arguments keep the one with which `make` makes the env itself."""
     own = -1 if spec.max_episode_steps is None else spec.max_episode_steps
     return replace(spec, max_episode_steps=limit, kwargs={"max_episode_steps": own, **spec.kwargs})

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap._core import rows
 from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule, current_name
+from torchwrap._core.env_buffers import BatchedModule
 from torchwrap._core.rows import RowMask, is_traced
 from torchwrap.spaces import Signature, Value
 
@@ -228,12 +228,6 @@ class Compose(Transform):
     def __getitem__(self, index: slice) -> list[Transform]: ...
     def __getitem__(self, index: int | slice) -> Transform | list[Transform]:
         return list(self)[index]
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        state_dict, prefix = args[:2]
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[prefix + current_name(self, key.removeprefix(prefix))] = state_dict.pop(key)
-        super()._load_from_state_dict(*args)
 
     def setup(self, signature: Signature) -> Signature:
         self._signatures = [signature]  # below the first transform, and above each one

@@ -14,8 +14,7 @@ from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.random import Stream
 from torchwrap.spaces import Value
-from torchwrap.transforms.checker import PassiveEnvChecker
-from torchwrap.transforms.transform import ActionTransform, Compose, Transform
+from torchwrap.transforms.transform import Compose, Transform
 
 
 class Wrapper(Env):
@@ -50,7 +49,6 @@ class Wrapper(Env):
         self.env = env
         self.action_stream = env.action_stream  # one per stack, so that wrapping does not change what is sampled
         self.can_snapshot, self.host_stepped = env.can_snapshot, env.host_stepped
-        self._checks_actions = env._checks_actions
 
     def _step(self, action: Value) -> TensorDict:
         return self.env._step(action) if "_step" in self.env._checked else self.env._first("_step", action)
@@ -58,10 +56,6 @@ class Wrapper(Env):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         below = self.env
         return below._reset(mask, options) if "_reset" in below._checked else below._first("_reset", mask, options)
-
-    def _check_action(self, action: Value) -> None:
-        if type(self)._step is Wrapper._step or type(self).__module__.startswith("torchwrap."):  # which pass actions on
-            self.env._check_action(action)
 
     def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
@@ -182,7 +176,6 @@ class TransformedEnv(Wrapper):
         self._compiled_step: Callable[[TensorDict], TensorDict] | None = None  # takes the place of `transforms.step`
         self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
-        self._checks_actions |= any(isinstance(part, PassiveEnvChecker) for part in parts)
         for part in parts:
             part.attached = True
             part._fix()
@@ -196,16 +189,6 @@ class TransformedEnv(Wrapper):
         for stream in self._streams:
             stream.next_episode(mask)
         return (self._compiled_reset or self.transforms.reset)(super()._reset(mask, options), mask)
-
-    def _check_action(self, action: Value) -> None:
-        action = action.clone()
-        for part in reversed(list(self.transforms.flat())):
-            is_stateless = isinstance(part, ActionTransform) and not part._env_buffer_names
-            if isinstance(part, PassiveEnvChecker) or is_stateless:
-                action = part.action(action)
-            elif type(part).action is not Transform.action:
-                return
-        self.env._check_action(action)
 
     @property
     def is_compiled(self) -> bool:
