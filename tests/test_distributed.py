@@ -181,7 +181,7 @@ def sync_different(rank, group, kind, other):
     parts = STACKS[kind]() if rank == other else [T.NormalizeObservation(), T.NormalizeReward()]
     env = tw.TransformedEnv(tw.make("Pendulum-v1", 3), *parts)
     tw.rollout(env, None, 3)
-    return refused(env, group, "the same names, shapes and order on all 2 processes, but got")
+    return refused(env, group, "the same names, shapes, order and loaded values on all 2 processes, but got")
 
 
 def test_every_process_refuses_other_statistics_and_goes_on(processes):

@@ -18,11 +18,9 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
     Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
     `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
-    since the last call: three numbers per component. One of two integers comes first, to compare names and shapes. A call in
-    which a component has its first values takes three all-reduces more, to agree on its reference. Counts are exact, and sums
-    equal those of one process up to the order of addition. A second call without new rows changes nothing. Buffers keep their
-    addresses, so compiled envs and CUDA graphs stay valid. Without an initialized process group, and in a group of one
-    process, the call does nothing.
+    since the last call: three numbers per component. Counts are exact, and sums equal those of one process up to the order of
+    addition. A second call without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs
+    stay valid. Without an initialized process group, and in a group of one process, the call does nothing.
 
     What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
     the last call, so a process that restores one goes on as before.
@@ -52,15 +50,17 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     backends = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
     device = own if own.type in backends else torch.device(backends[0])  # NCCL reduces nothing on the CPU
     shapes = {name: tuple(part.total.shape) for name, part in found.items()}
-    code = zlib.crc32(f"{shapes} {device.type}".encode())
+    shared = [torch.cat([part.synced, part.reference.view(1, -1) * (part.synced[2:] > 0)]) for part in found.values()]
+    content = b"".join([part.cpu().numpy().tobytes() for part in shared])
+    code = zlib.crc32(f"{shapes} {device.type}".encode() + content)
     # Reducing tensors of different sizes or device types would end a process. These two integers are reduced first, because
     # their size and device type are the same on every process.
     common = device if device.type == backends[0] else torch.device(backends[0])
     extremes = _reduce("sync_statistics", torch.tensor([code, -code], device=common), group, dist.ReduceOp.MAX)
     if extremes.sum():
-        needed = f"sync_statistics needs statistics of the same names, shapes and order on all {_world_size(group)} processes"
+        needed = f"sync_statistics needs the same names, shapes, order and loaded values on all {_world_size(group)} processes"
         got = f"others than those of rank {dist.get_rank(group)}, {shapes} on {device.type}"
-        raise RuntimeError(f"{needed}, but got {got}: make the same env on each.")
+        raise RuntimeError(f"{needed}, but got {got}: make the same env on each, and load one state_dict on each, or on none.")
     if found:
         _sync(list(found.values()), device, group)
 
@@ -73,17 +73,7 @@ def _sync(modules: list[RunningMeanStd], device: torch.device, group: dist.Proce
         for parts in zip(*((m.synced, m.sums(), m.reference.flatten().double()) for m in modules), strict=True)
     )
     has_value, agreed = sums[2] > 0, synced[2] > 0
-    pieces = _pieces(torch.stack([*synced, torch.where(agreed, reference, 0)]))
-
-    reduced = _reduce("sync_statistics", torch.cat([(sums - synced).flatten(), pieces, pieces * pieces]), group)
-    added, first, second = reduced.split([sums.numel(), len(pieces), len(pieces)])
-    added = added.view_as(sums)
-    # All pieces are equal only if their number times the sum of their squares is the square of their sum.
-    differ = second.long() * world_size != first.long() ** 2
-    if differ.any():
-        needed = f"sync_statistics needs what the {world_size} processes share to be the same on each"
-        remedy = "load one state_dict on every process, or on none"
-        raise RuntimeError(f"{needed}, but they have loaded different statistics: {remedy}.")
+    added = _reduce("sync_statistics", sums - synced, group)
     if (~agreed & (added[2] > 0)).any():
         # The components that have their first values take the reference of the lowest rank that has one.
         owner = torch.where(has_value, rank, world_size).double()
@@ -101,14 +91,6 @@ def _recentered(sums: Tensor, shift: Tensor) -> Tensor:
     """Sums of differences from a reference that is lower by `shift`."""
     total, squares, count = sums
     return torch.stack([total + count * shift, squares + 2 * shift * total + count * shift * shift, count])
-
-
-def _pieces(values: Tensor) -> Tensor:
-    """A checksum of all bits, as small integers, which a float64 adds and squares exactly."""
-    bits = values.flatten().view(torch.int64)
-    odd = torch.arange(len(bits), device=bits.device) * 0x13C6EF372 + 1
-    checksum = ((bits ^ (bits >> 29)) * odd).sum()
-    return torch.stack([checksum >> shift & 0xFFFF for shift in (0, 16, 32, 48)]).double()
 
 
 def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
