@@ -242,7 +242,7 @@ class FunctionalEnv(Env):
                 [-0.0020]]),)
         """
         owner = f"{self._name()}.simulate"
-        _check_given_state(owner, state, self.state)
+        _check_state(f"{owner} needs", state, self.state)
         spaces.check(owner, "an action", self.single_action_space, action, self.num_envs, self.device)
         offset = validation.integer(owner, "offset", offset, at_least=0)
         key = self.stream.key()
@@ -332,14 +332,7 @@ class FunctionalEnv(Env):
         observation = self._inspect("observation", state)
         spaces.check(f"{owner}.observation", "to return observations", self.single_observation_space, observation, n, device)
         next_state = self._inspect("transition", state, action)
-        _check_tensors(f"{owner}.transition", next_state, n, device)
-        if set(next_state) != set(state):
-            raise ValueError(f"{owner}.transition needs to return fields {list(state)}, but got {list(next_state)}.")
-        for field, value in state.items():
-            got = next_state[field]
-            if got.shape != value.shape or got.dtype != value.dtype:
-                needed = f"{owner}.transition needs to return {field!r} of shape {tuple(value.shape)} {value.dtype}"
-                raise ValueError(f"{needed}, but got {validation.described(got)}.")
+        _check_state(f"{owner}.transition needs to return", next_state, state)
         scalars = {"reward": (state, action, next_state), "terminal": (next_state,), "truncated": (next_state,)}
         for function, arguments in scalars.items():
             if function == "truncated" and function not in self.optional:
@@ -397,7 +390,7 @@ class FunctionalEnv(Env):
         if unknown := sorted(set(options) - {"state", *known}):
             raise ValueError(f"{self._name()}.reset needs options among {['state', *known]}, but got {unknown}.")
         given, others = options.get("state", {}), {name: value for name, value in options.items() if name != "state"}
-        _check_given_state(f"{self._name()}.reset", given, self.state, some=True)
+        _check_state(f"{self._name()}.reset needs", given, self.state, some=True)
         try:
             self._call("initial", self.stream.key(), options=others)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -432,15 +425,15 @@ def _check_tensors(owner: str, values: object, num_envs: int, device: torch.devi
             raise ValueError(f"{owner} needs to return {name!r} on device {device}, but got {value.device}.")
 
 
-def _check_given_state(owner: str, state: object, own: State, some: bool = False) -> None:
+def _check_state(needs: str, state: object, own: State, some: bool = False) -> None:
     if not isinstance(state, Mapping):
-        raise TypeError(f"{owner} needs a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}.")
+        raise TypeError(f"{needs} a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}.")
     if not set(state) <= set(own) or (len(state) < len(own) and not some):
-        raise ValueError(f"{owner} needs a state with fields {list(own)}, but got {list(state)}.")
+        raise ValueError(f"{needs} a state with fields {list(own)}, but got {list(state)}.")
     for field, given in state.items():
         value = own[field]
         if not isinstance(given, Tensor):
-            raise TypeError(f"{owner} needs state[{field!r}] as a torch.Tensor, but got {type(given).__name__}.")
+            raise TypeError(f"{needs} state[{field!r}] as a torch.Tensor, but got {type(given).__name__}.")
         if (given.shape, given.dtype, given.device) != (value.shape, value.dtype, value.device):
-            needed = f"{owner} needs state[{field!r}] of shape {tuple(value.shape)} {value.dtype} on {value.device}"
+            needed = f"{needs} state[{field!r}] of shape {tuple(value.shape)} {value.dtype} on {value.device}"
             raise ValueError(f"{needed}, but got {validation.described(given)} on {given.device}.")

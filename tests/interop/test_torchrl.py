@@ -17,17 +17,16 @@ from gymnasium import spaces as S
 from helpers import Held, assert_same, buffers
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, NonTensor, OneHot, Unbounded
 from torchrl.data.replay_buffers import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
-from torchrl.envs import EnvBase, GymEnv, ParallelEnv, PendulumEnv, SerialEnv, TransformedEnv, check_env_specs
+from torchrl.envs import ParallelEnv, PendulumEnv, SerialEnv, TransformedEnv, check_env_specs
 from torchrl.envs.transforms import InitTracker, RewardSum, StepCounter
 from torchrl.modules import ValueOperator
 from torchrl.objectives.value import GAE
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.torchrl import encode, from_torchrl, to_space, to_spec, to_torchrl
-from torchwrap.testing import ScriptedEnv, check_env
+from torchwrap.interop.torchrl import to_spec, to_torchrl
+from torchwrap.testing import ScriptedEnv
 
 # TorchRL and tensordict raise deprecations of their own, in `Collector`, `GAE` and losses.
 pytestmark = [
@@ -347,277 +346,20 @@ def test_info_of_a_foreign_simulator_is_declared():
 
 # Spaces and specs.
 
-EXACT = [S.Box(-1, 1, (2,)), S.Box(0, 255, (2, 3), np.uint8), S.Box(-np.inf, np.inf, (3,))]
-EXACT += [S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64), S.Discrete(4), S.MultiDiscrete([2, 5])]
-EXACT += [S.MultiDiscrete([[2, 5], [3, 3]]), S.MultiBinary(3), S.MultiBinary((2, 2))]
-EXACT += [S.Dict(a=S.Box(-1, 1, (2,)), b=S.Dict(c=S.Discrete(2)))]
-CHANGED = [
-    (S.Discrete(3, start=2), S.Box(2, 4, (), np.int64)),
-    (S.MultiDiscrete([2, 3], start=[1, -1]), S.Box(np.array([1, -1]), np.array([2, 1]), dtype=np.int64)),
-    (S.Box(np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32)), S.Box(-np.inf, np.inf, (2,))),
-    (S.Tuple((S.Discrete(2), S.Discrete(3))), S.Dict({"0": S.Discrete(2), "1": S.Discrete(3)})),
-]
+SPACES = [S.Box(-1, 1, (2,)), S.Box(0, 255, (2, 3), np.uint8), S.Box(-np.inf, np.inf, (3,)), S.Discrete(4)]
+SPACES += [S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64), S.MultiDiscrete([[2, 5], [3, 3]])]
+SPACES += [S.MultiBinary(3), S.MultiBinary((2, 2)), S.Dict(a=S.Box(-1, 1, (2,)), b=S.Dict(c=S.Discrete(2)))]
+SPACES += [S.Discrete(3, start=2), S.MultiDiscrete([2, 3], start=[1, -1]), S.Tuple((S.Discrete(2), S.Discrete(3)))]
 
 
-@pytest.mark.parametrize(("space", "back"), [*((space, space) for space in EXACT), *CHANGED], ids=str)
-def test_space_survives_the_way_through_a_spec(space, back):
-    spec = to_spec(space, 3, torch.device("cpu"))
-    assert spec.shape[0] == 3
-    assert to_space(spec) == back
-    value = tw.spaces.sample(space, tw.Signature(3, space, space).stream()[0])
-    assert spec.is_in(value)
-    if isinstance(value, torch.Tensor):
-        assert spec.rand().dtype == value.dtype and spec.rand().shape == value.shape
-        assert spec.rand().double().isfinite().all()
-        assert tw.spaces.contains(space, spec.rand()) or back != space
-
-
-def test_action_spec_becomes_a_space_and_actions_are_encoded():
-    one, two = torch.tensor([2, 0]), torch.tensor([[1, 0], [0, 2]])
-    for spec, space, action, expected in (
-        (OneHot(3, shape=(2, 3)), S.Discrete(3), one, [[0, 0, 1], [1, 0, 0]]),
-        (MultiOneHot([2, 3], shape=(2, 5)), S.MultiDiscrete([2, 3]), two, [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]),
-        (Categorical(4, shape=(2,)), S.Discrete(4), one, [2, 0]),
-        (Categorical(4, shape=(2, 1)), S.MultiDiscrete([4]), one.view(2, 1), [[2], [0]]),
-        (MultiCategorical([2, 3], shape=(2, 2)), S.MultiDiscrete([2, 3]), two, [[1, 0], [0, 2]]),
-        (Binary(shape=(2, 2)), S.MultiBinary(2), two % 2, [[1, 0], [0, 0]]),
-        (Bounded(-1, 2, shape=(2, 2)), S.Box(-1, 2, (2,)), two.float(), [[1, 0], [0, 2]]),
-    ):
-        assert to_space(spec, is_action=True) == space
-        assert encode(spec, action).int().tolist() == expected and spec.is_in(encode(spec, action))
-        nested = Composite(a=spec, shape=(2,))
-        assert to_space(nested, is_action=True) == S.Dict(a=space)
-        assert encode(nested, TensorDict(a=action, batch_size=[2]))["a"].int().tolist() == expected
-
-
-# from_torchrl.
-
-
-class Count(EnvBase):
-    """Counts to the length of its episodes; the observation is 100 * row + t. It truncates where the action is 1."""
-
-    def __init__(self, lengths=(3, 5, 2), truncated=True, bounded=None, device="cpu"):
-        num_envs = len(lengths)
-        super().__init__(batch_size=[num_envs], device=device)
-        column = {"shape": (num_envs, 1), "device": device}
-        low = torch.zeros(num_envs, 1) if bounded is None else bounded
-        self.observation_spec = Composite(
-            observation=Bounded(low, 1e6, shape=(num_envs, 1), dtype=torch.float32),
-            total=Unbounded(dtype=torch.int64, **column),
-            inner=Composite(half=Unbounded(**column), shape=(num_envs,)),
-            shape=(num_envs,),
-        )
-        self.action_spec = OneHot(2, shape=(num_envs, 2), dtype=torch.bool)
-        self.reward_spec = Unbounded(dtype=torch.float64, **column)
-        flags = ("done", "terminated", "truncated") if truncated else ("done", "terminated")
-        self.full_done_spec = Composite({key: Categorical(2, dtype=torch.bool, **column) for key in flags}, shape=(num_envs,))
-        self.has_truncated = truncated
-        self.lengths, self.seeds = torch.tensor(lengths).unsqueeze(-1), []
-        self.t, self.total = (torch.zeros(num_envs, 1, dtype=torch.int64) for _ in range(2))
-
-    def _now(self):
-        rows = 100.0 * torch.arange(len(self.lengths)).unsqueeze(-1)
-        inner = TensorDict({"half": self.t / 2}, self.batch_size)
-        return {"observation": rows + self.t, "total": self.total.clone(), "inner": inner}
-
-    def _step(self, td):
-        self.t += 1
-        self.total += 1
-        result = {**self._now(), "reward": self.t.double(), "terminated": self.t >= self.lengths}
-        result["done"] = result["terminated"]
-        if self.has_truncated:
-            result["truncated"] = td["action"][:, 1:]
-            result["done"] = result["terminated"] | result["truncated"]
-        return TensorDict(result, self.batch_size)
-
-    def _reset(self, td, **kwargs):
-        mask = torch.ones_like(self.t, dtype=torch.bool) if td is None or "_reset" not in td.keys() else td["_reset"]
-        self.t[mask] = 0
-        return TensorDict(self._now(), self.batch_size)
-
-    def _set_seed(self, seed):
-        self.seeds.append(seed)
-
-
-class Reusing(Count):
-    """Returns the same tensors from each step."""
-
-    def _step(self, td):
-        result = super()._step(td)
-        result["reward"] = result["reward"].float()
-        self.memory = result.clone() if "memory" not in vars(self) else self.memory.update_(result)
-        return self.memory.copy()
-
-
-def test_from_torchrl_steps_with_true_final_observations_and_extra_keys():
-    check_env_specs(Count())
-    env = from_torchrl(Count())
-    assert env.num_envs == 3 and env.host_stepped and not env.can_snapshot
-    assert env.single_action_space == S.Discrete(2)
-    assert env.single_observation_space == S.Box(0, 1e6, (1,))
-    td = env.reset(seed=4)
-    assert env.env_base.seeds == [4]
-    seen = []
-    for action in ([0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]):
-        transition, td = env.step(td.set("action", torch.tensor(action)))
-        successor = transition["next"]
-        assert (successor["done"] == successor["terminated"] | successor["truncated"]).all()
-        assert successor["reward"].dtype == torch.float32
-        assert (successor["inner", "half"] == successor["reward"] / 2).all()
-        row = (successor["observation"], successor["terminated"], successor["truncated"], td["observation"])
-        seen.append([value.flatten().tolist() for value in row])
-        assert (successor["total"] == len(seen)).all()
-    no, yes = False, True
-    assert seen == [
-        [[1, 101, 201], [no, no, no], [no, no, no], [1, 101, 201]],
-        [[2, 102, 202], [no, no, yes], [no, yes, no], [2, 100, 200]],
-        [[3, 101, 201], [yes, no, no], [no, no, yes], [0, 101, 200]],
-        [[1, 102, 201], [no, no, no], [yes, no, no], [0, 102, 201]],
-    ]
-
-
-def test_from_torchrl_without_the_key_truncated_truncates_where_an_episode_ends_without_termination(monkeypatch):
-    base, ended = Count(truncated=False), Count(truncated=False)
-    step = ended._step
-    monkeypatch.setattr(ended, "_step", lambda td: (lambda out: out.set("terminated", out["terminated"] & False))(step(td)))
-    for env, key in ((from_torchrl(base), "terminated"), (from_torchrl(ended), "truncated")):
-        td = env.reset()
-        for _ in range(2):
-            transition, td = env.step(td.set("action", torch.ones(3, dtype=torch.int64)))
-        flags = {name: transition["next", name].flatten().tolist() for name in ("terminated", "truncated")}
-        assert flags == {"terminated": [False] * 3, "truncated": [False] * 3, key: [False, False, True]}
-        assert td["observation"].flatten().tolist() == [2, 102, 200]
-
-
-@pytest.mark.parametrize("name", ["in turn, staggered", "nested", "native"])
-def test_round_trip_steps_exactly_like_the_env(name):
-    env, other = from_torchrl(to_torchrl(MAKERS[name]())), MAKERS[name]()
-    actions = [other.sample_action() for _ in range(30)]
-    td, other_td = env.reset(seed=5), other.reset(seed=5)
-    for step, action in enumerate(actions):
-        transition, td = env.step(td.set("action", action))
-        expected, other_td = other.step(other_td.set("action", action))
-        assert_same(transition["next"], expected["next"])
-        assert_same(td.select("observation"), other_td.select("observation"))
-        if step == 11:
-            mask = torch.arange(env.num_envs) % 2 == 0
-            td, other_td = env.reset(mask=mask), other.reset(mask=mask)
-        if step == 20:
-            td, other_td = env.reset(seed=8, mask=mask), other.reset(seed=8, mask=mask)
-        assert_same(td.select("observation"), other_td.select("observation"))
-    env.close()
-    other.close()
-
-
-def test_round_trip_of_a_running_native_env_passes_check_env():
-    def make(num_envs, first_index):
-        env = tw.make("CartPole-v1", num_envs, first_index=first_index)
-        return from_torchrl(to_torchrl(tw.TransformedEnv(env, T.TimeLimit(9), T.FrameStackObservation(2))))
-
-    check_env(make)
-
-
-def test_transforms_between_two_adapters_declare_the_keys_of_both():
-    env = to_torchrl(tw.TransformedEnv(from_torchrl(Count()), T.TimeLimit(2), T.RecordEpisodeStatistics()))
-    assert set(env.observation_spec.keys()) == {"observation", "total", "inner", "episode_return", "episode_length"}
-    check_env_specs(env, break_when_any_done="both")
-    data = env.rollout(6, replay([torch.zeros(3, dtype=torch.int64)] * 6), break_when_any_done=False)
-    assert data["next", "observation"][..., 0].tolist() == [[1, 2] * 3, [101, 102] * 3, [201, 202] * 3]
-    assert data["next", "episode_return"][0].flatten().tolist() == [1, 3] * 3
-
-
-def test_pendulum_of_torchrl_equals_its_own_rollout():
-    steps = 40
-    env, base = from_torchrl(SerialEnv(3, PendulumEnv)), SerialEnv(3, PendulumEnv)
-    base.set_seed(3)
-    actions = [torch.rand(3, 1, generator=torch.Generator().manual_seed(step)) * 4 - 2 for step in range(steps)]
-    expected = base.rollout(steps, replay(actions), break_when_any_done=False)
-    td = env.reset(seed=3)
-    for step, action in enumerate(actions):
-        assert (td["observation", "th"] == expected["th"][:, step]).all()
-        transition, td = env.step(td.set("action", action))
-        assert (transition["next", "observation", "thdot"] == expected["next", "thdot"][:, step]).all()
-        assert (transition["next", "reward"] == expected["next", "reward"][:, step]).all()
-    env.close()
-    base.close()
-
-
-def limited_pendulums():
-    """Their state is in what they return."""
-    return SerialEnv(2, lambda: TransformedEnv(PendulumEnv(), StepCounter(max_steps=3)))
-
-
-@pytest.mark.parametrize("make", [Reusing, limited_pendulums])
-def test_from_torchrl_results_belong_to_the_caller(make):
-    env, other, erased = from_torchrl(make()), from_torchrl(make()), []
-    env.reset(seed=0), other.reset(seed=0)
-    action = tw.spaces.zeros(env.single_action_space, env.num_envs)
-    for _ in range(8):
-        transition, td = env.step(action.clone())
-        expected, _ = other.step(action.clone())
-        assert all((leaf == 1).all() for leaf in erased)
-        assert_same(transition["next"], expected["next"])
-        given = [*transition["next"].values(True, True), *td.values(True, True)]
-        for leaf in given:
-            leaf.fill_(1)
-        erased += given
-    env.close()
-    other.close()
-
-
-def test_both_adapters_move_close_and_train_the_env(monkeypatch):
-    inner, closed = make_cartpole(), []
-    monkeypatch.setattr(inner, "close", lambda: closed.append(True))
-    base = to_torchrl(inner)
-    env = from_torchrl(base)
-    env.reset(seed=0)
-    env.eval()
-    assert not inner.training
-    env.to("meta")
-    assert base.device.type == env.device.type == inner.device.type == "meta"
-    assert base.observation_spec["observation"].device.type == "meta"
-    assert all(buffer.device.type == "meta" for buffer in base.buffers())
-    env.close()
-    assert base.is_closed and closed
-    TransformedEnv(to_torchrl(inner), RewardSum()).close()
-    assert len(closed) == 2
-
-
-# from_torchrl: refusals.
-
-
-def renamed(**specs):
-    env = Count()
-    for name, spec in specs.items():
-        setattr(env, name, spec)
-    return env
-
-
-def native_autoreset():
-    env = Count()
-    env._torchrl_native_autoreset = True
-    return env
-
-
-def test_from_torchrl_refuses_at_construction():
-    torque = Composite(torque=Categorical(2, shape=(3,)), shape=(3,))
-    only = r"\"action\" as the only action key, but got \['torque'\] in Count: RenameTransform"
-    text = Composite(text=NonTensor(shape=(3,)), shape=(3,))
-    for make, kind, message in (
-        (lambda: ScriptedEnv(2), TypeError, "needs a torchrl.envs.EnvBase, but got ScriptedEnv"),
-        (PendulumEnv, ValueError, r"size \(num_envs,\), but got PendulumEnv of batch size \(\): torchrl.envs.SerialEnv"),
-        (native_autoreset, ValueError, "does not reset itself, but got Count with auto-reset"),
-        (lambda: TransformedEnv(native_autoreset(), RewardSum()), ValueError, "reset itself, but got TransformedEnv"),
-        (lambda: TransformedEnv(Count(auto_reset=True), RewardSum()), ValueError, "does not reset itself"),
-        (lambda: GymEnv("CartPole-v1"), ValueError, "torchwrap.from_gymnasium takes a Gymnasium vector env"),
-        (lambda: renamed(full_action_spec=torque), ValueError, only),
-        (lambda: renamed(reward_spec=Unbounded(shape=(3, 2))), ValueError, r'"reward" of shape \(3, 1\), but got \(3, 2\)'),
-        (lambda: Count(bounded=torch.tensor([[0.0], [1.0], [2.0]])), ValueError, "the same bounds in all envs"),
-        (lambda: renamed(observation_spec=text), TypeError, "specs of tensors, but got NonTensor"),
-    ):
-        value = make()
-        with pytest.raises(kind, match=message):
-            from_torchrl(value)
+def test_specs_draw_members_of_their_spaces_and_hold_them():
+    for space in SPACES:
+        spec = to_spec(space, 200, torch.device("cpu"))
+        drawn, stream = spec.rand(), tw.random.Stream(200, seed=0)
+        assert tw.spaces.contains(space, drawn) and spec.is_in(tw.spaces.sample(space, stream)), space
+        for path, leaf in tw.spaces.leaves(space):
+            if not isinstance(leaf, S.Box):
+                assert tw.spaces.at(drawn, path).unique().numel() == np.max(tw.spaces.counts(leaf)[0]) or leaf.shape
 
 
 def test_to_torchrl_refuses_what_is_no_env():

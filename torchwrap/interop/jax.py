@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -213,32 +213,28 @@ def _make(owner: str, reset: Callable[..., Any], step: Callable[..., Any], *desc
 
 
 class JaxEnv(_checks.SimulatorEnv):
-    """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`. It has snapshots."""
+    """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`. It has no snapshots."""
 
-    packed_state: Tensor
+    can_snapshot = False
 
     def __init__(self, functions: JaxFunctions, signature: Signature, name: str) -> None:
         super().__init__(signature)
         self.functions, self._simulator = functions, name
         self.stream = Stream(signature.num_envs, signature.first_index, tag=0, device=signature.device)
-        state = torch.zeros(self.num_envs, functions.num_bytes, dtype=torch.uint8, device=self.device)
-        self.register_env_buffer("packed_state", state)
-
-    @property
-    def state(self) -> Any:
-        """A copy of the simulator's own state: a pytree of JAX arrays with one row per env."""
-        return self.functions.unpack(_to_jax(self.packed_state))
+        self.state: Any = None
+        """The simulator's own state: a pytree of JAX arrays with one row per env. None before the first reset."""
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.stream.next_draw()
-        leaves = [_to_jax(spaces.at(action, path)) for path, _ in spaces.leaves(self.single_action_space)]
-        # Not before everything is computed may the caller change the action, which JAX reads in place.
-        results = jax.block_until_ready(self.functions.step(_to_jax(self.packed_state), leaves))
-        self.packed_state, observation, (reward, terminated, truncated), info = jax.tree.map(from_dlpack, results)
+        # A copy, because it can become a part of the state, in the same memory.
+        leaves = [_to_jax(spaces.at(action, path).clone()) for path, _ in spaces.leaves(self.single_action_space)]
+        self.state, *results = jax.block_until_ready(self.functions.step(self.state, leaves))
+        observation, (reward, terminated, truncated), info = jax.tree.map(from_dlpack, results)
         if self.signature.max_episode_steps is not None:
             truncated |= (self.stream.draw >= self.signature.max_episode_steps).unsqueeze(-1)
         successor = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        successor["observation"] = self._observation(observation)
+        # A copy, because JAX gives an observation that is a part of the state the memory of the state.
+        successor["observation"] = self._observation([leaf.clone() for leaf in observation])
         if info:
             successor["info"] = tensordict(dict(zip(self.functions.info_keys, info, strict=True)), self.num_envs)
         return tensordict(successor, self.num_envs)
@@ -250,10 +246,11 @@ class JaxEnv(_checks.SimulatorEnv):
         for some in rows.split(size) if len(rows) else ():
             words = bits(self.stream.key().select(some), self.functions.key_words)
             keys = F.pad(words, (0, 0, 0, size - len(some))).to(torch.uint32)
-            results = jax.block_until_ready(self.functions.reset(_to_jax(keys)))
-            state, initial = jax.tree.map(from_dlpack, results)
-            self.packed_state.index_copy_(0, some, state[: len(some)])
-            observation[some] = self._observation([leaf[: len(some)] for leaf in initial])
+            initial, leaves = jax.block_until_ready(self.functions.reset(_to_jax(keys)))
+            # Rows of the padding are beyond the last env, and not written.
+            index = _to_jax(F.pad(some, (0, size - len(some)), value=self.num_envs))
+            self.state = self.functions.write(self.state, index, initial)
+            observation[some] = self._observation([from_dlpack(leaf)[: len(some)] for leaf in leaves])
         return tensordict({"observation": observation}, self.num_envs)
 
     def _observation(self, leaves: list[Tensor]) -> spaces.Value:
@@ -276,15 +273,13 @@ def _to_jax(tensor: Tensor) -> jax.Array:
 
 
 class JaxFunctions:
-    """`reset` and `step` of a batch, each one compiled call. They are checked at construction, without being compiled.
-
-    The state is one uint8 array `(num_envs, num_bytes)`: one array to exchange, whatever the pytree of the simulator.
-    """
+    """`reset` and `step` of a batch, each one compiled call. They are checked at construction, without being compiled."""
 
     def __init__(
         self, owner: str, reset: Callable[..., Any], step: Callable[..., Any], signature: Signature, info_keys: list[str]
     ) -> None:
-        self.owner, self.info_keys, num_envs = owner, info_keys, signature.num_envs
+        self.owner, self.info_keys = owner, info_keys
+        num_envs = self.num_envs = signature.num_envs
         self.observation_space, self.action_space = signature.single_observation_space, signature.single_action_space
         # Resets compute this many rows at once, so that they are compiled once, and cost little where few episodes end.
         self.reset_size = min(num_envs, max(16, math.ceil(num_envs / 16)))
@@ -296,40 +291,34 @@ class JaxFunctions:
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise TypeError(f"{owner} needs reset to return (state, observation), but got {_describe(initial)}.")
         self._check_observation("reset", initial[1], self.reset_size)
-        arrays, self._structure = jax.tree.flatten(initial[0])
-        if any(array.shape[:1] != (self.reset_size,) for array in arrays):
+        if any(array.shape[:1] != (self.reset_size,) for array in jax.tree.leaves(initial[0])):
             needed = f"a state with one row per key ({self.reset_size})"
             raise ValueError(f"{owner} needs reset to return {needed}, but got {_describe(initial[0])}.")
-        self._rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
-        self._sizes = [jax.eval_shape(_bytes, array).shape[1] for array in arrays]
-        self.num_bytes = sum(self._sizes)
-        if not self.num_bytes:
-            raise ValueError(f"{owner} needs a state with at least one number, but got {_describe(initial[0])}.")
-        rows = [jax.ShapeDtypeStruct((num_envs, *row.shape), row.dtype) for row in self._rows]
-        before = jax.tree.unflatten(self._structure, rows)
+        before = jax.tree.map(lambda array: jax.ShapeDtypeStruct((num_envs, *array.shape[1:]), array.dtype), initial[0])
         leaves = [leaf for _, leaf in spaces.leaves(self.action_space)]
         structs = (jax.ShapeDtypeStruct((num_envs, *(leaf.shape or ())), _dtype(leaf)) for leaf in leaves)
         action = _nest(self.action_space, iter(structs))
         self._check_step(jax.eval_shape(self._step, before, action), before, num_envs)
-        self.reset, self.step, self.unpack = jax.jit(self._run_reset), jax.jit(self._run_step), jax.jit(self._unpack)
+        self.reset, self.step, self._write = jax.jit(self._run_reset), jax.jit(self._run_step), jax.jit(_write)
 
-    def _run_reset(self, key_words: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    def _run_reset(self, key_words: jax.Array) -> tuple[Any, list[jax.Array]]:
         state, observation = self._reset(jax.random.wrap_key_data(key_words))
-        return _pack(state), self._observations(observation)
+        return state, self._observations(observation)
 
-    def _run_step(self, packed: jax.Array, action: list[jax.Array]) -> tuple[Any, ...]:
-        state, observation, *flags, info = self._step(self._unpack(packed), _nest(self.action_space, iter(action)))
+    def _run_step(self, state: Any, action: list[jax.Array]) -> tuple[Any, ...]:
+        state, observation, *flags, info = self._step(state, _nest(self.action_space, iter(action)))
         values = [*zip(flags, (jnp.float32, bool, bool), strict=True), *[(info[name], jnp.float32) for name in self.info_keys]]
         columns = [value.astype(dtype).reshape(-1, 1) for value, dtype in values]
-        return _pack(state), self._observations(observation), columns[:3], columns[3:]
+        return state, self._observations(observation), columns[:3], columns[3:]
+
+    def write(self, state: Any, index: jax.Array, rows: Any) -> Any:
+        """The state of all envs, of which `rows` replaces some. None is that before the first reset, which is of all envs."""
+        if state is None:
+            state = jax.tree.map(lambda leaf: leaf[jnp.zeros(self.num_envs, int)], rows)
+        return self._write(state, index, rows)
 
     def _observations(self, observation: Any) -> list[jax.Array]:
         return [spaces.at(observation, path).astype(_dtype(leaf)) for path, leaf in spaces.leaves(self.observation_space)]
-
-    def _unpack(self, packed: jax.Array) -> Any:
-        parts = jnp.split(packed, np.cumsum(self._sizes)[:-1], 1)
-        leaves = [_from_bytes(part, row) for part, row in zip(parts, self._rows, strict=True)]
-        return jax.tree.unflatten(self._structure, leaves)
 
     def _check_observation(self, name: str, observation: Any, num_rows: int) -> None:
         try:
@@ -354,29 +343,9 @@ class JaxFunctions:
             if getattr(value, "shape", None) != (num_envs,):
                 raise ValueError(f"{self.owner} needs {name} as one number per env, but got {_describe(value)}.")
 
-    def __deepcopy__(self, memo: Any) -> JaxFunctions:
-        return self  # without state; a copy would be compiled again
 
-    def __reduce__(self) -> NoReturn:
-        remedy = "pickle env.snapshot(), and restore it in an env that is made in the same way"
-        raise TypeError(f"{self.owner} makes an env that cannot be pickled, because its functions are compiled: {remedy}.")
-
-
-def _pack(state: Any) -> jax.Array:
-    return jnp.concatenate([_bytes(leaf) for leaf in jax.tree.leaves(state)], 1)
-
-
-def _bytes(leaf: jax.Array) -> jax.Array:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    return leaf.reshape(len(leaf), math.prod(leaf.shape[1:])).view(jnp.uint8)
-
-
-def _from_bytes(part: jax.Array, row: jax.ShapeDtypeStruct) -> jax.Array:
-    if jnp.issubdtype(row.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, row)
-        return jax.random.wrap_key_data(_from_bytes(part, data), impl=jax.random.key_impl(jnp.empty((), row.dtype)))
-    return part.view(row.dtype).reshape(len(part), *row.shape)
+def _write(whole: Any, index: jax.Array, rows: Any) -> Any:
+    return jax.tree.map(lambda leaf, some: leaf.at[index].set(some, mode="drop"), whole, rows)
 
 
 def _dtype(leaf: Space[Any]) -> np.dtype[Any]:

@@ -1,26 +1,22 @@
-"""TorchRL: a torchwrap env as an `EnvBase`, and a batched `EnvBase` as a torchwrap env."""
+"""to_torchrl: a torchwrap env as a TorchRL `EnvBase`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec, Unbounded
-from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
-from torchrl.envs.transforms import AutoResetEnv
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.envs import EnvBase
 
 from torchwrap import spaces
-from torchwrap._core.rows import RowMask, tensordict
+from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
-from torchwrap.spaces import Signature
 from torchwrap.wrappers import HumanRendering, RecordVideo
 from torchwrap.wrappers.wrapper import layers
 
@@ -138,131 +134,17 @@ class _StandIn(Env):
     def __init__(self, env: Env) -> None:
         super().__init__(env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
         self.info_spaces: dict[str, Space[Any]] = getattr(env, "info_spaces", {})
-        self.extra_specs = env.extra_specs if isinstance(env, TorchRLEnv) else {}
 
     def _step(self, action: spaces.Value) -> TensorDict:
         flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
         values: dict[str, spaces.Value] = {"reward": flag.float(), "terminated": flag, "truncated": flag.clone()}
         if self.info_spaces:
             values["info"] = spaces.zeros(gym_spaces.Dict(self.info_spaces), self.num_envs, self.device)
-        values |= {key: spec.zero() for key, spec in self.extra_specs.items()}
         return self._reset().update(values)
 
     def _reset(self, mask: RowMask | None = None, options: Options | None = None) -> TensorDict:
         observation = spaces.zeros(self.single_observation_space, self.num_envs, self.device)
         return TensorDict({"observation": observation}, [self.num_envs])
-
-
-def from_torchrl(env_base: EnvBase) -> TorchRLEnv:
-    """Makes a torchwrap env of a batched TorchRL env: for torchwrap's transforms, collectors and statistics.
-
-    If the env has an observation under "observation", that is the observation, and its other observation keys, such as
-    "step_count", are passed on in "next" under their names. Otherwise all observation keys together are a `Dict` observation.
-    One-hot actions become `Discrete`. The seed of `reset` goes to the env's `set_seed`.
-
-    Args:
-        env_base: of batch size `(num_envs,)`, with the keys "action", "reward" and "done". The result owns it from now on.
-
-    Raises:
-        TypeError: if `env_base` is no `EnvBase`, or has a spec that no Gymnasium space of tensors can represent.
-        ValueError: for another batch size, other keys, envs that reset themselves, and Gymnasium envs (`from_gymnasium`).
-
-    >>> from torchrl.envs import PendulumEnv, SerialEnv
-    >>> env = from_torchrl(SerialEnv(2, PendulumEnv))
-    >>> env.single_action_space, sorted(env.single_observation_space)
-    (Box(-2.0, 2.0, (1,), float32), ['params', 'th', 'thdot'])
-    """
-    if not isinstance(env_base, EnvBase):
-        raise TypeError(f"from_torchrl needs a torchrl.envs.EnvBase, but got {type(env_base).__name__}: to_torchrl makes one.")
-    return TorchRLEnv(env_base)
-
-
-class TorchRLEnv(Env):
-    """A batched TorchRL env as a torchwrap env; made by `from_torchrl`.
-
-    Observations and extra keys are copies. It has no snapshots.
-    """
-
-    can_snapshot = False
-    host_stepped = True
-
-    def __init__(self, env_base: EnvBase) -> None:
-        _check(env_base)
-        observation = env_base.observation_spec
-        self._has_observation = "observation" in observation.keys()
-        observation_space = to_space(observation["observation"] if self._has_observation else observation)
-        action_space = to_space(env_base.full_action_spec["action"], is_action=True)
-        device = env_base.device or torch.device("cpu")
-        super().__init__(Signature(env_base.batch_size[0], observation_space, action_space, device))
-        self.env_base = env_base
-        self._root_base: TensorDictBase | None = None  # what TorchRL acts on: it keeps more than observations
-
-    @property
-    def extra_specs(self) -> dict[str, TensorSpec]:
-        specs = self.env_base.observation_spec
-        return {key: spec for key, spec in specs.items() if self._has_observation and key != "observation"}
-
-    def _step(self, action: spaces.Value) -> TensorDict:
-        assert self._root_base is not None
-        encoded = encode(self.env_base.full_action_spec["action"], action)
-        root = self._root_base.set("action", encoded)
-        stepped = self.env_base.step(root if self._live is None else root.set("_step", self._live.tensor))
-        self._root_base, successor = self.env_base.step_mdp(stepped), stepped["next"].to_tensordict()  # a copy
-        observation, reward = self._observation(successor), successor["reward"].float()
-        terminated, extras = successor["terminated"], {key: successor[key] for key in self.extra_specs}
-        # An env without the key "truncated" truncates where it is done and has not terminated.
-        truncated = successor.get("truncated", successor["done"] & ~terminated)
-        result = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
-        return tensordict(result, self.num_envs)
-
-    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        if self._root_base is None or mask.numpy().all():
-            self._root_base = self.env_base.reset()
-        else:  # without the state in the root, which would be the initial one
-            self._root_base.set("_reset", mask.column)
-            self._root_base = self.env_base.reset(self._root_base, select_reset_only=True)
-        return tensordict({"observation": self._observation(self._root_base.to_tensordict())}, self.num_envs)
-
-    def _observation(self, td: TensorDict) -> spaces.Value:
-        value, space = td["observation"] if self._has_observation else td, self.single_observation_space
-        return spaces.build(space, lambda path, leaf: spaces.at(value, path).to(spaces.dtype(leaf)), self.num_envs)
-
-    def _seed(self, seed: int, mask: RowMask) -> None:
-        super()._seed(seed, mask)
-        self.env_base.set_seed(seed)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TorchRLEnv:
-        super()._apply(fn, recurse)
-        self.env_base.to(self.device)
-        self._root_base = None if self._root_base is None else self._root_base.to(self.device)
-        return self
-
-    def close(self) -> None:
-        self.env_base.close(raise_if_closed=False)
-
-
-def _check(env_base: EnvBase) -> None:
-    """Raises for envs that do not reset where they are told to, or have no rows."""
-    name, layer = type(env_base).__name__, env_base
-    while isinstance(layer, TransformedEnv) and not isinstance(layer, AutoResetEnv):
-        layer = layer.base_env
-    if isinstance(layer, AutoResetEnv) or vars(layer).get("_torchrl_native_autoreset", False):
-        got = f"{name} with auto-reset, whose final observations are NaN: make it without auto_reset or native_autoreset"
-        raise ValueError(f"from_torchrl needs an env that does not reset itself, but got {got}.")
-    if type(layer) in (GymWrapper, GymEnv):  # others derive from them, such as the wrapper of Isaac Lab
-        remedy = "torchwrap.from_gymnasium takes a Gymnasium vector env, and torchwrap.make an id"
-        raise ValueError(f"from_torchrl needs an env of TorchRL's own, but got {type(layer).__name__}: {remedy}.")
-    batch_size = tuple(env_base.batch_size)
-    if len(batch_size) != 1:
-        got = f"{name} of batch size {batch_size}: torchrl.envs.SerialEnv(num_envs, make) and ParallelEnv batch single envs"
-        raise ValueError(f"from_torchrl needs an env of batch size (num_envs,), but got {got}.")
-    for what, keys in (("action", env_base.full_action_spec), ("reward", env_base.full_reward_spec)):
-        if set(keys.keys()) != {what}:
-            got = f"{sorted(keys.keys())} in {name}: RenameTransform changes keys"
-            raise ValueError(f'from_torchrl needs "{what}" as the only {what} key, but got {got}.')
-    for key, spec in (("reward", env_base.full_reward_spec["reward"]), *env_base.full_done_spec.items()):
-        if isinstance(spec, Composite) or spec.shape != (*batch_size, 1):
-            raise ValueError(f'from_torchrl needs "{key}" of shape {(*batch_size, 1)}, but got {tuple(spec.shape)} in {name}.')
 
 
 def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpec:
@@ -299,46 +181,3 @@ def spec_like(value: spaces.Value) -> TensorSpec:
         return Composite({key: spec_like(value[key]) for key in value.keys()}, shape=value.batch_size, device=value.device)
     kind = Binary if value.dtype == torch.bool else Unbounded
     return kind(shape=value.shape, dtype=value.dtype, device=value.device)
-
-
-def to_space(spec: TensorSpec, *, is_action: bool = False) -> Space[Any]:
-    """The space of a single env, from the spec of a batch of them. Raises for specs that no space can represent.
-
-    A one-hot action is `Discrete` or `MultiDiscrete`, any other one-hot or boolean value `MultiBinary`.
-
-    >>> to_space(OneHot(3, shape=(2, 3)), is_action=True), to_space(OneHot(3, shape=(2, 3)))
-    (Discrete(3), MultiBinary(3))
-    """
-    if isinstance(spec, Composite):
-        return gym_spaces.Dict({key: to_space(part, is_action=is_action) for key, part in spec.items()})
-    shape = tuple(spec.shape[1:])
-    if is_action and isinstance(spec, OneHot) and len(shape) == 1:
-        counts = [box.n for box in spec.space] if isinstance(spec, MultiOneHot) else []
-        return gym_spaces.MultiDiscrete(counts) if counts else gym_spaces.Discrete(shape[0])
-    if isinstance(spec, OneHot | Binary) or spec.dtype == torch.bool:
-        if not shape:
-            return gym_spaces.Discrete(2)
-        return gym_spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
-    if isinstance(spec, MultiCategorical):
-        return gym_spaces.MultiDiscrete(spec.nvec[0].cpu().numpy())
-    if isinstance(spec, Categorical):
-        return gym_spaces.MultiDiscrete(np.full(shape, spec.space.n)) if shape else gym_spaces.Discrete(spec.space.n)
-    if not isinstance(spec, Bounded | Unbounded):
-        raise TypeError(f"from_torchrl needs specs of tensors, but got {type(spec).__name__}: ExcludeTransform drops keys.")
-    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
-    if isinstance(spec, Bounded):
-        low, high = spec.space.low, spec.space.high
-        if (low != low[0]).any() or (high != high[0]).any():
-            raise ValueError(f"from_torchrl needs the same bounds in all envs, but got {spec}.")
-        return gym_spaces.Box(low[0].cpu().numpy(), high[0].cpu().numpy(), shape, dtype)
-    if spec.dtype.is_floating_point:
-        return gym_spaces.Box(-np.inf, np.inf, shape, dtype)
-    limits = torch.iinfo(spec.dtype)
-    return gym_spaces.Box(limits.min, limits.max, shape, dtype)
-
-
-def encode(spec: TensorSpec, action: spaces.Value) -> spaces.Value:
-    """An action of `to_space(spec, is_action=True)` as the spec wants it."""
-    if isinstance(spec, Composite):
-        return TensorDict({key: encode(part, action[key]) for key, part in spec.items()}, batch_size=spec.shape[:1])
-    return (spec.encode(action) if isinstance(spec, OneHot) else action).to(spec.dtype)
