@@ -35,7 +35,6 @@ from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.distributed import average
 
 
 @dataclass
@@ -331,6 +330,15 @@ def adam_tensors(optimizer: optim.Adam) -> dict[str, Any]:
     steps, averages, squares = ([state[p][name] for p in group["params"]] for name in ("step", "exp_avg", "exp_avg_sq"))
     tensors = dict(params=group["params"], lr=group["lr"], state_steps=steps, exp_avgs=averages, exp_avg_sqs=squares)
     return {**tensors, "max_exp_avg_sqs": []}
+
+
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replaces tensors by their means over all processes of `torchrun`."""
+    if dist.is_available() and dist.is_initialized():
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view_as(tensor) / dist.get_world_size())
 
 
 def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_inds: Tensor, args: Args) -> dict[str, Tensor]:

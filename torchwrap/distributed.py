@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,7 +55,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     # Reducing tensors of different sizes or device types would end a process. These two integers are reduced first, because
     # their size and device type are the same on every process.
     common = device if device.type == backends[0] else torch.device(backends[0])
-    extremes = _reduce("sync_statistics", torch.tensor([code, -code], device=common), group, dist.ReduceOp.MAX)
+    extremes = _reduce(torch.tensor([code, -code], device=common), group, dist.ReduceOp.MAX)
     if extremes.sum():
         needed = f"sync_statistics needs the same names, shapes, order and loaded values on all {_world_size(group)} processes"
         got = f"others than those of rank {dist.get_rank(group)}, {shapes} on {device.type}"
@@ -73,14 +72,14 @@ def _sync(modules: list[RunningMeanStd], device: torch.device, group: dist.Proce
         for parts in zip(*((m.synced, m.sums(), m.reference.flatten().double()) for m in modules), strict=True)
     )
     has_value, agreed = sums[2] > 0, synced[2] > 0
-    added = _reduce("sync_statistics", sums - synced, group)
+    added = _reduce(sums - synced, group)
     if (~agreed & (added[2] > 0)).any():
         # The components that have their first values take the reference of the lowest rank that has one.
         owner = torch.where(has_value, rank, world_size).double()
-        owner = _reduce("sync_statistics", owner, group, dist.ReduceOp.MIN)
-        common = _reduce("sync_statistics", torch.where(owner == rank, reference, 0), group)
+        owner = _reduce(owner, group, dist.ReduceOp.MIN)
+        common = _reduce(torch.where(owner == rank, reference, 0), group)
         sums, reference = _recentered(sums, torch.where(has_value, reference - common, 0)), common
-        added = _reduce("sync_statistics", sums - synced, group)
+        added = _reduce(sums - synced, group)
     sizes = [module.total.numel() for module in modules]
     merged, reference = (synced + added).to(own), reference.to(own)
     for module, part, common in zip(modules, merged.split(sizes, -1), reference.split(sizes), strict=True):
@@ -93,35 +92,15 @@ def _recentered(sums: Tensor, shift: Tensor) -> Tensor:
     return torch.stack([total + count * shift, squares + 2 * shift * total + count * shift * shift, count])
 
 
-def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Replaces tensors by their means over all processes, in place: gradients, say. Without other processes, nothing happens.
-
-    Args:
-        tensors: of floats of one dtype on one device, with the same shapes on each process.
-        group: the processes; None takes all of them.
-
-    Raises:
-        RuntimeError: if the collective fails, because a process has ended or has other tensors.
-
-    >>> gradients = [torch.ones(2), torch.zeros(3, 2)]
-    >>> average(gradients)
-    """
-    if _world_size(group) == 1:
-        return
-    flat = _reduce("average", torch.cat([tensor.flatten() for tensor in tensors]), group) / dist.get_world_size(group)
-    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
-
-
 def _world_size(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def _reduce(owner: str, values: Tensor, group: dist.ProcessGroup | None, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+def _reduce(values: Tensor, group: dist.ProcessGroup | None, operation: Any = dist.ReduceOp.SUM) -> Tensor:
     try:
         dist.all_reduce(values, operation, group=group)
     except RuntimeError as error:
         number, reason = dist.get_world_size(group), "another one has ended, waits elsewhere, or has other tensors"
         got = f"the collective failed on rank {dist.get_rank(group)}: {reason}. {error}"
-        raise RuntimeError(f"{owner} needs all {number} processes of the group, but {got}") from error
+        raise RuntimeError(f"sync_statistics needs all {number} processes of the group, but {got}") from error
     return values
