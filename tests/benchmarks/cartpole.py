@@ -33,6 +33,19 @@ def run(options: Options) -> Figures:
     return {**add_speeds(figures), "cartpole/copy/1": copy}
 
 
+def collector(options: Options) -> Figures:
+    """Rollouts as PPO collects them: CartPole-v1, episode statistics and a policy, compared with TorchRL's Collector."""
+    figures: Figures = {}
+    for n in options.num_envs or (4096,):
+        shared: dict[str, Any] = {"num_envs": n, "num_steps": options.num_steps, "device": options.device}
+        rows = {"torchrl": Row(Case("torchrl", "collector", shared))}
+        for way in ways(options, "eager", "compiled"):
+            rows[f"torchwrap-{way}"] = Row(Case("torchwrap", "collector", {**shared, "way": way}))
+        found = compare(rows, options, ("torchwrap-eager", "torchwrap-compiled"))
+        figures |= {f"collector/{name}/{n}": row for name, row in found.items()}
+    return add_speeds(figures)
+
+
 def add_speeds(figures: Figures) -> Figures:
     for key, row in figures.items():
         if "us" in row:

@@ -36,9 +36,9 @@ def sizes(options: Options) -> tuple[int, ...]:
     return (8, 64, 1024, 16384) if options.device == "cpu" else (4096, 65536, 1048576)
 
 
-def ours(num_envs: int, transforms: Sequence[str], options: Options, *names: str, **more: Any) -> dict[str, Row]:
-    arguments = {"num_envs": num_envs, "device": options.device, **more}
-    return {f"torchwrap-{way}": pair("torchwrap", transforms, way=way, **arguments) for way in ways(options, *names)}
+def ours(num_envs: int, transforms: Sequence[str], options: Options) -> dict[str, Row]:
+    arguments = {"num_envs": num_envs, "device": options.device}
+    return {f"torchwrap-{way}": pair("torchwrap", transforms, way=way, **arguments) for way in ways(options)}
 
 
 def ways(options: Options, *names: str) -> list[str]:

@@ -64,8 +64,6 @@ class Options:
     """Whether rows that need torch.compile are measured."""
     pythons: Mapping[str, str] = field(default_factory=dict)
     """Interpreters of the sides that do not use ours."""
-    only: Sequence[str] | None = None
-    """Transforms of `each`. Defaults to all."""
 
     @property
     def setting(self) -> str:
