@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import io
 import pickle
 import sys
 from pathlib import Path
@@ -160,6 +161,14 @@ def numpy_2_promotion():
 
 def through_pickle(value):
     return pickle.loads(pickle.dumps(value))
+
+
+def through_file(snapshot):
+    """A snapshot that was saved and loaded."""
+    file = io.BytesIO()
+    torch.save(snapshot.to_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 each_copy = pytest.mark.parametrize("replicate", [copy.deepcopy, through_pickle], ids=["deepcopy", "pickle"])

@@ -45,13 +45,6 @@ def test_device_after_to_is_the_new_device_in_every_layer_and_buffer(make, devic
     env.close()
 
 
-@each_device
-def test_device_of_a_transformed_env_follows_the_wrapped_env(device):
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 3), T.ClipReward(-1, 1))  # a transform without buffers
-    env.to(device)
-    assert env.device == env.env.device == device
-
-
 @pytest.mark.cuda
 @each_env
 def test_env_moved_to_cuda_steps_there(make):

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
-from helpers import mostly_full
 from oracles import assert_values_equal
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -189,35 +187,3 @@ def test_all_of_gymnasiums_transforms_have_cases():
     others = {"NormalizeObservation", "NormalizeReward", "AddWhiteNoise", "ObstructView", "StickyAction", "PassiveEnvChecker"}
     tested = {name for _, stack in CASES for name, _ in stack}
     assert tested == {name for name in T.__all__ if hasattr(wrappers, name)} - others
-
-
-@pytest.mark.parametrize("group", mostly_full(["short poles", "pendulums", "cars"], "short poles", "pendulums"))
-def test_normalized_and_stacked_observations_and_rewards_match_stable_baselines3(group):
-    # VecNormalize does not count final observations, so the statistics of observations are frozen before the first one.
-    id, arguments, num_steps, _ = ENVS[group]
-    observing = T.NormalizeObservation(), T.ClipObservation(-2, 2), T.FrameStackObservation(4, padding_type="zero")
-    transforms = *observing, T.FlattenObservation(), T.NormalizeReward(), T.ClipReward(-3, 3)
-    env = tw.TransformedEnv(tw.make(id, 3, backend="gymnasium", **arguments), *transforms)
-    rewards = VecNormalize(DummyVecEnv([lambda: gymnasium.make(id, **arguments)] * 3), norm_obs=False, clip_reward=3)
-    observations = VecNormalize(rewards, norm_reward=False, clip_obs=2)
-    observations.obs_rms.count = rewards.ret_rms.count = 0  # without the pseudo-count prior
-    vec = VecFrameStack(observations, 4)
-    vec.seed(3)
-    td, first, num_ended = env.reset(seed=3), vec.reset(), 0
-    np.testing.assert_allclose(td["observation"], first, rtol=1e-4, atol=1e-4)
-    for step in range(num_steps):
-        if step == 5:
-            env.transforms[0].eval()
-            observations.training = False
-        action = env.sample_action()
-        transition, td = env.step(td.set("action", action))
-        following, reward, done, infos = vec.step(action.numpy())
-        np.testing.assert_allclose(td["observation"], following, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(transition["next", "reward"][:, 0], reward, rtol=1e-4)
-        np.testing.assert_array_equal(transition["next", "done"][:, 0], done)
-        for row in np.flatnonzero(done):
-            final, only_truncated = infos[row]["terminal_observation"], infos[row]["TimeLimit.truncated"]
-            np.testing.assert_allclose(transition["next", "observation"][row], final, rtol=1e-4, atol=1e-4)
-            assert transition["next", "terminated"][row].item() != only_truncated
-        num_ended += done.sum()
-    assert num_ended >= 6

@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
@@ -116,14 +115,6 @@ def test_make_passes_constructor_arguments_on(backend):
     transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([0, 1])))
     assert transition["next", "reward"].tolist() == [[0], [0]]
     assert env.spec.kwargs["sutton_barto_reward"] is True
-
-
-@each_backend
-def test_make_with_first_index_makes_a_shard(backend):
-    whole = tw.make("CartPole-v1", 4, backend=backend).reset(seed=3)["observation"]
-    shards = [tw.make("CartPole-v1", 2, backend=backend, first_index=first).reset(seed=3)["observation"] for first in (0, 2)]
-    assert torch.equal(whole, torch.cat(shards))
-    assert len(np.unique(whole.numpy(), axis=0)) == 4
 
 
 @each_backend

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 
 import pytest
 import torch
 from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
 from gymnasium.envs.registration import EnvSpec
-from helpers import after, assert_same, each_copy, play
+from helpers import after, assert_same, each_copy, play, through_file
 from tensordict import TensorDict
 from torch import nn
 
@@ -35,8 +34,11 @@ def nested(*between):
     return tw.TransformedEnv(below, T.NormalizeObservation(), *between, inner, T.NormalizeObservation(), groups)
 
 
+WITHOUT_STATISTICS = T.ClipReward(-9, 9), T.TimeLimit(7), T.RecordEpisodeStatistics(), T.DelayObservation(1)
+
+
 def test_buffers_are_named_by_class_and_load_with_other_transforms_between_and_from_positions():
-    env, other, again, old = nested(), nested(T.ClipReward(-9, 9), T.TimeLimit(7)), nested(), nested()
+    env, other, again, old = nested(), nested(*WITHOUT_STATISTICS), nested(), nested()
     after(env, 5)
     old_of = {
         "transforms.NormalizeObservation.": "transforms.0.",
@@ -160,13 +162,6 @@ def test_load_state_dict_with_assign_stores_the_tensors_themselves_and_refuses_w
 
 
 # restore.
-
-
-def through_file(snapshot):
-    file = io.BytesIO()
-    torch.save(snapshot.to_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])

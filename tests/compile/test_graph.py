@@ -14,7 +14,6 @@ from torchwrap import transforms as T
 from torchwrap._compile import graph as graphs
 from torchwrap._compile.graph import Graph, Settings
 from torchwrap._compile.inputs import Inputs
-from torchwrap._core import rows
 from torchwrap.testing import ScriptedEnv
 
 
@@ -58,16 +57,6 @@ def test_argument_of_another_dtype_takes_another_graph():
     graph = Graph(lambda value: value + torch.ones(3, dtype=value.dtype), Inputs(lambda: [module]), Settings("eager", {}))
     for dtype in (torch.float32, torch.int64, torch.float32):
         assert graph(torch.ones(3, dtype=dtype)).dtype == dtype
-
-
-def test_leaves_are_ordered_by_key_and_structure_tells_what_is_interchangeable():
-    one, two, three = torch.ones(2), torch.zeros(2), torch.arange(6)
-    value = ({"b": one, "a": {("k", "l"): two}}, three)
-    assert [leaf.tolist() for leaf in rows.leaves(value)] == [two.tolist(), one.tolist(), three.tolist()]
-    assert rows.flatten(value, []) == rows.flatten(({"a": {("k", "l"): one}, "b": two}, one), [])
-    assert rows.flatten(value, []) != rows.flatten(({"a": one, "b": two}, one), [])
-    built = rows.builder(value)(iter(rows.leaves(value)))
-    assert built[0]["b"] is one and built[0]["a"]["k", "l"] is two and built[1] is three
 
 
 @pytest.mark.parametrize("backend", mostly_full(["aot_eager", "inductor"], "aot_eager"))

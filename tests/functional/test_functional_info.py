@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import gymnasium
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from helpers import assert_no_overlap
 import torchwrap as tw
 from torchwrap import FunctionalEnv, random
 from torchwrap import transforms as T
-from torchwrap.testing import check_env
 from torchwrap.wrappers import RepeatAction
 
 
@@ -121,16 +118,6 @@ def test_entries_of_one_tensor_do_not_share_memory():
     for base in (Walk, BroadcastWalk):
         env = FunctionalEnv(odd(base, state_info=state_info), 2)
         assert_no_overlap(env.step(env.reset().set("action", torch.zeros(2, 1)))[0]["next"])
-
-
-def limited(kind, **arguments):
-    limits = 3 + (torch.arange(arguments["num_envs"]) + arguments["first_index"]) % 4
-    return FunctionalEnv(kind(), max_episode_steps=limits, **arguments)
-
-
-@pytest.mark.full
-def test_env_with_info_and_limits_satisfies_the_contract():
-    check_env(functools.partial(limited, ScalarTelling))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from func_envs import BroadcastNoisy, Walk, equal, odd, play, some_actions
+from func_envs import Walk, equal, odd, play
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -124,28 +124,6 @@ def test_pool_provides_initial_states_and_is_refreshed():
     # Two slots are drawn again per step: 256 steps for the whole pool.
     assert (generations[0] == 0).all() and generations[-1].unique().tolist() == [1, 2]
     assert env.pool.generation.sum() == 600
-
-
-def test_envs_with_a_pool_do_not_depend_on_each_other():
-    actions = some_actions(FunctionalEnv(BroadcastNoisy(), 5), 30)
-    whole = FunctionalEnv(BroadcastNoisy(), 5, reset_pool=16)
-    together, _ = play(whole, whole.reset(seed=3), actions)
-    for row in range(5):
-        single = FunctionalEnv(BroadcastNoisy(), 1, reset_pool=16, first_index=row)
-        assert equal(together[:, :, row], play(single, single.reset(seed=3), actions[:, [row]])[0][:, :, 0])
-
-
-def test_pool_is_in_snapshots_and_restarts_with_a_seed():
-    env = FunctionalEnv(BroadcastNoisy(), 4, reset_pool=8)
-    actions = some_actions(env, 40)
-    once, _ = play(env, env.reset(seed=2), actions)
-    _, td = play(env, env.reset(seed=2), actions[:9])
-    snapshot = env.snapshot()
-    play(env, td, actions)
-    again, _ = play(env, env.restore(snapshot), actions[9:])
-    assert equal(once[9:], again)
-    other, _ = play(env, env.reset(seed=5), actions)
-    assert not equal(once, other)
 
 
 def test_reset_options_bypass_the_pool():

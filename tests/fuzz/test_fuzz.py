@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 
 import pytest
@@ -10,20 +9,13 @@ import torch
 from fuzz_operations import Operations, assert_same, leaves_of, numbers, perform, play, repeatable, tensors
 from fuzz_stacks import compilable, draw
 from gymnasium.envs.registration import EnvSpec
-from helpers import AOT, INDUCTOR
+from helpers import AOT, INDUCTOR, through_file
 
 import torchwrap as tw
 from torchwrap import RowMask
 from torchwrap import transforms as T
 
 # Results belong to the caller, and a snapshot continues bit for bit.
-
-
-def through_file(snapshot):
-    file = io.BytesIO()
-    torch.save(snapshot.to_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def made_again(stack, env):

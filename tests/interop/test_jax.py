@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import io
 import warnings
 
 import numpy as np
@@ -21,6 +20,7 @@ from helpers import (
     assert_transforms_compile,
     assert_transition_and_masked_reset_are_a_step,
     play,
+    through_file,
 )
 from single_envs import NESTED, NESTED_ACTIONS, assert_elapsed_steps_move_the_limit, assert_nested_values_pass
 from tensordict import TensorDict
@@ -250,10 +250,7 @@ def test_state_of_every_dtype_steps_as_by_hand_and_survives_a_snapshot(wide):
         for name, leaf in stepped[0].items():
             assert str(leaf.dtype) == name and (env.state[0][name] == leaf).all()
         _, root = play(env, 10, env.reset(seed=0))
-        file = io.BytesIO()
-        torch.save(env.snapshot().to_dict(), file)
-        file.seek(0)
-        td = other.restore(torch.load(file, weights_only=True))
+        td = other.restore(through_file(env.snapshot()))
         other.action_stream.load_state_dict(env.action_stream.state_dict())
         for ours, theirs in zip(jax.tree.leaves(env.state), jax.tree.leaves(other.state), strict=True):
             assert ours.dtype == theirs.dtype

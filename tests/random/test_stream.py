@@ -7,16 +7,6 @@ from torchwrap import RowMask, random
 from torchwrap.random import Stream
 
 
-def test_stream_of_a_shard_equals_its_rows_of_the_whole():
-    for num_envs, first_index in ((1, 0), (1, 63), (7, 20), (64, 0)):
-        whole, shard = Stream(64, seed=9), Stream(num_envs, first_index, seed=9)
-        for stream in (whole, shard):
-            stream.next_episode(RowMask.full(len(stream.env)))
-            stream.next_draw()
-        rows = slice(first_index, first_index + num_envs)
-        assert torch.equal(random.uniform(whole.key(), shape=(3,))[rows], random.uniform(shard.key(), shape=(3,)))
-
-
 @pytest.mark.compiles
 @pytest.mark.full
 def test_stream_when_compiled_advances_as_in_eager_mode():

@@ -52,21 +52,6 @@ def test_record_episode_statistics_equals_gymnasiums_vector_wrapper(buffer_lengt
     assert oracle.episode_count > 30
 
 
-def test_record_episode_statistics_equals_gymnasiums_single_wrapper():
-    env, oracle = make(T.RecordEpisodeStatistics(5), num_envs=1), wrappers.RecordEpisodeStatistics(random_env(), 5)
-    td = env.reset(seed=3)
-    oracle.reset(seed=3)
-    for _ in range(40):
-        following, td = step(env, td)
-        _, _, terminated, truncated, info = oracle.step(0)
-        np.testing.assert_allclose(following["episode_return"].item(), oracle.episode_returns, rtol=1e-5)
-        assert following["episode_length"].item() == oracle.episode_lengths
-        if terminated or truncated:
-            assert following["episode_length"].item() == info["episode"]["l"]
-            oracle.reset()
-    np.testing.assert_allclose(env.transforms[0].return_queue, list(oracle.return_queue), rtol=1e-5)
-
-
 def test_record_episode_statistics_running_sums_are_the_whole_episodes_at_its_last_step():
     for ending in ENDINGS:
         data, _ = tw.rollout(scripted(T.RecordEpisodeStatistics(), episode_lengths=(3, 1), ending=ending), None, 5)

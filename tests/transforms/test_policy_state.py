@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from catalogue import NUM_ENVS
+from helpers import through_file
 from tensordict import TensorDict
 from torch import nn
 
@@ -127,14 +128,13 @@ def test_transition_without_reset_keeps_the_state_until_the_reset():
 
 
 @torch.no_grad()
-def test_snapshot_continues_the_state(tmp_path):
+def test_snapshot_continues_the_state():
     env = make()
     policy = Recurrent(env)
     _, td = tw.rollout(env, policy, 5, env.reset(seed=0))
-    torch.save(env.snapshot().to_dict(), tmp_path / "snapshot.pt")
+    snapshot = through_file(env.snapshot())
     expected, _ = tw.rollout(env, policy, 5, td)
     other = make()
-    snapshot = torch.load(tmp_path / "snapshot.pt", weights_only=True)
     other.restore(snapshot)["hidden"].fill_(9)  # which is the caller's
     found, _ = tw.rollout(other, policy, 5, other.restore(snapshot))
     for key in ("hidden", "is_init", "action", ("next", "observation")):
