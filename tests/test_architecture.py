@@ -1,7 +1,5 @@
 """Rules about what the library's files import and use. Each rule has a planted violation, which it has to find."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """tests/benchmarks: every side steps the same env, figures are computed as README.md says, and tables come from the file."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

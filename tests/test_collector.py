@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -11,13 +9,6 @@ from tensordict import TensorDict
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
-
-
-def test_root_is_previous_successor_unless_episode_ended():
-    data, _ = tw.rollout(ScriptedEnv(4), None, 30)
-    following, root, done = data["next", "observation"][:, :-1], data["observation"][:, 1:], data["next", "done"][:, :-1, 0]
-    assert (following[~done] == root[~done]).all() and (root[done][:, 0] % 1000 == 0).all()
-    assert done.any() and not done.all()
 
 
 def test_policy_may_return_action_or_td():

@@ -1,7 +1,5 @@
 """tests/cuda_day.py without a GPU: parts run, fail, run out of time and are continued; all of it ends in a file and a plot."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """`device` of an env follows `.to`, and so do all of its buffers."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """One test per row of the README's table of differences: Gymnasium's result and ours."""
 
-from __future__ import annotations
-
 import cv2
 import gymnasium
 import numpy as np

@@ -1,7 +1,5 @@
 """Env: steps, auto-reset, snapshots and checks."""
 
-from __future__ import annotations
-
 import functools
 import gc
 
@@ -226,6 +224,7 @@ BAD_ACTIONS = [  # refused in the root and bare
     (nested, torch.zeros(2), TypeError, r"TensorDict with keys \['a'\], but got Tensor"),
     (nested, TensorDict({"a": torch.tensor([0, 5])}, [2]), ValueError, r"in Discrete\(2\), but got values from 0 to 5"),
     (nested, TensorDict({"a": torch.zeros(2)}, [2]), TypeError, r"dtype torch\.int64"),
+    (nested, TensorDict({"a": torch.zeros(2, 1).long()}, [2]), ValueError, r"action\['a'\] of shape \(2,\) .* got \(2, 1\)"),
 ]
 NO_TD = 'needs a TensorDict with "action", or an action as a tensor, but got '
 NO_ACTION = r'needs td\["action"\], but got a TensorDict with keys '

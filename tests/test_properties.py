@@ -1,7 +1,5 @@
 """Properties that hold for every random tape, mask, space and stack."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from unittest import mock

@@ -181,12 +181,6 @@ def _section(title):
 # Claims about other libraries that have no row in tests/test_differences.py.
 
 
-def test_gymnasium_vector_cartpole_initial_state_depends_on_num_envs_and_ours_does_not():
-    theirs = [gymnasium.make_vec("CartPole-v1", num_envs=n).reset(seed=0)[0][0] for n in (1, 2)]
-    ours = [tw.make("CartPole-v1", num_envs=n).reset(seed=0)["observation"][0] for n in (1, 2)]
-    assert (theirs[0] != theirs[1]).any() and (ours[0] == ours[1]).all()
-
-
 COUNTING = functools.partial(Ones, length=2, start=0)  # observations 0, 1, 2
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 
 import gymnasium
@@ -115,18 +113,6 @@ def test_make_passes_constructor_arguments_on(backend):
     transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([0, 1])))
     assert transition["next", "reward"].tolist() == [[0], [0]]
     assert env.spec.kwargs["sutton_barto_reward"] is True
-
-
-@each_backend
-def test_spec_is_gymnasiums_and_tensors_are_on_the_device(backend):
-    env, registered = tw.make("CartPole-v1", 2, backend=backend, device=torch.device("cpu")), gymnasium.spec("CartPole-v1")
-    assert isinstance(env.spec, EnvSpec)
-    assert (env.spec.id, env.spec.reward_threshold, env.spec.max_episode_steps) == (
-        "CartPole-v1",
-        registered.reward_threshold,
-        500,
-    )
-    assert env.device == env.reset(seed=0)["observation"].device == env.sample_action().device == torch.device("cpu")
 
 
 # register.

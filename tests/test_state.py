@@ -1,13 +1,12 @@
 """State that is loaded and restored, as a whole or not at all; and configuration, which stays as it was made."""
 
-from __future__ import annotations
-
 import copy
 import functools
 
 import pytest
 import torch
 from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from helpers import after, assert_same, each_copy, play, through_file
 from tensordict import TensorDict
@@ -191,6 +190,14 @@ def test_restore_of_another_num_envs_raises_before_anything_changed(store):
             env.restore(store(other.snapshot()))
         assert_same(env.snapshot(), before)
         env.step(td.set("action", env.sample_action()))
+
+
+def test_root_of_restore_shares_no_memory_with_the_snapshot():
+    env = ScriptedEnv(2, observation_space=spaces.Dict(a=spaces.Box(1, 9, (2,))))
+    env.reset(seed=0)
+    snapshot = env.snapshot()
+    env.restore(snapshot)["observation", "a"].zero_()
+    assert (snapshot["observation", "a"] > 0).all()
 
 
 # What is wrong with a snapshot, as a function that changes its dict.

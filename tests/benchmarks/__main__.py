@@ -23,9 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Compares torchwrap with other libraries.")
     parser.add_argument("--json", type=Path, help="file for the figures; one of the same machine and versions is continued")
     parser.add_argument("--plot", help="PNG file for the plot")
-    parser.add_argument(
-        "--tables", action="store_true", help="only print the tables of README.md; --json defaults to cpu.json"
-    )
+    parser.add_argument("--tables", action="store_true", help="print only the tables of README.md, of cpu.json or --json")
     parser.add_argument("--suite", choices=[*SUITES, *GPU_SUITES], nargs="+", default=list(SUITES), help="suites to run")
     parser.add_argument("--isa", choices=instruction_sets(), nargs="+", help="instruction sets; defaults to all listed here")
     parser.add_argument("--threads", type=int, nargs="+", help="numbers of threads of every library; defaults to 1 and 2")

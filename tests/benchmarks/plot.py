@@ -69,9 +69,8 @@ def draw_scores(runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, A
                     steps, returns = zip(*run["curve"], strict=True)
                     axes.plot(steps, returns, color=_color(label), label=label)
         if score:
-            axes.axhspan(
-                score.mean - score.deviation, score.mean + score.deviation, color="C7", alpha=0.3, label="CleanRL's score"
-            )
+            low, high = score.mean - score.deviation, score.mean + score.deviation
+            axes.axhspan(low, high, color="C7", alpha=0.3, label="CleanRL's score")
         axes.set(title=env, xlabel="env steps")
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)

@@ -1,7 +1,5 @@
 """Graph: a traced function of tensors, from Inductor or, where a PyTorch lacks its entry point, from `torch.compile`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from catalogue import stack

@@ -1,13 +1,11 @@
 """What compilation leaves unchanged, and that outputs of compiled envs and collectors belong to the caller."""
 
-from __future__ import annotations
-
 import copy
 import functools
 
 import pytest
 import torch
-from catalogue import NUM_ENVS, cartpole, stack
+from catalogue import NUM_ENVS, stack
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from helpers import (
@@ -31,29 +29,20 @@ from torchwrap import transforms as T
 small, seven = functools.partial(stack, "Compose of two"), functools.partial(stack, "Compose of seven")
 
 
-class TestCompile:
-    """Compiling changes no state."""
-
-    @pytest.mark.parametrize("make", mostly_full([small, cartpole], small), ids=["two", "CartPole"])
-    def test_in_mid_episode_leaves_state_unchanged(self, make):
-        env, eager = make(), make()
-        td, eager_td = after(env, 7), after(eager, 7)
-        before, generator = env.snapshot(), torch.get_rng_state()
-        assert tw.compile(env, backend="aot_eager") is env
-        assert_same(env.snapshot(), before)
-        assert (torch.get_rng_state() == generator).all()
-        assert_same(play(env, 30, td)[0], play(eager, 30, eager_td)[0], AOT)
-
-    def test_of_collector_leaves_state_unchanged(self):
-        env, eager = small(), small()
-        td, eager_td = after(env, 7), after(eager, 7)
-        before, generator = env.snapshot(), torch.get_rng_state()
-        collect = tw.Collector(env, None, 9)
-        assert tw.compile(collect, backend="aot_eager") is collect
-        assert_same(env.snapshot(), before)
-        assert (torch.get_rng_state() == generator).all()
-        assert_same(collect(td)[0], tw.rollout(eager, None, 9, eager_td)[0], AOT)
+@pytest.mark.parametrize("collects", [False, True], ids=["env", "collector"])
+def test_compile_in_mid_episode_leaves_state_unchanged(collects):
+    env, eager = small(), small()
+    td, eager_td = after(env, 7), after(eager, 7)
+    before, generator = env.snapshot(), torch.get_rng_state()
+    target = tw.Collector(env, None, 9) if collects else env
+    assert tw.compile(target, backend="aot_eager") is target
+    assert_same(env.snapshot(), before)
+    assert (torch.get_rng_state() == generator).all()
+    if collects:
+        assert_same(target(td)[0], tw.rollout(eager, None, 9, eager_td)[0], AOT)
         assert_same(buffers(env), buffers(eager), AOT)
+    else:
+        assert_same(play(env, 30, td)[0], play(eager, 30, eager_td)[0], AOT)
 
 
 class TestState:

@@ -1,7 +1,5 @@
 """Spaces, limits, compilation and rendering of the classic control envs."""
 
-from __future__ import annotations
-
 import functools
 
 import gymnasium
@@ -33,6 +31,7 @@ def test_check_env_passes(id):
     check_env(functools.partial(tw.make, id, max_episode_steps=7))
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_compiled_float32_state_with_float64_matches_eager():
     id = "MountainCarContinuous-v0"

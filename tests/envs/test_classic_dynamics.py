@@ -1,7 +1,5 @@
 """States, observations, rewards and flags match Gymnasium's classic control envs step by step."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The contract of an env, in both styles; returned tensors belong to the caller, and state and actions to the env."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Parameters that differ between envs, and pools of initial states."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest

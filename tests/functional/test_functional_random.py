@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from func_envs import BroadcastNoisy, Noisy, both_noisy, equal, odd, play, some_actions

@@ -1,7 +1,5 @@
 """Random stacks of transforms on random envs: they keep the contract, compiled too."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -133,7 +131,7 @@ def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
 
 
 @pytest.mark.parametrize("check", [check_compiled_env, check_compiled_collector])
-@numbers(quick=0, full=6, long=12)
+@numbers(quick=0, full=4, long=12)
 def test_compiled_random_stack_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"{check.__name__} {first_seed + number}")
     with repeatable(stack):

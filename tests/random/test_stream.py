@@ -1,27 +1,8 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
 from torchwrap import RowMask, random
 from torchwrap.random import Stream
-
-
-@pytest.mark.compiles
-@pytest.mark.full
-def test_stream_when_compiled_advances_as_in_eager_mode():
-    def three(stream, mask):
-        drawn = []
-        for _ in range(3):
-            drawn.append(random.normal(stream.key(), shape=(2,)))
-            stream.next_draw()
-            stream.next_episode(RowMask(mask))
-        return torch.stack(drawn)
-
-    eager, compiled, mask = Stream(4, seed=3), Stream(4, seed=3), torch.tensor([True, False, True, False])
-    torch.compiler.reset()
-    assert torch.equal(torch.compile(three, fullgraph=True, backend="aot_eager")(compiled, mask), three(eager, mask))
-    assert all(torch.equal(one, other) for one, other in zip(eager.buffers(), compiled.buffers(), strict=True))
 
 
 def state(stream):

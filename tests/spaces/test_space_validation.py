@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from space_cases import BOX, DISCRETE_HAS_DTYPE, SPACES, batch, every_space
+from space_cases import BOX, DISCRETE_HAS_DTYPE, batch, every_space
 from tensordict import TensorDict
 
 from torchwrap import Signature
@@ -64,28 +62,6 @@ def test_contains_rejects_another_shape_dtype_or_structure():
         (spaces.Tuple([BOX]), TensorDict({"a": torch.zeros(2, 3)}, [2])),
     ):
         assert tensors.contains(space, value) is False
-
-
-def test_check_message_states_needed_and_given_value():
-    deep, dictionary, start = SPACES["deep"], spaces.Dict({"a": BOX}), spaces.Discrete(3, start=1)
-    for space, value, error, match in (
-        (BOX, torch.zeros(3, 3), ValueError, r"E needs it of shape \(2, 3\) \(num_envs first\), but got \(3, 3\)"),
-        (BOX, torch.zeros(2), ValueError, r"of shape \(2, 3\)"),
-        (BOX, torch.zeros(2, 3, dtype=torch.float64), TypeError, "of dtype torch.float32 for Box.*but got torch.float64"),
-        (BOX, np.zeros((2, 3)), TypeError, "as a torch.Tensor, but got ndarray"),
-        (BOX, None, TypeError, "as a torch.Tensor, but got NoneType"),
-        (BOX, TensorDict({}, [2]), TypeError, "as a torch.Tensor, but got TensorDict"),
-        (BOX, torch.zeros(2, 3, device="meta"), ValueError, "on device cpu, but got meta"),
-        (start, torch.tensor([1, 4]), ValueError, r"in Discrete\(3, start=1\), but got values from 1 to 4"),
-        (start, torch.tensor([0.0, 1.0]), TypeError, "of dtype torch.int64"),
-        (deep, tensors.zeros(deep, 3), ValueError, r"E needs it\['x'\]\['0'\]\['y'\] of shape \(2, 3\)"),
-        (dictionary, torch.zeros(2, 3), TypeError, r"as a TensorDict with keys \['a'\], but got Tensor"),
-        (dictionary, {"a": torch.zeros(2, 3)}, TypeError, r"as a TensorDict with keys \['a'\], but got dict"),
-        (dictionary, TensorDict({"b": torch.zeros(2)}, [2]), TypeError, r"with keys \['a'\], but got \['b'\]"),
-    ):
-        with pytest.raises(error, match=match):
-            tensors.check("E", "it", space, value, 2, CPU)
-    tensors.check("E", "it", deep, tensors.zeros(deep, 2), 2, CPU)
 
 
 # Spaces that are not supported.

@@ -1,7 +1,5 @@
 """Compose: laws of composition, state and errors."""
 
-from __future__ import annotations
-
 import functools
 import traceback
 

@@ -255,7 +255,7 @@ def test_state_travels_without_being_kept(unroll):
     policy, keys = Recurrent(env), ["action", ("next", "done")]
     collect = tw.Collector(env, policy, 5, keys=keys)
     if unroll:
-        tw.compile(collect, backend="aot_eager", unroll=unroll)
+        tw.compile(collect, backend="eager", unroll=unroll)
     td, other_td = env.reset(seed=0), other.reset(seed=0)
     for _ in range(3):
         data, td = collect(td)

@@ -1,7 +1,5 @@
 """Transform: what every transform guarantees, standalone calls, and the base classes."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -16,7 +14,6 @@ from tensordict import TensorDict
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap._core.env_buffers import ConstantBuffer
-from torchwrap.testing import ScriptedEnv
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 scripted = functools.partial(oracles.scripted, action_space=BOX)
@@ -177,18 +174,6 @@ def test_transform_attached_to_an_env_raises_on_another():
         for other in (transform, tw.Compose([transform])):
             with pytest.raises(ValueError, match=f"transforms that belong to no other env, but got {name}"):
                 scripted(other)
-
-
-def test_transform_of_an_env_that_failed_to_build_is_not_attached():
-    transform = T.NormalizeObservation()
-    with pytest.raises(TypeError):
-        scripted(transform, T.ClipReward(0, 1), T.FlattenObservation(), T.RescaleAction(0, 1), T.NormalizeObservation(), 3)
-    with pytest.raises(TypeError):
-        tw.TransformedEnv(ScriptedEnv(2, observation_space=spaces.Discrete(2)), transform)
-    with pytest.raises(ValueError):
-        scripted(transform, T.ClipAction(), T.RescaleAction(-1, 1))
-    assert not transform.attached
-    assert_same(rollout(scripted(transform)), rollout(scripted(T.NormalizeObservation())))
 
 
 def test_transform_repr_is_its_constructor_call():
