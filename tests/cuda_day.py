@@ -5,8 +5,6 @@ steps, each step is a process with a time limit, and its result is in the file a
 again, so a call continues the one before; what did not fit is named. The output of all steps is in a file next to it, `.log`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -23,7 +23,7 @@ def test_parts_for_cuda_have_every_step_once_and_say_without_a_device_that_they_
     assert sum(part.seconds for part in parts.values()) <= 25 * 60
     names = Counter(key for part in parts.values() for key in part.steps)
     assert set(names.values()) == {1} and {"floor", "rehearsal", "glue/4096", "cartpole/1048576", "ppo/compiled"} <= set(names)
-    assert {"tests/testing/test_checks.py", "tests/test_device.py"} <= set(parts["tests"].steps["tests"].command)
+    assert {"tests/testing/test_checks.py", "tests/test_defaults.py"} <= set(parts["tests"].steps["tests"].command)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert day.main(["--json", str(tmp_path / "day.json")]) == 1
     assert capsys.readouterr().out == "cuda_day needs a CUDA device, but got none: --device cpu tries it without.\n"

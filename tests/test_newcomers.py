@@ -1,7 +1,5 @@
 """What newcomers write out of habit: each call raises, changes nothing, and the lines of code in its message work."""
 
-from __future__ import annotations
-
 import collections.abc
 import copy
 import re

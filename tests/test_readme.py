@@ -1,7 +1,5 @@
 """README.md and examples/README.md: the code runs, tables are complete, figures are measured, claims about others are true."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The whole step of CartPole-v1, bare and with observations normalized, clipped and stacked, auto-reset included."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .glue import sizes, ways

@@ -1,7 +1,5 @@
 """The cost of a stack of transforms: a whole step minus a step of the bare env, by number of envs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

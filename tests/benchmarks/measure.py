@@ -1,7 +1,5 @@
 """Measurement: one worker process per case, all of them timed in turns within one run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import operator

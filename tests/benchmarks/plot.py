@@ -3,8 +3,6 @@
 It is the only file that imports matplotlib.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """PPO on CartPole-v1: the time until it is solved, each run in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

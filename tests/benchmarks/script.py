@@ -1,7 +1,5 @@
 """The scripted env that every side steps: observations of 17 numbers, actions of 6, episodes of 200 steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """torchwrap's side: stacks of transforms by name on each env, eager, compiled, or in compiled rollouts."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json
