@@ -66,21 +66,6 @@ def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
         np.testing.assert_allclose(var, np.nanvar(kept, 0), rtol=1e-12 + tolerance)
 
 
-def sync_without_values(rank, group):
-    module = RunningMeanStd((2,))
-    module.update(torch.tensor([[float(rank), torch.nan]]))
-    tw.sync_statistics(module, group)
-    before = module.mean[1].item(), module.var[1].item()
-    module.update(torch.tensor([[0.0, 1e6 + rank]]))
-    tw.sync_statistics(module, group)
-    return before, module.reference[1].item(), module.mean[1].item(), module.var[1].item()
-
-
-def test_component_without_a_value_takes_its_first_one_later(processes):
-    for found in processes.run(4, sync_without_values):
-        assert found == ((0.0, 1.0), 1e6, 1e6 + 1.5, 1.25)
-
-
 def sync_an_env(rank, group, backend):
     env = tw.TransformedEnv(
         tw.make("Pendulum-v1", 3, first_index=3 * rank), T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-5, 5)

@@ -107,14 +107,6 @@ def test_max_episode_steps_replaces_the_registered_limit(backend):
         assert env.signature.max_episode_steps == env.spec.max_episode_steps == limit
 
 
-@each_backend
-def test_make_passes_constructor_arguments_on(backend):
-    env = tw.make("CartPole-v1", 2, backend=backend, sutton_barto_reward=True)
-    transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([0, 1])))
-    assert transition["next", "reward"].tolist() == [[0], [0]]
-    assert env.spec.kwargs["sutton_barto_reward"] is True
-
-
 # register.
 
 

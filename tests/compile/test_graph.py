@@ -87,13 +87,6 @@ def test_copies_of_one_value_through_inductor_share_no_memory():
         assert torch.equal(successor["row"], successor["observation"].sum(-1))
 
 
-def step_in_another_process(env, results):
-    td = env.reset(seed=0)
-    for _ in range(5):
-        _, td = env.step(td.set("action", env.sample_action()))
-    results.put(td["observation"].tolist())
-
-
 @pytest.mark.full
 def test_env_in_shared_memory_steps_as_before():
     make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())  # noqa: E731
@@ -101,19 +94,3 @@ def test_env_in_shared_memory_steps_as_before():
     env.share_memory()
     assert_plays_the_same(eager, env, 12, AOT)
     assert_plays_the_same(eager.eval(), env.eval(), 12, AOT)  # another trace
-
-
-@pytest.mark.full
-def test_env_sent_to_a_spawned_process_steps_as_before():
-    make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())  # noqa: E731
-    context = torch.multiprocessing.get_context("spawn")
-    results, other = context.SimpleQueue(), make().share_memory()
-    process = context.Process(target=step_in_another_process, args=(other, results))
-    process.start()
-    found = results.get()
-    process.join()
-    expected = make()
-    td = expected.reset(seed=0)
-    for _ in range(5):
-        _, td = expected.step(td.set("action", expected.sample_action()))
-    assert found == td["observation"].tolist()

@@ -192,26 +192,6 @@ def test_mountain_car_goal_includes_its_bounds(functions, goal):
     assert func_env.terminal(env.state, rng=None).tolist() == [True, False, False, False]
 
 
-@pytest.mark.parametrize("id", IDS[3:])
-def test_mountain_car_stops_at_the_left_wall_only(id):
-    env = tw.make(id, 3)
-    env.reset(seed=0)
-    inject(env, np.float32([[-1.18, -0.07], [-1.2, 0.01], [0.58, 0.07]]))
-    _, after = step_all(env, [1] * 3 if id == "MountainCar-v0" else np.zeros((3, 1), np.float32))
-    assert after[0].tolist() == [np.float32(-1.2), 0]
-    assert after[1, 0] > -1.2 and after[1, 1] > 0
-    assert after[2].tolist() == [np.float32(0.6), np.float32(0.07)]
-
-
-def test_mountain_car_continuous_clips_the_force_but_not_its_cost():
-    env = tw.make("MountainCarContinuous-v0", 3)
-    env.reset(seed=0)
-    inject(env, np.float32([[-0.5, 0]] * 3))
-    successor, after = step_all(env, np.float32([[5], [1], [-1]]))
-    np.testing.assert_allclose(successor["reward"].squeeze(-1), [-2.5, -0.1, -0.1], rtol=1e-6)
-    np.testing.assert_allclose(after[0], after[1], rtol=0, atol=1e-7)
-
-
 def test_mountain_car_continuous_in_float32_stays_near_gymnasiums_float64():
     id, random = "MountainCarContinuous-v0", np.random.default_rng(0)
     initial, single = sample_states(INITIAL[id], 30, random), make_gymnasium(id)
