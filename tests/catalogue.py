@@ -3,8 +3,6 @@
 Transforms are `name: (transform, env it serves)`, wrappers `name: env with it`, both as functions that make them.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -5,8 +5,6 @@ steps, each step is a process with a time limit, and its result is in the file a
 again, so a call continues the one before; what did not fit is named. The output of all steps is in a file next to it, `.log`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -25,7 +23,6 @@ import torch
 
 from tests import versions
 from tests.benchmarks import plot
-from tests.benchmarks.each import TRANSFORMS
 from tests.benchmarks.measure import Case, Options, instruction_sets
 
 ROOT = Path(__file__).parents[1]
@@ -64,9 +61,9 @@ def read_tests(output: str, code: int, file: Path) -> dict[str, Any]:
     return {"status": "failed" if failures else "done", "counts": counts, "failures": failures}
 
 
-def benchmark(device: str, suite: str, num_envs: int, *more: str) -> Step:
+def benchmark(device: str, suite: str, num_envs: int) -> Step:
     small = ["--seconds", "0.01", "--repeats", "1", "--num-steps", "2", "--no-compile"] if device == "cpu" else []
-    flags = ["--device", device, "--num-envs", str(num_envs), "--seconds", "0.2", "--repeats", "5", *small, *more]
+    flags = ["--device", device, "--num-envs", str(num_envs), "--seconds", "0.2", "--repeats", "5", *small]
     command = [sys.executable, "-m", "tests.benchmarks", "--json", "{file}", "--suite", suite, *flags]
     isa = ["--isa", instruction_sets()[-1], "--threads", "1"] if device == "cpu" else []
     return Step([*command, *isa], read_benchmark)
@@ -101,22 +98,17 @@ def outcome(code: int, output: str) -> dict[str, Any]:
 
 
 def parts(device: str) -> dict[str, Part]:
-    """The parts in the order of their importance; 25 minutes in all, the last one not counted."""
+    """The parts in the order of their importance; 25 minutes in all."""
     cuda, (small, middle, large) = device != "cpu", SIZES[torch.device(device).type]
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in path.read_text()]
     marked = [path.relative_to(ROOT).as_posix() for path in marked if path.stem != "test_cuda_day"]
-    names = list(TRANSFORMS) if cuda else ["ClipAction", "TimeLimit"]
-    quarters = [names[start::4] for start in range(min(4, len(names)))]
     floor = call("floor", device=device, **({} if cuda else {"num_bytes": 10**6, "seconds": 0.01}))
     learn = {"device": device, "num_envs": small, "total_timesteps": 10_000_000 if cuda else 256}
 
     def sized(suite: str, *sizes: int) -> dict[str, Step]:
         return {f"{suite}/{n}": benchmark(device, suite, n) for n in sizes}
 
-    def each(n: int) -> dict[str, Step]:
-        return {f"each/{n}/{number}": benchmark(device, "each", n, "--only", *some) for number, some in enumerate(quarters, 1)}
-
-    every = {
+    return {
         "machine": Part(60, {"floor": floor}),
         "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked)}),
         "rehearsal": Part(120, {"rehearsal": tests("--full", "tests/test_cuda_rehearsal.py")}),
@@ -124,12 +116,7 @@ def parts(device: str) -> dict[str, Part]:
         "cartpole": Part(210, sized("cartpole", large, small, middle)),
         "ppo": Part(150, {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in ("eager", "compiled")}),
         "collector": Part(90, sized("collector", small)),
-        "images": Part(90, sized("images", *((64, 1024) if cuda else (2,)))),
-        "number": Part(120, sized("number", small)),
-        "each": Part(240, each(small)),
-        "large": Part(600, {**sized("number", large, middle), **each(large), **each(middle)}),
     }
-    return every
 
 
 # Running.

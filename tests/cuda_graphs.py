@@ -5,8 +5,6 @@ computes nothing, Python does not run again, memory stays where it was, and to r
 need a backend that runs operators one by one: "eager" or "aot_eager".
 """
 
-from __future__ import annotations
-
 import contextlib
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """What `fake_device` plays: every env, transform and wrapper that runs on tensors, and everything that a user does with it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

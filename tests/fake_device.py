@@ -8,8 +8,6 @@ build with CUDA fakes "cuda" itself. Others fake PyTorch's hook for backends in 
 a process of its own.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

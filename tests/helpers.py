@@ -1,10 +1,9 @@
 """Functions that several test files share: to step envs, to compare what they return, and to copy them."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib.util
+import io
 import pickle
 import sys
 from pathlib import Path
@@ -100,10 +99,13 @@ def assert_transforms_compile(make):
     assert compiled.is_compiled and assert_plays_the_same(eager, compiled, 20, 2e-6)["done"].any()
 
 
-def assert_transition_and_masked_reset_are_a_step(env, other):
-    """A transition resets nothing. With a masked reset of the finished rows after it, the result is that of `step`."""
-    td, _ = env.reset(seed=0), other.reset(seed=0)
-    for _ in range(10):
+def assert_transition_and_masked_reset_are_a_step(env, other, num_steps=10):
+    """A transition resets nothing. With a masked reset of the finished rows after it, the result is that of `step`.
+
+    Returns in how many steps episodes ended.
+    """
+    td, _, ended = env.reset(seed=0), other.reset(seed=0), 0
+    for _ in range(num_steps):
         action = env.sample_action()
         expected, root = other.step(action.clone())
         transition, td = env.transition(td.set("action", action))
@@ -111,6 +113,8 @@ def assert_transition_and_masked_reset_are_a_step(env, other):
         assert (td["observation"] == transition["next", "observation"]).all()
         td = env.reset(mask=transition["next", "done"].squeeze(-1))
         assert_same(td, root.select("observation"))
+        ended += int(transition["next", "done"].any())
+    return ended
 
 
 def leaves(*values):
@@ -162,6 +166,14 @@ def through_pickle(value):
     return pickle.loads(pickle.dumps(value))
 
 
+def through_file(snapshot):
+    """A snapshot that was saved and loaded."""
+    file = io.BytesIO()
+    torch.save(snapshot.to_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 each_copy = pytest.mark.parametrize("replicate", [copy.deepcopy, through_pickle], ids=["deepcopy", "pickle"])
 
 
@@ -183,9 +195,10 @@ def params(cases, quick):
     return [pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.full) for name, case in cases.items()]
 
 
-def mostly_full(names, *fast):
-    """The names as parameters for a test. Those that are not listed as fast run with --full only."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.full) for name in names]
+def mostly_full(names, *fast, long=()):
+    """The names as parameters for a test. Those that are not listed as fast run with --full only, some before a release."""
+    marks = {True: [pytest.mark.full, pytest.mark.long], False: [pytest.mark.full]}
+    return [name if name in fast else pytest.param(name, marks=marks[name in long]) for name in names]
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

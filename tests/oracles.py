@@ -1,7 +1,5 @@
 """What transforms and wrappers are compared with: a random Gymnasium env, alone and in a batch; and scripted envs."""
 
-from __future__ import annotations
-
 import copy
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Processes that call collectives, for tests."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import signal

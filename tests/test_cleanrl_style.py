@@ -1,7 +1,5 @@
 """examples/cleanrl_style.py: PPO on the vector env that `to_gymnasium` returns."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """tests/cuda_day.py without a GPU: parts run, fail, run out of time and are continued; all of it ends in a file and a plot."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -22,12 +20,10 @@ def day(monkeypatch):
 
 def test_parts_for_cuda_have_every_step_once_and_say_without_a_device_that_they_need_one(day, monkeypatch, tmp_path, capsys):
     parts = day.parts("cuda")
-    assert sum(part.seconds for name, part in parts.items() if name != "large") <= 25 * 60
+    assert sum(part.seconds for part in parts.values()) <= 25 * 60
     names = Counter(key for part in parts.values() for key in part.steps)
     assert set(names.values()) == {1} and {"floor", "rehearsal", "glue/4096", "cartpole/1048576", "ppo/compiled"} <= set(names)
-    every = {name for n in "1234" for name in parts["each"].steps[f"each/4096/{n}"].command}
-    assert set(importlib.import_module("tests.benchmarks.each").TRANSFORMS) <= every
-    assert {"tests/testing/test_checks.py", "tests/test_device.py"} <= set(parts["tests"].steps["tests"].command)
+    assert {"tests/testing/test_checks.py", "tests/test_defaults.py"} <= set(parts["tests"].steps["tests"].command)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert day.main(["--json", str(tmp_path / "day.json")]) == 1
     assert capsys.readouterr().out == "cuda_day needs a CUDA device, but got none: --device cpu tries it without.\n"
@@ -64,7 +60,7 @@ def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(d
     count = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
     parts = {
         "machine": day.parts("cpu")["machine"],
-        "each": day.Part(60, {"each/4/1": day.benchmark("cpu", "each", 4, "--only", "TimeLimit")}),
+        "collector": day.Part(60, {"collector/4": day.benchmark("cpu", "collector", 4)}),
         "broken": day.Part(60, {"exit": python("print('here'); raise SystemExit(3)"), "fine": python(count)}),
         "slow": day.Part(
             1, {"hang": python(f"import runpy; runpy.run_path({str(tmp_path / 'other.py')!r})"), "no": python("")}
@@ -81,16 +77,10 @@ def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(d
 
     code, status, steps = run()
     hung = {"hang": "stopped after 1 s", "no": "not run: no time was left"}
-    assert code == 1 and status == {
-        "floor": "done",
-        "each/4/1": "done",
-        "exit": "failed",
-        "fine": "done",
-        **hung,
-        "last": "done",
-    }
+    done = dict.fromkeys(("floor", "collector/4", "fine", "last"), "done")
+    assert code == 1 and status == {**done, "exit": "failed", **hung}
     assert steps["floor"]["figures"]["copy_gigabytes_per_second"] > 0 and steps["exit"]["failures"] == ["ended with 3: here\n"]
-    assert steps["each/4/1"]["figures"]["each/TimeLimit torchwrap-eager/4"]["whole_us"] > 0
+    assert steps["collector/4"]["figures"]["collector/torchwrap-eager/4"]["whole_us"] > 0
     assert not (tmp_path / "late").exists() and (tmp_path / "day.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out.split("Not done:")[1].split("\n")
     assert printed[1:4] == ["exit: failed", "hang: stopped after 1 s", "no: not run: no time was left"]

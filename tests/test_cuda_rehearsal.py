@@ -4,8 +4,6 @@
 the CUDA graphs of `cuda_graphs`. Defects that are planted below show that both find each kind.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

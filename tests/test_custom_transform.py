@@ -1,7 +1,5 @@
 """examples/custom_transform.py: one transform of each kind."""
 
-from __future__ import annotations
-
 import runpy
 
 import pytest

@@ -440,11 +440,7 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
         (on(policy=doubled), TypeError, "the tensor 'FACTOR': make the policy an nn.Module"),
         (on(policy=lambda td: ENV.sample_action()), TypeError, "^deploy needs a policy without an env"),
         (on(policy=lambda td: td["observation"].numpy()), TypeError, "a policy that returns tensors, but got ndarray"),
-        (
-            on(policy=nn.Linear(4, 1)),
-            TypeError,
-            "deploy needs an nn.Module that takes a .*but got Linear, which raised",
-        ),
+        (on(policy=nn.Linear(4, 1)), TypeError, "deploy needs an nn.Module that takes a .*but got Linear, which raised"),
         (lambda: tw.deploy(None, zero), TypeError, "an Env first, but got NoneType"),
         (on(Reads()), ValueError, r"Reads\(\), because it reads .*reward.* Set `is_passive = True`"),
         (on(T.DelayObservation(torch.arange(5))), ValueError, "DelayObservation, because its delay depends on the env"),

@@ -1,7 +1,5 @@
 """One test per row of the README's table of differences: Gymnasium's result and ours."""
 
-from __future__ import annotations
-
 import cv2
 import gymnasium
 import numpy as np
@@ -17,23 +15,23 @@ from torchwrap.testing import ScriptedEnv
 
 
 class Ones(gymnasium.Env):
-    """Reward 1, observation 1e5 plus the number of steps, episodes of three steps."""
+    """Reward 1, and the number of steps plus `start` as the observation."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, truncates=False, length=3):
-        self.truncates, self.length = truncates, length
+    def __init__(self, truncates=False, length=3, start=1e5):
+        self.truncates, self.length, self.start = truncates, length, start
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.elapsed = 0
-        return np.float32([1e5]), {}
+        return np.float32([self.start]), {}
 
     def step(self, action):
         self.elapsed += 1
         over = self.elapsed == self.length
-        return np.float32([1e5 + self.elapsed]), 1.0, over and not self.truncates, over and self.truncates, {}
+        return np.float32([self.start + self.elapsed]), 1.0, over and not self.truncates, over and self.truncates, {}
 
 
 def vector(mode, **arguments):

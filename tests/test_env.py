@@ -1,7 +1,5 @@
 """Env: steps, auto-reset, snapshots and checks."""
 
-from __future__ import annotations
-
 import functools
 import gc
 
@@ -74,20 +72,6 @@ def test_reset_garbage_outside_the_mask_is_discarded(transforms):
     assert_same(env.snapshot(), careful.snapshot())
 
 
-def test_snapshot_through_a_file_continues_and_branches(tmp_path):
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 4), T.RecordEpisodeStatistics(), T.NormalizeObservation())
-    _, td = tw.rollout(env, None, 30, env.reset(seed=3))
-    torch.save(env.snapshot().to_dict(), tmp_path / "snapshot.pt")
-    other = tw.TransformedEnv(tw.make("CartPole-v1", 4), T.RecordEpisodeStatistics(), T.NormalizeObservation())
-    restored = other.restore(torch.load(tmp_path / "snapshot.pt", weights_only=True))
-    here, _ = tw.rollout(env, None, 30, td)
-    there, _ = tw.rollout(other, None, 30, restored)
-    assert here["next", "done"].any()
-    assert_same(here, there)
-    branch, _ = tw.rollout(other, lambda td: torch.zeros(4, dtype=torch.int64), 30, other.restore(env.snapshot()))
-    assert (branch["action"] == 0).all()
-
-
 def test_restore_of_some_envs_leaves_the_others_and_what_all_share():
     parts = T.NormalizeObservation, functools.partial(T.FrameStackObservation, 2)
     envs = env, twin = [tw.TransformedEnv(tw.make("CartPole-v1", 4), *[part() for part in parts]) for _ in range(2)]
@@ -145,16 +129,6 @@ def test_env_buffers_of_an_author_are_allocated_reset_saved_and_moved():
     assert env.state_dict() == {}
     env.to("meta")
     assert env.position.is_meta and env.moves.is_meta and env.device == torch.device("meta")
-
-
-def test_state_dict_holds_only_statistics():
-    stack = [T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.FrameStackObservation(2), T.NormalizeReward()]
-    env = tw.TransformedEnv(ScriptedEnv(2), *stack)
-    assert set(env.state_dict()) == {
-        f"transforms.{name}.statistics.{field}"
-        for name in ("NormalizeObservation", "NormalizeReward")
-        for field in ("reference", "total", "squares", "count")
-    }
 
 
 def test_env_properties_equal_gymnasiums():
@@ -250,6 +224,7 @@ BAD_ACTIONS = [  # refused in the root and bare
     (nested, torch.zeros(2), TypeError, r"TensorDict with keys \['a'\], but got Tensor"),
     (nested, TensorDict({"a": torch.tensor([0, 5])}, [2]), ValueError, r"in Discrete\(2\), but got values from 0 to 5"),
     (nested, TensorDict({"a": torch.zeros(2)}, [2]), TypeError, r"dtype torch\.int64"),
+    (nested, TensorDict({"a": torch.zeros(2, 1).long()}, [2]), ValueError, r"action\['a'\] of shape \(2,\) .* got \(2, 1\)"),
 ]
 NO_TD = 'needs a TensorDict with "action", or an action as a tensor, but got '
 NO_ACTION = r'needs td\["action"\], but got a TensorDict with keys '

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import json
 
@@ -65,49 +63,28 @@ def test_ppo_learns_and_writes_its_results_and_the_scalars_of_cleanrl(ppo, tmp_p
     assert all(value <= 1 for value in found["losses/explained_variance"].values())
 
 
-def test_ppo_bootstraps_truncated_episodes_from_their_final_observation_and_terminated_ones_not_at_all(ppo):
-    # By hand: values are the observation, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated, row 1 terminated.
+def test_truncated_episodes_are_bootstrapped_from_their_final_observation_and_terminated_ones_not_at_all(ppo):
+    # By hand: values are the observation, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated and runs on, row 1 is terminated.
     class Agent:
         def get_value(self, observation):
-            return observation.squeeze(-1)
+            return observation
 
         def get_distribution(self, observation):
-            return torch.distributions.Categorical(logits=torch.zeros(*observation.shape[:-1], 2))
+            return torch.distributions.Categorical(logits=torch.zeros(*observation.shape, 2))
 
-    flags = torch.tensor([[[False], [False]], [[True], [False]]])
-    following = dict(
-        observation=torch.tensor([[[40.0], [2.0]], [[80.0], [4.0]]]),
-        reward=torch.ones(2, 2, 1),
-        terminated=flags,
-        done=torch.tensor([[[True], [False]], [[True], [False]]]),
-    )
-    data = TensorDict(
-        dict(observation=torch.tensor([[[10.0], [20.0]], [[30.0], [6.0]]]), action=torch.zeros(2, 2).long(), next=following),
-        [2, 2],
-    )
-    batch = ppo.make_batch(Agent(), data.to_dict(), ppo.Args(gamma=0.5, gae_lambda=1.0))
-    assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
-
-
-def test_ppo_atari_bootstraps_from_roots_and_where_a_game_is_truncated_from_the_final_frames(ppo):
-    # By hand: values are the frames, rewards 1, gamma 0.5, lambda 1. Row 0 is truncated, then runs on; row 1 is terminated.
-    script = load_example("ppo_atari")
-    truncated = torch.tensor([[True, False], [False, False]])
-    terminated = torch.tensor([[False, False], [True, False]])
-    column = lambda flags: flags.unsqueeze(-1)  # noqa: E731
-    following = dict(
-        observation=torch.tensor([[40.0, 2.0], [80.0, 4.0]]),
-        reward=torch.ones(2, 2, 1),
-        terminated=column(terminated),
-        done=column(truncated | terminated),
-    )
+    done, terminated = (torch.tensor(flags).unsqueeze(-1) for flags in ([[True, False]] * 2, [[False, False], [True, False]]))
+    following = dict(observation=torch.tensor([[40.0, 2.0], [80.0, 4.0]]), reward=torch.ones(2, 2, 1))
     value = torch.tensor([[10.0, 20.0], [30.0, 6.0]])
-    data = dict(observation=value, action=torch.zeros(2, 2).long(), logprob=torch.zeros(2, 2), value=value, next=following)
+    data = dict(observation=value, action=torch.zeros(2, 2).long(), logprob=torch.zeros(2, 2), value=value)
+    data["next"] = following | dict(terminated=terminated, done=done)
     root = TensorDict(dict(observation=torch.tensor([2.0, 4.0])), [2])
-    args = script.Args(gamma=0.5, gae_lambda=1.0)
-    batch = script.make_batch(lambda frames: (None, frames), TensorDict(data, [2, 2]), root, args)
-    assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
-    assert batch["ret"].tolist() == [21, 2, 1, 3]
+    atari, args = load_example("ppo_atari"), dict(gamma=0.5, gae_lambda=1.0)
+    for batch in (
+        ppo.make_batch(Agent(), data, ppo.Args(**args)),
+        atari.make_batch(lambda frames: (None, frames), TensorDict(data, [2, 2]), root, atari.Args(**args)),
+    ):
+        assert batch["advantage"].tolist() == [1 + 20 - 10, 1 + 1 - 20, 1 - 30, 1 + 2 - 6]
+        assert batch["ret"].tolist() == [21, 2, 1, 3]
 
 
 @pytest.mark.full

@@ -1,7 +1,5 @@
 """An exception in the middle of a call: the next one raises and asks for a reset or a restore, after which all is well."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

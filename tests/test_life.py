@@ -1,7 +1,5 @@
 """Running statistics from training to deployment: killed, resumed, merged, evaluated and shipped as one set of numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import load_example

@@ -1,7 +1,5 @@
 """What newcomers write out of habit: each call raises, changes nothing, and the lines of code in its message work."""
 
-from __future__ import annotations
-
 import collections.abc
 import copy
 import re
@@ -192,9 +190,7 @@ UNPACKED = "obs, info = env.reset()"
 SLIPS = [
     Case("env.step(td)", ValueError, STEPPED, NEXT, f"{ACT}; td, transition = env.step(td); {ACT}", AGAIN),
     Case("env.step(td)", ValueError, STEPPED, NEXT, f"{ACT}; transition, _ = env.step(td); {ACT}", AGAIN),
-    Case(
-        "env.step(td)", TypeError, "an action as a tensor, but got tuple: " + SECOND, NEXT, f"{ACT}; td = env.step(td)", AGAIN
-    ),
+    Case("env.step(td)", TypeError, "action as a tensor, but got tuple: " + SECOND, NEXT, f"{ACT}; td = env.step(td)", AGAIN),
     Case("collect(td)", ValueError, COLLECTED, DATA, f"{ACT}; env.step(td)", RESET),
     Case("collect(td)", ValueError, COLLECTED, DATA, "td, data = collect(td)", RESET),
     Case("collect(td)", ValueError, STALE, DATA, "data, _ = collect(td)", RESET),

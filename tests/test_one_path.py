@@ -1,7 +1,5 @@
 """Env i is its own world: eager mode computes the same bits whatever the number of envs, the shard and the threads."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -43,7 +41,7 @@ class Oscillator(FuncEnv):
 
 NATIVE = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
 MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE} | {"vmapped": functools.partial(tw.FunctionalEnv, Oscillator())}
-STEPS = 500
+STEPS = 200
 
 
 def play(name, num_envs, num_steps, rows=(0,), first_index=0):

@@ -1,17 +1,13 @@
 """Properties that hold for every random tape, mask, space and stack."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from unittest import mock
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from catalogue import TRANSFORMS
-from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
@@ -166,30 +162,6 @@ def test_rescale_maps_bounds_to_bounds_and_back(seed, box):
     rounding = 4 * np.finfo(box.dtype).eps * (gradient * (abs(bottom) + abs(box.high)) + abs(low) + abs(high))
     assert (abs(ours.numpy() - (low + gradient * (points.numpy() - bottom))) <= rounding).all()
     assert (abs(back.action(ours).double() - points).numpy() <= rounding / gradient).all()
-
-
-@pytest.mark.full
-@MANY
-@given(seed=SEEDS, box=boxes(FLOATS[1:], SHAPES, bounded=True), multidiscrete=st.booleans())
-def test_discretize_points_lie_in_their_bins_and_bins_equal_gymnasiums(seed, box, multidiscrete):
-    bins = tuple(np.random.default_rng(seed).integers(1, 7, box.low.size).tolist())
-    observe, act = T.DiscretizeObservation(bins, multidiscrete), T.DiscretizeAction(bins, multidiscrete)
-    env = tw.TransformedEnv(Tape(seed, box, box), observe, act)
-    points, numbers = env.env.tape["observation"], env.sample_action()
-    low, high = (edge.view(points.shape) for edge in observe.revert_observation(observe.observation(points)))
-    assert ((low <= points) & (points <= high)).all()
-    centers = (sum(observe.revert_observation(numbers)) / 2).view(-1, *box.shape)
-    torch.testing.assert_close(act.action(numbers), centers)
-    points = torch.cat([centers, points[:ENVS]])
-    observed, reverted = observe.observation(points), act.revert_action(points)
-    for ours in (observed, reverted):
-        same(ours[:ENVS], numbers)
-    bare = gymnasium.Env()
-    bare.observation_space = bare.action_space = box
-    observing = wrappers.DiscretizeObservation(bare, bins, multidiscrete)
-    acting = wrappers.DiscretizeAction(bare, bins, multidiscrete)
-    for point, *ours in zip(points.numpy(), observed.numpy(), reverted.numpy(), strict=True):
-        assert (observing.observation(point) == ours[0]).all() and (acting.revert_action(point) == ours[1]).all()
 
 
 @MANY

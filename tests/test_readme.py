@@ -1,7 +1,6 @@
 """README.md and examples/README.md: the code runs, tables are complete, figures are measured, claims about others are true."""
 
-from __future__ import annotations
-
+import functools
 import importlib
 import inspect
 import json
@@ -14,6 +13,7 @@ import pytest
 import stable_baselines3.common.atari_wrappers as atari_wrappers
 import stable_baselines3.common.vec_env as vec_env
 from gymnasium.vector import AutoresetMode
+from test_differences import Ones
 
 import torchwrap as tw
 import torchwrap.testing
@@ -179,30 +179,11 @@ def _section(title):
 # Claims about other libraries that have no row in tests/test_differences.py.
 
 
-def test_gymnasium_vector_cartpole_initial_state_depends_on_num_envs_and_ours_does_not():
-    theirs = [gymnasium.make_vec("CartPole-v1", num_envs=n).reset(seed=0)[0][0] for n in (1, 2)]
-    ours = [tw.make("CartPole-v1", num_envs=n).reset(seed=0)["observation"][0] for n in (1, 2)]
-    assert (theirs[0] != theirs[1]).any() and (ours[0] == ours[1]).all()
-
-
-class CountingEnv(gymnasium.Env):
-    """Observations 0, 1, 2 in episodes of two steps."""
-
-    observation_space = gymnasium.spaces.Box(0, 2, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.elapsed = 0
-        return np.float32([0]), {}
-
-    def step(self, action):
-        self.elapsed += 1
-        return np.float32([self.elapsed]), 1.0, self.elapsed == 2, False, {}
+COUNTING = functools.partial(Ones, length=2, start=0)  # observations 0, 1, 2
 
 
 def test_gymnasium_default_autoreset_takes_a_step_that_ignores_its_action():
-    vector_env = gymnasium.vector.SyncVectorEnv([CountingEnv])
+    vector_env = gymnasium.vector.SyncVectorEnv([COUNTING])
     assert vector_env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     vector_env.reset()
     observations, rewards, *_ = zip(*(vector_env.step([0]) for _ in range(4)), strict=True)
@@ -218,7 +199,7 @@ def test_gymnasium_default_autoreset_takes_a_step_that_ignores_its_action():
     ],
 )
 def test_gymnasiums_vector_normalize_reward_leaks_except_in_one_mode(mode, returns):
-    vector_env = gymnasium.vector.SyncVectorEnv([CountingEnv], autoreset_mode=mode)
+    vector_env = gymnasium.vector.SyncVectorEnv([COUNTING], autoreset_mode=mode)
     theirs = gymnasium.wrappers.vector.NormalizeReward(vector_env, gamma=0.9)
     theirs.reset()
     for expected in returns:
@@ -227,13 +208,13 @@ def test_gymnasiums_vector_normalize_reward_leaks_except_in_one_mode(mode, retur
 
 
 def test_sb3_statistics_leave_final_observations_out_and_ours_count_them():
-    theirs = vec_env.VecNormalize(vec_env.DummyVecEnv([CountingEnv]), norm_reward=False)
+    theirs = vec_env.VecNormalize(vec_env.DummyVecEnv([COUNTING]), norm_reward=False)
     theirs.reset()
     for _ in range(4):
         theirs.step(np.array([0]))
     # The observations are 0 1 (2) 0 1 (2) 0; those in parentheses are final.
     assert theirs.obs_rms.mean.item() == pytest.approx(np.mean([0, 1, 0, 1, 0]), abs=1e-4)
-    vector_env = gymnasium.vector.SyncVectorEnv([CountingEnv], autoreset_mode=AutoresetMode.DISABLED)
+    vector_env = gymnasium.vector.SyncVectorEnv([COUNTING], autoreset_mode=AutoresetMode.DISABLED)
     ours = tw.TransformedEnv(tw.from_gymnasium(vector_env), T.NormalizeObservation())
     tw.rollout(ours, None, 4)
     assert ours.transforms[0].statistics.mean.item() == pytest.approx(np.mean([0, 1, 2, 0, 1, 2, 0]))

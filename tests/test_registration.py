@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import sys
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
@@ -108,34 +105,6 @@ def test_max_episode_steps_replaces_the_registered_limit(backend):
         env = tw.make("CartPole-v1", 2, backend=backend, max_episode_steps=max_episode_steps)
         assert play_until_done(env, balance) == (limit, True)
         assert env.signature.max_episode_steps == env.spec.max_episode_steps == limit
-
-
-@each_backend
-def test_make_passes_constructor_arguments_on(backend):
-    env = tw.make("CartPole-v1", 2, backend=backend, sutton_barto_reward=True)
-    transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([0, 1])))
-    assert transition["next", "reward"].tolist() == [[0], [0]]
-    assert env.spec.kwargs["sutton_barto_reward"] is True
-
-
-@each_backend
-def test_make_with_first_index_makes_a_shard(backend):
-    whole = tw.make("CartPole-v1", 4, backend=backend).reset(seed=3)["observation"]
-    shards = [tw.make("CartPole-v1", 2, backend=backend, first_index=first).reset(seed=3)["observation"] for first in (0, 2)]
-    assert torch.equal(whole, torch.cat(shards))
-    assert len(np.unique(whole.numpy(), axis=0)) == 4
-
-
-@each_backend
-def test_spec_is_gymnasiums_and_tensors_are_on_the_device(backend):
-    env, registered = tw.make("CartPole-v1", 2, backend=backend, device=torch.device("cpu")), gymnasium.spec("CartPole-v1")
-    assert isinstance(env.spec, EnvSpec)
-    assert (env.spec.id, env.spec.reward_threshold, env.spec.max_episode_steps) == (
-        "CartPole-v1",
-        registered.reward_threshold,
-        500,
-    )
-    assert env.device == env.reset(seed=0)["observation"].device == env.sample_action().device == torch.device("cpu")
 
 
 # register.

@@ -1,16 +1,14 @@
 """State that is loaded and restored, as a whole or not at all; and configuration, which stays as it was made."""
 
-from __future__ import annotations
-
 import copy
 import functools
-import io
 
 import pytest
 import torch
 from catalogue import ACTIONS, DICT, TRANSFORMS, UNCAPTURED, WRAPPERS
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from helpers import after, assert_same, each_copy, play
+from helpers import after, assert_same, each_copy, play, through_file
 from tensordict import TensorDict
 from torch import nn
 
@@ -35,8 +33,11 @@ def nested(*between):
     return tw.TransformedEnv(below, T.NormalizeObservation(), *between, inner, T.NormalizeObservation(), groups)
 
 
+WITHOUT_STATISTICS = T.ClipReward(-9, 9), T.TimeLimit(7), T.RecordEpisodeStatistics(), T.DelayObservation(1)
+
+
 def test_buffers_are_named_by_class_and_load_with_other_transforms_between_and_from_positions():
-    env, other, again, old = nested(), nested(T.ClipReward(-9, 9), T.TimeLimit(7)), nested(), nested()
+    env, other, again, old = nested(), nested(*WITHOUT_STATISTICS), nested(), nested()
     after(env, 5)
     old_of = {
         "transforms.NormalizeObservation.": "transforms.0.",
@@ -162,13 +163,6 @@ def test_load_state_dict_with_assign_stores_the_tensors_themselves_and_refuses_w
 # restore.
 
 
-def through_file(snapshot):
-    file = io.BytesIO()
-    torch.save(snapshot.to_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])
 def test_restore_of_another_configuration_keeps_the_own_one(store):
     other, env = (tw.TransformedEnv(ScriptedEnv(2), T.RescaleAction(-limit, limit), T.TimeLimit(limit)) for limit in (1, 10))
@@ -196,6 +190,14 @@ def test_restore_of_another_num_envs_raises_before_anything_changed(store):
             env.restore(store(other.snapshot()))
         assert_same(env.snapshot(), before)
         env.step(td.set("action", env.sample_action()))
+
+
+def test_root_of_restore_shares_no_memory_with_the_snapshot():
+    env = ScriptedEnv(2, observation_space=spaces.Dict(a=spaces.Box(1, 9, (2,))))
+    env.reset(seed=0)
+    snapshot = env.snapshot()
+    env.restore(snapshot)["observation", "a"].zero_()
+    assert (snapshot["observation", "a"] > 0).all()
 
 
 # What is wrong with a snapshot, as a function that changes its dict.

@@ -4,8 +4,6 @@ It equals eager mode in every value and buffer while episodes end at different t
 graph, and no call after the first compiles another.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -122,6 +120,7 @@ class VmappedPendulum(Pendulum):
     broadcasts = False
 
 
+@pytest.mark.full
 def test_functional_env_compiles():
     assert_compiles(lambda: tw.FunctionalEnv(VmappedPendulum(), NUM_ENVS, max_episode_steps=5))
 
@@ -152,5 +151,5 @@ def test_every_transform_compiles_through_aot_autograd_in_stacks():
 
 @pytest.mark.full
 def test_transforms_compile_through_inductor():
-    for make in stacks(["Compose of seven", "ObservationGroups", "StickyAction", "on CartPole"]):
+    for make in stacks(["Compose of seven", "StickyAction"]):
         assert_compiles(make, "inductor", INDUCTOR)

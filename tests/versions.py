@@ -6,8 +6,6 @@ asks for, the newest are what pip finds. On Linux, an environment takes up to 7 
 a CUDA build; pip's own variables, such as PIP_EXTRA_INDEX_URL, apply. The exit code is 0 if all combinations passed.
 """
 
-from __future__ import annotations
-
 import argparse
 import configparser
 import os

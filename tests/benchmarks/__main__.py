@@ -1,7 +1,5 @@
 """The command line of the benchmarks."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -10,23 +8,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import bridge, cartpole, each, glue, ppo, report, scaling, startup
+from . import bridge, cartpole, glue, ppo, report, startup
 from .measure import ROOT, Figures, Options, instruction_sets, machine, settings
 
 FILE = Path(__file__).with_name("cpu.json")
-SUITES = {"glue": glue.run, "cartpole": cartpole.run, "bridge": bridge.run, "ppo": ppo.run}
-SUITES |= {"scaling": scaling.run, "startup": startup.run}
+SUITES = {"glue": glue.run, "cartpole": cartpole.run, "bridge": bridge.run, "ppo": ppo.run, "startup": startup.run}
 EVERYWHERE = ("glue", "cartpole", "bridge")  # by default in every setting; the others only in the last, because of the time
-GPU_SUITES = {"each": each.each, "number": each.number, "images": each.images, "collector": each.collector}
+GPU_SUITES = {"collector": cartpole.collector}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Compares torchwrap with other libraries.")
     parser.add_argument("--json", type=Path, help="file for the figures; one of the same machine and versions is continued")
-    parser.add_argument("--plot", help="PNG file for the plot; the plot of `scaling` is scaling.png next to it")
-    parser.add_argument(
-        "--tables", action="store_true", help="only print the tables of README.md; --json defaults to cpu.json"
-    )
+    parser.add_argument("--plot", help="PNG file for the plot")
+    parser.add_argument("--tables", action="store_true", help="print only the tables of README.md, of cpu.json or --json")
     parser.add_argument("--suite", choices=[*SUITES, *GPU_SUITES], nargs="+", default=list(SUITES), help="suites to run")
     parser.add_argument("--isa", choices=instruction_sets(), nargs="+", help="instruction sets; defaults to all listed here")
     parser.add_argument("--threads", type=int, nargs="+", help="numbers of threads of every library; defaults to 1 and 2")
@@ -36,7 +31,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--num-steps", type=int, default=Options.num_steps, help="steps of a compiled rollout and of a scan")
     parser.add_argument("--seeds", type=int, nargs="+", default=Options.seeds, help="seeds of ppo")
     parser.add_argument("--device", default=Options.device, help="device of torchwrap; most peers run on the CPU only")
-    parser.add_argument("--only", nargs="+", help="transforms of `each`; defaults to all")
     parser.add_argument("--no-compile", action="store_true", help="skip rows that need torch.compile")
     parser.add_argument("--python", action="append", default=[], metavar="SIDE=PATH", help="interpreter of a side")
     arguments = vars(parser.parse_args(argv))

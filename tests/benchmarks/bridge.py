@@ -1,7 +1,5 @@
 """Four transforms on 8 MuJoCo envs, HalfCheetah-v5, compared with Gymnasium's vector wrappers of the same names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .glue import REFERENCES, ways

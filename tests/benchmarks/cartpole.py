@@ -1,7 +1,5 @@
 """The whole step of CartPole-v1, bare and with observations normalized, clipped and stacked, auto-reset included."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .glue import sizes, ways
@@ -31,6 +29,19 @@ def run(options: Options) -> Figures:
         if "gigabytes_per_second" in row and "skipped" not in copy:
             row["of_copy"] = row["gigabytes_per_second"] / copy["gigabytes_per_second"]
     return {**add_speeds(figures), "cartpole/copy/1": copy}
+
+
+def collector(options: Options) -> Figures:
+    """Rollouts as PPO collects them: CartPole-v1, episode statistics and a policy, compared with TorchRL's Collector."""
+    figures: Figures = {}
+    for n in options.num_envs or (4096,):
+        shared: dict[str, Any] = {"num_envs": n, "num_steps": options.num_steps, "device": options.device}
+        rows = {"torchrl": Row(Case("torchrl", "collector", shared))}
+        for way in ways(options, "eager", "compiled"):
+            rows[f"torchwrap-{way}"] = Row(Case("torchwrap", "collector", {**shared, "way": way}))
+        found = compare(rows, options, ("torchwrap-eager", "torchwrap-compiled"))
+        figures |= {f"collector/{name}/{n}": row for name, row in found.items()}
+    return add_speeds(figures)
 
 
 def add_speeds(figures: Figures) -> Figures:

@@ -1,7 +1,5 @@
 """EnvPool's side: its CartPole-v1 in C++, bare, because it has no transforms."""
 
-from __future__ import annotations
-
 import itertools
 import os
 

@@ -1,7 +1,5 @@
 """The cost of a stack of transforms: a whole step minus a step of the bare env, by number of envs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,9 +34,9 @@ def sizes(options: Options) -> tuple[int, ...]:
     return (8, 64, 1024, 16384) if options.device == "cpu" else (4096, 65536, 1048576)
 
 
-def ours(num_envs: int, transforms: Sequence[str], options: Options, *names: str, **more: Any) -> dict[str, Row]:
-    arguments = {"num_envs": num_envs, "device": options.device, **more}
-    return {f"torchwrap-{way}": pair("torchwrap", transforms, way=way, **arguments) for way in ways(options, *names)}
+def ours(num_envs: int, transforms: Sequence[str], options: Options) -> dict[str, Row]:
+    arguments = {"num_envs": num_envs, "device": options.device}
+    return {f"torchwrap-{way}": pair("torchwrap", transforms, way=way, **arguments) for way in ways(options)}
 
 
 def ways(options: Options, *names: str) -> list[str]:

@@ -1,7 +1,5 @@
 """Gymnasium's side: its vector wrappers on the scripted env in NumPy, on its own CartPole, and on HalfCheetah."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

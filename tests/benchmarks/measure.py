@@ -1,7 +1,5 @@
 """Measurement: one worker process per case, all of them timed in turns within one run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import operator
@@ -64,8 +62,6 @@ class Options:
     """Whether rows that need torch.compile are measured."""
     pythons: Mapping[str, str] = field(default_factory=dict)
     """Interpreters of the sides that do not use ours."""
-    only: Sequence[str] | None = None
-    """Transforms of `each`. Defaults to all."""
 
     @property
     def setting(self) -> str:

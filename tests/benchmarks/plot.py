@@ -3,8 +3,6 @@
 It is the only file that imports matplotlib.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
@@ -34,15 +32,6 @@ CARTPOLE = {
     "envpool-bare": "EnvPool, no transforms",
     "torchrl": "TorchRL",
 }
-SCALING = {
-    "torchwrap-rollout": "torchwrap, compiled rollout",
-    "torchwrap-step": "torchwrap, compiled step",
-    "torchwrap-eager": "torchwrap, eager",
-    "gymnax-scan": "gymnax, lax.scan",
-    "gymnax-step": "gymnax, jitted step",
-    "gymnasium": "Gymnasium, NumPy",
-    "envpool": "EnvPool",
-}
 PPO = {"torchwrap": "torchwrap", "sb3": "Stable-Baselines3"}
 STYLES = {"eager": ":", "step": "--", "torch.compile": "-."}
 COLORS = {"torchwrap": "C3", "gymnax": "C0", "Stable": "C1", "TorchRL": "C2", "Gymnasium": "C4", "EnvPool": "C5"}
@@ -51,7 +40,7 @@ COLORS = {"torchwrap": "C3", "gymnax": "C0", "Stable": "C1", "TorchRL": "C2", "G
 def draw(figures: Figures, path: str) -> None:
     """Plots the cost of transforms and the speed of CartPole in each setting, and the time of PPO.
 
-    The panel of a suite that was not run stays empty. If `scaling` was run, its plot is scaling.png next to this one.
+    The panel of a suite that was not run stays empty.
     """
     found = settings(figures, "glue/") or settings(figures, "cartpole/") or [""]
     canvas = Figure(figsize=(2.5 + 3.7 * max(len(found), 2), 9.5), layout="constrained")
@@ -66,23 +55,6 @@ def draw(figures: Figures, path: str) -> None:
     cartpole[0].set_ylabel(f"CartPole-v1, normalized, clipped,\nstacked ({chunk}):\nenv steps per second (higher is better)")
     _bars(panels["ppo"], figures)
     canvas.savefig(path, dpi=100)
-    if settings(figures, "scaling/"):
-        draw_scaling(figures, str(Path(path).with_name("scaling.png")))
-
-
-def draw_scaling(figures: Figures, path: str) -> None:
-    """Plots the speed of CartPole-v1 by number of envs, one panel per setting."""
-    found = settings(figures, "scaling/")
-    canvas = Figure(figsize=(4 + 5 * len(found), 5.5), layout="constrained")
-    canvas.suptitle(conditions(_machine(figures, "scaling")), fontsize="medium")
-    (axes,) = canvas.subplots(1, len(found), squeeze=False)
-    _settings(axes, figures, found, "scaling", SCALING, "steps_per_second")
-    axes[0].set_ylabel("CartPole-v1 without transforms: env steps per second")
-    canvas.savefig(path, dpi=100)
-
-
-def _machine(figures: Figures, suite: str) -> Mapping[str, Any]:
-    return figures.get(f"machine of {suite}", figures["machine"])  # some suites were measured on another one
 
 
 def draw_scores(runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, Any], path: str) -> None:
@@ -95,9 +67,8 @@ def draw_scores(runs: Mapping[str, Mapping[str, Any]], published: Mapping[str, A
                     steps, returns = zip(*run["curve"], strict=True)
                     axes.plot(steps, returns, color=_color(label), label=label)
         if score:
-            axes.axhspan(
-                score.mean - score.deviation, score.mean + score.deviation, color="C7", alpha=0.3, label="CleanRL's score"
-            )
+            low, high = score.mean - score.deviation, score.mean + score.deviation
+            axes.axhspan(low, high, color="C7", alpha=0.3, label="CleanRL's score")
         axes.set(title=env, xlabel="env steps")
         axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
@@ -185,7 +156,7 @@ def _bars(axes: Axes, figures: Figures) -> None:
     axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.margins(x=0.12)
     axes.invert_yaxis()
-    where = _machine(figures, "ppo")["processor"]
+    where = figures.get("machine of ppo", figures["machine"])["processor"]  # it may have been measured on another one
     axes.set(
         title="PPO until CartPole-v1 returns 475 (lower is better)",
         xlabel=f"seconds since process start, median of the seeds; {where}, {words(settings(figures, 'ppo/'))}",

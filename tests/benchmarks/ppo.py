@@ -1,6 +1,4 @@
-"""PPO on CartPole-v1: the time until it is solved, and env steps per second, each run in a process of its own."""
-
-from __future__ import annotations
+"""PPO on CartPole-v1: the time until it is solved, each run in a process of its own."""
 
 import json
 import math
@@ -16,15 +14,6 @@ from .measure import ROOT, Case, Figures, Options, ask, environment
 
 PEERS = ("sb3",)
 OURS = {"torchwrap": (), "compiled": ("--compile",)}  # from name to flags of examples/ppo.py
-# Speed in steady state needs no learning. Two threads pay where minibatches have thousands of rows.
-SPEED = {
-    "512 envs": ("ppo.py", "--num-envs", "512"),
-    "512 envs, compiled": ("ppo.py", "--num-envs", "512", "--compile"),
-    "512 envs, compiled, 2 threads": ("ppo.py", "--num-envs", "512", "--compile", "--num-threads", "2"),
-    "whole iteration compiled": ("ppo_compiled.py",),
-    "512 envs, whole iteration compiled": ("ppo_compiled.py", "--num-envs", "512"),
-}
-SPEED_STEPS = 1_000_000
 SPEEDS = ("steps_per_second", "steps_per_second_steady", "compile_seconds")
 TIMES = ("seconds_to_target", "wall_seconds_to_target")
 
@@ -34,43 +23,33 @@ def run(options: Options) -> Figures:
     figures: Figures = {}
     imports = _import_seconds(options)
     for seed in options.seeds:
-        rows = {name: _train("ppo.py", seed, options, *flags) for name, flags in OURS.items()}
+        rows = {name: _train(seed, options, *flags) for name, flags in OURS.items()}
         for row in rows.values():
             seconds = row["seconds_to_target"]
             row.update(import_seconds=imports, wall_seconds_to_target=seconds and seconds + imports)
         for name in PEERS:
             rows[name] = ask(Case(name, "solve_cartpole", {"seed": seed, "started": time.time()}), options)
         figures.update({f"ppo/{name}/{seed}": row for name, row in rows.items()})
-    figures |= medians(figures)
-    for name, (script, *flags) in SPEED.items():
-        if not (ROOT / "examples" / script).exists():
-            continue
-        try:
-            row = _train(script, options.seeds[0], options, *flags, "--total-timesteps", str(SPEED_STEPS))
-            row = {figure: row[figure] for figure in SPEEDS if figure in row}
-        except subprocess.CalledProcessError as error:
-            row = {"skipped": error.stderr.decode().strip().splitlines()[-1]}
-        figures[f"ppo/{name}/speed"] = row
-    return figures
+    return figures | medians(figures)
 
 
-def _train(script: str, seed: int, options: Options, *flags: str) -> dict[str, Any]:
-    """The `metrics.json` of a run of a script in examples/."""
+def _train(seed: int, options: Options, *flags: str) -> dict[str, Any]:
+    """The `metrics.json` of a run of examples/ppo.py."""
     with tempfile.TemporaryDirectory() as folder:
-        _python(options, script, "--seed", str(seed), "--device", options.device, "--out", folder, *flags)
+        _python(options, "--seed", str(seed), "--device", options.device, "--out", folder, *flags)
         return json.loads((Path(folder) / "metrics.json").read_text())
 
 
 def _import_seconds(options: Options) -> float:
     # The script measures from main() on. Only the imports come before it, and --help runs nothing else.
-    _python(options, "ppo.py", "--help")  # reads the libraries from the disk
+    _python(options, "--help")  # reads the libraries from the disk
     start = time.perf_counter()
-    _python(options, "ppo.py", "--help")
+    _python(options, "--help")
     return time.perf_counter() - start
 
 
-def _python(options: Options, script: str, *arguments: str) -> None:
-    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
+def _python(options: Options, *arguments: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "ppo.py"), *arguments]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment(options))
 
 

@@ -1,7 +1,5 @@
 """Tables of the figures: as text while they are measured, and in Markdown for README.md."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Stable-Baselines3's side: its three VecEnv wrappers on the scripted env in NumPy, and its tuned PPO on CartPole-v1."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -8,8 +8,6 @@ python -m tests.benchmarks.scores --show                              nothing: o
 It writes examples/results/ppo_mujoco.json after each run, and ppo_mujoco.png at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,12 +1,9 @@
 """The scripted env that every side steps: observations of 17 numbers, actions of 6, episodes of 200 steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from torchwrap.testing import ScriptedEnv
@@ -14,12 +11,6 @@ from torchwrap.testing import ScriptedEnv
 LENGTH = 200
 OBSERVATION = 17
 ACTION = 6
-SPACES: dict[str, Any] = {
-    "numbers": spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32),
-    "bounded numbers": spaces.Box(-1e6, 1e6, (OBSERVATION,), np.float32),
-    "images": spaces.Box(0, 255, (24, 24, 3), np.uint8),
-    "parts": spaces.Dict(numbers=spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32), kind=spaces.Discrete(3)),
-}
 
 
 def elapsed(num_envs: int) -> Tensor:
@@ -32,9 +23,8 @@ def actions(num_envs: int) -> Tensor:
     return torch.linspace(-2, 2, num_envs * ACTION).view(num_envs, ACTION)
 
 
-def scripted(num_envs: int, device: str = "cpu", space: str = "numbers") -> ScriptedEnv:
-    """A `ScriptedEnv` whose observation space is `SPACES[space]`."""
-    return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, observation_space=SPACES[space], device=device)
+def scripted(num_envs: int, device: str = "cpu") -> ScriptedEnv:
+    return ScriptedEnv(num_envs, (OBSERVATION,), LENGTH, device=device)
 
 
 class NumpyScript:

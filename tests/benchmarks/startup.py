@@ -1,7 +1,5 @@
 """Seconds to make an env, compile it and call it three times: with an empty cache of compiled code, and with a full one."""
 
-from __future__ import annotations
-
 import tempfile
 
 from .cartpole import STACK

@@ -1,7 +1,5 @@
 """TorchRL's side: seven of its transforms on torchwrap's envs as an `EnvBase`."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Callable, Sequence

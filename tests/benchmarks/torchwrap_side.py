@@ -1,7 +1,5 @@
 """torchwrap's side: stacks of transforms by name on each env, eager, compiled, or in compiled rollouts."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json
@@ -15,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -33,45 +30,18 @@ from .worker import Timed, nothing, turn
 UNROLL = {256: 4, 1024: 2}
 # Transforms that are measured with arguments.
 ARGUMENTS: dict[str, Callable[[], T.Transform]] = {
-    "AddNoise": lambda: T.AddNoise(0.1),
-    "AddWhiteNoise": lambda: T.AddWhiteNoise(0.1),
     "ClipObservation": lambda: T.ClipObservation(-10, 10),
     "ClipReward": lambda: T.ClipReward(-10, 10),
-    "DelayAction": lambda: T.DelayAction(4),
-    "DelayObservation": lambda: T.DelayObservation(4),
-    "DiscretizeAction": lambda: T.DiscretizeAction(3),
-    "DiscretizeObservation": lambda: T.DiscretizeObservation(10, multidiscrete=True),
-    "DtypeObservation": lambda: T.DtypeObservation("float64"),
-    "FilterObservation": lambda: T.FilterObservation(["numbers"]),
     "FrameStackObservation": lambda: T.FrameStackObservation(4),
-    "ObstructView": lambda: T.ObstructView(0.1, 4),
-    "RescaleAction": lambda: T.RescaleAction(-2, 2),
-    "RescaleObservation": lambda: T.RescaleObservation(-1, 1),
-    "ReshapeObservation": lambda: T.ReshapeObservation((1, script.OBSERVATION)),
-    "ResizeObservation": lambda: T.ResizeObservation((18, 18)),
-    "ScaleReward": lambda: T.ScaleReward(0.1),
-    "StickyAction": lambda: T.StickyAction(0.25),
-    "TimeAwareObservation": lambda: T.Compose([T.TimeLimit(1000), T.TimeAwareObservation()]),
-    "TimeLimit": lambda: T.TimeLimit(1000),
-    "TransformAction": lambda: T.TransformAction(lambda action: action * 0.5),
-    "TransformObservation": lambda: T.TransformObservation(lambda observation: observation * 0.5),
-    "TransformReward": lambda: T.TransformReward(lambda reward: reward * 0.1),
 }
 
 
-def scripted(
-    num_envs: int,
-    transforms: Sequence[str] | None = None,
-    way: str = "eager",
-    device: str = "cpu",
-    space: str = "numbers",
-) -> Timed:
+def scripted(num_envs: int, transforms: Sequence[str] | None = None, way: str = "eager", device: str = "cpu") -> Timed:
     """A step of a ScriptedEnv; `transforms` is None for the bare env, and [] for an empty TransformedEnv."""
-    env = _build(script.scripted(num_envs, device, space), transforms, way)
+    env = _build(script.scripted(num_envs, device), transforms, way)
     td = env.reset(seed=0)
     env.unwrapped.elapsed.copy_(script.elapsed(num_envs))
-    floats = isinstance(env.single_action_space, gymnasium.spaces.Box)
-    return _stepper(env, td, [script.actions(num_envs).to(device) if floats else env.sample_action()], way)
+    return _stepper(env, td, [script.actions(num_envs).to(device)], way)
 
 
 def cartpole(
@@ -111,36 +81,6 @@ def half_cheetah(mode: str, transforms: Sequence[str] | None, way: str = "eager"
 def _integers(high: int, num_envs: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(high, (num_envs,), generator=generator) for _ in range(16)]
-
-
-class Film(tw.Env):
-    """Returns the same frames at each step, in place of an external simulator."""
-
-    can_snapshot = False
-    host_stepped = True
-
-    def __init__(self, num_envs: int, device: str) -> None:
-        space = gymnasium.spaces.Box(0, 255, (210, 160, 3), "uint8")
-        super().__init__(tw.Signature(num_envs, space, gymnasium.spaces.Discrete(4), torch.device(device)))
-        noise = torch.randint(256, (num_envs, *space.shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-        self.frames = noise.to(device)
-
-    def _step(self, action: Tensor) -> TensorDict:
-        flags = torch.zeros(2, self.num_envs, 1, dtype=torch.bool, device=self.frames.device).unbind(0)
-        given = {"observation": self.frames, "reward": flags[0].float(), "terminated": flags[0], "truncated": flags[1]}
-        return TensorDict(given, batch_size=[self.num_envs])
-
-    def _reset(self, mask: tw.RowMask, options: Any = None) -> TensorDict:
-        return TensorDict({"observation": self.frames}, batch_size=[self.num_envs])
-
-
-def atari(num_envs: int, way: str = "eager", device: str = "cpu") -> Timed:
-    """Atari preprocessing: grayscale, resize and a stack of four."""
-    transforms = [T.GrayscaleObservation(), T.ResizeObservation((84, 84)), T.FrameStackObservation(4)]
-    env = _build(tw.TransformedEnv(Film(num_envs, device), *transforms), None, way)
-    env.reset(seed=0)
-    action = env.sample_action()
-    return Timed(lambda: env.step(action), 1, wait(device))
 
 
 def learn(id: str, seed: int, compiled: bool = False) -> dict[str, Any]:

@@ -8,8 +8,6 @@ function returns. After an error, the answer has the reason as `skipped`.
 This module imports only the side, because that side's interpreter may have neither PyTorch nor torchwrap.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -3,8 +3,6 @@
 Each test runs on CUDA, where there is a device, and with graphs that are simulated on the CPU (`cuda_graphs`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

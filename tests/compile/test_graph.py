@@ -1,7 +1,5 @@
 """Graph: a traced function of tensors, from Inductor or, where a PyTorch lacks its entry point, from `torch.compile`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from catalogue import stack
@@ -14,7 +12,6 @@ from torchwrap import transforms as T
 from torchwrap._compile import graph as graphs
 from torchwrap._compile.graph import Graph, Settings
 from torchwrap._compile.inputs import Inputs
-from torchwrap._core import rows
 from torchwrap.testing import ScriptedEnv
 
 
@@ -60,16 +57,6 @@ def test_argument_of_another_dtype_takes_another_graph():
         assert graph(torch.ones(3, dtype=dtype)).dtype == dtype
 
 
-def test_leaves_are_ordered_by_key_and_structure_tells_what_is_interchangeable():
-    one, two, three = torch.ones(2), torch.zeros(2), torch.arange(6)
-    value = ({"b": one, "a": {("k", "l"): two}}, three)
-    assert [leaf.tolist() for leaf in rows.leaves(value)] == [two.tolist(), one.tolist(), three.tolist()]
-    assert rows.flatten(value, []) == rows.flatten(({"a": {("k", "l"): one}, "b": two}, one), [])
-    assert rows.flatten(value, []) != rows.flatten(({"a": one, "b": two}, one), [])
-    built = rows.builder(value)(iter(rows.leaves(value)))
-    assert built[0]["b"] is one and built[0]["a"]["k", "l"] is two and built[1] is three
-
-
 @pytest.mark.parametrize("backend", mostly_full(["aot_eager", "inductor"], "aot_eager"))
 def test_without_inductors_entry_point_torch_compile_takes_its_place(backend, monkeypatch):
     monkeypatch.setattr(graphs, "inductor", None)
@@ -100,13 +87,6 @@ def test_copies_of_one_value_through_inductor_share_no_memory():
         assert torch.equal(successor["row"], successor["observation"].sum(-1))
 
 
-def step_in_another_process(env, results):
-    td = env.reset(seed=0)
-    for _ in range(5):
-        _, td = env.step(td.set("action", env.sample_action()))
-    results.put(td["observation"].tolist())
-
-
 @pytest.mark.full
 def test_env_in_shared_memory_steps_as_before():
     make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())  # noqa: E731
@@ -114,19 +94,3 @@ def test_env_in_shared_memory_steps_as_before():
     env.share_memory()
     assert_plays_the_same(eager, env, 12, AOT)
     assert_plays_the_same(eager.eval(), env.eval(), 12, AOT)  # another trace
-
-
-@pytest.mark.full
-def test_env_sent_to_a_spawned_process_steps_as_before():
-    make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", 4), T.NormalizeObservation())  # noqa: E731
-    context = torch.multiprocessing.get_context("spawn")
-    results, other = context.SimpleQueue(), make().share_memory()
-    process = context.Process(target=step_in_another_process, args=(other, results))
-    process.start()
-    found = results.get()
-    process.join()
-    expected = make()
-    td = expected.reset(seed=0)
-    for _ in range(5):
-        _, td = expected.step(td.set("action", expected.sample_action()))
-    assert found == td["observation"].tolist()

@@ -1,7 +1,5 @@
 """Every layer is stepped through its own `_step`, compiled or not, and what is compiled belongs to one object."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -13,7 +11,7 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
-full = pytest.mark.full
+full, long = pytest.mark.full, pytest.mark.long
 
 
 def overriding(kind, method):
@@ -68,10 +66,11 @@ WAYS = {
     "compiled collector": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
 }
 OVERRIDES = list(itertools.product([tw.TransformedEnv, tw.Wrapper], ["outermost", "middle", "innermost"], ["_step", "_reset"]))
+FEW = (0, 3, 4, 7, 8, 11)  # each class, depth and method; the third is a reset in the middle, between two layers
 CASES = [
-    pytest.param(way, *override, marks=() if way.startswith("eager") or number == 3 else full)
+    pytest.param(way, *override, marks=() if "eager" in way or number == 3 else full if number in FEW else [full, long])
     for way in WAYS
-    for number, override in enumerate(OVERRIDES)  # the third is a reset in the middle, between two layers
+    for number, override in enumerate(OVERRIDES)
 ]
 
 
@@ -102,25 +101,6 @@ def test_options_reach_a_reset_overridden_in_the_middle():
     env = compiled(tw.TransformedEnv(TakesOptions(ScriptedEnv(2, (3,))), T.TimeLimit(3)))
     assert (env.reset(options={"observation": 5})["observation"] == 5).all()
     assert (env.reset()["observation"] == 1).all()
-
-
-def changed(before, after):
-    return {name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)}
-
-
-def test_compile_sets_what_takes_the_place_of_a_step_and_no_other_attribute():
-    transforms = T.NormalizeObservation(), T.FrameStackObservation(2)
-    for env in (tw.TransformedEnv(tw.Wrapper(ScriptedEnv(NUM_ENVS)), *transforms), gymnasium_cartpole()):
-        env.reset()
-        before = {module: dict(vars(module)) for module in env.modules()}
-        assert not env.is_compiled and tw.compile(env, backend="eager").is_compiled
-        found = {module: changed(before[module], vars(module)) for module in env.modules()}
-        assert found.pop(env) <= {"_compiled", "_compiled_step", "_compiled_reset"} and not any(found.values())
-    collect = tw.Collector(ScriptedEnv(NUM_ENVS), Push(), 3)
-    before = {each: dict(vars(each)) for each in (collect, collect.policy, *collect.env.modules())}
-    assert not collect.is_compiled and tw.compile(collect, backend="eager").is_compiled
-    found = {each: changed(vars_before, vars(each)) for each, vars_before in before.items()}
-    assert found.pop(collect) == {"_compiled", "_known"} and not any(found.values()) and not collect.env.is_compiled
 
 
 def test_is_compiled_of_a_host_stepped_env_is_true_from_the_innermost_transforms_on():

@@ -1,7 +1,5 @@
 """A compiled env against the same env in eager mode, which other tests compare with independent oracles."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,7 +1,5 @@
 """Compiled collectors: the policy is in the graph, and its parameters and random numbers are not constants."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """Importing torchwrap, making an env and compiling one change nothing outside: settings, generators, the user's own graphs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

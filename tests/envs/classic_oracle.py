@@ -1,7 +1,5 @@
 """Gymnasium's classic control envs, stepped from given states next to torchwrap's."""
 
-from __future__ import annotations
-
 import math
 
 import gymnasium

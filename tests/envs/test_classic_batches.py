@@ -1,14 +1,12 @@
 """Spaces, limits, compilation and rendering of the classic control envs."""
 
-from __future__ import annotations
-
 import functools
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from classic_oracle import ANYWHERE, IDS, as_state, choose_action, inject, sample_states
+from classic_oracle import ANYWHERE, IDS, as_state, inject, sample_states
 from helpers import params
 
 import torchwrap as tw
@@ -28,24 +26,12 @@ def test_spaces_time_limit_and_frame_rate_match_gymnasium(id):
     assert env.spec.reward_threshold == single.spec.reward_threshold
 
 
-@pytest.mark.parametrize("id", [*IDS, "CartPole-v0"])
-def test_truncation_occurs_exactly_at_the_limit(id):
-    env = tw.make(id, 2)
-    td, random, limit = env.reset(seed=0), np.random.default_rng(0), env.signature.max_episode_steps
-    for step in range(1, limit + 1):
-        observation = td["observation"].numpy()
-        action = [choose_action("CartPole-v1", 1, random, row) if "CartPole" in id else 1 for row in observation]
-        action = torch.tensor(action) if env.single_action_space.shape == () else torch.zeros(2, 1)
-        transition, td = env.step(td.set("action", action))
-        assert not transition["next", "terminated"].any()
-        assert transition["next", "truncated"].tolist() == [[step == limit]] * 2
-
-
 @pytest.mark.parametrize("id", params({id: id for id in IDS}, quick=["CartPole-v1"]))
 def test_check_env_passes(id):
     check_env(functools.partial(tw.make, id, max_episode_steps=7))
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_compiled_float32_state_with_float64_matches_eager():
     id = "MountainCarContinuous-v0"

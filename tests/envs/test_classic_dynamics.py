@@ -1,7 +1,5 @@
 """States, observations, rewards and flags match Gymnasium's classic control envs step by step."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -17,6 +15,7 @@ from classic_oracle import (
     make_gymnasium,
     play_gymnasium,
     sample_states,
+    state_of,
     step_all,
     step_each,
 )
@@ -26,6 +25,7 @@ from helpers import ks_distance, params
 import torchwrap as tw
 from torchwrap import FunctionalEnv
 from torchwrap.envs.acrobot import Acrobot
+from torchwrap.envs.cartpole import CartPole
 from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 
 VARIANTS = [  # arguments that change the dynamics
@@ -94,6 +94,51 @@ def test_step_from_any_state_matches_gymnasium(id, kwargs, dtype):
     assert successor["reward"].dtype == successor["observation"].dtype == np.float32
 
 
+# CartPole.
+
+
+def test_auto_reset_episodes_end_as_in_gymnasium():
+    # Each episode of torchwrap's env is replayed in Gymnasium from its initial state.
+    env, single = FunctionalEnv(CartPole(dtype=torch.float64), 16, max_episode_steps=30), make_gymnasium("CartPole-v1", 30)
+    td, random, ended = env.reset(seed=3), np.random.default_rng(2), 0
+    initial, actions = state_of(env), [[] for _ in range(16)]
+    for _ in range(120):
+        td["action"] = torch.from_numpy(random.integers(2, size=16))
+        for i in range(16):
+            actions[i].append(td["action"][i].item())
+        transition, td = env.step(td)
+        for i in transition["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist():
+            single.reset()
+            single.unwrapped.state = tuple(initial[i])
+            *before, (observation, _, *flags, _) = [single.step(action) for action in actions[i]]
+            assert not any(terminated or truncated for _, _, terminated, truncated, _ in before)
+            np.testing.assert_allclose(transition["next", "observation"][i].numpy(), observation, rtol=2e-7, atol=1e-12)
+            assert [transition["next", key][i].item() for key in ("terminated", "truncated")] == flags and any(flags)
+            initial[i], actions[i], ended = state_of(env)[i], [], ended + 1
+    assert ended > 60
+
+
+def test_states_at_the_limits_are_not_terminal():
+    env = FunctionalEnv(CartPole(dtype=torch.float64), 2)
+    env.reset(seed=0)
+    for field, limit in (("x", 2.4), ("theta", 12 * 2 * math.pi / 360)):
+        for sign in (1, -1):
+            inject(env, np.zeros((2, 4)))
+            env.state[field].copy_(sign * torch.tensor([limit, np.nextafter(limit, 9)], dtype=torch.float64))
+            assert env.func_env.terminal(env.state, rng=None).tolist() == [False, True]
+
+
+def test_nan_in_one_row_does_not_reach_the_others():
+    env, same = FunctionalEnv(CartPole(), 3), FunctionalEnv(CartPole(), 3)
+    td, expected = env.reset(seed=0), same.reset(seed=0)
+    env.state["x_dot"][1] = float("nan")
+    for _ in range(30):
+        action = env.sample_action()
+        _, td = env.step(td.set("action", action))
+        _, expected = same.step(expected.set("action", action))
+    assert torch.equal(td["observation"][[0, 2]], expected["observation"][[0, 2]])
+
+
 # Acrobot.
 
 
@@ -145,26 +190,6 @@ def test_mountain_car_goal_includes_its_bounds(functions, goal):
     slow = np.nextafter(np.float32(0.03125), np.float32(0))
     inject(env, np.array([[goal, 0.03125], [below, 0.03125], [goal, slow], [below, slow]]))
     assert func_env.terminal(env.state, rng=None).tolist() == [True, False, False, False]
-
-
-@pytest.mark.parametrize("id", IDS[3:])
-def test_mountain_car_stops_at_the_left_wall_only(id):
-    env = tw.make(id, 3)
-    env.reset(seed=0)
-    inject(env, np.float32([[-1.18, -0.07], [-1.2, 0.01], [0.58, 0.07]]))
-    _, after = step_all(env, [1] * 3 if id == "MountainCar-v0" else np.zeros((3, 1), np.float32))
-    assert after[0].tolist() == [np.float32(-1.2), 0]
-    assert after[1, 0] > -1.2 and after[1, 1] > 0
-    assert after[2].tolist() == [np.float32(0.6), np.float32(0.07)]
-
-
-def test_mountain_car_continuous_clips_the_force_but_not_its_cost():
-    env = tw.make("MountainCarContinuous-v0", 3)
-    env.reset(seed=0)
-    inject(env, np.float32([[-0.5, 0]] * 3))
-    successor, after = step_all(env, np.float32([[5], [1], [-1]]))
-    np.testing.assert_allclose(successor["reward"].squeeze(-1), [-2.5, -0.1, -0.1], rtol=1e-6)
-    np.testing.assert_allclose(after[0], after[1], rtol=0, atol=1e-7)
 
 
 def test_mountain_car_continuous_in_float32_stays_near_gymnasiums_float64():

@@ -1,7 +1,5 @@
 """Initial states, reset options and constructor arguments of the classic control envs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Envs as pure functions, for a single env and in broadcasting style, and functions to play them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

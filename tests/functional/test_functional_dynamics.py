@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 import gymnasium
 import pytest
 import torch
-from func_envs import PAIRS, BroadcastWalk, Walk, both_aliasing, both_walks, equal, odd, play, some_actions
+from func_envs import PAIRS, BroadcastWalk, both_aliasing, both_walks, equal, odd, play, some_actions
 
 import torchwrap as tw
 from torchwrap import FunctionalEnv
@@ -58,14 +56,6 @@ def test_reset_options_are_passed_to_initial(func_env):
     env = FunctionalEnv(func_env, 2)
     assert env.reset(options={"start": 1.5})["observation"].tolist() == [[15, 15]] * 2
     assert env.reset(mask=torch.tensor([True, False]))["observation"].tolist() == [[0, 0], [15, 15]]
-
-
-def test_state_written_in_place_is_used_by_the_next_step():
-    env = FunctionalEnv(Walk(), 2)
-    td = env.reset(seed=0)
-    env.state["position"].copy_(torch.tensor([[1.0, 1.0], [-5.0, 0.0]]))
-    transition, _ = env.step(td.set("action", torch.zeros(2, 1)))
-    assert transition["next", "observation"].tolist() == [[10, 10], [-50, -50]]
 
 
 class Counted(BroadcastWalk):

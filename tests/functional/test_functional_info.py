@@ -1,10 +1,5 @@
 """Optional functions (`transition_info`, `state_info`, `truncated`), and limits that differ between envs."""
 
-from __future__ import annotations
-
-import functools
-
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,7 +9,6 @@ from gymnasium.experimental.functional import FuncEnv
 from helpers import assert_no_overlap
 
 from torchwrap import FunctionalEnv, random
-from torchwrap.testing import check_env
 from torchwrap.wrappers import RepeatAction
 
 
@@ -121,11 +115,6 @@ def test_entries_of_one_tensor_do_not_share_memory():
         assert_no_overlap(env.step(env.reset().set("action", torch.zeros(2, 1)))[0]["next"])
 
 
-@pytest.mark.full
-def test_env_with_info_satisfies_the_contract():
-    check_env(functools.partial(FunctionalEnv, ScalarTelling(), max_episode_steps=4))
-
-
 @all_telling
 def test_info_of_a_repeated_action_is_that_of_the_last_step_taken_or_a_declared_sum(func_env):
     env = RepeatAction(FunctionalEnv(func_env, 2), 3, summed_info=["asked", "position"])
@@ -133,40 +122,6 @@ def test_info_of_a_repeated_action_is_that_of_the_last_step_taken_or_a_declared_
     info = transition["next", "info"]
     assert info["count"].tolist() == [[2], [3]]
     assert info["asked"].tolist() == [[4], [1.5]] and info["position"].tolist() == [[6, 2], [3, 1.5]]
-
-
-class GymnasiumTelling(gymnasium.Env):
-    """The same walk as a single env of Gymnasium."""
-
-    observation_space, action_space = Walk.observation_space, Walk.action_space
-
-    def reset(self, *, seed=None, options=None):
-        self.position, self.count = np.zeros(2, np.float32), 0
-        return self.position * 10, {}
-
-    def step(self, action):
-        before, self.count = self.position, self.count + 1
-        self.position = np.array([before[0] + action[0], before[0]], np.float32)
-        info = {"moved": self.position[0] - before[0], "asked": action, "count": self.count, "position": self.position}
-        return self.position * 10, 0.0, bool(self.position[0] >= 3), False, info
-
-
-def test_info_has_the_layout_of_gymnasiums_infos(bridge):
-    keys = {
-        "moved": spaces.Box(-np.inf, np.inf, (1,), np.float32),
-        "asked": Walk.action_space,
-        "count": spaces.Box(0, 99, (1,), np.int64),
-        "position": Walk.observation_space,
-    }
-    env, other = FunctionalEnv(Telling(), 3), bridge([GymnasiumTelling] * 3, info_keys=keys)
-    td, other_td = env.reset(seed=0), other.reset(seed=0)
-    for action in 2 * some_actions(env, 20):
-        transition, td = env.step(td.set("action", action))
-        expected, other_td = other.step(other_td.set("action", action))
-        given, expected = transition["next", "info"], expected["next", "info"]
-        assert set(given.keys()) == set(expected.keys())
-        for key in keys:
-            torch.testing.assert_close(given[key], expected[key])  # shape and dtype too
 
 
 def test_params_reach_the_optional_functions():

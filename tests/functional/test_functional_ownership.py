@@ -1,25 +1,51 @@
-"""Returned tensors belong to the caller, and state and actions to the env."""
+"""The contract of an env, in both styles; returned tensors belong to the caller, and state and actions to the env."""
 
-from __future__ import annotations
+import functools
 
 import pytest
 import torch
-from func_envs import BroadcastWalk, Walk, both_aliasing, equal, every_env, odd, some_actions
+from func_envs import (
+    BroadcastItself,
+    BroadcastWalk,
+    Noisy,
+    Plain,
+    Walk,
+    both_aliasing,
+    equal,
+    every_env,
+    odd,
+    play,
+    some_actions,
+)
+from helpers import each_copy, params
+from test_functional_info import ScalarTelling
 
 from torchwrap import FunctionalEnv
+from torchwrap.testing import check_env
+
+CONTRACT = {
+    "a field as the observation": functools.partial(FunctionalEnv, BroadcastItself(), max_episode_steps=7),
+    "a plain dict": functools.partial(FunctionalEnv, Plain(), max_episode_steps=7),
+    "vmap": functools.partial(FunctionalEnv, Noisy(), max_episode_steps=7),
+    "info and limits of each env": lambda num_envs, first_index: FunctionalEnv(
+        ScalarTelling(), num_envs, first_index=first_index, max_episode_steps=3 + (torch.arange(num_envs) + first_index) % 4
+    ),
+}
 
 
-@every_env
-def test_returned_tensors_are_never_changed(func_env):
-    env = FunctionalEnv(func_env, 3, max_episode_steps=3)
-    td, kept = env.reset(seed=0), []
-    for action in some_actions(env, 10):
-        kept.append((td["observation"], td["observation"].clone()))
-        transition, td = env.step(td.set("action", action))
-        kept.append((transition["next"], transition["next"].clone()))
-    env.reset(mask=torch.tensor([True, False, True]))
-    env.reset(seed=1)
-    assert all(equal(returned, copied) for returned, copied in kept)
+@pytest.mark.parametrize("make", params(CONTRACT, quick=["a field as the observation", "a pool"]))
+def test_env_keeps_the_contract(make):
+    check_env(make)
+
+
+@each_copy
+def test_copy_continues_like_the_env_and_shares_no_memory(replicate):
+    env = FunctionalEnv(Noisy(), 4, max_episode_steps=9)
+    actions = some_actions(env, 20)
+    _, td = play(env, env.reset(seed=5), actions[:7])
+    twin = replicate(env)
+    assert equal(play(env, td.clone(), actions[7:])[0], play(twin, td.clone(), actions[7:])[0])
+    assert not {buffer.data_ptr() for buffer in env.buffers()} & {buffer.data_ptr() for buffer in twin.buffers()}
 
 
 @every_env

@@ -1,7 +1,5 @@
 """Parameters that differ between envs, and tensors that functions hold."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest

@@ -1,21 +1,8 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from func_envs import BroadcastNoisy, Noisy, both_noisy, equal, odd, play, some_actions
 
 from torchwrap import FunctionalEnv, random
-
-
-@both_noisy
-def test_shards_by_first_index_equal_their_rows_of_the_whole(func_env):
-    whole = FunctionalEnv(func_env, 8, max_episode_steps=9)
-    actions = some_actions(whole, 40)
-    everything, _ = play(whole, whole.reset(seed=11), actions)
-    for first, count in ((0, 1), (0, 3), (3, 4), (7, 1)):
-        shard = FunctionalEnv(func_env, count, max_episode_steps=9, first_index=first)
-        out, _ = play(shard, shard.reset(seed=11), actions[:, first : first + count])
-        assert equal(out, everything[:, :, first : first + count])
 
 
 def test_seed_uses_all_64_bits_and_is_drawn_if_none_is_given():

@@ -1,7 +1,5 @@
 """What the user's functions read is read at each call, computed by PyTorch, and by the process that calls them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Wrong functions, arguments and inputs, which are refused before anything has changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -126,16 +124,8 @@ def test_invalid_call_raises_and_changes_nothing():
         (lambda: env.step(torch.zeros(2)), ValueError, r"an action of shape \(2, 1\)"),
         (lambda: env.step(zeros.double()), TypeError, "an action of dtype torch.float32"),
         (lambda: env.reset(seed=1, options={"unknown": 1}), ValueError, r"among \['state', 'start'\], but got \['unknown'\]"),
-        (
-            lambda: env.reset(seed=1, options={"state": {"speed": zeros}}),
-            ValueError,
-            r"fields \['position', 'count'\], but got",
-        ),
-        (
-            lambda: env.reset(seed=1, options={"state": {"count": zeros}}),
-            ValueError,
-            r"\.reset needs state\['count'\] of shape",
-        ),
+        (lambda: env.reset(seed=1, options={"state": {"speed": zeros}}), ValueError, r"fields \['position', 'count'\], but"),
+        (lambda: env.reset(seed=1, options={"state": {"count": zeros}}), ValueError, r"reset needs state\['count'\] of"),
         (simulate(zeros), TypeError, "needs a state as a dict of tensors, as `env.state` is, but got Tensor"),
         (simulate({"position": zeros}), ValueError, r"fields \['position', 'count'\], but got \['position'\]"),
         (simulate({**state, "position": [0, 0]}), TypeError, r"state\['position'\] as a torch.Tensor, but got list"),

@@ -1,7 +1,5 @@
 """`simulate`: steps from a given state, through which gradients flow, and which leave the env as it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

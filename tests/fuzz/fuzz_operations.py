@@ -1,7 +1,5 @@
 """Random operations on an env: steps, rollouts, masked and seeded resets, changes of mode, and writes to a root."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 

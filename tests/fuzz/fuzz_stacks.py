@@ -3,8 +3,6 @@
 The code is what a failing test shows. This module has the names that it uses.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

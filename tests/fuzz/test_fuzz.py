@@ -1,8 +1,5 @@
 """Random stacks of transforms on random envs: they keep the contract, compiled too."""
 
-from __future__ import annotations
-
-import io
 import random
 
 import pytest
@@ -10,20 +7,13 @@ import torch
 from fuzz_operations import Operations, assert_same, leaves_of, numbers, perform, play, repeatable, tensors
 from fuzz_stacks import compilable, draw
 from gymnasium.envs.registration import EnvSpec
-from helpers import AOT, INDUCTOR
+from helpers import AOT, INDUCTOR, through_file
 
 import torchwrap as tw
 from torchwrap import RowMask
 from torchwrap import transforms as T
 
 # Results belong to the caller, and a snapshot continues bit for bit.
-
-
-def through_file(snapshot):
-    file = io.BytesIO()
-    torch.save(snapshot.to_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def made_again(stack, env):
@@ -141,7 +131,7 @@ def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
 
 
 @pytest.mark.parametrize("check", [check_compiled_env, check_compiled_collector])
-@numbers(quick=0, full=6, long=12)
+@numbers(quick=0, full=4, long=12)
 def test_compiled_random_stack_equals_the_eager_one(number, check, first_seed):
     stack = compilable(f"{check.__name__} {first_seed + number}")
     with repeatable(stack):

@@ -1,7 +1,5 @@
 """The oracle of the bridge: single Gymnasium envs, scripted or registered, which are stepped and reset by hand."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -16,7 +16,8 @@ from torchwrap import transforms as T
 from torchwrap.interop.atari import make_atari
 
 gymnasium.register_envs(ale_py)
-GAMES = ["Pong", "Breakout", "SpaceInvaders", "Qbert", "Seaquest", "BeamRider"]
+FEW = [("Breakout", 1), *(pytest.param(game, 3, marks=pytest.mark.full) for game in ("Pong", "Breakout", "SpaceInvaders"))]
+MORE = [pytest.param(game, 3, marks=[pytest.mark.full, pytest.mark.long]) for game in ("Qbert", "Seaquest", "BeamRider")]
 
 
 def cleanrl(game: str) -> gymnasium.Env:
@@ -65,7 +66,7 @@ REFERENCES = {
 
 
 @pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl"))
-@pytest.mark.parametrize(("game", "at_least"), [("Breakout", 1), *(pytest.param(g, 3, marks=pytest.mark.full) for g in GAMES)])
+@pytest.mark.parametrize(("game", "at_least"), FEW + MORE)
 def test_preset_equals_its_reference_over_whole_games(game: str, preset: str, at_least: int) -> None:
     make_reference, id = REFERENCES[preset]
     references = [make_reference(game) for _ in range(2)]

@@ -1,7 +1,5 @@
 """Workers that raise, exit, hang or are killed, and calls that are interrupted."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

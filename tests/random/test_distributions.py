@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -7,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchwrap import RowMask, random
+from torchwrap import random
 from torchwrap import random as distributions
 from torchwrap.random import Key, Stream
 
@@ -184,22 +182,11 @@ def test_arguments_are_numpys_in_order_and_may_be_tensors(key):
     unit, plain = random.uniform(key, shape=(2,)), random.normal(key, shape=(2,))
     assert torch.equal(random.uniform(key, low, high, (2,)), low + (high - low) * unit)
     assert torch.equal(random.normal(key, low, high, (2,)), low + high * plain)
+    assert torch.equal(random.exponential(key, high, (2,)), high * random.exponential(key, shape=(2,)))
     assert torch.equal(random.integers(key, start, start + 3, (2,)), random.integers(key, 3, shape=(2,)) + start)
-    numpys = np.random.default_rng(0)
-    for name, arguments in {"uniform": (-1, 1), "normal": (5, 0.5), "exponential": (3,), "integers": (2, 9)}.items():
-        ours = getattr(random, name)(Stream(1, seed=0).key(), *arguments, (20_000,)).double()
-        theirs = getattr(numpys, name)(*arguments, 20_000)
-        assert (ours.mean(), ours.std()) == pytest.approx((theirs.mean(), theirs.std()), rel=0.05, abs=0.05), name
     for draw in (random.uniform, random.normal, random.exponential, random.integers):
         with pytest.raises(TypeError, match=r"needs the shape last, as in NumPy, but got \(3,\) before: `shape=\(3,\)`"):
             draw(key, (3,))
-
-
-def test_draws_leave_the_global_generator_unchanged(key):
-    before = torch.get_rng_state()
-    all_draws(*key[:5])
-    Stream(4).seed(3, RowMask.full(4))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 # On a GPU.

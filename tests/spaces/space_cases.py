@@ -1,7 +1,5 @@
 """Spaces of every kind, and their values as arrays and as tensors."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np

@@ -1,17 +1,13 @@
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from space_cases import BOX, DISCRETE_HAS_DTYPE, SPACES, batch, every_space
+from space_cases import BOX, DISCRETE_HAS_DTYPE, batch, every_space
 from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchwrap as tw
-from torchwrap import Signature
+from torchwrap import RowMask, Signature
 from torchwrap import spaces as tensors
 from torchwrap.random import Stream
 
@@ -70,44 +66,6 @@ def test_contains_rejects_another_shape_dtype_or_structure():
         assert tensors.contains(space, value) is False
 
 
-def test_check_message_states_needed_and_given_value():
-    deep, dictionary, start = SPACES["deep"], spaces.Dict({"a": BOX}), spaces.Discrete(3, start=1)
-    for space, value, error, match in (
-        (BOX, torch.zeros(3, 3), ValueError, r"E needs it of shape \(2, 3\) \(num_envs first\), but got \(3, 3\)"),
-        (BOX, torch.zeros(2), ValueError, r"of shape \(2, 3\)"),
-        (BOX, torch.zeros(2, 3, dtype=torch.float64), TypeError, "of dtype torch.float32 for Box.*but got torch.float64"),
-        (BOX, np.zeros((2, 3)), TypeError, "as a torch.Tensor, but got ndarray"),
-        (BOX, None, TypeError, "as a torch.Tensor, but got NoneType"),
-        (BOX, TensorDict({}, [2]), TypeError, "as a torch.Tensor, but got TensorDict"),
-        (BOX, torch.zeros(2, 3, device="meta"), ValueError, "on device cpu, but got meta"),
-        (start, torch.tensor([1, 4]), ValueError, r"in Discrete\(3, start=1\), but got values from 1 to 4"),
-        (start, torch.tensor([0.0, 1.0]), TypeError, "of dtype torch.int64"),
-        (deep, tensors.zeros(deep, 3), ValueError, r"E needs it\['x'\]\['0'\]\['y'\] of shape \(2, 3\)"),
-        (dictionary, torch.zeros(2, 3), TypeError, r"as a TensorDict with keys \['a'\], but got Tensor"),
-        (dictionary, {"a": torch.zeros(2, 3)}, TypeError, r"as a TensorDict with keys \['a'\], but got dict"),
-        (dictionary, TensorDict({"b": torch.zeros(2)}, [2]), TypeError, r"with keys \['a'\], but got \['b'\]"),
-    ):
-        with pytest.raises(error, match=match):
-            tensors.check("E", "it", space, value, 2, CPU)
-    tensors.check("E", "it", deep, tensors.zeros(deep, 2), 2, CPU)
-
-
-def test_check_of_a_single_tensor_enters_few_functions():
-    entered, root = [], str(Path(tw.__file__).parent / "spaces")
-    value = torch.tensor([0, 1])
-    previous = sys.getprofile()
-    sys.setprofile(
-        lambda frame, event, _: (
-            entered.append(frame.f_code.co_name) if event == "call" and root in frame.f_code.co_filename else 0
-        )
-    )
-    try:
-        tensors.check("E", "it", spaces.Discrete(2), value, 2, CPU)
-    finally:
-        sys.setprofile(previous)
-    assert entered == ["check"]
-
-
 # Spaces that are not supported.
 
 
@@ -148,3 +106,52 @@ def test_empty_space_raises():
     for space in (spaces.Dict({}), spaces.Tuple([]), spaces.Dict({"a": spaces.Tuple([])})):
         with pytest.raises(ValueError, match="A Dict or Tuple space needs at least one subspace"):
             Signature(2, space, BOX)
+
+
+# Signatures.
+
+
+@pytest.mark.parametrize("device", ["cuda", torch.device("cuda"), "cpu", "meta"])
+def test_device_of_a_signature_equals_that_of_its_tensors(device):
+    with FakeTensorMode():  # which has CUDA without a GPU
+        signature, tensor = Signature(2, BOX, BOX, device), torch.empty(2, device=device)
+        assert signature.device == signature.replace(num_envs=3).device == tensor.device
+    assert signature.device.index == (0 if signature.device.type == "cuda" else None)
+
+
+def test_signature_with_invalid_values_raises():
+    for arguments, match in (
+        ({"num_envs": 0}, "num_envs of at least 1, but got 0"),
+        ({"num_envs": True}, "num_envs of at least 1, but got True"),
+        ({"num_envs": 2.0}, "num_envs of at least 1, but got 2.0"),
+        ({"num_envs": "2"}, "num_envs of at least 1, but got '2'"),
+        ({"first_index": -1}, "first_index of at least 0, but got -1"),
+        ({"first_index": None}, "first_index of at least 0, but got None"),
+        ({"single_observation_space": None}, "A space needs to be Box, .* but got None"),
+        ({"single_action_space": (3,)}, "A space needs to be Box, .* but got"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            Signature(**{"num_envs": 2, "single_observation_space": BOX, "single_action_space": BOX, **arguments})
+        with pytest.raises((ValueError, TypeError), match=match):
+            Signature(2, BOX, BOX).replace(**arguments)
+
+
+def test_signature_is_frozen_and_replace_returns_another():
+    signature = Signature(2, BOX, spaces.Discrete(2), max_episode_steps=9)
+    other = signature.replace(single_observation_space=spaces.Discrete(4))
+    with pytest.raises(AttributeError):
+        signature.num_envs = 3
+    assert (signature.single_observation_space, other.single_observation_space) == (BOX, spaces.Discrete(4))
+    assert (other.num_envs, other.single_action_space, other.max_episode_steps) == (2, spaces.Discrete(2), 9)
+
+
+def test_signature_stream_is_independent_of_all_others():
+    signature, words = Signature(3, BOX, BOX, first_index=5), []
+    for _ in range(4):
+        stream, signature = signature.stream()
+        stream.seed(1, RowMask.full(3))
+        assert stream.env.tolist() == [5, 6, 7]
+        words.append(tensors.sample(BOX, stream))
+    env = tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 3, first_index=5)
+    assert len({env.stream.tag, env.action_stream.tag, *range(2, 6)}) == 6
+    assert len(torch.cat(words).unique(dim=0)) == 12

@@ -1,7 +1,5 @@
 """PassiveEnvChecker on envs with one error each."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from catalogue import DICT

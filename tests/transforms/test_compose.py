@@ -1,7 +1,5 @@
 """Compose: laws of composition, state and errors."""
 
-from __future__ import annotations
-
 import functools
 import traceback
 
@@ -63,23 +61,6 @@ def test_compose_observations_and_rewards_pass_in_order():
     assert data["next", "reward"].flatten().tolist() == [5, 5, 5] and data["observation"][0, 0, 0] == 2
 
 
-def test_compose_signature_passes_from_one_transform_to_the_next():
-    env = scripted(T.FrameStackObservation(2), T.FlattenObservation(), T.TimeLimit(7), observation_shape=(3,))
-    assert env.single_observation_space == spaces.Box(-np.inf, np.inf, (6,), np.float32)
-    assert env.signature.max_episode_steps == 7
-
-
-def test_compose_eval_freezes_and_train_resumes_every_transform():
-    env = scripted(*stack())
-    rollout(env)
-    before = {name: value.clone() for name, value in env.eval().state_dict().items()}
-    rollout(env)
-    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
-    rollout(env.train())
-    changed = {name for name, value in env.state_dict().items() if not torch.equal(value, before[name])}
-    assert {f"transforms.Normalize{name}.statistics.count" for name in ("Observation", "Reward")} <= changed
-
-
 # Standalone calls
 
 
@@ -91,13 +72,6 @@ def test_compose_standalone_actions_pass_in_reverse_as_in_an_env():
 
 
 # Errors
-
-
-def test_compose_unfit_transform_raises_with_its_position():
-    match = r"transforms\[2\] \(NormalizeObservation\): NormalizeObservation needs a Box .* but got Discrete\(3\)"
-    with pytest.raises(TypeError, match=match):
-        parts = T.TimeLimit(3), T.ClipReward(0, 1), T.NormalizeObservation()
-        tw.TransformedEnv(ScriptedEnv(2, observation_space=spaces.Discrete(3)), *parts)
 
 
 def test_compose_unfit_transform_in_a_nested_compose_raises_with_every_position():

@@ -1,7 +1,5 @@
 """DiscretizeObservation and DiscretizeAction against Gymnasium's wrappers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Image transforms against Gymnasium's wrappers and OpenCV."""
 
-from __future__ import annotations
-
 import itertools
 
 import cv2

@@ -1,12 +1,8 @@
-"""Every invalid argument of a transform raises, with a message that states what is needed and what was given.
-
-What counts as an integer, a number, a flag or a function is in tests/core/test_validation.py.
-"""
-
-from __future__ import annotations
+"""Every invalid argument of a transform raises, with a message that states what is needed and what was given."""
 
 import inspect
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -21,12 +17,14 @@ INF, NAN = math.inf, math.nan
 # A case is what is called, invalid values by the error that they raise, and how its message starts. The message ends with the
 # value, unless the start contains it.
 
-INTEGER, NATURAL = {TypeError: (None, "3", 2.0, NAN, torch.ones(2))}, {ValueError: (0, np.int64(-7), True)}
+NO_INTEGER = (None, "3", 2.0, NAN, torch.ones(2), np.True_, np.float64(2), torch.tensor(True))
+INTEGER, NATURAL = {TypeError: NO_INTEGER}, {ValueError: (0, np.int64(-7), True)}
 TOO_LARGE, SHAPE = {ValueError: (2**63, 10**30)}, {TypeError: (84, "84", None, np.array([2.0, 2.0]))}
 FLAG = {TypeError: (None, 1, "yes", np.True_)}
 NO_NAMES = ("speed", [3], b"ab", ["reward"], None, ["a", "a"], {"a": 1}, [""], np.array(["a"]))
 NO_PADDING = {ValueError: ("", "rest", "Zero", b"zero")}
-NO_NUMBER, NANS = ("0.5", [0.5], 1j, True, np.zeros(2), np.timedelta64(1, "s")), (NAN, torch.tensor(NAN), 10**309)
+NO_NUMBER, NANS = ("0.5", b"0.5", [0.5], 1j, True, np.zeros(2), torch.tensor([0.5])), (NAN, torch.tensor(NAN), 10**309)
+NO_NUMBER += (np.True_, np.array("1"), np.timedelta64(1, "s"), np.array(1, "m8[ns]"))
 BEYOND, BELOW = (INF, 1e39, 2**130), (-INF, -1e39, -(2**130))
 BOUND, BOUND_ABOVE_0 = ({TypeError: NO_NUMBER, ValueError: (*NANS, *below)} for below in ((), (-1, -0.5, -INF)))
 NUMBER = {TypeError: (None, *NO_NUMBER), ValueError: NANS}
@@ -35,7 +33,11 @@ ABOVE_0 = {TypeError: (None, *NO_NUMBER), ValueError: (*NANS, 0, -1e-8, INF)}
 FRACTION = {TypeError: (None, *NO_NUMBER), ValueError: (*NANS, -0.1, 1.1, INF)}
 BELOW_1 = {**FRACTION, ValueError: (*FRACTION[ValueError], 1)}
 NUMBERS = [
-    (T.TimeLimit, INTEGER, "TimeLimit needs an integer max_episode_steps of at least 1"),
+    (
+        T.TimeLimit,
+        {TypeError: (*NO_INTEGER, [2], np.array([2]))},
+        "TimeLimit needs an integer max_episode_steps of at least 1",
+    ),
     (T.TimeLimit, NATURAL, "TimeLimit needs max_episode_steps of at least 1"),
     (T.TimeLimit, TOO_LARGE, "TimeLimit needs max_episode_steps of at most 9223372036854775807"),
     (T.FrameStackObservation, NATURAL, "FrameStackObservation needs stack_size of at least 1"),
@@ -170,5 +172,9 @@ def test_arguments_of_numpy_and_at_the_ends_of_their_ranges_are_accepted():
         T.NormalizeReward(*arguments)
     T.FrameStackObservation(np.int64(2))
     T.RecordEpisodeStatistics(np.int64(2))
-    T.TimeLimit(np.int32(3))
     T.StickyAction(0, (2, 2))
+    for value in (1, 7, np.int64(7), np.uint8(1), np.array(7), torch.tensor(7), 2**63 - 1):
+        assert type(T.TimeLimit(value).max_episode_steps) is int and T.TimeLimit(value).max_episode_steps == value
+    for value in (0, 1, 0.5, np.float32(0.5), np.int64(1), np.array(0.5), torch.tensor(0.5), Fraction(1, 4)):
+        assert type(T.NormalizeReward(value).gamma) in (int, float) and T.NormalizeReward(value).gamma == value
+    assert T.ClipObservation(-INF, 2**70).min_obs == -INF and type(T.ClipObservation(0, 2**70).max_obs) is float

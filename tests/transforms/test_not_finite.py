@@ -1,7 +1,5 @@
 """NaN and infinity in running statistics, against NumPy; and returns beyond what float32 can count."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -127,7 +125,9 @@ def test_normalize_reward_starts_over_in_the_episode_after_a_reward_that_is_not_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("backend", "tolerance"), [("aot_eager", AOT), ("inductor", INDUCTOR)])
+@pytest.mark.parametrize(
+    ("backend", "tolerance"), [("aot_eager", AOT), pytest.param("inductor", INDUCTOR, marks=pytest.mark.long)]
+)
 def test_values_that_are_not_finite_compiled_match_eager(backend, tolerance):
     eager, compiled = (make(T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-10, 10)) for _ in range(2))
     tw.compile(compiled, backend=backend)

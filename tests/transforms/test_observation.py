@@ -1,7 +1,5 @@
 """Observation transforms against Gymnasium's wrappers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

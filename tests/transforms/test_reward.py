@@ -1,7 +1,5 @@
 """Reward transforms against Gymnasium's wrappers."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from gymnasium import spaces, wrappers

@@ -1,26 +1,20 @@
 """RepeatAction and MaxAndSkipObservation against Gymnasium's wrappers."""
 
-from __future__ import annotations
-
 import functools
 
-import ale_py
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from helpers import OtherVectorEnv
+from helpers import OtherVectorEnv, assert_same
 from oracles import quick, step
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
-from torchwrap.envs.cartpole import CartPole
 from torchwrap.testing import ScriptedEnv
-
-gymnasium.register_envs(ale_py)
 
 
 class Counting(gymnasium.Env):
@@ -88,15 +82,6 @@ def test_max_and_skip_without_early_endings_equals_gymnasiums():
     compare(W.MaxAndSkipObservation(tw.from_gymnasium(vector_env), 4), theirs, 9)
 
 
-@pytest.mark.full
-def test_max_and_skip_on_atari_equals_gymnasiums():
-    arguments = {"frameskip": 1, "repeat_action_probability": 0.0, "max_episode_steps": 24}
-    env = W.MaxAndSkipObservation(tw.make("ALE/Pong-v5", 2, backend="gymnasium", **arguments), 4)
-    theirs = [wrappers.MaxAndSkipObservation(gymnasium.make("ALE/Pong-v5", **arguments), 4) for _ in range(2)]
-    compare(env, theirs, 14, action=2)
-    env.close()
-
-
 @pytest.mark.parametrize("name", ["eager", "compiled"])
 def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
     # Episodes of 1, 2, 3 and 5 steps, skip 3: observations (-steps, steps) of the last two steps.
@@ -124,26 +109,23 @@ def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
     assert transition["next", "reward"][3].item() == 9
 
 
-class Still(CartPole):
-    def terminal(self, state, rng, params=None):
-        return state["x"] > torch.inf
-
-
-def test_repeat_action_time_limit_counts_every_repeat_and_stops_within_one():
-    env = W.RepeatAction(tw.FunctionalEnv(Still(), 1, max_episode_steps=10), 4)
-    td, rewards = env.reset(seed=0), []
-    for _ in range(3):
-        transition, td = env.step(td.set("action", env.sample_action()))
-        rewards.append(transition["next", "reward"].item())
-    assert rewards == [4, 4, 2] and transition["next", "truncated"].item()
-
-
 def test_step_limit_of_repeated_actions_is_the_number_of_actions_in_an_episode():
     env = W.RepeatAction(tw.make("Pendulum-v1", 2, max_episode_steps=50), 4)
     assert env.signature.max_episode_steps == 13
     env.reset(seed=0)
     flags = [env.step(env.sample_action())[0]["next", "truncated"].all().item() for _ in range(13)]
     assert flags == [False] * 12 + [True]
+
+
+def test_initial_states_of_repeated_actions_do_not_depend_on_other_envs():
+    below = [tw.FunctionalEnv(tw.envs.pendulum.Pendulum(), n, max_episode_steps=3) for n in (1, 2)]
+    alone, batch = (W.RepeatAction(env, 2) for env in below)
+    td, tds = alone.reset(seed=0), batch.reset(seed=0)
+    for number in range(60):
+        if number == 1:
+            tds = batch.reset(mask=torch.tensor([False, True]))
+        td, tds = alone.step(torch.zeros(1, 1))[1], batch.step(torch.zeros(2, 1))[1]
+        assert_same(td, tds[:1])
 
 
 def test_repeat_wrappers_wrong_arguments_raise():
