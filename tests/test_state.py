@@ -36,31 +36,16 @@ def nested(*between):
 WITHOUT_STATISTICS = T.ClipReward(-9, 9), T.TimeLimit(7), T.RecordEpisodeStatistics(), T.DelayObservation(1)
 
 
-def test_buffers_are_named_by_class_and_load_with_other_transforms_between_and_from_positions():
-    env, other, again, old = nested(), nested(*WITHOUT_STATISTICS), nested(), nested()
+def test_buffers_are_named_by_class_and_load_with_other_transforms_between():
+    env, other, again = nested(), nested(*WITHOUT_STATISTICS), nested()
     after(env, 5)
-    old_of = {
-        "transforms.NormalizeObservation.": "transforms.0.",
-        "transforms.Compose.NormalizeReward.": "transforms.1.0.",
-        "transforms.NormalizeObservation_2.": "transforms.2.",
-        "transforms.ObservationGroups.parts.a.NormalizeObservation.": "transforms.3.parts.a.0.",
-        "env.transforms.NormalizeReward.": "env.transforms.0.",
-    }
+    parts = ["NormalizeObservation", "Compose.NormalizeReward", "NormalizeObservation_2"]
+    names = [f"transforms.{part}." for part in (*parts, "ObservationGroups.parts.a.NormalizeObservation")]
     learned, fields = env.state_dict(), ("reference", "total", "squares", "count")
-    assert set(learned) == {f"{name}statistics.{field}" for name in old_of for field in fields}
-
-    def renamed(entries):
-        for name, position in old_of.items():
-            entries = {key.replace(name, position) if key.startswith(name) else key: entries[key] for key in entries}
-        return entries
-
+    assert set(learned) == {f"{n}statistics.{f}" for n in (*names, "env.transforms.NormalizeReward.") for f in fields}
     other.load_state_dict(learned)
     again.load_state_dict(other.state_dict())
-    torch.nn.ModuleDict({"env": old}).load_state_dict({f"env.{key}": value for key, value in renamed(learned).items()})
-    for each in (again, old):
-        assert_same(TensorDict(each.state_dict(), []), TensorDict(learned, []))
-    old.restore({**(snapshot := env.snapshot().to_dict()), "buffers": renamed(snapshot["buffers"])})
-    assert_same(old.snapshot(), env.snapshot())
+    assert_same(TensorDict(again.state_dict(), []), TensorDict(learned, []))
 
 
 def test_names_that_are_given_are_in_the_state_dict_and_in_the_spec():
@@ -76,8 +61,6 @@ COUNT, TOTAL, LAST = f"{SEEN}.count", f"{SEEN}.total", f"{PAID}.count"
 # What is wrong with a state_dict, by the last entry that nn.Module would reach; and what the message says.
 WRONG = {
     "shape": ({LAST: torch.zeros(2, dtype=torch.int64)}, f"size mismatch for {LAST}"),
-    "dtype": ({LAST: torch.zeros(1)}, rf"needs {LAST} as torch\.int64, but got torch\.float32"),
-    "float dtype": ({TOTAL: torch.zeros(2)}, rf"needs {TOTAL} as torch\.float64, but got .*float32"),
     "type": ({LAST: "3"}, LAST),
     "none": ({LAST: None}, LAST),
     "unexpected key": ({"transforms.2.extra": torch.zeros(1)}, r"Unexpected key\(s\) in state_dict: .*transforms\.2\.extra"),
@@ -101,22 +84,21 @@ def assert_load_raises(module, state, message, **arguments):
     assert_same(TensorDict(module.state_dict(), []), TensorDict(before, []))
 
 
-@pytest.mark.parametrize("assign", [False, True])
-def test_load_state_dict_that_raises_changes_nothing(assign):
+def test_load_state_dict_that_raises_changes_nothing():
     env, learned = taught()
     snapshot = env.snapshot()
     for wrong, message in WRONG.values():
-        assert_load_raises(env, {**learned, **wrong}, message, assign=assign)
+        assert_load_raises(env, {**learned, **wrong}, message)
     missing = {name: value for name, value in learned.items() if name != LAST}
-    assert_load_raises(env, missing, rf"Missing key\(s\) in state_dict: .*{LAST}", assign=assign)
+    assert_load_raises(env, missing, rf"Missing key\(s\) in state_dict: .*{LAST}")
     with pytest.raises(TypeError, match="state_dict"):
         env.load_state_dict(3)
     twin = copy.deepcopy(env)
     assert_same(play(env, 5, env.restore(snapshot))[0], play(twin, 5, twin.restore(snapshot))[0])
     part = tw.TransformedEnv(ScriptedEnv(2, (2,)), Encoder(1.0), T.NormalizeReward()).transforms
     more = {name: value + 1 for name, value in part.state_dict().items()}
-    assert_load_raises(part, {**more, "1.statistics.count": torch.zeros(3, dtype=torch.int64)}, "size mismatch", assign=assign)
-    part.load_state_dict(more, assign=assign)
+    assert_load_raises(part, {**more, "NormalizeReward.statistics.count": torch.zeros(3, dtype=torch.int64)}, "size mismatch")
+    part.load_state_dict(more)
     assert all((part.state_dict()[name] == value).all() for name, value in more.items()) and part[0].scale == 2
 
 
@@ -140,24 +122,6 @@ def test_load_state_dict_not_strict_returns_the_keys_that_differ():
     assert (env.state_dict()[COUNT] == learned[COUNT]).all() and (env.state_dict()[TOTAL] != total).any()
     with pytest.raises(RuntimeError, match="size mismatch"):
         env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]}, strict=False)
-
-
-def test_load_state_dict_with_assign_stores_the_tensors_themselves_and_refuses_what_cannot_be_a_buffer():
-    env, learned = taught()
-    state = {name: value.clone() for name, value in learned.items()}
-    env.load_state_dict(state, assign=True)
-    assert all(env.get_buffer(name) is value for name, value in state.items())
-    after(env, 3)
-    assert (state[COUNT] > learned[COUNT]).all()
-    expanded = torch.ones(1, dtype=torch.float64).expand(2)
-    for value, message in (
-        (expanded, r"on cpu with strides \(1,\), but got cpu with strides \(0,\)"),
-        (torch.zeros(2, dtype=torch.float64, device="meta"), "on cpu with strides .1,., but got meta"),
-        (torch.zeros(2), r"as torch\.float64, but got torch\.float32"),
-    ):
-        assert_load_raises(env, {**learned, TOTAL: value}, rf"RunningMeanStd needs {TOTAL} {message}", assign=True)
-    env.load_state_dict({**learned, TOTAL: expanded})  # which is copied
-    assert env.get_buffer(TOTAL).tolist() == [1, 1] and env.get_buffer(TOTAL).stride() == (1,)
 
 
 # restore.

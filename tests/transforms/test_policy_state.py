@@ -1,7 +1,5 @@
 """PolicyState: the state of a recurrent policy in steps, chunks, graphs, evaluations and snapshots."""
 
-import functools
-
 import pytest
 import torch
 from catalogue import NUM_ENVS
@@ -197,39 +195,6 @@ def test_policy_of_an_env_without_declaration_is_told_to_declare():
         tw.Collector(env, None, 2)(env.reset().set("hidden", torch.zeros(NUM_ENVS, SIZE)))
     with pytest.raises(ValueError, match=r"\['hidden'\].*PolicyState"):
         tw.Collector(env, lambda td: td.update({"action": env.sample_action(), "next": {"hidden": td["observation"]}}), 2)()
-
-
-def test_state_that_a_policy_looks_for_and_sets_without_declaration_is_refused():
-    env, zeros = ScriptedEnv(2, (2,)), functools.partial(torch.zeros, 2, 1)
-
-    def tries(td):
-        try:
-            return td["hidden"]
-        except KeyError:
-            return zeros()
-
-    def recurrent(read, key, td):
-        found = {key: read(td) + 1, "action": env.sample_action()}
-        return TensorDict(found, [2]) if read is tries else td.update(found)["action"]
-
-    for key, read in (
-        ("hidden", lambda td: td.get("hidden", zeros())),
-        ("hidden", tries),
-        ("hidden", lambda td: td["hidden"] if "hidden" in td.keys() else zeros()),
-        ("hidden", lambda td: td.copy().pop("hidden", zeros())),
-        (("agent", "hidden"), lambda td: td.get(("agent", "hidden"), zeros())),
-    ):
-        for call in (tw.rollout, tw.evaluate):
-            with pytest.raises(ValueError, match=r"partial, which looks for \[.*hidden.*PolicyState declares"):
-                call(env, functools.partial(recurrent, read, key), 2)
-    with pytest.raises(ValueError, match=r"partial, which looks for \['hidden'\]"):
-        tw.compile(tw.Collector(env, functools.partial(recurrent, tries, "hidden"), 2), backend="eager")()
-
-    def harmless(td):  # a mask that this env lacks, and a log probability
-        assert td.get("mask", None) is None and "mask" not in td.keys()
-        return td.update({"action": env.sample_action(), "log_prob": zeros()})
-
-    assert type(tw.rollout(env, harmless, 3)[0]["log_prob"]) is torch.Tensor
 
 
 def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():

@@ -303,13 +303,13 @@ class JaxFunctions:
 
     def _run_reset(self, key_words: jax.Array) -> tuple[Any, list[jax.Array]]:
         state, observation = self._reset(jax.random.wrap_key_data(key_words))
-        return state, self._observations(observation)
+        return jax.tree.map(_strong, state), self._observations(observation)
 
     def _run_step(self, state: Any, action: list[jax.Array]) -> tuple[Any, ...]:
         state, observation, *flags, info = self._step(state, _nest(self.action_space, iter(action)))
         values = [*zip(flags, (jnp.float32, bool, bool), strict=True), *[(info[name], jnp.float32) for name in self.info_keys]]
         columns = [value.astype(dtype).reshape(-1, 1) for value, dtype in values]
-        return state, self._observations(observation), columns[:3], columns[3:]
+        return jax.tree.map(_strong, state), self._observations(observation), columns[:3], columns[3:]
 
     def write(self, state: Any, index: jax.Array, rows: Any) -> Any:
         """The state of all envs, of which `rows` replaces some. None is that before the first reset, which is of all envs."""
@@ -342,6 +342,12 @@ class JaxFunctions:
         for name, value in numbers.items():
             if getattr(value, "shape", None) != (num_envs,):
                 raise ValueError(f"{self.owner} needs {name} as one number per env, but got {_describe(value)}.")
+
+
+def _strong(leaf: jax.Array) -> jax.Array:
+    # Not of a weak type, with which JAX would trace and compile the step again.
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return leaf if is_key else jax.lax.convert_element_type(leaf, leaf.dtype)
 
 
 def _write(whole: Any, index: jax.Array, rows: Any) -> Any:
