@@ -58,7 +58,7 @@ def test_function_that_does_not_fit_raises_at_construction():
                 Walk,
                 lambda state, action, rng: {**state, "position": state["position"][:1]},
                 ValueError,
-                "state..position.. of shape",
+                r"state\['position'\] of shape",
             ),
         ],
         "initial": [
