@@ -40,25 +40,15 @@ def test_function_that_does_not_fit_raises_at_construction():
             (Walk, lambda state, rng: state["position"] > 3, ValueError, r"one scalar per env.*\(3, 2\)"),
         ],
         "transition": [
-            (
-                Walk,
-                lambda state, action, rng: {"position": state["position"]},
-                ValueError,
-                r"a state with fields \['position', 'count'\]",
-            ),
+            (Walk, lambda state, action, rng: {"position": state["position"]}, ValueError, "a state with fields"),
             (Walk, lambda state, action, rng: {**state, "more": state["count"]}, ValueError, "a state with fields .*'more'"),
-            (
-                Walk,
-                lambda state, action, rng: {**state, "count": state["count"] + 0.5},
-                ValueError,
-                "count'. of shape .*int64.*float",
-            ),
+            (Walk, lambda state, action, rng: {**state, "count": state["count"] + 0.5}, ValueError, "state.'count'. of shape"),
             (Walk, lambda state, action, rng: state["position"], TypeError, "a state as a dict of tensors, .* but got Tensor"),
             (
                 Walk,
                 lambda state, action, rng: {**state, "position": state["position"][:1]},
                 ValueError,
-                r"state\['position'\] of shape",
+                "state.'position'. of",
             ),
         ],
         "initial": [
