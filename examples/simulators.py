@@ -1,9 +1,9 @@
-"""Envs of six simulators on tensors as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton and mujoco-torch.
+"""Envs of seven simulators as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton, PufferLib and mujoco-torch.
 
 python examples/simulators.py     trains mjlab's Unitree Go1 on flat ground with rsl_rl's PPO: pip install -e ".[mjlab]"
 
-Each function takes an env or a model as its simulator makes it: copy the one that you need, and adapt it.
-The result takes transforms, collectors and the adapters for trainers, as every env of torchwrap does.
+Each function takes an env or a model as its simulator makes it, and names the version that was run or read in November 2026.
+Copy the one that you need, and adapt it. The result takes transforms, collectors and the adapters for trainers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ State = dict[str, Tensor]
 
 
 def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
-    """mjlab 1.6: a `ManagerBasedRlEnv` with `cfg.auto_reset = False`."""
+    """mjlab 1.6.0, run: a `ManagerBasedRlEnv` with `cfg.auto_reset = False`."""
     if env.cfg.auto_reset:
         raise ValueError("from_mjlab needs an env that does not reset itself: set cfg.auto_reset = False before it is made.")
 
@@ -46,32 +46,26 @@ def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
 
 
 def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
-    """Isaac Lab 3: a `ManagerBasedRLEnv` or `DirectRLEnv` with `cfg.compute_final_obs = True`, or Gymnasium's wrapper of one.
+    """Isaac Lab 3.0.0 with `cfg.compute_final_obs = True`, and 2.3.2, both read: a `ManagerBasedRLEnv` or `DirectRLEnv`.
 
-    Only a manager-based env takes `reset(mask=)`. Final observations hold the history of the step before.
+    2.3 loses final observations, so they are computed here; they hold the history of the step before. The Warp envs of
+    `isaaclab_experimental` lose them too: the first end of an episode raises. Only a manager-based env takes `reset(mask=)`,
+    which adds a frame to the histories of all rows.
     """
     env = env.unwrapped
-    if not env.cfg.compute_final_obs:
+    if not getattr(env.cfg, "compute_final_obs", True):
         raise ValueError("from_isaac_lab needs final observations: set cfg.compute_final_obs = True before the env is made.")
 
     def step(action: Tensor) -> tuple[Any, ...]:
         env.extras.pop("final_obs", None)  # of an earlier step
         return env.step(action)
 
-    return _isaac_lab(env, step, **kwargs)
-
-
-def from_isaac_lab_2(env: Any, **kwargs: Any) -> tw.Env:
-    """Isaac Lab 2.3, as `from_isaac_lab`. It loses final observations, so they are computed here, before `_reset_idx`."""
-    env = env.unwrapped
-    observe = env.observation_manager.compute if hasattr(env, "observation_manager") else env._get_observations
-    return _isaac_lab(env, keep_final(env, env.step, observe), **kwargs)
-
-
-def _isaac_lab(env: Any, step: Callable[..., Any], **kwargs: Any) -> tw.Env:
     def reset(ids: Tensor) -> Any:
         return env.reset(**({} if len(ids) == env.num_envs else {"env_ids": ids}))[0]
 
+    if not hasattr(env.cfg, "compute_final_obs"):
+        observe = env.observation_manager.compute if hasattr(env, "observation_manager") else env._get_observations
+        step = keep_final(env, env.step, observe)
     spaces = env.single_observation_space, env.single_action_space
     episodes = dict(max_episode_steps=env.max_episode_length, clock=lambda: env.episode_length_buf, final_key="final_obs")
     around = dict(seed=env.seed, close=env.close, device=env.device)
@@ -100,7 +94,7 @@ def keep_final(env: Any, step: Callable[[Tensor], Any], observe: Callable[[], An
 
 
 def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
-    """ManiSkill 3: what `gymnasium.make(id, num_envs=...)` returns. Without `ManiSkillVectorEnv`, it does not reset itself."""
+    """ManiSkill 3.0.1, run: `gymnasium.make(id, num_envs=...)`, without `ManiSkillVectorEnv`. Other wrappers are left out."""
     seeds: list[list[int]] = []
     limit, env = env.get_wrapper_attr("_max_episode_steps"), env.unwrapped  # of ManiSkill's TimeLimitWrapper; no spec has it
 
@@ -118,7 +112,7 @@ def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
 
 
 def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
-    """Genesis: an env written as its examples/locomotion/go2_env.py, which resets itself and loses final observations."""
+    """Genesis 0.4.5, read: an env as examples/locomotion/go2_env.py, which resets itself and loses final observations."""
 
     def observe() -> dict[str, Tensor]:
         env._update_observation()
@@ -150,7 +144,7 @@ def from_newton(
     dt: float = 1 / 600,
     **kwargs: Any,
 ) -> tw.Env:
-    """Newton 1.8: the articulations of an `ArticulationView`, one per world, pushed by generalized forces.
+    """Newton 1.8.0, run: the articulations of an `ArticulationView`, one per world, pushed by generalized forces.
 
     Observations are positions and velocities of the joints, `(num_envs, 2 * num_dofs)`. `reward` and `terminated` get them,
     and `initial` draws them. Warp's arrays and the tensors share their memory.
@@ -184,6 +178,32 @@ def from_newton(
     return from_functions(reset, step, view.world_count, _box(2 * num_dofs), _box(num_dofs), device=device, **kwargs)
 
 
+def from_pufferlib(env: Any, **kwargs: Any) -> tw.Env:
+    """PufferLib 3.0.0, run: a native env such as Ocean's `Squared(num_envs=64)`, or a `vector.make` of them. Rows are agents.
+
+    Native envs start new episodes in `step` and lose the final observation: here it is the observation before, which does no
+    harm where it is not bootstrapped from. Their time limits are terminations or, as in Ocean's `Cartpole`, no end at all.
+    """
+    if env.emulated:
+        raise ValueError("from_pufferlib needs a native env of PufferLib: pass one of Gymnasium to tw.make instead.")
+    last, seeds = [torch.zeros(0)], [0]
+
+    def step(action: Tensor) -> tuple[Any, ...]:
+        results = [torch.from_numpy(value) for value in env.step(action.numpy())[:4]]
+        before, last[0] = last[0], results[0].clone()
+        return *results, {"final_obs": before}
+
+    def reset(mask: Tensor) -> Tensor:
+        if not mask.all():
+            raise ValueError("PufferLib resets all rows at once: leave out mask and max_episode_steps.")
+        last[0] = torch.from_numpy(env.reset(seed=seeds[-1])[0]).clone()
+        seeds[:] = [seeds[-1] + 1]  # most envs have a default seed, and would begin with the same episodes again
+        return last[0]
+
+    described = env.num_agents, env.single_observation_space, env.single_action_space
+    return from_functions(reset, step, *described, final_key="final_obs", seed=seeds.append, close=env.close, **kwargs)
+
+
 def from_mujoco_torch(
     model: Any,
     reward: Callable[[State, Tensor, State], Tensor],
@@ -196,7 +216,7 @@ def from_mujoco_torch(
     device: str = "cpu",
     **kwargs: Any,
 ) -> tw.Env:
-    """mujoco-torch 0.2: the physics of a `mujoco.MjModel` in PyTorch, with snapshots and gradients. It is slow on a CPU.
+    """mujoco-torch 0.2.0, run: the physics of a `mujoco.MjModel` in PyTorch, with snapshots and gradients; slow on a CPU.
 
     States hold MuJoCo's `qpos`, `qvel`, `qacc_warmstart` and `act`; `reward` takes a state, the action and the next state.
     `noise` is the standard deviation of the initial velocities. The solver takes a fixed number of iterations, because PyTorch
@@ -255,8 +275,8 @@ def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
 
     cfg = load_env_cfg(task)
     cfg.scene.num_envs, cfg.auto_reset = num_envs, False
-    simulator = from_mjlab(ManagerBasedRlEnv(cfg, device=device))
-    env = tw.TransformedEnv(simulator, T.RecordEpisodeStatistics(), T.NormalizeObservation())
+    env = from_mjlab(ManagerBasedRlEnv(cfg, device=device))
+    env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.NormalizeObservation())
     network = {"class_name": "MLPModel", "hidden_dims": [512, 256, 128], "activation": "elu"}
     train_cfg = {
         "num_steps_per_env": 24,

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 from helpers import Held, load_example
 from tensordict import TensorDict
 
@@ -262,8 +262,8 @@ def with_recipe(make, recipe, wrap=lambda fake: fake):
 MAKE = {
     "mjlab": lambda _: with_recipe(Mjlab, simulators.from_mjlab),
     "Isaac Lab 3": lambda _: with_recipe(IsaacLab, simulators.from_isaac_lab),
-    "Isaac Lab 2.3": lambda _: with_recipe(IsaacLab2, simulators.from_isaac_lab_2),
-    "Isaac Lab 2.3, direct": lambda _: with_recipe(IsaacLabDirect2, simulators.from_isaac_lab_2),
+    "Isaac Lab 2.3": lambda _: with_recipe(IsaacLab2, simulators.from_isaac_lab),
+    "Isaac Lab 2.3, direct": lambda _: with_recipe(IsaacLabDirect2, simulators.from_isaac_lab),
     "ManiSkill": lambda _: with_recipe(ManiSkill, simulators.from_maniskill, ManiSkillTimeLimit),
     "Genesis": lambda _: with_recipe(Genesis, simulators.from_genesis),
     "Newton": newton,
@@ -351,3 +351,61 @@ def test_configurations_that_lose_final_observations_are_refused_and_mjlab_may_h
             env.step(env.sample_action())
     with pytest.raises(ValueError, match=r"set cfg\.compute_final_obs = True before the env is made"):
         simulators.from_isaac_lab(IsaacLab(compute_final_obs=False))
+
+
+class Puffer:
+    """PufferLib 3.0.0, a native `PufferEnv`: pufferlib/pufferlib.py; `reset` and `step` as pufferlib/ocean/squared/squared.py,
+    on buffers that the C code writes: rows end after 2 and 3 steps, and `step` then starts the next episode.
+    """
+
+    num_agents, emulated = 2, False
+    single_observation_space, single_action_space = Box(0, 255, (2,), np.uint8), Discrete(5)
+
+    def __init__(self):
+        self.observations, self.rewards = np.zeros((2, 2), np.uint8), np.zeros(2, np.float32)
+        self.terminals, self.truncations = np.zeros(2, bool), np.zeros(2, bool)
+        self.is_closed = False
+
+    def reset(self, seed=0):
+        self.observations[:] = [[seed, 0], [seed, 0]]  # the episode, and the step in it
+        return self.observations, []
+
+    def step(self, actions):
+        assert isinstance(actions, np.ndarray) and actions.shape == (2,)
+        self.observations[:, 1] += 1
+        self.rewards[:] = actions
+        self.terminals[:] = self.observations[:, 1] == [2, 3]
+        self.observations[self.terminals, 0] += 1
+        self.observations[self.terminals, 1] = 0
+        return self.observations, self.rewards, self.terminals, self.truncations, []
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_pufferlib_repeats_the_observation_before_where_it_loses_the_final_one():
+    fake, held, action = Puffer(), Held(), torch.tensor([4, 1])
+    env = simulators.from_pufferlib(fake)
+    td = env.reset(seed=7)
+    assert td["observation"].tolist() == [[7, 0], [7, 0]]
+    for successors, roots, ends in (
+        ([[7, 1], [7, 1]], [[7, 1], [7, 1]], [False, False]),
+        ([[7, 1], [7, 2]], [[8, 0], [7, 2]], [True, False]),
+        ([[8, 1], [7, 2]], [[8, 1], [8, 0]], [False, True]),
+        ([[8, 1], [8, 1]], [[9, 0], [8, 1]], [True, False]),
+    ):
+        transition, td = env.step(td.set("action", action))
+        held.add(transition.clone(False), td.clone(False))
+        successor = transition["next"]
+        assert successor["observation"].tolist() == successors and td["observation"].tolist() == roots
+        assert successor["terminated"].flatten().tolist() == ends and not successor["truncated"].any()
+        assert successor["reward"].flatten().tolist() == action.tolist()
+        held.assert_unchanged()
+    assert env.reset()["observation"].tolist() == [[8, 0], [8, 0]]  # new episodes, without a seed as well
+    with pytest.raises(ValueError, match="PufferLib resets all rows at once: leave out mask"):
+        env.reset(mask=torch.tensor([True, False]))
+    env.close()
+    fake.emulated = {"observation_dtype": "uint8"}
+    with pytest.raises(ValueError, match=r"pass one of Gymnasium to tw\.make"):
+        simulators.from_pufferlib(fake)
+    assert fake.is_closed

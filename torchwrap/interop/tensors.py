@@ -44,7 +44,7 @@ def from_functions(
     | `reset(rows)` | the observations of all envs, after new episodes have started in `rows`. Other rows are ignored |
     | `step(action)` | `(observation, reward, terminated, truncated, info)`, with a dict as `info` |
 
-    `examples/simulators.py` has these functions for Isaac Lab, mjlab, ManiSkill, Genesis and Newton.
+    `examples/simulators.py` has these functions for Isaac Lab, mjlab, ManiSkill, Genesis, Newton and PufferLib.
 
     Values of `Dict` and `Tuple` spaces are nested dicts, the latter with the keys "0", "1", and so on. Rewards and flags are
     `(num_envs,)` or `(num_envs, 1)`. Values are cast to the dtypes of the spaces, where PyTorch can. The first result of each
