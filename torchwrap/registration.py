@@ -127,7 +127,7 @@ def make(
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
         info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`; EnvPool's take `info_keys` too.
         params: for native envs: what differs between envs, as for `FunctionalEnv`.
-        kwargs: passed to the env's constructor. EnvPool's takes the `seed`, which `reset` does not; otherwise one is drawn.
+        kwargs: passed to the env's constructor. EnvPool's takes a `seed`, as `reset` does before the first step only.
 
     Returns:
         The env, wrapped as the spec says.

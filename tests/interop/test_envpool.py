@@ -111,18 +111,39 @@ def test_seed_of_a_pool_that_was_made_elsewhere_is_reported():
     assert tw.from_gymnasium(make_pool("CartPole-v1", 2, seed=[3, 9])).reset().batch_size == (2,)
 
 
-@pytest.mark.parametrize("seeds, mask", [([5], None), ([4, 4], None), ([None, 4], None), ([None, 4], [True, False])], ids=str)
-def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(seeds, mask):
+def test_seed_of_a_reset_before_the_first_step_makes_the_pool_with_it():
+    for earlier in ([], [None], [7, 40]):
+        env = tw.TransformedEnv(tw.make("CartPole-v1", 3, backend="envpool", seed=4, first_index=2), T.TimeLimit(500))
+        for seed in earlier:
+            env.reset(seed=seed)
+        pools, td = by_hand("CartPole-v1", 3, 42), env.reset(seed=40)
+        assert_equal_trees(td["observation"], pools.observation())
+        assert env.np_random_seed == 40 and env.unwrapped.vector_env.config["seed"] == 42
+        follow_by_hand(env, pools, td, 60)
+    env.close()
+
+
+@pytest.mark.parametrize("act, mask", [(True, None), (False, [True, False])], ids=str)
+def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(act, mask):
     env, same = [tw.make("CartPole-v1", 2, backend="envpool", seed=4) for _ in range(2)]
-    for seed in seeds[:-1]:
-        td = env.reset(seed=seed)
-    match = r"needs seed=4, with which EnvPool made it.*first reset, but got \d: .*backend=\"envpool\", seed=\d\)"
+    tds = [each.reset() for each in (env, same)]
+    if act:
+        tds = [each.step(torch.tensor([0, 1]))[1] for each in (env, same)]
+    mask = None if mask is None else torch.tensor(mask)
+    match = r"needs a seed for all envs before their first step, or none, but got 5: .*make\(.*backend=\"envpool\", seed=5\)"
     with pytest.raises(ValueError, match=match):
-        env.reset(seed=seeds[-1], mask=None if mask is None else torch.tensor(mask))
-    if len(seeds) == 1:
-        td = env.reset()
-    assert torch.equal(td["observation"], same.reset()["observation"])
-    assert torch.equal(sample_and_step(env, td)[0]["next", "reward"], torch.ones(2, 1))
+        env.reset(seed=5, mask=mask)
+    for each, td in zip((env, same), tds, strict=True):
+        each.step(td.set("action", torch.tensor([1, 0])))
+    assert torch.equal(*[each.reset()["observation"] for each in (env, same)])
+
+
+def test_seed_of_a_pool_that_was_made_elsewhere_raises():
+    env = tw.from_gymnasium(make_pool("CartPole-v1", 2, seed=4))
+    for seed in (5, 4):
+        with pytest.raises(ValueError, match=rf"needs seed=4, with which the pool was made.*but got {seed}: .*seed={seed}\)"):
+            env.reset(seed=seed)
+        env.reset()
 
 
 # With the rest of torchwrap.

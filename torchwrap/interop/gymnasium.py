@@ -126,9 +126,12 @@ def make_envpool(id: str, num_envs: int, env: dict[str, Any], *, seed: int | Non
     """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`. `env` has the arguments of `GymnasiumEnv`."""
     first_index = validation.integer("make", "first_index", env["first_index"], at_least=0)
     seed = fresh_seed() if seed is None else validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
-    pool = _engines.make_envpool(id, num_envs, seed + first_index, kwargs)
+    make_pool = functools.partial(_engines.make_envpool, id, num_envs, kwargs)
+    pool = make_pool(seed + first_index)
     env["spec"].max_episode_steps = _engines.engine(pool).max_episode_steps
-    return GymnasiumEnv(pool, **env)
+    made = GymnasiumEnv(pool, **env)
+    made._engine.make = make_pool
+    return made
 
 
 def _seconds(owner: str, worker_timeout: float | None) -> float | None:
@@ -172,7 +175,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         super().__init__(signature, spec=spec, metadata=vector_env.metadata, render_mode=vector_env.render_mode)
         if isinstance(info_keys, str):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
-        self.vector_env, self._engine = vector_env, engine
+        self._engine = engine
         engine.name = self._name()
         self.same_step, self.can_repeat = engine.mode is AutoresetMode.SAME_STEP, engine.can_repeat
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, spaces.REWARD)
@@ -192,17 +195,23 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
             Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
 
+    @property
+    def vector_env(self) -> Any:
+        """The vector env. A seed replaces one of EnvPool that has not taken a step."""
+        return self._engine.vector_env
+
     def _check_usable(self) -> None:
         self._workers.check()
 
-    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
-        chosen = self._engine.choose_seed(self._name(), self.signature.first_index, seed, is_first)
+    def _choose_seed(self, seed: int | None, is_first: bool, mask: torch.Tensor | None = None) -> int | None:
+        chosen = self._engine.choose_seed(self._name(), self.signature.first_index, seed, is_first, mask)
         return super()._choose_seed(chosen, is_first)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         if mask.any():  # otherwise no `_reset` follows
             self._first_seed = seed + self.signature.first_index
+            self._workers.vector_env = self._engine.seeded(self._first_seed)
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
