@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from helpers import Held
+from helpers import Held, mostly_full
 from single_envs import ByHand, assert_equal_trees, check_masked_resets, follow_by_hand, interrupt_a_call, sample_and_step
 
 import torchwrap as tw
@@ -157,6 +157,28 @@ def test_info_of_final_steps_is_that_of_the_transition():
         pools.step(transition["action"].numpy())
         elapsed = np.stack([info["elapsed_step"] for info in pools.infos])
         np.testing.assert_array_equal(transition["next", "info", "elapsed_step"], elapsed)
+
+
+GAMES = {"lives": {"episodic_life": True, "reward_clip": True}, "limit": {"max_episode_steps": 150}}
+
+
+@pytest.mark.parametrize("case", mostly_full(GAMES, "lives"))
+def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(case):
+    kwargs = GAMES[case]
+    env = tw.make("Qbert-v5", 3, backend="envpool", seed=2, info_keys=["game_return", "game_over"], **kwargs)
+    pools, td, returns, games = by_hand("Qbert-v5", 3, 2, **kwargs), env.reset(), np.zeros(3), []
+    for step in range(500):
+        transition, td = sample_and_step(env, td)
+        truncated = pools.step(transition["action"].numpy())["truncated"].flatten()
+        returns += np.concatenate([info["reward"] for info in pools.infos])
+        over = (np.concatenate([info["lives"] for info in pools.infos]) == 0) | truncated
+        np.testing.assert_array_equal(transition["next", "info", "game_return"].flatten(), returns)
+        np.testing.assert_array_equal(transition["next", "info", "game_over"].flatten(), over)
+        games, returns = [*games, *returns[over]], np.where(over, 0, returns)
+        if step == 250:  # in the middle of games; a reset goes on with those whose episodes have ended
+            pools.reset([1])
+            td, returns[1] = env.reset(mask=torch.arange(3) == 1), 0
+    assert games and max(games) >= 50
 
 
 def test_spec_makes_the_same_env_again():

@@ -42,6 +42,7 @@ class Engine:
         self.vector_env: Any = vector_env
         self.reads_info = reads_info
         self._unchecked = {"step", "reset"}
+        self._game_returns = np.zeros(vector_env.num_envs)
         self.mode = self._read_mode()
         if self.mode not in self.modes:
             needed = f"a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}"
@@ -82,6 +83,11 @@ class Engine:
             _checks.result(self.name, call, batch_space(space, num_envs), result, num_envs)
             self._unchecked.remove(call)
         return result
+
+    def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
+        """Adds to the info the return of each game, of which an episode may be one life, and whether the game is over."""
+        info.update(game_return=self._game_returns + reward, game_over=over)
+        self._game_returns = np.where(over, 0, info["game_return"])
 
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
@@ -185,16 +191,23 @@ class Ale(Engine):
         # Its constructor writes into the metadata of every other one.
         return getattr(self.vector_env.unwrapped, "autoreset_mode", None)
 
+    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
+        reward, *flags, info = super().step(actions)
+        games, self._games = self._games, self._read_games(info)
+        self._add_games(info, reward, games != self._games)
+        info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
+        return reward, *flags, info
+
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
         # With life_loss_info, games go on after an end. ALE does not write their rows of final_obs.
-        games, self._games = self._games, self._read_games(info)
-        return done & (games != self._games)
+        return info["game_over"]
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         # An array has one seed for each row that is reset.
         seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
         self.observation, info = self._reset_mask(rows, seeds, options)
         self._games = self._read_games(info)
+        self._game_returns[rows] = 0
 
     def _read_games(self, info: dict[str, Any]) -> Any:
         return info["frame_number"] - info["episode_frame_number"]
@@ -242,11 +255,14 @@ class EnvPool(Engine):
     def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
         reward, terminated, truncated, info = super().step(actions)
         self._actions, self._finished = actions, terminated | truncated
+        if {"lives", "reward", "terminated"} <= info.keys():  # of an Atari game, the last two without clipping and lost lives
+            self._add_games(info, info["reward"], (info["terminated"] > 0) | truncated)
         return reward, terminated, truncated, info
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         self._was_reset = True
         finished, running = rows & self._finished, rows & ~self._finished
+        self._game_returns[running] = 0
         if running.all():
             self.observation, _ = self._reset_mask(running, None, options)
         elif running.any():

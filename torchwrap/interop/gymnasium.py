@@ -53,7 +53,10 @@ def from_gymnasium(
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
-            list must appear by the end of the first episode; otherwise it is taken for a typo. ALE has no info of final steps.
+            list must appear by the end of the first episode; otherwise it is taken for a typo. Atari games of EnvPool and ALE
+            have "game_return", the sum of the game's rewards so far, and "game_over", 1 at its end, for episodes that end with
+            a life (`episodic_life` of EnvPool, `life_loss_info` of ALE). EnvPool's sum is of unclipped rewards, ALE's
+            of those it returns. ALE has no other info of final steps.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
         worker_timeout: seconds for each process of an `AsyncVectorEnv` to answer a call. None disables it. If an env raises,
             exits or does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works.
@@ -132,6 +135,29 @@ def make_envpool(id: str, num_envs: int, env: dict[str, Any], *, seed: int | Non
     made = GymnasiumEnv(pool, **env)
     made._engine.make = make_pool
     return made
+
+
+def make_ale(id: str, num_envs: int, env: dict[str, Any], **kwargs: Any) -> GymnasiumEnv:
+    """Makes ALE's vector env for `torchwrap.make(..., backend="ale")`. `env` has the arguments of `GymnasiumEnv`."""
+    if not str(env["spec"].vector_entry_point).startswith("ale_py"):
+        raise ValueError(f'make needs the id of a game, such as "ALE/Pong-v5", for backend="ale", but got {id!r}.')
+    if "game_return" in env["info_keys"] and kwargs.get("reward_clipping", True):
+        remedy = "reward_clipping=False, and transforms.ClipReward(-1, 1) on the env"
+        raise ValueError(f"make needs rewards as they are for the info game_return, but got clipped ones: pass {remedy}.")
+    if kwargs.get("max_episode_steps") == -1:
+        del kwargs["max_episode_steps"]
+    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs}
+    try:
+        vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    except (TypeError, AssertionError, gymnasium.error.Error) as error:
+        remedies = {
+            "max_episode_steps": "put transforms.TimeLimit on the env",
+            "render_mode": "use torchwrap.interop.atari.make_atari",
+            "seed": "call env.reset(seed=0)",
+        }
+        remedy = "".join([f". For {name}, {remedies[name]}." for name in remedies if name in kwargs])
+        raise ValueError(f"make needs arguments that ALE's vector env takes, but got: {error}{remedy}") from None
+    return GymnasiumEnv(vector_env, **env)
 
 
 def _seconds(owner: str, worker_timeout: float | None) -> float | None:
