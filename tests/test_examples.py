@@ -111,10 +111,12 @@ def test_ppo_atari_bootstraps_from_roots_and_where_a_game_is_truncated_from_the_
 
 
 @pytest.mark.full
-def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path):
+def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path, capsys):
     script = load_example("ppo_atari")
     short = dict(num_envs=2, num_steps=16, total_timesteps=64, num_minibatches=2, compile=False)
     metrics = script.main(script.Args(env_id="ALE/Breakout-v5", out=tmp_path, **short))
+    dtype = "bfloat16" if metrics["bfloat16"] else "float32"
+    assert f"small network in {dtype} on cpu" in capsys.readouterr().out
     assert metrics["env_steps"] == 64 and metrics["evaluation_return"] >= 0
     assert json.loads((tmp_path / "metrics.json").read_text())["network"] == "small"
     assert len(list((tmp_path / "videos").glob("*.mp4"))) > 0
