@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -48,8 +48,8 @@ class Args:
     """PyTorch's threads on the CPU"""
     network: Literal["small", "nature"] = "small"
     """nature is CleanRL's, of Mnih et al. (2015); small is that of Mnih et al. (2013), with a third of the work"""
-    bfloat16: bool = True
-    """compute the network in bfloat16, where its parameters stay in float32"""
+    bfloat16: bool | None = None
+    """compute the network in bfloat16, where its parameters stay in float32; None does so if the processor can"""
     out: Path | None = None
     """folder of the results; None is runs/ppo-atari-<game>"""
     target_return: float | None = None
@@ -82,6 +82,14 @@ class Args:
     """maximum norm of the gradient"""
 
 
+def has_bfloat16(device: str) -> bool:
+    """Whether a processor has instructions for bfloat16. Other CPUs emulate them, and are slower than in float32."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    flags = Path("/proc/cpuinfo")  # avx512_bf16 and amx_bf16, or bf16 on Arm; without the file, in float32
+    return flags.exists() and "bf16" in flags.read_text()
+
+
 def make_env(args: Args, num_envs: int, videos: Path | None = None) -> tw.Env:
     env = make_atari(args.env_id, num_envs, args.preset, device=args.device, render_mode="rgb_array" if videos else None)
     if videos is not None:
@@ -101,7 +109,7 @@ class Agent(nn.Module):
         self.network = nn.Sequential(*layers).to(memory_format=torch.channels_last)
         self.actor = layer_init(nn.Linear(features, int(env.single_action_space.n)), std=0.01)
         self.critic = layer_init(nn.Linear(features, 1), std=1.0)
-        self.bfloat16 = args.bfloat16
+        self.bfloat16 = bool(args.bfloat16)
 
     def forward(self, observation: Tensor) -> tuple[Categorical, Tensor]:
         """The distribution of actions, and the value, of frames `(n, 4, 84, 84)` uint8."""
@@ -147,6 +155,9 @@ def main(args: Args) -> dict[str, object]:
     torch.manual_seed(args.seed)
     if args.device == "cpu":
         torch.set_num_threads(args.num_threads)
+    if args.bfloat16 is None:
+        args = replace(args, bfloat16=has_bfloat16(args.device))
+    print(f"{args.network} network in {'bfloat16' if args.bfloat16 else 'float32'} on {args.device}")
     out = args.out or Path("runs") / f"ppo-atari-{args.env_id.rpartition('/')[2]}"
     out.mkdir(parents=True, exist_ok=True)
 
@@ -203,6 +214,7 @@ def main(args: Args) -> dict[str, object]:
         "env": args.env_id,
         "preset": args.preset,
         "network": args.network,
+        "bfloat16": args.bfloat16,
         "seed": args.seed,
         "env_steps": num_iterations * batch_size,
         "wall_seconds": seconds,

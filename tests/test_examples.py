@@ -88,10 +88,12 @@ def test_truncated_episodes_are_bootstrapped_from_their_final_observation_and_te
 
 
 @pytest.mark.full
-def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path):
+def test_ppo_atari_runs_and_writes_its_results(ppo, tmp_path, capsys):
     script = load_example("ppo_atari")
     short = dict(num_envs=2, num_steps=16, total_timesteps=64, num_minibatches=2, compile=False)
     metrics = script.main(script.Args(env_id="ALE/Breakout-v5", out=tmp_path, **short))
+    dtype = "bfloat16" if metrics["bfloat16"] else "float32"
+    assert f"small network in {dtype} on cpu" in capsys.readouterr().out
     assert metrics["env_steps"] == 64 and metrics["evaluation_return"] >= 0
     assert json.loads((tmp_path / "metrics.json").read_text())["network"] == "small"
     assert len(list((tmp_path / "videos").glob("*.mp4"))) > 0

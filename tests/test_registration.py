@@ -42,7 +42,7 @@ def test_make_with_a_vectorization_mode_uses_that_vector_env_and_leaves_the_regi
 
 
 OF_GYMNASIUM = "with backend=\"gymnasium\" only, but got 'CartPole-v1'"
-BACKENDS = 'backend "torch", "gymnasium" or "envpool", but got'
+BACKENDS = 'backend "torch", "gymnasium", "envpool" or "ale", but got'
 
 
 def test_make_with_invalid_arguments_raises():

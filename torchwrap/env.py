@@ -134,8 +134,8 @@ class Env(BatchedModule):
             if isinstance(module, Stream):
                 module.seed(seed, mask)
 
-    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
-        """The seed that a reset uses if it is given `seed`. None continues the random streams.
+    def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:
+        """The seed that a reset uses if it is given `seed` and `mask`. None continues the random streams.
 
         A first reset has one, readable as `np_random_seed`, so that an unseeded run can be repeated. Raises for a seed that
         the simulator does not take.
@@ -172,7 +172,7 @@ class Env(BatchedModule):
             self._check_mask(mask)
             if self._unfinished is not None and not mask.all():
                 self._check_ready("reset()")
-        seed = self.unwrapped._choose_seed(None if seed is None else self._valid_seed(seed), root is None)
+        seed = self.unwrapped._choose_seed(None if seed is None else self._valid_seed(seed), root is None, mask)
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:

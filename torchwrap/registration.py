@@ -25,7 +25,7 @@ from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv, Functions
 from torchwrap.interop.gymnasium import make as make_gymnasium
-from torchwrap.interop.gymnasium import make_envpool
+from torchwrap.interop.gymnasium import make_ale, make_envpool
 from torchwrap.transforms.episode import TimeLimit
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
@@ -97,7 +97,7 @@ def make(
     id: str | EnvSpec,
     num_envs: int | None = None,
     *,
-    backend: Literal["torch", "gymnasium", "envpool"] | None = None,
+    backend: Literal["torch", "gymnasium", "envpool", "ale"] | None = None,
     device: torch.device | str | None = None,
     first_index: int | None = None,
     max_episode_steps: int | None = None,
@@ -118,16 +118,16 @@ def make(
         id: an id registered with Gymnasium, or the `spec` of an env, whose arguments those given here override. With
             `backend="envpool"`, an id of EnvPool's.
         num_envs: number of envs. Defaults to 1.
-        backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's, "envpool" for EnvPool's, which steps in C++
-            with threads. Defaults to the native env if there is one, and to Gymnasium's otherwise.
+        backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's; "envpool" for EnvPool's and "ale" for ALE's,
+            which step in C++ with threads. Defaults to the native env if there is one, and to Gymnasium's otherwise.
         device: of all tensors. Defaults to the CPU.
         first_index: global index of the first env; pass `rank * num_envs` for a shard of a larger run. Defaults to 0.
-        max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the registered limit.
+        max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the registered limit. ALE takes none.
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
-        info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`; EnvPool's take `info_keys` too.
+        info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`. EnvPool and ALE take `info_keys`.
         params: for native envs: what differs between envs, as for `FunctionalEnv`.
-        kwargs: passed to the env's constructor. EnvPool's takes the `seed`, which `reset` does not; otherwise one is drawn.
+        kwargs: passed to the env's constructor. EnvPool's takes a `seed`, as `reset` does before the first step only.
 
     Returns:
         The env, wrapped as the spec says.
@@ -168,15 +168,15 @@ def make(
     count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (not isinstance(max_episode_steps, int) or max_episode_steps != -1):
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
-    if backend not in (None, "torch", "gymnasium", "envpool"):
-        raise ValueError(f'make needs backend "torch", "gymnasium" or "envpool", but got {backend!r}.')
+    if backend not in (None, "torch", "gymnasium", "envpool", "ale"):
+        raise ValueError(f'make needs backend "torch", "gymnasium", "envpool" or "ale", but got {backend!r}.')
     if vectorization_mode not in (None, "sync", "async"):
         raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
     func_env = None if backend == "envpool" else _functions_of(id, backend)
     unfit = [name for name in ("info_keys", "vectorization_mode", "worker_timeout") if name in given]
     if params is not None and func_env is None:
         raise ValueError(f"make takes params for native envs only, but got {id!r}: other envs take keyword arguments.")
-    if (func_env and unfit) or (backend == "envpool" and unfit not in ([], ["info_keys"])):
+    if (func_env and unfit) or (backend in ("envpool", "ale") and unfit not in ([], ["info_keys"])):
         raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
     spec = EnvSpec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
     spec.kwargs = specs.map_parts(own, {**spec.kwargs, **given})
@@ -186,6 +186,8 @@ def make(
     bridge = {**common, "info_keys": info_keys or (), "worker_timeout": worker_timeout}
     if backend == "envpool":
         return make_envpool(id, count, bridge, **optional, **kwargs)
+    if backend == "ale":
+        return make_ale(id, count, bridge, **optional, **kwargs)
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
     try:
@@ -207,6 +209,7 @@ def make(
 def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
     """Returns what makes the functions of a registered id, or None for an env of Gymnasium's."""
     module, _, name = id.rpartition(":")  # in Gymnasium's "module:id", importing the module registers the id
+    module = "ale_py" if backend == "ale" else module
     try:
         if module:
             importlib.import_module(module)
@@ -216,10 +219,12 @@ def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
         if isinstance(error, gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound) and not module:
             package = {"ALE": "ale_py"}.get(name.partition("/")[0], "package")
             remedy = f' A package registers its ids when it is imported: `make("{package}:{name}")` imports it.'
+        elif module == "ale_py" and isinstance(error, ImportError):
+            remedy = ". `pip install torchwrap[atari]` installs it."
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}{remedy}") from None
-    if backend == "gymnasium":
+    if backend in ("gymnasium", "ale"):
         if name in _REGISTERED:
-            raise ValueError(f'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium" for {id!r}.')
+            raise ValueError(f'make needs backend="torch" for an id of torchwrap.register, but got "{backend}" for {id!r}.')
         return None
     func_env = _REGISTERED.get(name) or NATIVE.get(id)
     if backend == "torch" and func_env is None:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from helpers import mostly_full
 from single_envs import ByHand, assert_equal_trees, check_masked_resets, follow_by_hand, interrupt_a_call, sample_and_step
 
 import torchwrap as tw
+from torchwrap import transforms as T
 
 SAME_STEP, NEXT_STEP = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
@@ -55,6 +57,30 @@ def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
     assert len(seen) >= 3
 
 
+LIVES = {"life_loss_info": True}, {"episodic_life": True}, {"max_num_frames_per_episode": 200}
+
+
+@pytest.mark.parametrize("lives", [LIVES[0], *(pytest.param(each, marks=pytest.mark.full) for each in LIVES[1:])], ids=str)
+def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(lives):
+    kwargs, best = {"game": "breakout", "reward_clipping": False, **lives}, 0
+    env = tw.from_gymnasium(make_games(2, **kwargs), info_keys=["game_return", "game_over"])
+    games, td, returns = by_hand(2, [3, 4], **kwargs), env.reset(seed=3), np.zeros(2)
+    for step in range(400):
+        transition, td = sample_and_step(env, td)
+        expected = {name: value.flatten() for name, value in games.step(transition["action"].numpy()).items()}
+        returns += expected["reward"]
+        left = np.concatenate([info["lives"] for info in games.infos])
+        # With episodic_life, ALE starts another game where a life is lost.
+        over = (left == 0) | expected["truncated"] if "life_loss_info" in lives else expected["done"]
+        np.testing.assert_array_equal(transition["next", "info", "game_return"].flatten(), returns)
+        np.testing.assert_array_equal(transition["next", "info", "game_over"].flatten(), over)
+        best, returns = max(best, returns[over].max(initial=0)), np.where(over, 0, returns)
+        if step == 200:  # in the middle of a game
+            games.reset([1])
+            td, returns[1] = env.reset(mask=torch.arange(2) == 1), 0
+    assert best >= 1
+
+
 def test_masked_reset_starts_episodes_in_its_rows_only():
     kwargs = {"game": "pong", "max_num_frames_per_episode": 48}
     env, games = tw.from_gymnasium(make_games(4, **kwargs)), by_hand(4, range(3, 7), **kwargs)
@@ -71,6 +97,42 @@ def test_seed_of_env_i_is_seed_plus_its_global_index_modulo_two_to_the_31():
         games.step(transition["action"].numpy())
         frames = np.stack([info["frame_number"] for info in games.infos])  # the seed decides how many were skipped
         np.testing.assert_array_equal(transition["next", "info", "frame_number"], frames)
+
+
+def test_make_and_its_spec_make_games_whose_bits_depend_on_seed_and_index_alone():
+    kwargs = {"life_loss_info": True, "stack_num": 2}
+    env = tw.make("ALE/Breakout-v5", 2, backend="ale", **kwargs)
+    one = tw.make(EnvSpec.from_json(env.spec.to_json()), num_envs=1, first_index=1)
+    games = by_hand(2, [7, 8], game="breakout", repeat_action_probability=0.25, **kwargs)  # as the id says
+    td, alone = env.reset(seed=7), one.reset(seed=7)
+    assert_equal_trees(td["observation"], games.observation())
+    for _ in range(150):
+        transition, td = sample_and_step(env, td)
+        assert_equal_trees(transition["next"], games.step(transition["action"].numpy()))
+        alone = one.step(transition["action"][1:])[1]
+        assert torch.equal(td["observation"][1:], alone["observation"])
+
+
+def test_make_with_what_ale_does_not_take_raises():
+    for arguments, match in (
+        ({"id": "ALE/Pog-v5"}, "make needs a registered id, but got 'ALE/Pog-v5'.*Did you mean: `Pong`"),
+        (
+            {"id": "CartPole-v1"},
+            'needs the id of a game, such as "ALE/Pong-v5", for backend="ale", but got .CartPole-v1',
+        ),
+        ({"id": "PongNoFrameskip-v4"}, "make needs the id of a game"),
+        ({"max_episode_steps": 9}, "vector env takes, but got: .*For max_episode_steps, put transforms.TimeLimit on the env"),
+        ({"render_mode": "rgb_array"}, "For render_mode, use torchwrap.interop.atari.make_atari"),
+        ({"seed": 1}, r"For seed, call env.reset\(seed=0\)"),
+        ({"frameskip": 0}, "vector env takes, but got: Invalid frameskip"),
+        ({"autoreset_mode": "NextStep"}, "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"),
+        ({"vectorization_mode": "sync"}, "make takes vectorization_mode with backend=.gymnasium. only"),
+        ({"info_keys": ["game_return"]}, "but got clipped ones: pass reward_clipping=False, and transforms.ClipReward"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            tw.make(**{"id": "ALE/Pong-v5", "num_envs": 2, "backend": "ale", **arguments})
+    env = tw.TransformedEnv(tw.make("ALE/Pong-v5", 2, backend="ale", max_episode_steps=-1), T.TimeLimit(9))
+    assert tw.make(env.spec, num_envs=3).signature.max_episode_steps == 9
 
 
 def test_other_modes_part_of_a_batch_and_options_raise():

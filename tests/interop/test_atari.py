@@ -8,12 +8,15 @@ import pytest
 import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, ResizeObservation, TransformObservation
 from helpers import mostly_full
+from stable_baselines3 import PPO
 from stable_baselines3.common import atari_wrappers as sb3
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecTransposeImage
+from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.interop.atari import make_atari
+from torchwrap.interop.sb3 import to_sb3
 
 gymnasium.register_envs(ale_py)
 FEW = [("Breakout", 1), *(pytest.param(game, 3, marks=pytest.mark.full) for game in ("Pong", "Breakout", "SpaceInvaders"))]
@@ -159,6 +162,22 @@ def test_processes_specs_and_shards_make_the_same_games() -> None:
         assert torch.equal(tds[0][1:], tds[2])
         tds = [each.step(torch.full((each.num_envs,), action))[1]["observation"] for each in (env, again, shard)]
     shard.close()
+
+
+@pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl"))
+def test_frames_fit_cnn_policy_and_the_network_of_cleanrl(preset: str) -> None:
+    env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 2, preset), T.atari(preset))
+    model = PPO("CnnPolicy", to_sb3(env), n_steps=4, batch_size=4, n_epochs=1, seed=0)
+    assert not isinstance(model.get_env(), VecTransposeImage)  # channels are first already
+    assert model.policy.features_extractor.cnn[0].in_channels == 4
+    model.learn(8)
+    # The network of CleanRL's ppo_atari.py.
+    convolutions = [nn.Conv2d(4, 32, 8, stride=4), nn.ReLU(), nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()]
+    network = nn.Sequential(*convolutions, nn.Conv2d(64, 64, 3, stride=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 7 * 7, 512))
+    envs = tw.to_gymnasium(env)
+    obs = torch.Tensor(envs.reset(seed=1)[0])
+    assert network(obs / 255.0).shape == network(env.reset(seed=1)["observation"] / 255.0).shape == (2, 512)
+    assert 0 <= obs.min() < obs.max() <= 255
 
 
 def test_presets_refuse_what_they_do_not_know() -> None:

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from helpers import Held
+from helpers import Held, mostly_full
 from single_envs import ByHand, assert_equal_trees, check_masked_resets, follow_by_hand, interrupt_a_call, sample_and_step
 
 import torchwrap as tw
@@ -111,18 +111,39 @@ def test_seed_of_a_pool_that_was_made_elsewhere_is_reported():
     assert tw.from_gymnasium(make_pool("CartPole-v1", 2, seed=[3, 9])).reset().batch_size == (2,)
 
 
-@pytest.mark.parametrize("seeds, mask", [([5], None), ([4, 4], None), ([None, 4], None), ([None, 4], [True, False])], ids=str)
-def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(seeds, mask):
+def test_seed_of_a_reset_before_the_first_step_makes_the_pool_with_it():
+    for earlier in ([], [None], [7, 40]):
+        env = tw.TransformedEnv(tw.make("CartPole-v1", 3, backend="envpool", seed=4, first_index=2), T.TimeLimit(500))
+        for seed in earlier:
+            env.reset(seed=seed)
+        pools, td = by_hand("CartPole-v1", 3, 42), env.reset(seed=40)
+        assert_equal_trees(td["observation"], pools.observation())
+        assert env.np_random_seed == 40 and env.unwrapped.vector_env.config["seed"] == 42
+        follow_by_hand(env, pools, td, 60)
+    env.close()
+
+
+@pytest.mark.parametrize("act, mask", [(True, None), (False, [True, False])], ids=str)
+def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(act, mask):
     env, same = [tw.make("CartPole-v1", 2, backend="envpool", seed=4) for _ in range(2)]
-    for seed in seeds[:-1]:
-        td = env.reset(seed=seed)
-    match = r"needs seed=4, with which EnvPool made it.*first reset, but got \d: .*backend=\"envpool\", seed=\d\)"
+    tds = [each.reset() for each in (env, same)]
+    if act:
+        tds = [each.step(torch.tensor([0, 1]))[1] for each in (env, same)]
+    mask = None if mask is None else torch.tensor(mask)
+    match = r"needs a seed for all envs before their first step, or none, but got 5: .*make\(.*backend=\"envpool\", seed=5\)"
     with pytest.raises(ValueError, match=match):
-        env.reset(seed=seeds[-1], mask=None if mask is None else torch.tensor(mask))
-    if len(seeds) == 1:
-        td = env.reset()
-    assert torch.equal(td["observation"], same.reset()["observation"])
-    assert torch.equal(sample_and_step(env, td)[0]["next", "reward"], torch.ones(2, 1))
+        env.reset(seed=5, mask=mask)
+    for each, td in zip((env, same), tds, strict=True):
+        each.step(td.set("action", torch.tensor([1, 0])))
+    assert torch.equal(*[each.reset()["observation"] for each in (env, same)])
+
+
+def test_seed_of_a_pool_that_was_made_elsewhere_raises():
+    env = tw.from_gymnasium(make_pool("CartPole-v1", 2, seed=4))
+    for seed in (5, 4):
+        with pytest.raises(ValueError, match=rf"needs seed=4, with which the pool was made.*but got {seed}: .*seed={seed}\)"):
+            env.reset(seed=seed)
+        env.reset()
 
 
 # With the rest of torchwrap.
@@ -136,6 +157,28 @@ def test_info_of_final_steps_is_that_of_the_transition():
         pools.step(transition["action"].numpy())
         elapsed = np.stack([info["elapsed_step"] for info in pools.infos])
         np.testing.assert_array_equal(transition["next", "info", "elapsed_step"], elapsed)
+
+
+GAMES = {"lives": {"episodic_life": True, "reward_clip": True}, "limit": {"max_episode_steps": 150}}
+
+
+@pytest.mark.parametrize("case", mostly_full(GAMES, "lives"))
+def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(case):
+    kwargs = GAMES[case]
+    env = tw.make("Qbert-v5", 3, backend="envpool", seed=2, info_keys=["game_return", "game_over"], **kwargs)
+    pools, td, returns, games = by_hand("Qbert-v5", 3, 2, **kwargs), env.reset(), np.zeros(3), []
+    for step in range(500):
+        transition, td = sample_and_step(env, td)
+        truncated = pools.step(transition["action"].numpy())["truncated"].flatten()
+        returns += np.concatenate([info["reward"] for info in pools.infos])
+        over = (np.concatenate([info["lives"] for info in pools.infos]) == 0) | truncated
+        np.testing.assert_array_equal(transition["next", "info", "game_return"].flatten(), returns)
+        np.testing.assert_array_equal(transition["next", "info", "game_over"].flatten(), over)
+        games, returns = [*games, *returns[over]], np.where(over, 0, returns)
+        if step == 250:  # in the middle of games; a reset goes on with those whose episodes have ended
+            pools.reset([1])
+            td, returns[1] = env.reset(mask=torch.arange(3) == 1), 0
+    assert games and max(games) >= 50
 
 
 def test_spec_makes_the_same_env_again():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,13 @@ class Engine:
     max_episode_steps: int | None = None  # the time limit in force, where no spec of Gymnasium's has it
     observation: Any = None  # the last one of all rows
     name = "from_gymnasium"  # in messages
+    make: Callable[[int], Any] | None = None  # makes the vector env with a seed, if it takes seeds there alone
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
         self.vector_env: Any = vector_env
         self.reads_info = reads_info
         self._unchecked = {"step", "reset"}
+        self._game_returns = np.zeros(vector_env.num_envs)
         self.mode = self._read_mode()
         if self.mode not in self.modes:
             needed = f"a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}"
@@ -60,9 +63,13 @@ class Engine:
         limit = limits.pop()
         return limit if isinstance(limit, int) and limit != _NO_LIMIT and not limits else None
 
-    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
+    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any) -> int | None:
         """As `Env._choose_seed`."""
         return seed
+
+    def seeded(self, seed: int) -> Any:
+        """The vector env that a reset with this seed resets: another one, if it takes seeds only where it is made."""
+        return self.vector_env
 
     def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
         """A step of all envs: rewards, flags and infos. With `rows`, a mask, the others return their last results again."""
@@ -76,6 +83,11 @@ class Engine:
             _checks.result(self.name, call, batch_space(space, num_envs), result, num_envs)
             self._unchecked.remove(call)
         return result
+
+    def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
+        """Adds to the info the return of each game, of which an episode may be one life, and whether the game is over."""
+        info.update(game_return=self._game_returns + reward, game_over=over)
+        self._game_returns = np.where(over, 0, info["game_return"])
 
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
@@ -179,16 +191,23 @@ class Ale(Engine):
         # Its constructor writes into the metadata of every other one.
         return getattr(self.vector_env.unwrapped, "autoreset_mode", None)
 
+    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
+        reward, *flags, info = super().step(actions)
+        games, self._games = self._games, self._read_games(info)
+        self._add_games(info, reward, games != self._games)
+        info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
+        return reward, *flags, info
+
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
         # With life_loss_info, games go on after an end. ALE does not write their rows of final_obs.
-        games, self._games = self._games, self._read_games(info)
-        return done & (games != self._games)
+        return info["game_over"]
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         # An array has one seed for each row that is reset.
         seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
         self.observation, info = self._reset_mask(rows, seeds, options)
         self._games = self._read_games(info)
+        self._game_returns[rows] = 0
 
     def _read_games(self, info: dict[str, Any]) -> Any:
         return info["frame_number"] - info["episode_frame_number"]
@@ -214,24 +233,36 @@ class EnvPool(Engine):
         self._was_reset = False
         self._finished, self._actions = np.zeros(config["num_envs"], bool), None
 
-    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool) -> int | None:
+    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any) -> int | None:
         made_with = (self._seed - first_index) % _SEEDS
         if seed is None:
             return made_with if is_first else None
-        if seed % _SEEDS != made_with or self._was_reset:
-            needed = f"seed={made_with}, with which EnvPool made it, and none after the first reset"
+        can_make = self.make is not None and self._actions is None and (mask is None or bool(mask.all()))
+        if not can_make and (seed % _SEEDS != made_with or self._was_reset):
+            needed = f"seed={made_with}, with which the pool was made, and none after the first reset"
+            if self.make is not None:
+                needed = "a seed for all envs before their first step, or none"
             remedy = f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
             raise ValueError(f"{owner}.reset needs {needed}, but got {seed}: EnvPool seeds envs in make only, {remedy}.")
         return seed
 
+    def seeded(self, seed: int) -> Any:
+        if self.make is not None and (seed % _SEEDS != self._seed or self._was_reset):
+            pool, self.vector_env, self._seed = self.vector_env, self.make(seed), seed % _SEEDS
+            pool.close()
+        return self.vector_env
+
     def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
-        result = super().step(actions)
-        self._actions, self._finished = actions, result[1] | result[2]
-        return result
+        reward, terminated, truncated, info = super().step(actions)
+        self._actions, self._finished = actions, terminated | truncated
+        if {"lives", "reward", "terminated"} <= info.keys():  # of an Atari game, the last two without clipping and lost lives
+            self._add_games(info, info["reward"], (info["terminated"] > 0) | truncated)
+        return reward, terminated, truncated, info
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
         self._was_reset = True
         finished, running = rows & self._finished, rows & ~self._finished
+        self._game_returns[running] = 0
         if running.all():
             self.observation, _ = self._reset_mask(running, None, options)
         elif running.any():
@@ -261,7 +292,7 @@ def engine(vector_env: VectorEnv[Any, Any, Any], reads_info: bool = False) -> En
     return kind(vector_env, reads_info)
 
 
-def make_envpool(id: str, num_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
+def make_envpool(id: str, num_envs: int, kwargs: dict[str, Any], seed: int) -> Any:
     """Makes EnvPool's vector env of an id, with `seed + i` for env *i*, and without a time limit if it is -1."""
     try:
         envpool = importlib.import_module("envpool")

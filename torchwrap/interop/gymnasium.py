@@ -53,7 +53,10 @@ def from_gymnasium(
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
-            list must appear by the end of the first episode; otherwise it is taken for a typo. ALE has no info of final steps.
+            list must appear by the end of the first episode; otherwise it is taken for a typo. Atari games of EnvPool and ALE
+            have "game_return", the sum of the game's rewards so far, and "game_over", 1 at its end, for episodes that end with
+            a life (`episodic_life` of EnvPool, `life_loss_info` of ALE). EnvPool's sum is of unclipped rewards, ALE's
+            of those it returns. ALE has no other info of final steps.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
         worker_timeout: seconds for each process of an `AsyncVectorEnv` to answer a call. None disables it. If an env raises,
             exits or does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works.
@@ -126,9 +129,35 @@ def make_envpool(id: str, num_envs: int, env: dict[str, Any], *, seed: int | Non
     """Makes an env of EnvPool's for `torchwrap.make(..., backend="envpool")`. `env` has the arguments of `GymnasiumEnv`."""
     first_index = validation.integer("make", "first_index", env["first_index"], at_least=0)
     seed = fresh_seed() if seed is None else validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
-    pool = _engines.make_envpool(id, num_envs, seed + first_index, kwargs)
+    make_pool = functools.partial(_engines.make_envpool, id, num_envs, kwargs)
+    pool = make_pool(seed + first_index)
     env["spec"].max_episode_steps = _engines.engine(pool).max_episode_steps
-    return GymnasiumEnv(pool, **env)
+    made = GymnasiumEnv(pool, **env)
+    made._engine.make = make_pool
+    return made
+
+
+def make_ale(id: str, num_envs: int, env: dict[str, Any], **kwargs: Any) -> GymnasiumEnv:
+    """Makes ALE's vector env for `torchwrap.make(..., backend="ale")`. `env` has the arguments of `GymnasiumEnv`."""
+    if not str(env["spec"].vector_entry_point).startswith("ale_py"):
+        raise ValueError(f'make needs the id of a game, such as "ALE/Pong-v5", for backend="ale", but got {id!r}.')
+    if "game_return" in env["info_keys"] and kwargs.get("reward_clipping", True):
+        remedy = "reward_clipping=False, and transforms.ClipReward(-1, 1) on the env"
+        raise ValueError(f"make needs rewards as they are for the info game_return, but got clipped ones: pass {remedy}.")
+    if kwargs.get("max_episode_steps") == -1:
+        del kwargs["max_episode_steps"]
+    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs}
+    try:
+        vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    except (TypeError, AssertionError, gymnasium.error.Error) as error:
+        remedies = {
+            "max_episode_steps": "put transforms.TimeLimit on the env",
+            "render_mode": "use torchwrap.interop.atari.make_atari",
+            "seed": "call env.reset(seed=0)",
+        }
+        remedy = "".join([f". For {name}, {remedies[name]}." for name in remedies if name in kwargs])
+        raise ValueError(f"make needs arguments that ALE's vector env takes, but got: {error}{remedy}") from None
+    return GymnasiumEnv(vector_env, **env)
 
 
 def _seconds(owner: str, worker_timeout: float | None) -> float | None:
@@ -172,7 +201,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         super().__init__(signature, spec=spec, metadata=vector_env.metadata, render_mode=vector_env.render_mode)
         if isinstance(info_keys, str):
             raise TypeError(f"from_gymnasium needs info_keys as a list or a mapping, but got the string {info_keys!r}.")
-        self.vector_env, self._engine = vector_env, engine
+        self._engine = engine
         engine.name = self._name()
         self.same_step, self.can_repeat = engine.mode is AutoresetMode.SAME_STEP, engine.can_repeat
         self.info_spaces = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, spaces.REWARD)
@@ -192,17 +221,23 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
             Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
 
+    @property
+    def vector_env(self) -> Any:
+        """The vector env. A seed replaces one of EnvPool that has not taken a step."""
+        return self._engine.vector_env
+
     def _check_usable(self) -> None:
         self._workers.check()
 
-    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
-        chosen = self._engine.choose_seed(self._name(), self.signature.first_index, seed, is_first)
+    def _choose_seed(self, seed: int | None, is_first: bool, mask: torch.Tensor | None = None) -> int | None:
+        chosen = self._engine.choose_seed(self._name(), self.signature.first_index, seed, is_first, mask)
         return super()._choose_seed(chosen, is_first)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         if mask.any():  # otherwise no `_reset` follows
             self._first_seed = seed + self.signature.first_index
+            self._workers.vector_env = self._engine.seeded(self._first_seed)
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)

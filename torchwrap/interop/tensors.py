@@ -124,7 +124,7 @@ class TensorEnv(_checks.SimulatorEnv):
         # Of the rows that are already reset.
         self._initial = spaces.zeros(signature.single_observation_space, signature.num_envs, signature.device)
 
-    def _choose_seed(self, seed: int | None, is_first: bool) -> int | None:
+    def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:
         if seed is not None and self.functions["seed"] is None:
             remedy = "seed the simulator where it is made, or pass from_functions a function as seed"
             raise ValueError(f"{self._name()}.reset needs no seed without a function that takes it, but got {seed}: {remedy}.")
