@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 import tyro
+from atari_game import make_atari
 from ppo import gae, layer_init, plot
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -26,7 +27,6 @@ from tqdm import tqdm
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.atari import make_atari
 from torchwrap.wrappers import RecordVideo
 
 

@@ -122,7 +122,7 @@ def test_make_with_what_ale_does_not_take_raises():
         ),
         ({"id": "PongNoFrameskip-v4"}, "make needs the id of a game"),
         ({"max_episode_steps": 9}, "vector env takes, but got: .*For max_episode_steps, put transforms.TimeLimit on the env"),
-        ({"render_mode": "rgb_array"}, "For render_mode, use torchwrap.interop.atari.make_atari"),
+        ({"render_mode": "rgb_array"}, "For render_mode, take Gymnasium's env, without the backend"),
         ({"seed": 1}, r"For seed, call env.reset\(seed=0\)"),
         ({"frameskip": 0}, "vector env takes, but got: Invalid frameskip"),
         ({"autoreset_mode": "NextStep"}, "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"),

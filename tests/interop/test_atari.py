@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, ResizeObservation, TransformObservation
-from helpers import mostly_full
+from helpers import load_example, mostly_full
 from stable_baselines3 import PPO
 from stable_baselines3.common import atari_wrappers as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecTransposeImage
@@ -15,10 +15,10 @@ from torch import nn
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.interop.atari import make_atari
 from torchwrap.interop.sb3 import to_sb3
 
 gymnasium.register_envs(ale_py)
+make_atari = load_example("atari_game").make_atari
 FEW = [("Breakout", 1), *(pytest.param(game, 3, marks=pytest.mark.full) for game in ("Pong", "Breakout", "SpaceInvaders"))]
 MORE = [pytest.param(game, 3, marks=[pytest.mark.full, pytest.mark.long]) for game in ("Qbert", "Seaquest", "BeamRider")]
 

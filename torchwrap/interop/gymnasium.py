@@ -152,7 +152,7 @@ def make_ale(id: str, num_envs: int, env: dict[str, Any], **kwargs: Any) -> Gymn
     except (TypeError, AssertionError, gymnasium.error.Error) as error:
         remedies = {
             "max_episode_steps": "put transforms.TimeLimit on the env",
-            "render_mode": "use torchwrap.interop.atari.make_atari",
+            "render_mode": "take Gymnasium's env, without the backend",
             "seed": "call env.reset(seed=0)",
         }
         remedy = "".join([f". For {name}, {remedies[name]}." for name in remedies if name in kwargs])

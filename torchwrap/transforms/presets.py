@@ -15,8 +15,8 @@ AtariPreset = Literal["cleanrl", "gymnasium", "sb3"]
 def atari(preset: AtariPreset) -> Compose:
     """The transforms of raw Atari frames in CleanRL's `ppo_atari.py`, Gymnasium's or Stable-Baselines3's stack, bit for bit.
 
-    What starts and ends the episodes drives the game, so it is in the env: `torchwrap.interop.atari.make_atari(id, num_envs,
-    preset)` makes it.
+    What starts and ends the episodes drives the game, so it is in the env: `make_atari(id, num_envs, preset)` of
+    `examples/atari_game.py` makes it.
 
     | preset | frames | becomes | stack begins with | reward |
     |---|---|---|---|---|

@@ -1,18 +1,19 @@
-"""Games of the Arcade Learning Environment with the starts and ends of episodes that published results were made with."""
+"""Games of the Arcade Learning Environment with the starts and ends of episodes that published results were made with.
+
+`make_atari` makes them for `ppo_atari.py`: Gymnasium's envs, one by one, with raw frames for torchwrap's transforms.
+`tw.make(id, num_envs, backend="ale")` is many times as fast, and preprocesses in C++.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import ale_py
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from torchwrap._core import validation
-from torchwrap.env import Env
-from torchwrap.registration import make
-from torchwrap.transforms.presets import AtariPreset
+import torchwrap as tw
 
 gymnasium.register_envs(ale_py)
 
@@ -26,7 +27,7 @@ INFO_KEYS = ("game_over", "game_return", "lives")
 """What `make_atari` passes on under `("next", "info", name)`."""
 
 
-def make_atari(id: str, num_envs: int, preset: AtariPreset = "cleanrl", **kwargs: Any) -> Env:
+def make_atari(id: str, num_envs: int, preset: Literal["cleanrl", "gymnasium", "sb3"] = "cleanrl", **kwargs: Any) -> tw.Env:
     """Makes Atari games whose episodes start and end as in CleanRL's, Gymnasium's or Stable-Baselines3's stack.
 
     Observations are raw frames: `torchwrap.transforms.atari(preset)` does the rest.
@@ -49,19 +50,13 @@ def make_atari(id: str, num_envs: int, preset: AtariPreset = "cleanrl", **kwargs
 
     Raises:
         ValueError: for another preset, and an id that ALE does not have.
-
-    >>> from torchwrap.wrappers import TransformedEnv
-    >>> from torchwrap import transforms as T
-    >>> env = TransformedEnv(make_atari("ALE/Pong-v5", 2, "cleanrl"), T.atari("cleanrl"))
-    >>> env.reset(seed=0)["observation"].shape
-    torch.Size([2, 4, 84, 84])
     """
     if preset not in _GAME:
         raise ValueError(f"make_atari needs a preset among {sorted(_GAME)}, but got {preset!r}.")
     spec: Any = gymnasium.registry.get(id)
     if spec is None or not str(spec.entry_point).startswith(ale_py.__name__):
         raise ValueError(f'make_atari needs the id of a game of ALE, such as "ALE/Pong-v5", but got {id!r}.')
-    return make(f"{__name__}:{_ID}", num_envs, game=id, **{"info_keys": INFO_KEYS, **_GAME[preset], **kwargs})
+    return tw.make(f"{__name__}:{_ID}", num_envs, game=id, **{"info_keys": INFO_KEYS, **_GAME[preset], **kwargs})
 
 
 class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
@@ -94,17 +89,14 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
         render_mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.noop_max = validation.integer("AtariGame", "noop_max", noop_max, at_least=0)
-        self.frame_skip = validation.integer("AtariGame", "frame_skip", frame_skip, at_least=1)
-        self.episodic_life = validation.flag("AtariGame", "episodic_life", episodic_life)
+        self.noop_max, self.frame_skip, self.episodic_life = noop_max, frame_skip, episodic_life
         # RAM, because most frames are never looked at.
         kwargs = {**kwargs, "obs_type": "ram", "frameskip": 1, "render_mode": render_mode}
         made: Any = gymnasium.make(game, disable_env_checker=True, **kwargs)
         self.env = made.unwrapped
         self.render_mode, self.action_space = render_mode, self.env.action_space
-        self.fire_reset = validation.flag("AtariGame", "fire_reset", fire_reset) and "FIRE" in self.env.get_action_meanings()
-        is_gray = validation.flag("AtariGame", "grayscale", grayscale)
-        self._read = self.env.ale.getScreenGrayscale if is_gray else self.env.ale.getScreenRGB
+        self.fire_reset = fire_reset and "FIRE" in self.env.get_action_meanings()
+        self._read = self.env.ale.getScreenGrayscale if grayscale else self.env.ale.getScreenRGB
         self._frames = np.stack([self._read(), self._read()])
         self.observation_space = gymnasium.spaces.Box(0, 255, self._frames.shape[1:], np.uint8)
         self._lost_life, self._game_over, self._game_return, self._lives = False, False, 0.0, 0
