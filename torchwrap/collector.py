@@ -123,7 +123,7 @@ class Collector:
 
     def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
         env = self.env
-        td = act(env, self.policy, tensordict(dict(root), env.num_envs))
+        td = act(env, self.policy, tensordict({**root, **env.unwrapped._root_info()}, env.num_envs))
         env._check_step_input(td)
         state = policy_state.read(env._label, env.signature, td) if env.signature.policy_state else {}
         successor, observation = step(td["action"], True)
@@ -143,7 +143,7 @@ class Collector:
         if not isinstance(td, TensorDictBase):
             remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
-        if others := sorted(set(td.keys()) - {"observation", "action", "next", *policy_state.keys(env.signature)}):
+        if others := sorted(set(td.keys()) - {"observation", "action", "next", "info", *policy_state.keys(env.signature)}):
             got = f"{others} as well, which no step would carry on: {_DECLARED}"
             raise ValueError(f"Collector needs a root of {env._name()}, but got {got}.")
         if "observation" not in td.keys():

@@ -48,6 +48,7 @@ class Env(BatchedModule):
     | `("next", "reward")` | `(num_envs, 1)` float32 |
     | `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | `(num_envs, 1)` bool |
     | `("next", "info", name)` | as the env declares |
+    | `("info", name)` | of Gymnasium's envs with `info_keys`: what came with `observation`, from a reset or a step |
     | `is_init`, and states by name | with `transforms.PolicyState`, for recurrent policies |
 
     Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
@@ -145,6 +146,10 @@ class Env(BatchedModule):
     def _check_options(self, options: Options) -> None:
         """Raises for reset options that `_reset` does not take; by default it takes none."""
         raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
+
+    def _root_info(self) -> dict[str, Value]:
+        """`info` of a root, if it has one: what came with the observation of each env, from a step or a reset."""
+        return {}
 
     def _check_usable(self) -> None:
         """Raises if no `reset` helps any more, because the simulator is gone."""
@@ -299,7 +304,7 @@ class Env(BatchedModule):
         return policy_state.following(self.signature, state, done)
 
     def _finish(self, entries: dict[str, Value]) -> TensorDict:
-        vars(self)["_root"] = root = tensordict(entries, self.signature.num_envs)
+        vars(self)["_root"] = root = tensordict({**entries, **self.unwrapped._root_info()}, self.signature.num_envs)
         vars(self)["_unfinished"] = None
         return root
 

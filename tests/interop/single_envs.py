@@ -112,11 +112,12 @@ def assert_equal_trees(actual, expected, where=""):
 
 
 class Singles:
-    """Single envs next to a batch. `now` holds their current observations, after the reset if an episode ended."""
+    """Single envs next to a batch. `now` holds their current observations, and `now_infos` what came with them."""
 
     def __init__(self, makers, seed, first_index=0):
         self.envs = [maker() for maker in makers]
-        self.now = [env.reset(seed=seed + first_index + i)[0] for i, env in enumerate(self.envs)]
+        roots = [env.reset(seed=seed + first_index + i) for i, env in enumerate(self.envs)]
+        self.now, self.now_infos = ([root[part] for root in roots] for part in (0, 1))
 
     def act(self, td):
         """The root with random actions, and the actions by env. They depend on the state of each env's generator."""
@@ -130,7 +131,9 @@ class Singles:
         results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
         successor, reward, terminated, truncated, self.infos = zip(*results, strict=True)
         done = [a or b for a, b in zip(terminated, truncated, strict=True)]
-        self.now = [env.reset()[0] if over else new for env, over, new in zip(self.envs, done, successor, strict=True)]
+        roots = zip(self.envs, done, zip(successor, self.infos, strict=True), strict=True)
+        roots = [env.reset() if over else new for env, over, new in roots]
+        self.now, self.now_infos = ([root[part] for root in roots] for part in (0, 1))
         flags = {"terminated": terminated, "truncated": truncated, "done": done}
         columns = {"reward": np.float32(reward), **{name: np.array(flag, bool) for name, flag in flags.items()}}
         return {"observation": stack_values(successor), **{name: column[:, None] for name, column in columns.items()}}
@@ -187,11 +190,12 @@ class ByHand:
     def step(self, actions):
         results = [env.step(actions[i : i + 1].copy()) for i, env in enumerate(self.envs)]
         self.now, reward, terminated, truncated, self.infos = [list(part) for part in zip(*results, strict=True)]
+        self.root_infos = list(self.infos)
         flat = {"reward": np.float32(reward), "terminated": np.array(terminated, bool), "truncated": np.array(truncated, bool)}
         flat["done"], successor = flat["terminated"] | flat["truncated"], self.observation()
         for i in np.flatnonzero(flat["done"]):
             if not self.goes_on(self.infos[i]):
-                self.now[i] = self.envs[i].step(actions[i : i + 1].copy())[0]
+                self.now[i], *_, self.root_infos[i] = self.envs[i].step(actions[i : i + 1].copy())
         return {"observation": successor, **flat}
 
 

@@ -95,6 +95,7 @@ def test_seed_of_env_i_is_seed_plus_its_global_index_modulo_two_to_the_31():
         games = by_hand(2, [expected, expected + 1])
         transition, _ = sample_and_step(env, env.reset(seed=seed))
         games.step(transition["action"].numpy())
+        assert (transition["info", "frame_number"] < transition["next", "info", "frame_number"]).all()
         frames = np.stack([info["frame_number"] for info in games.infos])  # the seed decides how many were skipped
         np.testing.assert_array_equal(transition["next", "info", "frame_number"], frames)
 

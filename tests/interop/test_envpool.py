@@ -149,7 +149,7 @@ def test_seed_of_a_pool_that_was_made_elsewhere_raises():
 # With the rest of torchwrap.
 
 
-def test_info_of_final_steps_is_that_of_the_transition():
+def test_info_of_final_steps_is_that_of_the_transition_and_of_roots_that_of_resets():
     env = tw.make("CartPole-v1", 3, backend="envpool", seed=1, max_episode_steps=12, info_keys=["elapsed_step"])
     pools, td = by_hand("CartPole-v1", 3, 1, max_episode_steps=12), env.reset()
     for _ in range(30):
@@ -157,6 +157,8 @@ def test_info_of_final_steps_is_that_of_the_transition():
         pools.step(transition["action"].numpy())
         elapsed = np.stack([info["elapsed_step"] for info in pools.infos])
         np.testing.assert_array_equal(transition["next", "info", "elapsed_step"], elapsed)
+        elapsed = np.stack([info["elapsed_step"] for info in pools.root_infos])
+        np.testing.assert_array_equal(td["info", "elapsed_step"], elapsed)
 
 
 GAMES = {"lives": {"episodic_life": True, "reward_clip": True}, "limit": {"max_episode_steps": 150}}

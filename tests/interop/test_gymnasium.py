@@ -171,27 +171,48 @@ def test_reset_that_is_refused_leaves_no_seed_behind(bridge):
 # Info.
 
 
+def columns_of(infos, names):
+    return {name: np.array([[info.get(name, 0)] for info in infos]).astype(np.float32) for name in names}
+
+
 @every_kind
-def test_requested_info_is_that_of_single_envs_at_every_step(bridge, kind, mode):
-    names, position = ("elapsed", "even", "late", "final"), spaces.Box(-np.inf, np.inf, (2,), np.float64)
+def test_requested_info_is_that_of_single_envs_at_every_step_and_reset(bridge, kind, mode):
+    names, position = ("elapsed", "even", "late", "final", "reset only"), spaces.Box(-np.inf, np.inf, (2,), np.float64)
     declared = {"position": position, "elapsed": spaces.Box(0, 99, (), np.int64), "elapsd": BOX}
     makers = scripted(3, lengths=[(3,), (2,), (4, 1)])
     env, other, singles = bridge(makers, kind, mode, names), bridge(makers, kind, mode, declared), Singles(makers, 3)
-    td, same = env.reset(seed=3), other.reset(seed=3)
-    for _ in range(7):
+    td, same, held = env.reset(seed=3), other.reset(seed=3), Held()
+    for step in range(9):
+        assert_equal_trees(td["info"], columns_of(singles.now_infos, names), f"root of step {step}")
+        held.add(td["info"])
         td, actions = singles.act(td)
         transition, td = env.step(td)
         typed, same = other.step(same.set("action", transition["action"]))
         singles.step(actions)
-        expected = {key: np.array([[info.get(key, 0)] for info in singles.infos]).astype(np.float32) for key in names}
-        assert_equal_trees(transition["next", "info"], expected)
-        elapsed = np.array([info["elapsed"] for info in singles.infos], np.int64)
-        expected = {"elapsed": elapsed, "position": np.stack([info["position"] for info in singles.infos])}
-        assert_equal_trees(typed["next", "info"], {**expected, "elapsd": np.zeros((3, 3), np.float32)})
+        assert_equal_trees(transition["next", "info"], columns_of(singles.infos, names))
+        for info, expected in ((typed["next", "info"], singles.infos), (same["info"], singles.now_infos)):
+            stacked = {key: np.stack([each[key] for each in expected]) for key in ("elapsed", "position")}
+            stacked["elapsed"] = stacked["elapsed"].astype(np.int64)
+            assert_equal_trees(info, {**stacked, "elapsd": np.zeros((3, 3), np.float32)})
+        if step in (4, 6):  # a masked reset; env 1 has just been reset automatically
+            rows = [0, 1] if step == 4 else [2]
+            for i in rows:
+                singles.now[i], singles.now_infos[i] = singles.envs[i].reset()
+            mask = torch.tensor([i in rows for i in range(3)])
+            td, same = env.reset(mask=mask), other.reset(mask=mask)
+    held.assert_unchanged()
+    data, td = tw.Collector(env, None, 4)(td)  # keeps the infos of roots, as their observations
+    elapsed, goes_on = data["info", "elapsed"][:, 1:], ~data["next", "done"][:, :-1]
+    assert (elapsed == torch.where(goes_on, data["next", "info", "elapsed"][:, :-1], -1)).all()
+    assert (data["info", "reset only"][:, 1:] == data["next", "done"][:, :-1]).all() and "info" in td
 
 
 class Ragged(Scripted):
     """Its infos do not fit into one array, because the vectors in them have different lengths."""
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return observation, {**info, "ragged": np.zeros(int(self.np_random.integers(1, 9)))}
 
     def step(self, action):
         *results, info = super().step(action)
@@ -217,11 +238,21 @@ def test_info_of_make_is_that_of_single_envs_and_a_misspelt_key_raises_with_all_
             sample_and_step(env, td)
 
 
+class Named(Scripted):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+
 def test_info_that_does_not_fit_its_space_raises_and_without_keys_it_is_absent(bridge):
     for info_keys in (("name",), {"position": spaces.Box(0, 1, (3,))}, ("position",)):
         env = bridge(scripted(2), info_keys=info_keys)
-        with pytest.raises((ValueError, TypeError), match=next(iter(info_keys))):
+        name = next(iter(info_keys))
+        with pytest.raises(
+            ValueError, match=rf'{name}.*Declare its space.*env.get_wrapper_attr\("{name}"\) reads an attribute'
+        ):
             sample_and_step(env, env.reset())
+    assert bridge([functools.partial(Named, each) for each in "ab"]).get_wrapper_attr("name") == ("a", "b")
     env = bridge(scripted(2))
     assert "info" not in sample_and_step(env, env.reset())[0]["next"]
 

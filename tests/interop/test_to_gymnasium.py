@@ -22,10 +22,10 @@ from torchwrap.testing import ScriptedEnv
 
 
 class Informed(Scripted):
-    """Has infos at steps only, and the same ones at each, as torchwrap's envs do."""
+    """Has the same infos at each step and reset, as torchwrap's envs do."""
 
     def reset(self, **kwargs):
-        return super().reset(**kwargs)[0], {}
+        return super().reset(**kwargs)[0], {"elapsed": 99, "position": np.full(2, -1.0)}
 
     def step(self, action):
         *result, info = super().step(action)
@@ -132,7 +132,7 @@ def test_actions_of_every_space_reach_the_envs(export):
 @every_mode
 def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alone(export, mode):
     makers = [functools.partial(Informed, lengths=NEVER)] * 3
-    envs, oracle = export(makers, mode)
+    envs, oracle = export(makers, mode, info_keys=INFO_SPACES)
     assert_equivalent(envs.reset(seed=0), oracle.reset(seed=0))
     for mask, seed in itertools.product(([True, False, False], [False, True, True]), (None, 5)):
         options = {"reset_mask": np.array(mask)}

@@ -335,12 +335,18 @@ def test_info_of_a_foreign_simulator_is_declared():
             observation, reward, terminated, truncated, _ = self.env.step(action)
             return observation, reward, terminated, truncated, {"speed": observation[1]}
 
+        def reset(self, **kwargs):
+            observation, _ = self.env.reset(**kwargs)
+            return observation, {"speed": observation[1]}
+
     mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
     vector_env = gymnasium.vector.SyncVectorEnv([lambda: Speedy(gymnasium.make("CartPole-v1"))] * 2, **mode)
     env = to_torchrl(tw.TransformedEnv(tw.from_gymnasium(vector_env, info_keys=["speed"]), T.RecordEpisodeStatistics()))
     check_env_specs(env, break_when_any_done="both")
     data = env.rollout(30, break_when_any_done=False)
-    assert (data["next", "info", "speed"].squeeze(-1) == data["next", "observation"][..., 1]).all()
+    for td in (data, data["next"]):  # roots of new episodes have that of the reset
+        assert (td["info", "speed"].squeeze(-1) == td["observation"][..., 1]).all()
+    assert data["next", "done"].any()
     env.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,9 @@ class Engine:
     name = "from_gymnasium"  # in messages
     make: Callable[[int], Any] | None = None  # makes the vector env with a seed, if it takes seeds there alone
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
         self.vector_env: Any = vector_env
-        self.reads_info = reads_info
+        self.info_names = info_names  # the entries of infos that are read
         self._unchecked = {"step", "reset"}
         self._game_returns = np.zeros(vector_env.num_envs)
         self.mode = self._read_mode()
@@ -93,10 +93,15 @@ class Engine:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
         return done
 
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
-        """Resets the rows of a mask, of which row *i* gets the seed `seed + i`."""
+    def known_names(self, info: dict[str, Any]) -> set[str]:
+        """The names of all entries of the infos of the last step, whose result `info` is."""
+        return {name for entries in (info, info.get("final_info", {})) for name in entries if not name.startswith("_")}
+
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
+        """Resets the rows of a mask, of which row *i* gets the seed `seed + i`. Returns infos, for all rows."""
         # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
-        self.observation, _ = self._checked("reset", self._reset_mask(rows, seed, options))
+        self.observation, info = self._checked("reset", self._reset_mask(rows, seed, options))
+        return info  # type: ignore[no-any-return]
 
     def _reset_mask(self, rows: Any, seed: Any, options: Options | None) -> tuple[Any, dict[str, Any]]:
         mask_option = {} if rows.all() else {"reset_mask": rows}
@@ -114,8 +119,8 @@ class Sync(Engine):
 
     can_repeat = True
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
-        super().__init__(vector_env, reads_info)
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
+        super().__init__(vector_env, info_names)
         self.mode = AutoresetMode.DISABLED
         self._observations: list[Any] = [None] * vector_env.num_envs
         self._results: list[Any] = self._observations
@@ -136,21 +141,31 @@ class Sync(Engine):
         except Exception:  # NumPy's, which names no env
             self._check_steps(self._results)
             raise
-        info: dict[str, Any] = {}
-        for name in {name for entries in infos for name in entries} if self.reads_info else ():
-            rows = [name in entries for entries in infos]
-            value = infos[rows.index(True)][name]  # stands in where there is none
-            info[name], info[f"_{name}"] = [entries.get(name, value) for entries in infos], np.array(rows)
-        return reward, terminated, truncated, info
+        return reward, terminated, truncated, self._batched_infos(infos)
 
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
-        space = self.vector_env.single_observation_space
+    def known_names(self, info: dict[str, Any]) -> set[str]:
+        return {name for *_, entries in self._results for name in entries}
+
+    def _batched_infos(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        info: dict[str, Any] = {}
+        for name in self.info_names:
+            found = [entries[name] for entries in infos if name in entries]
+            if len(found) == len(infos):
+                info[name] = found
+            elif found:  # of which one stands in where there is none
+                info[name] = [entries.get(name, found[0]) for entries in infos]
+                info[f"_{name}"] = np.array([name in entries for entries in infos])
+        return info
+
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
+        space, infos = self.vector_env.single_observation_space, [dict[str, Any]()] * len(rows)
         for row in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed + row
             result = self.vector_env.envs[row].reset(seed=own_seed, options=options)
             _checks.result(self.name, f"reset of env {row}", space, result)
-            self._observations[row] = result[0]
+            self._observations[row], infos[row] = result
         self._set_observations(self._observations)
+        return self._batched_infos(infos)
 
     def _check_steps(self, results: list[Any]) -> None:
         space = self.vector_env.single_observation_space
@@ -182,8 +197,8 @@ class Ale(Engine):
     takes_options = False
     has_threads = True
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], reads_info: bool) -> None:
-        super().__init__(vector_env, reads_info)
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
+        super().__init__(vector_env, info_names)
         _check_batch("ALE's vector env", vector_env.num_envs, getattr(vector_env.unwrapped, "batch_size", 0))
         self._games: Any = None  # by row, the number of the frame before its game
 
@@ -196,18 +211,22 @@ class Ale(Engine):
         games, self._games = self._games, self._read_games(info)
         self._add_games(info, reward, games != self._games)
         info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
+        info.update(
+            game_return=self._game_returns, game_over=np.zeros_like(info["game_over"])
+        )  # of the next game, if there is one
         return reward, *flags, info
 
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
         # With life_loss_info, games go on after an end. ALE does not write their rows of final_obs.
-        return info["game_over"]
+        return info["final_info"]["game_over"]
 
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
         # An array has one seed for each row that is reset.
         seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
         self.observation, info = self._reset_mask(rows, seeds, options)
         self._games = self._read_games(info)
         self._game_returns[rows] = 0
+        return info
 
     def _read_games(self, info: dict[str, Any]) -> Any:
         return info["frame_number"] - info["episode_frame_number"]
@@ -220,8 +239,8 @@ class EnvPool(Engine):
     takes_options = False
     has_threads = True
 
-    def __init__(self, pool: Any, reads_info: bool) -> None:
-        super().__init__(pool, reads_info)
+    def __init__(self, pool: Any, info_names: Collection[str]) -> None:
+        super().__init__(pool, info_names)
         if pool is not pool.unwrapped:
             remedy = "Gymnasium's wrappers take its auto-reset for a step. Put torchwrap's transforms on the result instead"
             raise ValueError(f"from_gymnasium needs EnvPool's env itself, but got {type(pool).__name__} around it: {remedy}.")
@@ -259,21 +278,29 @@ class EnvPool(Engine):
             self._add_games(info, info["reward"], (info["terminated"] > 0) | truncated)
         return reward, terminated, truncated, info
 
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> None:
+    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
         self._was_reset = True
+        infos: dict[str, Any] = {}
         finished, running = rows & self._finished, rows & ~self._finished
         self._game_returns[running] = 0
         if running.all():
-            self.observation, _ = self._reset_mask(running, None, options)
+            self.observation, infos = self._reset_mask(running, None, options)
         elif running.any():
-            observation, info = self._reset_mask(running, None, options)
-            _assign(self.observation, info["env_id"], observation)
+            self._assign(infos, *self._reset_mask(running, None, options))
         if finished.any():
             # EnvPool's own auto-reset. With episodic_life, it goes on with the lives that are left; reset() starts a new game.
             env_ids = np.flatnonzero(finished)
             observation, _, _, _, info = self.vector_env.step(_select(self._actions, env_ids), env_ids)
-            _assign(self.observation, info["env_id"], observation)
+            self._assign(infos, observation, info)
         self._finished = self._finished & ~rows
+        return infos
+
+    def _assign(self, infos: dict[str, Any], observation: Any, info: dict[str, Any]) -> None:
+        # Results of some envs, to those of all.
+        _assign(self.observation, info["env_id"], observation)
+        for name in set(self.info_names).intersection(info):
+            shape = len(self._finished), *info[name].shape[1:]
+            infos.setdefault(name, np.zeros(shape, info[name].dtype))[info["env_id"]] = info[name]
 
     def render(self, rows: Any) -> Any:
         return self.vector_env.render(range(self.vector_env.num_envs) if rows is None else rows)
@@ -284,12 +311,12 @@ def mode(value: Any) -> Any:
     return next((each for each in AutoresetMode if value in (each, each.value, each.name)), value)
 
 
-def engine(vector_env: VectorEnv[Any, Any, Any], reads_info: bool = False) -> Engine:
+def engine(vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str] = ()) -> Engine:
     """The engine of a vector env, by its class or the package that defines it."""
     packages = {base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__}
     own = {SyncVectorEnv: Sync, AsyncVectorEnv: Async}.get(type(vector_env), Engine)
     kind = EnvPool if "envpool" in packages else Ale if "ale_py" in packages else own
-    return kind(vector_env, reads_info)
+    return kind(vector_env, info_names)
 
 
 def make_envpool(id: str, num_envs: int, kwargs: dict[str, Any], seed: int) -> Any:

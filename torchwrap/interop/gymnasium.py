@@ -56,7 +56,9 @@ def from_gymnasium(
             list must appear by the end of the first episode; otherwise it is taken for a typo. Atari games of EnvPool and ALE
             have "game_return", the sum of the game's rewards so far, and "game_over", 1 at its end, for episodes that end with
             a life (`episodic_life` of EnvPool, `life_loss_info` of ALE). EnvPool's sum is of unclipped rewards, ALE's
-            of those it returns. ALE has no other info of final steps.
+            of those it returns. ALE has no other info of final steps. Roots have `("info", name)`, which came with their
+            observation: from the env's `reset` where an episode begins, from `step` elsewhere. Strings and other objects:
+            `env.get_wrapper_attr(name)` reads an attribute of each env.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
         worker_timeout: seconds for each process of an `AsyncVectorEnv` to answer a call. None disables it. If an env raises,
             exits or does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works.
@@ -109,7 +111,7 @@ def make(
 
 
 class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Drops the entries of `info` that are not asked for, because Gymnasium batches each of them, or cannot.
+    """Drops the entries of infos that are not asked for, because Gymnasium batches each of them, or cannot.
 
     At the end of an episode all entries remain, for the error about missing names.
     """
@@ -120,9 +122,14 @@ class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         *result, terminated, truncated, info = self.env.step(action)
-        if not (terminated or truncated):
-            info = {name: info[name] for name in self._names if name in info}
-        return *result, terminated, truncated, info  # type: ignore[return-value]
+        return *result, terminated, truncated, info if terminated or truncated else self._kept(info)  # type: ignore[return-value]
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return observation, self._kept(info)
+
+    def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {name: info[name] for name in self._names if name in info}
 
 
 def make_envpool(id: str, num_envs: int, env: dict[str, Any], *, seed: int | None = None, **kwargs: Any) -> GymnasiumEnv:
@@ -183,7 +190,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         if not isinstance(vector_env, VectorEnv):
             got = f"{type(vector_env).__name__}: gymnasium.make_vec makes one"
             raise TypeError(f"from_gymnasium needs a gymnasium.vector.VectorEnv, but got {got}.")
-        engine = _engines.engine(vector_env, reads_info=len(info_keys) > 0)
+        engine = _engines.engine(vector_env, info_names=() if isinstance(info_keys, str) else info_keys)
         if spec is None and isinstance(vector_env.spec, EnvSpec):
             spec = copy.deepcopy(vector_env.spec)
             # make_vec records an explicit limit among the kwargs; Gymnasium's -1 means no limit.
@@ -208,6 +215,10 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         for space in self.info_spaces.values():
             spaces.dtype(space)  # raises for what tensors cannot hold
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
+        shapes = {name: (self.num_envs, *(space.shape or ())) for name, space in self.info_spaces.items()}
+        # The infos that came with the last observations, of `reset` or `step`, and what a step has returned of resets.
+        self._infos = {name: np.zeros(shape, self.info_spaces[name].dtype) for name, shape in shapes.items()}
+        self._initial_infos: dict[str, Any] = {}
         self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
@@ -261,7 +272,14 @@ class GymnasiumEnv(_checks.SimulatorEnv):
             dtype = np.float32 if name == "reward" else np.bool_
             result[name] = spaces.tensor(np.array(values, dtype).reshape(self.num_envs, 1), self.device)
         if self.info_spaces:
-            result["info"] = self._info(info, has_final, np.logical_or(terminated, truncated))
+            self._read_infos(info, ~has_final if self.same_step else None)
+            if self.same_step:  # in rows that are already reset, the info of the transition is in final_info
+                self._initial_infos = info
+                self._read_infos(info.get("final_info", {}), has_final)
+            if self._unseen_info_keys and np.logical_or(terminated, truncated).any():
+                got = f"{sorted(self._unseen_info_keys)}. It contains {sorted(self._engine.known_names(info))}"
+                raise ValueError(f"{self._name()} needs info_keys that its info contains, but got {got}.")
+            result |= self._root_info()
         return tensordict(result, self.num_envs)
 
     def _final_observations(self, info: dict[str, Any], rows: NDArray[np.intp]) -> Any:
@@ -280,9 +298,12 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         # If this call is interrupted, the next one resets every row.
         already_reset, self._already_reset = self._already_reset, np.zeros(self.num_envs, bool)
         to_reset = rows & ~already_reset if first_seed is None and options is None else rows
+        if self.same_step:
+            self._read_infos(self._initial_infos, rows & ~to_reset)
         if to_reset.any():
             with self._workers:
-                self._engine.reset(to_reset, first_seed, options)
+                info = self._engine.reset(to_reset, first_seed, options)
+            self._read_infos(info, to_reset)
         self._already_reset = already_reset & ~rows
         return tensordict({"observation": self._to_tensors(self._engine.observation)}, self.num_envs)
 
@@ -290,29 +311,28 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         if not self._engine.takes_options:
             super()._check_options(options)
 
-    def _info(self, info: dict[str, Any], has_final: Any, done: Any) -> TensorDict:
-        # In rows that are already reset, the info of the transition is in final_info.
-        sources = ((info, ~has_final), (info.get("final_info", {}), has_final))
-        values = {}
-        for name, space in self.info_spaces.items():
-            shape = space.shape or ()
-            value = np.zeros((self.num_envs, *shape), space.dtype)
-            for source, rows in sources:
-                rows = rows & source.get(f"_{name}", name in source)
-                if not rows.any():
-                    continue
+    def _read_infos(self, infos: dict[str, Any], rows: Mask | None = None) -> None:
+        """Keeps what an info holds for some envs, or for all. Envs whose info lacks an entry get zeros."""
+        for name, values in self._infos.items():
+            given = infos.get(f"_{name}", name in infos)
+            found: Any = given if rows is None else rows & given
+            if given is True and rows is None:
+                found = ...  # the fastest index
+            else:
+                values[... if rows is None else rows] = 0
+            if name in infos:
                 self._unseen_info_keys.discard(name)
                 try:
-                    value[rows] = np.asarray(source[name])[rows].reshape(-1, *shape)
+                    values[found] = np.asarray(infos[name])[found].reshape(-1, *values.shape[1:])
                 except (IndexError, TypeError, ValueError):
-                    message = f"{self._name()} needs info {name!r} that fits {space}, but got {source[name]!r}."
-                    raise ValueError(f"{message} Declare its space in info_keys: {{{name!r}: Box(...)}}.") from None
-            values[name] = spaces.from_numpy(space, value, self.device)
-        if self._unseen_info_keys and done.any():
-            known = sorted({key for source, _ in sources for key in source if not key.startswith("_")})
-            unknown = sorted(self._unseen_info_keys)
-            raise ValueError(f"{self._name()} needs info_keys that its info contains, but got {unknown}. It contains {known}.")
-        return TensorDict(values, batch_size=[self.num_envs])
+                    needed = f"{self._name()} needs info {name!r} that fits {self.info_spaces[name]}, but got {infos[name]!r}"
+                    remedy = f"Declare its space in info_keys: {{{name!r}: Box(...)}}. For strings and other objects, "
+                    remedy += f'env.get_wrapper_attr("{name}") reads an attribute of each env'
+                    raise ValueError(f"{needed}. {remedy}.") from None
+
+    def _root_info(self) -> dict[str, spaces.Value]:
+        tensors = {name: spaces.tensor(values.copy(), self.device) for name, values in self._infos.items()}
+        return {"info": tensordict(tensors, self.num_envs)} if tensors else {}
 
     def _to_tensors(self, observation: Any) -> spaces.Value:
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
@@ -349,8 +369,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset are empty. If the env has
-    `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset are those of its root. If the env
+    has `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
     `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
 
     Args:
@@ -407,7 +427,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         super().reset(seed=None if seed is None else int(seed))
         self._start_times[mask] = time.perf_counter()
         self._to_reset[mask] = False
-        return spaces.to_numpy(self.single_observation_space, td["observation"]), {}
+        return spaces.to_numpy(self.single_observation_space, td["observation"]), _batch_infos(td.get("info", {}), mask)
 
     def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]:
         if self._to_reset.any():
@@ -420,6 +440,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         reward, terminated, truncated = (successor[name].squeeze(-1).numpy(force=True) for name in names)
         done = terminated | truncated
         infos = self._infos(successor, done)
+        for name, values in _batch_infos(td.get("info", {}), done).items() if self._same_step else ():
+            infos.setdefault(name, values)[done] = values[done]  # of the resets
         if not self._same_step:
             self._to_reset = done
         self._start_times[done] = time.perf_counter()

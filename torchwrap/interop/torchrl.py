@@ -32,7 +32,8 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
     categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
-    because TorchRL wants to know all keys; roots of new episodes hold zeros there. A step of a copy of `env` finds them.
+    because TorchRL wants to know all keys; roots of new episodes hold infos of the reset, if there are any, or zeros. A step
+    of a copy of `env` finds the keys.
 
     `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. TorchRL's global seeds have
     no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
@@ -85,7 +86,7 @@ class TorchRLEnvBase(EnvBase):
         root = self.env.reset(**{"seed": self._next_seed, "mask": mask, **kwargs})
         self._next_seed = None
         extras = {key: self.observation_spec[key].zero() for key in self._extra_keys}
-        return self.full_done_spec.zero().update({**extras, "observation": root["observation"]})
+        return self.full_done_spec.zero().update(extras).update(root.select("observation", "info", strict=False))
 
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         if tensordict.device != self.device:
@@ -101,6 +102,9 @@ class TorchRLEnvBase(EnvBase):
             following.set(key, spaces.apply(lambda _, value: value.masked_fill(at_start.like(value), 0), successor.get(key)))
         for key in _FLAGS:
             following.set(key, torch.zeros_like(done))
+        infos, of_root = following.get("info", {}), root.get("info", {})
+        for key in set(infos.keys()).intersection(of_root.keys()):
+            infos[key] = at_start.where(of_root[key], infos[key])
         return tensordict, following.set("observation", root["observation"])
 
     def _tensordict(self, values: TensorDictBase) -> TensorDict:

@@ -130,6 +130,42 @@ class RunningMeanStd(BatchedModule):
             buffer.copy_(value.view_as(buffer))
         self.synced.copy_(sums)
 
+    @torch.inference_mode()  # in which every buffer can be written to
+    def set_moments(self, mean: Any, var: Any, count: Any) -> None:
+        """Goes on from statistics of another library, as if it had counted `count` values of this mean and variance.
+
+        Args:
+            mean, var: tensors, arrays or numbers of `shape`; numbers fit `(1,)` too. `var` is the population variance.
+            count: one number, or one per component, rounded to an integer of at least 1.
+
+        Raises:
+            TypeError: if one of them is no number.
+            ValueError: for another shape, a value that is not finite, a negative variance, or a count below 1.
+
+        >>> statistics = RunningMeanStd((2,))
+        >>> statistics.set_moments([1.0, 2.0], [4.0, 9.0], count=100)
+        >>> statistics.mean, statistics.var, statistics.count
+        (tensor([1., 2.], dtype=torch.float64), tensor([4., 9.], dtype=torch.float64), tensor([100, 100]))
+        """
+        shape, found = self.count.shape, []
+        for name, value, low in (("mean", mean, -math.inf), ("var", var, 0), ("count", count, 1)):
+            needed = f"RunningMeanStd needs {name} of shape {tuple(shape)}"
+            try:
+                given = torch.as_tensor(value, dtype=torch.float64, device=self.count.device)
+            except (RuntimeError, TypeError, ValueError):
+                raise TypeError(f"{needed} as numbers, but got {validation.shown(value)}.") from None
+            if given.shape != shape and (given.dim() or (name != "count" and shape != (1,))):
+                raise ValueError(f"{needed}, but got {tuple(given.shape)}.")
+            given = given.round() if name == "count" else given
+            limit = torch.finfo(self.reference.dtype if name == "mean" else given.dtype).max
+            if not ((given >= low) & (given.abs() <= limit)).all():
+                raise ValueError(f"{needed}, finite{f' and at least {low}' * (low >= 0)}, but got {validation.shown(value)}.")
+            found.append(given.expand(shape).flatten())
+        mean, var, count = found
+        reference = mean.to(self.reference.dtype).double()
+        shift = mean - reference
+        self.set_sums(torch.stack([shift * count, (var + shift.square()) * count, count]), reference)
+
     def _warn_untrained(self, owner: str) -> None:
         if not self.count.is_meta and not self.count.any():
             remedy = "load_state_dict() loads those of a trained env, and train() learns them"
@@ -170,7 +206,8 @@ class NormalizeObservation(ObservationTransform):
 
     The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once:
     successors, final observations included, and initial observations; NaN and infinity pass, but do not count. All envs share
-    the statistics, which are the transform's `state_dict`.
+    the statistics, which are the transform's `state_dict`: a `RunningMeanStd`, `statistics`, whose `set_moments` takes those
+    of other libraries; of a `Dict`, `statistics_of[("key",)]` is that of an entry.
 
     Args:
         epsilon: added to the variance.
