@@ -147,10 +147,7 @@ LOOP = r"CartPole-v1 cannot be indexed or looped over; it has reset\(\) and step
 
 PROTOCOLS = [
     Case(
-        "env.seed(3)",
-        AttributeError,
-        r"^CartPole-v1 has no seed\(\): `td = env\.reset\(seed=0\)`\.$",
-        "env.np_random_seed == 0",
+        "env.seed(3)", AttributeError, r"^CartPole-v1 has no seed\(\): `td = env.reset\(seed=0\)`", "env.np_random_seed == 0"
     ),
     Case("for td in env: pass", TypeError, LOOP, "td.shape == (2,) and 'action' not in td"),
     Case("env[0]", TypeError, LOOP, "td.shape == (2,) and 'action' not in td"),
@@ -192,9 +189,7 @@ UNPACKED = "obs, info = env.reset()"
 SLIPS = [
     Case("env.step(td)", ValueError, STEPPED, NEXT, f"{ACT}; td, transition = env.step(td); {ACT}", AGAIN),
     Case("env.step(td)", ValueError, STEPPED, NEXT, f"{ACT}; transition, _ = env.step(td); {ACT}", AGAIN),
-    Case(
-        "env.step(td)", TypeError, "an action as a tensor, but got tuple: " + SECOND, NEXT, f"{ACT}; td = env.step(td)", AGAIN
-    ),
+    Case("env.step(td)", TypeError, "as a tensor, but got tuple: " + SECOND, NEXT, f"{ACT}; td = env.step(td)", AGAIN),
     Case("collect(td)", ValueError, COLLECTED, DATA, f"{ACT}; env.step(td)", RESET),
     Case("collect(td)", ValueError, COLLECTED, DATA, "td, data = collect(td)", RESET),
     Case("collect(td)", ValueError, STALE, DATA, "data, _ = collect(td)", RESET),
