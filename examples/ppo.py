@@ -2,6 +2,7 @@
 
 python examples/ppo.py                                      solves CartPole-v1
 python examples/ppo.py --env-id HalfCheetah-v5              trains on a Gymnasium env
+python examples/ppo.py --env-id module:Id                   trains on your own env, of torchwrap.register or of Gymnasium
 python examples/ppo.py --tensorboard                        also writes TensorBoard scalars, under CleanRL's names
 python examples/ppo.py --resume                             continues from the checkpoint of a run that was killed
 torchrun --nproc-per-node 2 examples/ppo.py                 divides the envs among processes, which average their gradients
@@ -57,6 +58,8 @@ class Args:
     """folder of the results; None is runs/ppo-<env_id>"""
     tensorboard: bool = False
     """write TensorBoard scalars into the folder of the results"""
+    metrics: dict[str, str] | None = None
+    """infos to record by episode, such as `--metrics success max energy sum`; TensorBoard has their means as charts/<name>"""
     resume: bool = False
     """continue from the checkpoint in the folder of the results, if there is one; the figures are those of an unbroken run"""
     save_every: int = 10
@@ -195,9 +198,11 @@ INDUCTOR = {"cpp.use_decompose_tanh": True}
 
 
 def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make, rank: int = 0, world_size: int = 1) -> tw.Env:
-    env = make(args.env_id, num_envs, backend=args.backend, device=args.device, first_index=rank * num_envs)
+    infos = {"info_keys": list(args.metrics)} if args.metrics and args.backend == "gymnasium" else {}
+    env = make(args.env_id, num_envs, backend=args.backend, device=args.device, first_index=rank * num_envs, **infos)
     discrete = isinstance(env.single_action_space, DISCRETE)
-    statistics = T.RecordEpisodeStatistics(buffer_length=-(-100 // world_size))  # 100 episodes of all processes
+    # 100 episodes of all processes
+    statistics = T.RecordEpisodeStatistics(buffer_length=-(-100 // world_size), metrics=args.metrics)
     transforms = [*([] if discrete else [T.ClipAction()]), statistics, T.FlattenObservation()]
     if args.normalize:
         transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
@@ -428,6 +433,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
 
     probe = make(args.env_id, 1, backend=args.backend)
     kind = "discrete" if isinstance(probe.single_action_space, DISCRETE) else "continuous"
+    args.backend = "torch" if isinstance(probe.unwrapped, tw.FunctionalEnv) else "gymnasium"
     probe.close()
     for name, value in PRESETS.get(args.env_id, PRESETS[f"any other env with {kind} actions"]).items():
         if getattr(args, name) is None:
@@ -452,7 +458,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     optimizer = optim.Adam(agent.parameters(), lr=torch.tensor(args.learning_rate, device=args.device), eps=1e-5)
     statistics = next(module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics))
 
-    successor = ["observation", "reward", "terminated", "done", "episode_return", "episode_length"]
+    successor = ["observation", "reward", "terminated", "done", *statistics.keys.values()]
     collect = tw.Collector(
         env, agent.act, args.num_steps, keys=["observation", "action", *(("next", key) for key in successor)]
     )
@@ -544,9 +550,10 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         if writer is not None:
             done = data["next", "done"]
             if done.any():
-                # Means over the episodes that ended in this rollout.
-                writer.add_scalar("charts/episodic_return", data["next", "episode_return"][done].mean(), global_step)
-                writer.add_scalar("charts/episodic_length", data["next", "episode_length"][done].float().mean(), global_step)
+                # Means over the episodes that ended in this rollout. CleanRL has two of the names.
+                names = {"return": "episodic_return", "length": "episodic_length"}
+                for name, key in statistics.keys.items():
+                    writer.add_scalar(f"charts/{names.get(name, name)}", data["next", key][done].float().mean(), global_step)
             writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
             stats["clipfrac"] = torch.stack(clipfracs).mean()  # the other losses are those of the last minibatch
             for name, value in stats.items():

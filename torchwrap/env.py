@@ -164,7 +164,7 @@ class Env(BatchedModule):
             seed: puts env *i* (its global index, whatever `num_envs`) before the first episode of its own random stream. None
                 continues with the next episode; the first reset of all then draws a seed from the operating system.
             mask: bool, `(num_envs,)`. Rows outside it keep the observation of the last root, as you left it.
-            options: passed on to the env.
+            options: passed on to the env. Those of a `FunctionalEnv` include initial states, `{"state": {...}}`.
 
         Returns:
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.

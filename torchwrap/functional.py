@@ -63,8 +63,9 @@ class FunctionalEnv(Env):
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
     for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
     argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes
-    are fixed. Keyword arguments of `initial` are the env's reset options. Besides, `reset(options={"state": {...}})` starts
-    episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives the other ones.
+    are fixed. Keyword arguments of `initial` are the env's reset options, with one value for all envs. Besides,
+    `reset(options={"state": {...}})` starts episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives
+    the other ones.
 
     A class that sets `broadcasts = True` is called without `torch.vmap`, which takes less time. All tensors then have the
     leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.
@@ -392,7 +393,7 @@ class FunctionalEnv(Env):
         given, others = options.get("state", {}), {name: value for name, value in options.items() if name != "state"}
         _check_state(f"{self._name()}.reset needs", given, self.state, some=True)
         try:
-            self._call("initial", self.stream.key(), options=others)
+            _check_given_state("initial", self._call("initial", self.stream.key(), options=others), self.state)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 

@@ -209,7 +209,7 @@ def uniform(
     >>> uniform(Stream(2, seed=0).key(), -1, 1, (3,)).shape
     torch.Size([2, 3])
     """
-    _check_numbers("uniform", low, high)
+    _check_arguments("uniform", shape, low, high)
     count = math.prod(shape)
     if dtype == torch.float32:
         integer, scale = bits(key, count) >> 8, 2.0**-24
@@ -226,14 +226,14 @@ def normal(
     key: Key, mean: Number = 0.0, std: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Normal numbers by the Box-Muller transform, in a dtype of `uniform`."""
-    _check_numbers("normal", mean, std)
+    _check_arguments("normal", shape, mean, std)
     first, second = uniform(key, shape=(2, *shape), dtype=dtype).unbind(key.env.dim())
     return _affine(torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second), mean, std)
 
 
 def exponential(key: Key, scale: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
     """Exponential numbers of mean `scale` by inversion, in a dtype of `uniform`."""
-    _check_numbers("exponential", scale)
+    _check_arguments("exponential", shape, scale)
     return _affine(-torch.log1p(-uniform(key, shape=shape, dtype=dtype)), 0.0, scale)
 
 
@@ -242,10 +242,14 @@ def _affine(values: Tensor, offset: Number, factor: Number) -> Tensor:
     return values if isinstance(offset, int | float) and offset == 0 else offset + values
 
 
-def _check_numbers(function: str, *numbers: object) -> None:
+def _check_arguments(function: str, shape: object, *numbers: object) -> None:
+    if isinstance(shape, int):
+        raise TypeError(f"{function} needs the shape as a tuple, but got {shape}: `shape=({shape},)`.")
     for number in numbers:
         if isinstance(number, tuple):
             raise TypeError(f"{function} needs the shape last, as in NumPy, but got {number} before: `shape={number}`.")
+        if isinstance(number, (list, np.ndarray)):
+            raise TypeError(f"{function} needs numbers or tensors, but got {number!r}: `torch.tensor` makes one.")
 
 
 def integers(key: Key, low: Tensor | int, high: Tensor | int | None = None, shape: tuple[int, ...] = ()) -> Tensor:
@@ -263,10 +267,10 @@ def integers(key: Key, low: Tensor | int, high: Tensor | int | None = None, shap
     tensor([5, 5])
     """
     start, stop = (0, low) if high is None else (low, high)
-    _check_numbers("integers", start, stop)
+    _check_arguments("integers", shape, start, stop)
     count = stop - start
-    if isinstance(count, int) and not 1 <= count <= 2**31:
-        raise ValueError(f"integers needs a count in [1, 2**31], but got {count}.")
+    if isinstance(count, float) or (isinstance(count, int) and not 1 <= count <= 2**31):
+        raise ValueError(f"integers needs high - low as an int in [1, 2**31], but got {count}.")
     return _affine((bits(key, math.prod(shape)).reshape((*key.env.shape, *shape)) * count) >> 32, start, 1)
 
 
@@ -301,6 +305,9 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
     tensor([[2, 0, 2, 2],
             [0, 0, 0, 2]])
     """
+    if not isinstance(n, int):
+        remedy = "`values[choice(key, len(values))]` is one of them"
+        raise TypeError(f"choice needs the number of alternatives, but got {n!r}: {remedy}.")
     if not 1 <= n <= 2**31:
         raise ValueError(f"choice needs n in [1, 2**31], but got {n}.")
     if p is None:

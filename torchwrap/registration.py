@@ -126,7 +126,7 @@ def make(
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
         vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
         info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`. EnvPool and ALE take `info_keys`.
-        params: for native envs: what differs between envs, as for `FunctionalEnv`.
+        params: for ids of `register`: what differs between envs, as for `FunctionalEnv`.
         kwargs: passed to the env's constructor. EnvPool's takes a `seed`, as `reset` does before the first step only.
 
     Returns:
@@ -174,8 +174,9 @@ def make(
         raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
     func_env = None if backend == "envpool" else _functions_of(id, backend)
     unfit = [name for name in ("info_keys", "vectorization_mode", "worker_timeout") if name in given]
-    if params is not None and func_env is None:
-        raise ValueError(f"make takes params for native envs only, but got {id!r}: other envs take keyword arguments.")
+    if params is not None and (func_env is None or id in NATIVE):
+        remedy = "other envs take keyword arguments"
+        raise ValueError(f"make takes params for ids of register, whose functions read them, but got {id!r}: {remedy}.")
     if (func_env and unfit) or (backend in ("envpool", "ale") and unfit not in ([], ["info_keys"])):
         raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
     spec = EnvSpec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))

@@ -103,7 +103,9 @@ def map_leaves(function: Callable[[Space[Any]], Space[Any]], space: Space[Any]) 
 def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        raise TypeError(f"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {space}.")
+        remedy = ": make(id, wrappers=[...]) with Gymnasium's FilterObservation leaves such entries of a Dict out"
+        needed = "A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+        raise TypeError(f"{needed}, but got {space}{remedy if isinstance(space, Space) else ''}.")
     if space.dtype.str not in TORCH_DTYPES:
         raise TypeError(f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}.")
     return TORCH_DTYPES[space.dtype.str]
@@ -201,10 +203,11 @@ def optional_space(owner: str, name: str, space: object) -> Space[Any] | None:
     return space
 
 
-def box(owner: str, what: str, space: Space[Any], of: Literal["", "numbers", "floats"] = "") -> spaces.Box:
+def box(owner: str, what: str, space: Space[Any], of: Literal["", "numbers", "floats"] = "", path: Path = ()) -> spaces.Box:
     """Returns the space if it is a Box, of "numbers" (not bools) or "floats" if asked for. Raises a TypeError otherwise."""
     if not isinstance(space, spaces.Box) or space.dtype.kind not in {"": "biuf", "numbers": "iuf", "floats": "f"}[of]:
-        raise TypeError(f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}.")
+        remedy = ": ObservationKeys transforms some entries of a Dict" if path or isinstance(space, spaces.Dict) else ""
+        raise TypeError(f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}{remedy}.")
     return space
 
 

@@ -181,7 +181,10 @@ def check_env(make: MakeEnv | Env) -> None:
                 f"check_env needs a function that makes {make!r}, because it has no spec: `lambda n: ...` of n envs."
             )
         make = functools.partial(registration.make, make.spec)
-    parameters = list(inspect.signature(make).parameters.values())
+    parameters = list(inspect.signature(make).parameters.values()) if callable(make) else []
+    if not parameters or (isinstance(make, type) and not issubclass(make, Env)):
+        remedy = "`lambda n: FunctionalEnv(functions, n)` is one, of functions"
+        raise TypeError(f"check_env needs a torchwrap env, or a function of the number of envs, but got {make!r}: {remedy}.")
     if len(parameters) == 1 and parameters[0].kind is not parameters[0].VAR_KEYWORD:
         of_number = make
         make = lambda num_envs, first_index: of_number(num_envs)  # noqa: E731
@@ -203,6 +206,8 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     >>> from torchwrap import transforms as T
     >>> check_transform(lambda: T.ClipReward(-1, 1))
     """
+    if isinstance(make, Transform):
+        raise TypeError(f"check_transform needs a class or a function, but got {make!r}: write `lambda:` before it.")
     try:
         spec.record(make())
     except ValueError as error:

@@ -90,6 +90,8 @@ def test_one_call_raises_a_number_during_training_in_every_kind_of_env(kind, reg
         tw.register("test/Level-v0", NativeLevel, max_episode_steps=50)
         env = tw.make("test/Level-v0", 2, params={**different(2), "level": torch.ones(2)})
         assert torch.equal(tw.make(env.spec).params["level"], torch.ones(2))
+        with pytest.raises(ValueError, match="params for ids of register, whose functions read them, but got 'CartPole-v1'"):
+            tw.make("CartPole-v1", 2, params={"level": torch.ones(2)})
     else:
         vector = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
         env = tw.from_gymnasium(vector([Level, Level], autoreset_mode=AutoresetMode.DISABLED))

@@ -151,7 +151,7 @@ def test_training_in_inference_mode_leaves_an_env_that_steps_and_restores_outsid
 
 def test_logger_writes_the_mean_over_episodes(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    transforms = RewardTerms(), T.RecordEpisodeStatistics(), T.ScaleReward(100)
+    transforms = RewardTerms(), T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")}), T.ScaleReward(100)
     env = to_rsl_rl(tw.TransformedEnv(ScriptedEnv(3, (1,), (1, 3, 3)), *transforms))
     runner = OnPolicyRunner(env, config(steps=3), log_dir=str(tmp_path))
     runner.logger.git_status_repos = []  # it writes the diffs of these repositories
@@ -160,6 +160,7 @@ def test_logger_writes_the_mean_over_episodes(tmp_path):
     # In the first step the return 1 of length 1, in the third one twice the return 6 of length 3.
     assert [event.value for event in events.Scalars("Episode/episode_return")] == [pytest.approx((1 + 6 + 6) / 3)]
     assert [event.value for event in events.Scalars("Episode/episode_length")] == [pytest.approx((1 + 3 + 3) / 3)]
+    assert [event.value for event in events.Scalars("Episode/episode_most")] == [pytest.approx((2 + 6 + 6) / 3)]
     # The mean reward of all steps is 16 / 9: 1, 1 and 2 of env 0; 1, 2 and 3 of the others.
     assert [event.value for event in events.Scalars("Episode/twice")] == [pytest.approx(32 / 9)]
     assert [event.value for event in events.Scalars("terms/half")] == [pytest.approx(8 / 9)]

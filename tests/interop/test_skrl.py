@@ -257,7 +257,9 @@ def test_agent_that_knows_the_env_saves_and_loads_what_it_has_learned(tmp_path):
 
 
 def test_episode_statistics_are_logged_by_skrls_trainer_as_means_of_the_finished_episodes():
-    inner = tw.TransformedEnv(ScriptedEnv(3, (1,), (2, 3, 2)), RewardTerms(), T.RecordEpisodeStatistics())
+    inner = tw.TransformedEnv(
+        ScriptedEnv(3, (1,), (2, 3, 2)), RewardTerms(), T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")})
+    )
     env = to_skrl(tw.TransformedEnv(inner, T.ClipReward(-1, 1)))  # of the rewards below
     agent = make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER)
     train(env, agent, 3)
@@ -265,6 +267,7 @@ def test_episode_statistics_are_logged_by_skrls_trainer_as_means_of_the_finished
     assert agent.tracking_data["Info / return"] == [3, 6] and agent.tracking_data["Info / length"] == [2, 3]
     # Rewards 1, 1, 1; 2, 2, 2; and 1, 3, 1.
     assert agent.tracking_data["Info / twice"] == pytest.approx([2, 4, 10 / 3])
+    assert agent.tracking_data["Info / most"] == [4, 6]
     assert agent.tracking_data["terms/half"] == pytest.approx([1 / 2, 1, 5 / 6]) and "Info / vector" not in agent.tracking_data
     env = to_skrl(ScriptedEnv(2, (1,), 1))
     env.reset()

@@ -157,6 +157,11 @@ def test_draws_with_invalid_arguments_raise():
     for n, p, message in (
         (0, None, r"choice needs n in \[1, 2\*\*31\], but got 0"),
         (2**31 + 1, None, "choice needs n in"),
+        (
+            torch.ones(2),
+            None,
+            r"choice needs the number of alternatives, but got tensor.*`values\[choice\(key, len\(values\)\)\]`",
+        ),
         (2, [0.5, 0.5], r"choice needs p as a floating-point tensor, but got \[0.5, 0.5\]"),
         (2, torch.tensor([1, 0]), "choice needs p as a floating-point tensor"),
         (2, torch.ones(3) / 3, r"choice needs p of shape \(2,\) or \(4, 2\), but got \(3,\)"),
@@ -172,8 +177,8 @@ def test_draws_with_invalid_arguments_raise():
     for n in (-1, 2**26 + 1):
         with pytest.raises(ValueError, match=f"permutation needs n in .*, but got {n}"):
             random.permutation(key, n)
-    for count in (0, 2**31 + 1):
-        with pytest.raises(ValueError, match=f"integers needs a count in .*, but got {count}"):
+    for count in (0, 2**31 + 1, 2.5):
+        with pytest.raises(ValueError, match=f"integers needs high - low as an int in .*, but got {count}"):
             random.integers(key, count)
 
 
@@ -187,6 +192,10 @@ def test_arguments_are_numpys_in_order_and_may_be_tensors(key):
     for draw in (random.uniform, random.normal, random.exponential, random.integers):
         with pytest.raises(TypeError, match=r"needs the shape last, as in NumPy, but got \(3,\) before: `shape=\(3,\)`"):
             draw(key, (3,))
+        with pytest.raises(TypeError, match=rf"{draw.__name__} needs the shape as a tuple, but got 3: `shape=\(3,\)`"):
+            draw(key, 1, shape=3)
+        with pytest.raises(TypeError, match=rf"{draw.__name__} needs numbers or tensors, but got \[1\]"):
+            draw(key, [1])
 
 
 # On a GPU.

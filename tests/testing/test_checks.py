@@ -283,3 +283,8 @@ def test_check_env_takes_an_env_with_a_spec_and_a_function_of_the_number_alone()
     check_env(tw.make("CartPole-v1", 3, max_episode_steps=9))
     with pytest.raises(TypeError, match=r"check_env needs a function that makes <ScriptedEnv.* `lambda n: ...` of n envs"):
         check_env(ScriptedEnv(2))
+    for wrong in (CartPole, CartPole(), lambda: ScriptedEnv(2)):
+        with pytest.raises(TypeError, match=r"needs a torchwrap env, or a function .*`lambda n: FunctionalEnv\("):
+            check_env(wrong)
+    with pytest.raises(TypeError, match=r"check_transform needs a class or .*, but got TimeLimit.*: write `lambda:` before"):
+        check_transform(T.TimeLimit(3))

@@ -45,7 +45,7 @@ NUMBERS = [
     (T.DelayObservation, {ValueError: (-1, False)}, "DelayObservation needs delay of at least 0"),
     (T.DelayAction, {ValueError: (-1, False)}, "DelayAction needs delay of at least 0"),
     (lambda v: T.DelayAction((3, v)), {ValueError: (2, -1)}, "DelayAction needs delay of at least 3"),
-    (T.DelayAction, {ValueError: ((), (1, 2, 3))}, "DelayAction needs delay as one number or two, but got"),
+    (T.DelayAction, {ValueError: ((), (1, 2, 3))}, "DelayAction needs delay as one number, a pair, or a"),
     (
         T.DelayAction,
         {ValueError: (torch.ones(2),)},

@@ -40,7 +40,9 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
 
     Checks of the input stay outside. The step is one graph. If a simulator on the host steps the env, its transforms are
     compiled, in one graph for steps and one for resets. On CUDA, a graph is captured as a CUDA graph. Compile the outermost
-    env, last: a compiled env cannot be wrapped. Copies run eagerly. PyTorch keeps compiled graphs in a cache on disk.
+    env, last: a compiled env cannot be wrapped. Copies run eagerly. PyTorch keeps compiled graphs in a cache on disk. A first
+    compilation takes about half a minute. The logger "torchwrap" reports the start and the end of each at level INFO:
+    `logging.basicConfig(level=logging.INFO)` shows them.
 
     `torch.compile(fullgraph=True)` of your own function that steps an env works as well, without this function.
 
@@ -145,7 +147,7 @@ class CompiledCollector:
         env = collector.env
         self.collector, self.unroll = collector, unroll
         self.inputs = Inputs(lambda: [env, *modules_of(collector.policy)], lambda: [collector.policy])
-        self.steps = Graph(self._run_steps, self.inputs, settings, captured=False)
+        self.steps = Graph(self._rollout, self.inputs, settings, captured=False)
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
         self._compile({"observation": observation, **policy_state.initial(env.signature)})
 
@@ -205,7 +207,7 @@ class CompiledCollector:
     def _first_step(self, root: Root) -> TensorDict:
         return self.collector._transition(root, _step_of(self.collector.env))[0]
 
-    def _run_steps(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:
+    def _rollout(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:
         env, step = self.collector.env, _step_of(self.collector.env)
         transitions, outside = list[TensorDict](), list[Tensor]()
         for _ in range(len(next(iter(targets.values())))):

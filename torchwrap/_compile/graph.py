@@ -6,6 +6,8 @@ The names of PyTorch's compilers that are not public live here.
 from __future__ import annotations
 
 import copy
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -24,6 +26,8 @@ try:
     from torch._inductor import list_options
 except ImportError:
     inductor, list_options = None, list  # type: ignore[assignment]
+
+_LOG = logging.getLogger("torchwrap")
 
 Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[..., Sequence[Tensor]]
@@ -97,10 +101,13 @@ class Graph:
     @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
     @torch.no_grad()
     def _compile(self, values: tuple[Nested, ...]) -> Program:
+        name, start = self.function.__name__.strip("_"), time.perf_counter()
+        _LOG.info("compiling the %s of %r", name, self.inputs.roots[0])
         graph, result = trace(self.function, self.inputs, values)
         used, tensors = _prune(graph), [*self.inputs.current()[1], *rows.leaves(values)]
         example = [tensors[index].contiguous() if index >= self.inputs.num_tensors else tensors[index] for index in used]
         run = _Compiled(compile_graph(graph, example, *self.settings), used)
+        _LOG.info("compiled the %s in %.1f s", name, time.perf_counter() - start)
         if self.captured and captures(example[0].device):
             return Program(CudaGraph(run, self.inputs.num_tensors), rows.builder(result))
         return Program(run, rows.builder(result))

@@ -418,6 +418,8 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         if isinstance(options, dict):
             options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this call
             mask = options.pop("reset_mask", mask)
+            if isinstance(state := options.get("state"), dict) and not self.env.host_stepped:
+                options["state"] = {name: torch.as_tensor(value, device=self.env.device) for name, value in state.items()}
             if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
                 needed = f"options['reset_mask'] as an array ({self.num_envs},) of np.bool_ with at least one True"
                 got = f"{mask.dtype} {mask!r}" if isinstance(mask, np.ndarray) else repr(mask)

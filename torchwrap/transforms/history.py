@@ -154,7 +154,7 @@ class _Delay(_History):
                 raise ValueError(f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {got}.")
             bounds = int(delay.min()), int(delay.max())
         if len(bounds) != 2:
-            raise ValueError(f"{owner} needs delay as one number or two, but got {bounds!r}.")
+            raise ValueError(f"{owner} needs delay as one number, a pair, or a tensor (num_envs,), but got {bounds!r}.")
         self.shortest = validation.integer(owner, "delay", bounds[0], at_least=0)
         self.longest = validation.integer(owner, "delay", bounds[1], at_least=self.shortest)
         self.delay, self.padding_type = delay, _padding(owner, padding_type, *self.paddings)

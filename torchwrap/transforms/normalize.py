@@ -227,7 +227,7 @@ class NormalizeObservation(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        self.statistics_of = {path: _statistics(leaf, signature.device) for path, leaf in spaces.leaves(below)}
+        self.statistics_of = {path: _statistics(leaf, signature.device, path) for path, leaf in spaces.leaves(below)}
         each = list(self.statistics_of.values())
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
         return signature.replace(single_observation_space=spaces.map_leaves(_unbounded, below))
@@ -264,8 +264,8 @@ class _FrozenNormalization(ObservationTransform):
         return spaces.apply(lambda path, leaf: self.frozen_of[path](leaf), observation)
 
 
-def _statistics(leaf: gymnasium.Space[Any], device: torch.device) -> RunningMeanStd:
-    box = spaces.box("NormalizeObservation", "observation", leaf, "numbers")
+def _statistics(leaf: gymnasium.Space[Any], device: torch.device, path: Path) -> RunningMeanStd:
+    box = spaces.box("NormalizeObservation", "observation", leaf, "numbers", path)
     wide = box.dtype in (np.float64, np.int32, np.int64)
     return RunningMeanStd(box.shape or (1,), device, torch.float64 if wide else torch.float32)
 

@@ -85,8 +85,10 @@ class AddNoise(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
-        if np.broadcast_shapes(self.scale.shape, box.shape) != box.shape:
-            raise ValueError(f"AddNoise needs a scale that broadcasts to {box.shape}, but got {self.scale.shape}.")
+        try:
+            np.broadcast_to(self.scale, box.shape)
+        except ValueError:
+            raise ValueError(f"AddNoise needs a scale that broadcasts to {box.shape}, but got {self.scale.shape}.") from None
         factors = torch.as_tensor(self.scale, dtype=spaces.dtype(box), device=signature.device)
         self.register_buffer("factors", factors, persistent=False)
         self.stream, signature = signature.stream()
@@ -142,7 +144,8 @@ class ClipObservation(ObservationTransform):
 class FlattenObservation(ObservationTransform):
     """Flattens the observation into a vector, as `gymnasium.spaces.flatten` does: discrete components become one-hot.
 
-    Shape: any space to `(num_envs, gymnasium.spaces.flatdim(space))`.
+    Shape: any space to `(num_envs, gymnasium.spaces.flatdim(space))`. As in Gymnasium, the dtype is one that holds all parts,
+    float64 for integers and floats. `DtypeObservation(np.float32)` above it casts.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2, observation_space=gymnasium.spaces.Discrete(3)), FlattenObservation())
