@@ -1,4 +1,4 @@
-"""Envs of seven simulators as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton, PufferLib and mujoco-torch.
+"""Envs of eight simulators as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton, PufferLib, TorchRL, mujoco-torch.
 
 python examples/simulators.py     trains mjlab's Unitree Go1 on flat ground with rsl_rl's PPO: pip install -e ".[mjlab]"
 
@@ -202,6 +202,34 @@ def from_pufferlib(env: Any, **kwargs: Any) -> tw.Env:
 
     described = env.num_agents, env.single_observation_space, env.single_action_space
     return from_functions(reset, step, *described, final_key="final_obs", seed=seeds.append, close=env.close, **kwargs)
+
+
+def from_torchrl(env: Any, observation_space: Space[Any], action_space: Space[Any], **kwargs: Any) -> tw.Env:
+    """TorchRL 0.14, run: an `EnvBase` of batch size `(num_envs,)` that does not reset itself, with categorical actions.
+
+    The observation is the entry "observation", or all observation keys as a `Dict`.
+    """
+    root: Any = None  # what TorchRL acts on, with the state of the env
+
+    def observe(td: Any) -> Any:
+        names = observation_space.spaces if isinstance(observation_space, Dict) else ()
+        return {name: td[name] for name in names} or td["observation"]
+
+    def reset(rows: Tensor) -> Any:
+        nonlocal root
+        is_partial = root is not None and not rows.all()
+        root = env.reset(root.set("_reset", rows.unsqueeze(-1)), select_reset_only=True) if is_partial else env.reset()
+        return observe(root)
+
+    def step(action: Any) -> tuple[Any, ...]:
+        nonlocal root
+        stepped = env.step(root.set("action", action))
+        root, following = env.step_mdp(stepped), stepped["next"]
+        ended, terminated = following["done"], following["terminated"]
+        return observe(following), following["reward"], terminated, following.get("truncated", ended & ~terminated), {}
+
+    around = dict(seed=env.set_seed, close=lambda: env.close(raise_if_closed=False), device=env.device or "cpu")
+    return from_functions(reset, step, env.batch_size[0], observation_space, action_space, **around, **kwargs)
 
 
 def from_mujoco_torch(

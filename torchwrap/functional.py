@@ -393,7 +393,7 @@ class FunctionalEnv(Env):
         given, others = options.get("state", {}), {name: value for name, value in options.items() if name != "state"}
         _check_state(f"{self._name()}.reset needs", given, self.state, some=True)
         try:
-            _check_given_state("initial", self._call("initial", self.stream.key(), options=others), self.state)
+            _check_state("initial needs to return", self._call("initial", self.stream.key(), options=others), self.state)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
 

@@ -14,7 +14,7 @@ with warnings.catch_warnings():  # a class of TorchRL's own is deprecated
 
 import torch
 from gymnasium import spaces as S
-from helpers import Held, assert_same, buffers
+from helpers import Held, assert_same, buffers, load_example
 from tensordict import TensorDict
 from torch import nn
 from torchrl.data.replay_buffers import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
@@ -366,6 +366,28 @@ def test_specs_draw_members_of_their_spaces_and_hold_them():
         for path, leaf in tw.spaces.leaves(space):
             if not isinstance(leaf, S.Box):
                 assert tw.spaces.at(drawn, path).unique().numel() == np.max(tw.spaces.counts(leaf)[0]) or leaf.shape
+
+
+# The recipe for envs of TorchRL.
+
+
+def test_pendulum_of_torchrl_equals_its_own_rollout():
+    space = S.Dict({name: S.Box(-np.inf, np.inf, (), np.float32) for name in ("th", "thdot")})
+    base = SerialEnv(3, lambda: TransformedEnv(PendulumEnv(), StepCounter(7)))
+    env = load_example("simulators").from_torchrl(base, space, S.Box(-2, 2, (1,)))
+    other = SerialEnv(3, lambda: TransformedEnv(PendulumEnv(), StepCounter(7)))
+    other.set_seed(3)
+    td, root = env.reset(seed=3), other.reset()
+    for _ in range(20):
+        action = env.sample_action()
+        transition, td = env.step(td.set("action", action))
+        stepped, root = other.step_and_maybe_reset(root.set("action", action))
+        for name in ("th", "thdot"):
+            assert (transition["next", "observation", name] == stepped["next", name]).all()
+            assert (td["observation", name] == root[name]).all()
+        for name in ("reward", "terminated", "truncated"):
+            assert (transition["next", name] == stepped["next", name]).all()
+    env.close()
 
 
 def test_to_torchrl_refuses_what_is_no_env():
