@@ -78,6 +78,11 @@ def is_host_readable(tensor: Tensor) -> bool:
     return not torch.compiler.is_compiling() and tensor.is_cpu and type(tensor) in _PLAIN
 
 
+def no_zero(tensor: Tensor) -> bool:
+    """True if the host knows, without a device sync, that no element is 0."""
+    return is_host_readable(tensor) and bool(tensor.all())
+
+
 def materialize(tensor: Tensor) -> Tensor:
     """Stores an intermediate result of a compiled graph, instead of computing it again in every consumer.
 

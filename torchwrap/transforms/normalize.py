@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer
-from torchwrap._core.rows import RowMask, materialize
+from torchwrap._core.rows import RowMask, materialize, no_zero
 from torchwrap.spaces import Path, Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
 
@@ -83,13 +83,14 @@ class RunningMeanStd(BatchedModule):
         """Counts the finite values of `rows` `(n, *shape)`, or of those where `mask` (bool, `(n,)`) is set."""
         if len(rows) == 0:
             return
-        # The reference of a component is the first row that is counted.
-        first, unseen = rows[0], self.count == 0
-        if mask is not None:
-            index = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1).amin(0, keepdim=True)
-            first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
-        reference = materialize(torch.where(unseen & (first.abs() < math.inf), first, self.reference))
-        self.reference.copy_(reference)
+        reference = self.reference
+        if not no_zero(self.count):  # the reference of a component is the first row that is counted
+            first, unseen = rows[0], self.count == 0
+            if mask is not None:
+                index = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1).amin(0, keepdim=True)
+                first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
+            reference = materialize(torch.where(unseen & (first.abs() < math.inf), first, reference))
+            self.reference.copy_(reference)
         differences = rows - reference
         # Of float64, what is too large to be squared is left out as well.
         counts = differences.abs() < (1e150 if differences.dtype == torch.float64 else math.inf)
