@@ -262,7 +262,9 @@ class EnvPool(Engine):
             if self.make is not None:
                 needed = "a seed for all envs before their first step, or none"
             remedy = f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
-            raise ValueError(f"{owner}.reset needs {needed}, but got {seed}: EnvPool seeds envs in make only, {remedy}.")
+            raise ValueError(
+                f"{owner}.reset needs {needed}, but got {seed}: EnvPool seeds envs where it makes them, {remedy}."
+            )
         return seed
 
     def seeded(self, seed: int) -> Any:
