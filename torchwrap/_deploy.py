@@ -358,26 +358,26 @@ def _plain(space: Space[Any], value: Value) -> Tree:
 
 def _kept(env: Env, without: Sequence[str | type]) -> tuple[list[Transform], Space[Any], Space[Any]]:
     """The transforms of the module, innermost first, and the spaces below them: raw observations, the env's actions."""
-    parts, kept = list(_parts(env)), list[Transform]()
-    known = [piece for part, _, _ in parts for piece in _pieces(part)]
+    kept = list[Transform]()
+    known = [part for part in env.modules() if isinstance(part, Part) and not isinstance(part, Compose | TransformedEnv)]
     for entry in without:
-        if not any(_is_in(piece, [entry]) for piece in known):
-            names = sorted({type(piece).__name__ for piece in known})
+        if not any(_is_in(part, [entry]) for part in known):
+            names = sorted({type(part).__name__ for part in known})
             raise ValueError(f"deploy needs names or classes in without among those of the env, {names}, but got {entry!r}.")
-    below_all = {what: getattr(env.unwrapped, f"single_{what}_space") for what in ("observation", "action")}
-    for part, below, above in parts:
+    lowest = {what: getattr(env.unwrapped, f"single_{what}_space") for what in ("observation", "action")}
+    for part, below, above in _parts(env):
         if _is_in(part, without):
             for what, hooks in (("observation", ("step", "reset")), ("action", ("action",))):
                 if (space := getattr(above, f"single_{what}_space")) != getattr(below, f"single_{what}_space"):
                     if any(getattr(type(other), hook) is not getattr(Transform, hook) for other in kept for hook in hooks):
                         fault = f"{type(part).__name__}: a transform below it changes the {what}"
                         raise ValueError(f"deploy cannot leave out {fault}. Leave that one out too.")
-                    below_all[what] = space
+                    lowest[what] = space
         elif not part.is_passive:
             if isinstance(part, Wrapper):
                 raise _refusal(part, "drives the env")
             kept.append(part)
-    return kept, below_all["observation"], below_all["action"]
+    return kept, lowest["observation"], lowest["action"]
 
 
 def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
@@ -388,12 +388,6 @@ def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
     elif isinstance(env, Wrapper):
         yield from _parts(env.env)
         yield from _parts(env.transforms) if isinstance(env, TransformedEnv) else [(env, env.env.signature, env.signature)]
-
-
-def _pieces(part: Part) -> list[Part]:
-    """The part, and the transforms inside of it, such as those of `ObservationGroups`."""
-    modules = [part] if isinstance(part, Wrapper) else part.modules()
-    return [module for module in modules if isinstance(module, Part) and not isinstance(module, Compose)]
 
 
 def _is_in(part: Part, without: Sequence[str | type]) -> bool:
