@@ -125,8 +125,10 @@ class DeployedPolicy(nn.Module):
         for name, declared in {**env.signature.policy_state, "is_first": EnvBuffer((1,), torch.bool, True)}.items():
             self.start.register_env_buffer(name, declared.allocate(None, 1, env.device))
         self.networks = copy.deepcopy(self._root["networks"])  # what functions compute with
-        self._rows = {path.partition(".")[2]: path for path in _env_buffers(self)}
-        if len(self._rows) == 1 and all(map(_ignores_starts, self.transforms)):
+        held = [path for path in _env_buffers(self._root) if not path.startswith("networks.")]
+        self._rows = {path.partition(".")[2]: path for path in held}
+        self._num_stateless = len(list(itertools.takewhile(_ignores_starts, self.transforms)))
+        if len(self._rows) == 1 and self._num_stateless == len(self.transforms):
             self._rows = {}
         # What an action depends on is an input of the module.
         self._space, self._inputs = self._observation_space, list(self._rows)
@@ -248,9 +250,9 @@ class DeployedPolicy(nn.Module):
         # neither terminated nor been truncated. Transforms that do the same in both come first, once.
         ended = torch.zeros(2, number, 1, dtype=torch.bool, device=rows.leaves(raw)[0].device)
         td = tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
-        remaining = list(self.transforms)
-        while remaining and _ignores_starts(remaining[0]):
-            td = remaining.pop(0).step(td)
+        for transform in self.transforms[: self._num_stateless]:
+            td = transform.step(td)
+        remaining = self.transforms[self._num_stateless :]
         if mask is None or not remaining:
             return td["observation"]
         initial = tensordict({"observation": td["observation"].clone()}, number)
