@@ -164,31 +164,16 @@ BROKEN = [
     (HidesItsState, r"^HidesItsState\(\): compile cannot follow this code: it changes HidesItsState.steps: register a buffer"),
     (WritesIntoTheAction, r"^WritesIntoTheAction\(\): action writes to the agent's action"),
     (LeavesItsSpace, "needs an observation in its space"),
-    (
-        hooked(lambda self, r: r * r.max().item()),
-        r"^Foreign\(\): compile cannot follow Foreign.<lambda>: it reads values on the host \(item\): use",
-    ),
+    (hooked(lambda self, r: r * r.max().item()), r"^Foreign\(\): .* Foreign.<lambda>: it reads .* host \(item\): use"),
     (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step: needs the same keys"),
 ]
 MORE_BROKEN = [
-    (
-        KeepsATensor,
-        r"^KeepsATensor\(\): compile cannot follow KeepsATensor.reward: it uses a tensor that no module of it holds: register",
-    ),
+    (KeepsATensor, r"^KeepsATensor\(\): .* KeepsATensor.reward: it uses a tensor that no module of it holds: register"),
     (DrawsLater, r"^DrawsLater\(\): .* it draws from Python's random: draw with torchwrap.random"),
     (hooked(lambda self, r, seen=[]: seen.append(r) or r + len(seen)), r"^Foreign\(\): .* it computes another .* in a buffer"),
-    (
-        hooked(lambda self, r: r + np.random.default_rng().random()),
-        r"^Foreign\(\): .* it computes another .* torchwrap.random",
-    ),
-    (
-        hooked(lambda self, r: r if (r > 2).any() else r * 2),
-        r"^Foreign\(\): compile cannot follow Foreign.<lambda>: it reads values on the host \(__bool__\)",
-    ),
-    (
-        hooked(lambda self, r: torch.as_tensor(r.numpy() * 2)),
-        r"^Foreign\(\): compile cannot follow Foreign.<lambda>: it reads values on the host \(numpy\)",
-    ),
+    (hooked(lambda self, r: r + np.random.default_rng().random()), r"^Foreign\(\): .* another .* torchwrap.random"),
+    (hooked(lambda self, r: r if (r > 2).any() else r * 2), r"^Foreign\(\): .*<lambda>: it reads .* \(__bool__\)"),
+    (hooked(lambda self, r: torch.as_tensor(r.numpy() * 2)), r"^Foreign\(\): .*<lambda>: it reads .* \(numpy\)"),
     (hooked(lambda self, r: r - r[0]), r"^Foreign\(\): mixes rows"),
     (hooked(lambda self, r: r / len(r)), r"^Foreign\(\): mixes rows, or depends on num_envs: env 0 of 5"),
     (hooked(lambda self, a: a - a.mean(0), T.ActionTransform, "action"), r"^Foreign\(\): mixes rows"),
@@ -226,9 +211,6 @@ class ReadsValuesWithoutSnapshots(ScriptedEnv):
     def _step(self, action):
         assert action.isfinite().all().item()
         return super()._step(action)
-
-    def snapshot(self):
-        raise RuntimeError
 
 
 class Drawing(W.Wrapper):
