@@ -88,7 +88,7 @@ ARROWS = [  # here, there, allowed modules, allowed targets
     # Gymnasium is a core dependency: `tw.make` and `tw.from_gymnasium` bridge to it.
     ([TOP], ["torchwrap.interop"], [TOP, "torchwrap.interop", "torchwrap.registration"], []),
     ([TOP], ["torchwrap.testing", "tests", "examples"], ["torchwrap.testing"], []),
-    ([TOP], ["torchwrap._compile"], [TOP, "torchwrap._compile", "torchwrap.testing"], []),
+    ([TOP], ["torchwrap._compile"], [TOP, "torchwrap._compile", "torchwrap._deploy", "torchwrap.testing"], []),
     ([TOP], ["torchwrap._deploy"], [TOP, "torchwrap._deploy"], []),
     # Each package imports from torchwrap only itself and what stands below it.
     # The last one also reads the state of a policy that PolicyState declares.

@@ -7,7 +7,6 @@ import functools
 import inspect
 import itertools
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -25,9 +24,8 @@ from torchwrap._core.contract import no_foreign_draws
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
-from torchwrap.transforms import policy_state
-from torchwrap.transforms.transform import Compose, Transform
-from torchwrap.wrappers import TransformedEnv, Wrapper
+from torchwrap.transforms.transform import Transform
+from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
 _ENDINGS = ("terminated", "truncated", "both")
 
@@ -55,11 +53,10 @@ class ScriptedEnv(Env):
             [1000., 1010., 1020.]])
     """
 
-    lengths, terminates, truncates, following = (ConstantBuffer() for _ in range(4))  # by turn
+    lengths, terminates, truncates = (ConstantBuffer() for _ in range(3))  # by turn, which is i + e
     index = EnvBuffer((), torch.int64)
     elapsed = EpisodeClock(())
     episode = EnvBuffer((), torch.int64, fill=-1)
-    turn = EnvBuffer((), torch.int64)  # i + e, modulo the number of turns
 
     def __init__(
         self,
@@ -95,7 +92,6 @@ class ScriptedEnv(Env):
             "lengths": [lengths[turn % len(lengths)] for turn in turns],
             "terminates": [endings[turn % len(endings)] != "truncated" for turn in turns],
             "truncates": [endings[turn % len(endings)] != "terminated" for turn in turns],
-            "following": [(turn + 1) % len(turns) for turn in turns],
         }
         for name, values in by_turn.items():
             self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
@@ -103,12 +99,13 @@ class ScriptedEnv(Env):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.elapsed.add_(1)
-        ended = self.elapsed >= self.lengths[self.turn]
+        turn = (self.index + self.episode) % len(self.lengths)
+        ended = self.elapsed >= self.lengths[turn]
         successor = {
             "observation": self._observation_now(),
             "reward": self.elapsed.to(torch.float32).unsqueeze(-1),
-            "terminated": (ended & self.terminates[self.turn]).unsqueeze(-1),
-            "truncated": (ended & self.truncates[self.turn]).unsqueeze(-1),
+            "terminated": (ended & self.terminates[turn]).unsqueeze(-1),
+            "truncated": (ended & self.truncates[turn]).unsqueeze(-1),
             "info": TensorDict({"action": action.clone()}, batch_size=[self.num_envs]),
         }
         return TensorDict(successor, batch_size=[self.num_envs])
@@ -116,13 +113,11 @@ class ScriptedEnv(Env):
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         mask.fill_(self.elapsed, 0)
         self.episode.add_(mask.tensor)
-        mask.assign_(self.turn, self.following[self.turn])
         return TensorDict({"observation": self._observation_now()}, batch_size=[self.num_envs])
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         super()._seed(seed, mask)
         mask.fill_(self.episode, -1)
-        mask.assign_(self.turn, (self.index - 1) % len(self.following))
 
     def _observation_now(self) -> spaces.Value:
         start, leaves = 1000 * self.index + self.elapsed, iter(self.leaves)
@@ -213,31 +208,16 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
     # The checks that name the fault of a transform most precisely come before those of an env.
-    checks = _check_description, _check_step_results, _check_action, _check_masked_reset, _check_eval
-    _run_checks((*checks, *_OF_ENVS[2:], _check_state_dict), lambda **given: TransformedEnv(make_env(**given), make()))
-
-
-def _check_description(make: MakeEnv) -> None:
-    env = make()
-    _require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
-    _require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
-    action, space = env.sample_action(), env.single_action_space
-    _require(spaces.contains(space, action), f"sample_action: needs actions in {space}, but got {action}.")
-    try:
-        env.step(TensorDict({"action": action}, batch_size=[NUM_ENVS]))
-    except RuntimeError as error:
-        _require("reset" in str(error), f"step before reset: needs an error that names reset, but got {error}.")
-    else:
-        raise AssertionError("step before reset: needs a RuntimeError, but it returned.")
+    checks = _check_step_results, _check_action, _check_masked_reset, _check_eval
+    _run_checks((*checks, *_OF_ENVS[1:], _check_state_dict), make_env, make)
 
 
 def _check_step_results(make: MakeEnv) -> None:
     env = make()
     space = env.single_observation_space
-    root, known_layout = env.reset(seed=0), None
-    declared = {"observation", *policy_state.keys(env.signature)}
-    _require(set(root.keys()) == declared, f"reset: needs the keys {sorted(declared)}, but got {sorted(root.keys())}.")
-    observation = root["observation"]
+    _require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
+    _require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
+    observation, known_layout = env.reset(seed=0)["observation"], None
     _require(spaces.contains(space, observation), f"reset: needs an observation in its space, {space}, but got {observation}.")
     for transition, td in _run(env, _sample_actions(env)):
         successor = transition["next"]
@@ -245,14 +225,8 @@ def _check_step_results(make: MakeEnv) -> None:
         changed = f"but got {known_layout} and {layout}"
         _require(known_layout in (None, layout), f"step: needs the same keys, shapes and dtypes at every step, {changed}.")
         known_layout = layout
-        done, ended = successor["done"], successor["terminated"] | successor["truncated"]
-        _require((done == ended).all(), "step: needs done = terminated | truncated.")
         for value in (successor["observation"], td["observation"]):
             _require(spaces.contains(space, value), f"step: needs observations in {space}, but got {value}.")
-        # The root, with its rows of new episodes replaced by those of the successor.
-        continued = RowMask(done).where(successor["observation"], td["observation"])
-        promise = "step: where no episode ended, the root holds the observation of the successor"
-        _require_equal(successor.select("observation"), TensorDict({"observation": continued}, [NUM_ENVS]), promise)
 
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
@@ -272,8 +246,9 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
 def _check_seeding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
+    with no_foreign_draws("a step", "with torchwrap.random, from a stream", env.device):
+        first_run = [(transition.clone(), td.clone()) for transition, td in _run(env, actions)]
     promise = "reset(seed): the same seed and actions need the same transitions and new episodes"
-    first_run = [(transition.clone(), td.clone()) for transition, td in _run(env, actions)]
     _require_equal_runs(first_run, _run(env, actions), promise)
 
 
@@ -281,18 +256,11 @@ def _check_sharding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
     runs = [_run(make(num_envs=1, first_index=row).eval(), [action[[row]] for action in actions]) for row in range(NUM_ENVS)]
-    try:
-        for transition, td in _run(env, actions):
-            for row, shard_run in enumerate(runs):
-                promise = f"depends on num_envs: env {row} of {NUM_ENVS} needs to equal a single env with first_index={row}"
-                _require_equal_runs([(transition[[row]], td[[row]])], [next(shard_run)], promise, 1e-6)
-    except AssertionError:
-        following = [*range(1, NUM_ENVS), NUM_ENVS - 1]
-        shifted = _run(make(first_index=1).eval(), [action[following] for action in actions])
-        shared = ((transition[:-1], td[:-1]) for transition, td in shifted)
-        promise = "mixes rows: an env needs to be the same, whatever the envs beside it and its position in the batch"
-        _require_equal_runs(((transition[1:], td[1:]) for transition, td in _run(env, actions)), shared, promise, 1e-6)
-        raise
+    for transition, td in _run(env, actions):
+        for row, run in enumerate(runs):
+            promise = "mixes rows, or depends on num_envs"
+            promise += f": env {row} of {NUM_ENVS} needs to equal a single env with first_index={row}"
+            _require_equal_runs([(transition[[row]], td[[row]])], [next(run)], promise, 1e-6)
 
 
 def _check_partial_reset(make: MakeEnv) -> None:
@@ -304,7 +272,6 @@ def _check_partial_reset(make: MakeEnv) -> None:
     *_, (_, other_td) = _run(other, before)
     mask = torch.arange(NUM_ENVS, device=env.device) == 1
     td = env.reset(mask=mask)
-    _require_equal(other_td[~mask], td[~mask], "reset(mask): other rows must keep their observation")
     # A single step, because envs that share a stream of episodes with the reset one may differ later.
     (transition, _), (expected, _) = next(_run(env, after, td)), next(_run(other, after, other_td))
     _require_equal(expected["next"][~mask], transition["next"][~mask], "reset(mask): other rows must continue as before")
@@ -312,15 +279,11 @@ def _check_partial_reset(make: MakeEnv) -> None:
 
 def _check_snapshot(make: MakeEnv) -> None:
     env = make()
+    if not env.can_snapshot:
+        return
     actions = _sample_actions(env)
     before, after = actions[:7], actions[7:]
     *_, (_, td) = _run(env, before)
-    if not env.can_snapshot:
-        try:
-            env.snapshot()
-        except RuntimeError:
-            return
-        raise AssertionError("snapshot: needs a RuntimeError if can_snapshot is False, but it returned.")
     snapshot = env.snapshot()
     first_run = list(_run(env, after, td))
     final_buffers = _buffers(env)
@@ -329,16 +292,19 @@ def _check_snapshot(make: MakeEnv) -> None:
     _require_equal(final_buffers, _buffers(env), "restore: needs to reach the same state")
 
 
+def _check_graph(make: MakeEnv) -> None:
+    env = make()
+    if isinstance(env, TransformedEnv) or not env.host_stepped:
+        compile(env, backend="eager")
+
+
 def _check_compile(make: MakeEnv) -> None:
     env, compiled_env = make(), make()
     if env.host_stepped and not isinstance(env, TransformedEnv):
         return
     actions = _sample_actions(env)
     _sample_actions(compiled_env)
-    try:
-        compile(compiled_env, backend="aot_eager")
-    except ValueError as error:
-        raise AssertionError(f"compile: needs a step that is one graph, but got {error}") from None
+    compile(compiled_env, backend="aot_eager")
     promise = "compile: needs the transitions and new episodes of eager mode"
     _require_equal_runs(_run(env, actions), _run(compiled_env, actions), promise, 1e-6)
     _require_equal(_buffers(env), _buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
@@ -358,29 +324,23 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
     env = make()
     list(_run(env, _sample_actions(env)[:7]))
     transform = env.transforms
-    persistent = set(transform.state_dict())
-    modules = [(name, module) for name, module in transform.named_modules() if isinstance(module, BatchedModule)]
-    env_buffers = {f"{prefix}.{name}" for prefix, module in modules for name in module._env_buffer_names}
+    modules = [(prefix, module) for prefix, module in transform.named_modules() if isinstance(module, BatchedModule)]
+    of_envs = {f"{prefix}.{name}" for prefix, module in modules for name in module._env_buffer_names}
     zeros = spaces.zeros(env.env.single_observation_space, NUM_ENVS, env.device)
     every_other = torch.arange(NUM_ENVS, device=env.device) % 2 == 0
     for mask in (every_other, torch.zeros_like(every_other)):
-        rows = RowMask(mask)
+        rows, results = RowMask(mask), []
         observation = env.env._reset(RowMask.full(NUM_ENVS, env.device))["observation"]
         before = _buffers(transform)
-        results = []
         for other_rows in (observation, zeros):
             for name, buffer in transform.named_buffers():
                 buffer.copy_(before[name])
-            td = TensorDict({"observation": rows.where(observation, other_rows)}, batch_size=[NUM_ENVS])
-            td = transform.reset(td, rows)
-            results.append((TensorDict({"rows": td["observation"][mask]}, []).clone(), _buffers(transform)))
-        (initial, after), (other_initial, other_after) = results
-        _require_equal(after, other_after, "reset(td, mask): rows outside the mask must not count")
-        _require_equal(initial, other_initial, "mixes rows: in reset(td, mask), rows outside the mask must not count")
-        for name, value in after.items():
-            per_env = name in env_buffers or (name not in persistent and value.dim() > 0 and len(value) == NUM_ENVS)
-            if per_env or not mask.any():
-                was, now = (TensorDict({name: td[name][~mask] if per_env else td[name]}, []) for td in (before, after))
+            td = transform.reset(TensorDict({"observation": rows.where(observation, other_rows)}, [NUM_ENVS]), rows)
+            results.append(TensorDict({"observation": td["observation"][mask], "state": _buffers(transform)}, []).clone())
+        _require_equal(results[0], results[1], "mixes rows: in reset(td, mask), rows outside the mask must not count")
+        for name, after in results[0]["state"].items():
+            if name in of_envs or not mask.any():
+                was, now = (TensorDict({name: each[~mask] if name in of_envs else each}, []) for each in (before[name], after))
                 _require_equal(was, now, "reset(td, mask): rows outside the mask must not change")
 
 
@@ -401,29 +361,33 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     _require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
 
 
-_NAMING = _check_description, _check_step_results, _check_action  # their messages name the cause
+_FAULTS = AssertionError, TypeError, ValueError  # the last two are what the library itself refuses
+_NAMING = _check_step_results, _check_action  # their messages name the cause
 _OF_TRANSFORMS = _check_action, _check_eval, _check_masked_reset
 # Each takes for granted what those before it have checked.
 _OF_ENVS: tuple[Check, ...] = (
-    _check_description,
     _check_step_results,
     _check_seeding,
     _check_sharding,
     _check_caller_owns_results,
     _check_partial_reset,
     _check_snapshot,
+    _check_graph,
     _check_compile,
 )
 
 
-def _run_checks(checks: Iterable[Check], make: MakeEnv) -> None:
+def _run_checks(checks: Iterable[Check], make: MakeEnv, transform: Callable[[], Transform] | None = None) -> None:
+    """Runs checks with an env, and a transform on it if there is one."""
+    whole = (lambda **given: TransformedEnv(make(**given), transform())) if transform else make
     for check in checks:
         try:
-            _run_check(check, make)
-        except (TypeError, ValueError) as error:  # what the library itself refuses
-            raise AssertionError(f"{error}") from error
-        except AssertionError as error:
-            raise AssertionError(_explanation(check, make, error)) from error
+            _run_check(check, whole)
+        except _FAULTS as error:
+            stacks = _stacks(make, transform, check in _OF_TRANSFORMS)
+            causes = [check] if check in _NAMING else [_check_graph, check]
+            found = (_innermost(cause, stacks) for cause in causes)
+            raise AssertionError(next(filter(None, found), f"{stacks[-1][0]}: {error}")) from error
 
 
 def _run_check(check: Check, make: MakeEnv) -> None:
@@ -433,75 +397,28 @@ def _run_check(check: Check, make: MakeEnv) -> None:
         check(lambda num_envs=NUM_ENVS, first_index=0: stack.enter_context(make(num_envs=num_envs, first_index=first_index)))
 
 
-def _explanation(check: Check, make: MakeEnv, error: AssertionError) -> str:
-    """Which layer fails a check, the innermost one that does, and why, in a sentence."""
-    refusal = "" if check in _NAMING else _refusal(make)
-    if refusal and "this code" not in refusal:
-        return refusal
-    with contextlib.closing(make(num_envs=NUM_ENVS, first_index=0)) as env:
-        layers = [(_outermost(each), isinstance(each, TransformedEnv)) for each in _outside_in(env)]
-    layer, inner = layers[0][0], make
-    for index in range(len(layers) - 1, 0, -1):
-        inside = functools.partial(_inner, make, index)
-        if layers[index][1] or check not in _OF_TRANSFORMS:
-            try:
-                _run_check(check, inside)
-            except AssertionError as found:
-                error, layer, inner = found, layers[index][0], inside
-                break
-    if refusal:
-        return refusal.replace("this code", layer)
-    try:
-        with (
-            inner(num_envs=NUM_ENVS, first_index=0) as env,
-            no_foreign_draws(layer, "with torchwrap.random, from a stream", env.device),
-        ):
-            list(_run(env, _sample_actions(env)))
-    except TypeError as draw:
-        if check not in _NAMING:
-            return f"{draw}"
-    return f"{layer}: {error}"
-
-
-def _refusal(make: MakeEnv) -> str:
-    """What no graph can follow, and why, in a sentence; "" if there is nothing."""
+def _stacks(make: MakeEnv, transform: Any, only_transforms: bool) -> list[tuple[str, MakeEnv]]:
+    """The layers by name, innermost first, and a function that makes the env up to each."""
+    found: list[tuple[str, MakeEnv]] = []
     with make(num_envs=NUM_ENVS, first_index=0) as env:
+        for depth, layer in enumerate(() if only_transforms else layers(env)):
+            parts = map(repr, layer.transforms) if isinstance(layer, TransformedEnv) else ()
+            name = ", ".join(parts) or type(getattr(layer, "func_env", layer)).__name__
+            found.insert(0, (name, lambda depth=depth, **given: layers(make(**given))[depth]))
+    for number, part in enumerate(transform().flat() if transform else (), 1):
+        first: Any = lambda number=number: itertools.islice(transform().flat(), number)  # noqa: E731
+        found.append((repr(part), lambda first=first, **given: TransformedEnv(make(**given), *first())))
+    return found
+
+
+def _innermost(check: Check, stacks: Iterable[tuple[str, MakeEnv]]) -> str:
+    """The innermost layer that fails a check, and how; "" if none does."""
+    for layer, make in stacks:
         try:
-            compile(env, backend="eager")
-        except ValueError as error:
-            if found := re.fullmatch("compile cannot follow (.+?): it (.+)", f"{error}", re.DOTALL):
-                return f"{found[1]} {found[2]}"
+            _run_check(check, make)
+        except _FAULTS as error:
+            return f"{layer}: {error}"
     return ""
-
-
-def _inner(make: MakeEnv, index: int, **given: int) -> Env:
-    return next(itertools.islice(_outside_in(make(**given)), index, None))
-
-
-def _outermost(env: Env) -> str:
-    """The name of the outermost layer."""
-    if isinstance(env, TransformedEnv) and len(env.transforms):
-        return repr(env.transforms[-1])
-    return type(getattr(env, "func_env", env)).__name__
-
-
-def _outside_in(env: Env) -> Iterator[Env]:
-    """The env, and what is left of it without its outermost layer, again and again. Each transform is a layer."""
-    yield env
-    while isinstance(env, Wrapper):
-        parts = _parts(env.transforms)[:-1] if isinstance(env, TransformedEnv) else []
-        for module in env.modules():
-            vars(module)["attached"] = False
-        for part, above in parts:  # they are set up already
-            vars(part)["setup"] = lambda signature, above=above: above
-        env = TransformedEnv(env.env, *[part for part, _ in parts]) if parts else env.env
-        yield env
-
-
-def _parts(compose: Compose) -> list[tuple[Transform, spaces.Signature]]:
-    """The transforms of a stack, each with the signature above it."""
-    pairs = zip(compose, compose._signatures[1:], strict=True)
-    return [each for pair in pairs for each in (_parts(pair[0]) if isinstance(pair[0], Compose) else [pair])]
 
 
 def _require(condition: bool | Tensor, message: str) -> None:
@@ -511,18 +428,9 @@ def _require(condition: bool | Tensor, message: str) -> None:
 
 def _require_equal(first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0) -> None:
     """Requires equal keys, shapes, dtypes and values, but not of what a step or a snapshot adds to a root."""
-    first, second = (td.exclude("action", "next", "buffers") for td in (first, second))
-    keys, other_keys = set(first.keys(True, True)), set(second.keys(True, True))
-    _require(keys == other_keys, f"{promise}: needs the same keys, but got {keys ^ other_keys} in one of the two.")
-    for key in keys:
-        expected, got = first[key], second[key]
-        layouts = [f"{tuple(value.shape)} {value.dtype}" for value in (expected, got)]
-        _require(layouts[0] == layouts[1], f"{promise}: needs {key} of shape {layouts[0]}, but got {layouts[1]}.")
-        equal = torch.isclose(expected, got, rtol=tolerance, atol=tolerance, equal_nan=True)
-        if not equal.all():
-            index = (~equal).nonzero()[0].tolist()
-            values = f"{expected[tuple(index)].item()} and {got[tuple(index)].item()}"
-            raise AssertionError(f"{promise}: needs equal {key}, but got {values} at index {index}.")
+    expected, got = (td.exclude("action", "next", "buffers").flatten_keys().to_dict() for td in (first, second))
+    shown: Any = lambda text: f"{promise}. {' '.join(text.split())}"  # noqa: E731
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=shown)
 
 
 def _require_equal_runs(first: Run, second: Run, promise: str, tolerance: float = 0.0) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium.experimental.functional import FuncEnv
 from torch import Tensor, nn
+from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -80,6 +81,37 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
             raise
         raise ValueError(f"compile cannot follow {_culprit(error)}: it {reason}.") from error
     return Trace(graph, results[0])
+
+
+def dependencies(
+    function: Callable[..., list[Tensor]], values: list[Tensor], num_state: int
+) -> tuple[set[Tensor], set[Tensor]] | None:
+    """The tensors that a function uses, arguments and others, and those of them that its results depend on.
+
+    None if the function cannot be traced, such as where it reads values on the host.
+
+    Args:
+        function: from tensors to results. The last ones are a state and the next state, which matters where a result depends
+            on that state.
+        values: arguments like those of later calls.
+        num_state: number of arguments, and of results, that are the state.
+    """
+    try:
+        graph = make_fx(functionalize(function))(*values)
+    except Exception:  # of many kinds
+        return None
+    *nodes, output = graph.graph.nodes
+    arguments = [node for node in nodes if node.op == "placeholder"]
+    tensors = dict(zip(arguments, values, strict=True))
+    tensors |= {node: getattr(graph, str(node.target)) for node in nodes if node.op == "get_attr"}
+    waiting: Any = list(output.args[0])  # type: ignore[arg-type]
+    following = {arguments.pop(): waiting.pop() for _ in range(num_state)}
+    seen = set()
+    while waiting:
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            waiting += [*node.all_input_nodes, *([following[node]] if node in following else ())]
+    return set(tensors.values()), {tensor for node, tensor in tensors.items() if node in seen}
 
 
 class _HostReads(TorchFunctionMode):

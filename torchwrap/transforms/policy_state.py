@@ -50,6 +50,8 @@ class PolicyState(Transform):
     [0.0, 1.0, 0.0, 1.0]
     """
 
+    is_passive = True
+
     def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32, fill: float = 0) -> None:
         super().__init__()
         if not isinstance(shapes, Mapping) or not shapes:
