@@ -7,7 +7,6 @@ import torch
 from func_envs import equal, play
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import nn
 
 import torchwrap as tw
@@ -93,8 +92,8 @@ def test_one_call_raises_a_number_during_training_in_every_kind_of_env(kind, reg
         with pytest.raises(ValueError, match="params for ids of register, whose functions read them, but got 'CartPole-v1'"):
             tw.make("CartPole-v1", 2, params={"level": torch.ones(2)})
     else:
-        vector = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-        env = tw.from_gymnasium(vector([Level, Level], autoreset_mode=AutoresetMode.DISABLED))
+        gymnasium.register("test/Level-v1", entry_point=Level)
+        env = tw.make("test/Level-v1", 2, vectorization_mode=kind)
     with tw.TransformedEnv(env, T.RecordEpisodeStatistics()) as env:
         env = tw.compile(env, backend="eager") if kind == "compiled" else env
         env.reset(seed=0)

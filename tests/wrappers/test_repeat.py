@@ -52,7 +52,7 @@ class Counting(gymnasium.Env):
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
 @pytest.mark.parametrize("repeats", quick([1, 2, 4], 4))
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, OtherVectorEnv])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, OtherVectorEnv])
 def test_repeat_action_equals_gymnasiums_in_each_env(kind, mode, repeats, ending):
     lengths = [(1, 5, 2), (7, 1), (8, 4, 3)][: 1 if kind is OtherVectorEnv else 3]
     vector_env = kind([functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode)
@@ -131,7 +131,7 @@ def test_initial_states_of_repeated_actions_do_not_depend_on_other_envs():
 def test_repeat_wrappers_wrong_arguments_raise():
     transformed = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
     dictionary = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))
-    whole = tw.from_gymnasium(OtherVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled"))
+    whole = tw.from_gymnasium(AsyncVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled"))
     lacking = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
     for make, error, words in (
         (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats of at least 1, but got 0"),

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from torchwrap import spaces
 from torchwrap.env import Options
-from torchwrap.interop import _checks
+from torchwrap.interop import _checks, _workers
 
 _SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger ones are taken modulo this number."""
@@ -82,6 +82,9 @@ class Engine:
             num_envs, space = self.vector_env.num_envs, self.vector_env.single_observation_space
             _checks.result(self.name, call, batch_space(space, num_envs), result, num_envs)
             self._unchecked.remove(call)
+        for index, error in enumerate(result[-1].get(_workers.ERROR, ())):
+            if error is not None:
+                raise RuntimeError(f"{self.name} needs every env to answer, but env {index} raised {error}")
         return result
 
     def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
@@ -176,17 +179,6 @@ class Sync(Engine):
     def _set_observations(self, observations: list[Any]) -> None:
         self._observations = observations
         self.observation = concatenate(self.vector_env.single_observation_space, observations, self._batched)
-
-
-class Async(Engine):
-    """Gymnasium's `AsyncVectorEnv`, whose pipes have been replaced by `_workers.WorkerPipe`."""
-
-    can_repeat = True
-
-    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
-        for pipe, row in () if rows is None else zip(self.vector_env.parent_pipes, rows, strict=True):
-            pipe.is_idle = not row
-        return super().step(actions)
 
 
 class Ale(Engine):
@@ -316,7 +308,7 @@ def mode(value: Any) -> Any:
 def engine(vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str] = ()) -> Engine:
     """The engine of a vector env, by its class or the package that defines it."""
     packages = {base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__}
-    own = {SyncVectorEnv: Sync, AsyncVectorEnv: Async}.get(type(vector_env), Engine)
+    own = Sync if type(vector_env) is SyncVectorEnv else Engine
     kind = EnvPool if "envpool" in packages else Ale if "ale_py" in packages else own
     return kind(vector_env, info_names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +49,10 @@ def from_gymnasium(
 
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
-            result owns it from now on. Its envs' results are checked, in forked workers as well. EnvPool seeds its envs when
-            it makes them: the first `reset` reports that seed, and `reset` takes no other.
+            result owns it from now on. An `AsyncVectorEnv` of your own casts results before they are checked, and its `call`,
+            `get_attr` and `set_attr` reach its envs; with those of `torchwrap.make(..., vectorization_mode="async")`, results
+            are checked in the workers, and `env.get_wrapper_attr` and `env.set_wrapper_attr` reach them. EnvPool seeds its
+            envs when it makes them: the first `reset` reports that seed, and `reset` takes no other.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
@@ -60,8 +63,9 @@ def from_gymnasium(
             observation: from the env's `reset` where an episode begins, from `step` elsewhere. Strings and other objects:
             `env.get_wrapper_attr(name)` reads an attribute of each env.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
-        worker_timeout: seconds for each process of an `AsyncVectorEnv` to answer a call. None disables it. If an env raises,
-            exits or does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works.
+        worker_timeout: seconds for the processes of an `AsyncVectorEnv` to answer a call. None disables it. If one exits or
+            does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works. After an
+            exception in a step or reset of an env that `make` has made, `reset()` goes on.
 
     Returns:
         The env. Its `close()` closes `vector_env`, within seconds.
@@ -99,37 +103,23 @@ def make(
         made: Any = gymnasium.make(id, **kwargs)
         for wrapper in wrappers or ():
             made = wrapper(made)
-        return made if vectorization_mode == "sync" else _ReadInfo(made, info_keys)
+        return made
 
     timeout = env["worker_timeout"] = _seconds("make", env["worker_timeout"])
-    info_keys = tuple(env["info_keys"])
-    kind = SyncVectorEnv if vectorization_mode == "sync" else AsyncVectorEnv
     vector_kwargs = {**(vector_kwargs or {}), "autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    with _workers.constructing(id, timeout):
-        vector_env = kind([functools.partial(_workers.construct, make_one, os.getpid(), timeout)] * num_envs, **vector_kwargs)
+    if vectorization_mode == "sync":
+        return GymnasiumEnv(SyncVectorEnv([make_one] * num_envs, **vector_kwargs), **env)
+    in_worker = functools.partial(_workers.WorkerEnv, make_one, tuple(env["info_keys"]), os.getpid(), timeout)
+    before = set(multiprocessing.active_children())
+    try:
+        vector_env = AsyncVectorEnv([in_worker] * num_envs, **vector_kwargs)
+    except (EOFError, ConnectionError) as error:
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
+        what = f"a worker ended in it, or took more than worker_timeout={timeout} s. It has printed its exception"
+        remedy = 'Pass vectorization_mode="sync" to construct the envs in this process'
+        raise RuntimeError(f"make needs a constructor of {id} that works in processes, but {what}. {remedy}.") from error
     return GymnasiumEnv(vector_env, **env)
-
-
-class _ReadInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Drops the entries of infos that are not asked for, because Gymnasium batches each of them, or cannot.
-
-    At the end of an episode all entries remain, for the error about missing names.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], names: Sequence[str]) -> None:
-        super().__init__(env)
-        self._names = names
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        *result, terminated, truncated, info = self.env.step(action)
-        return *result, terminated, truncated, info if terminated or truncated else self._kept(info)  # type: ignore[return-value]
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(**kwargs)
-        return observation, self._kept(info)
-
-    def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
-        return {name: info[name] for name in self._names if name in info}
 
 
 def make_envpool(id: str, num_envs: int, env: dict[str, Any], *, seed: int | None = None, **kwargs: Any) -> GymnasiumEnv:
@@ -223,13 +213,11 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
         self._workers = _workers.Workers(vector_env, self._name(), worker_timeout, engine.has_threads)
-        self._workers.install_agents()
-        with self._workers:
-            own_limit = engine.step_limit()
+        own_limit = self._workers.call("its constructor", engine.step_limit)
         if own_limit is not None and (limit is None or own_limit < limit):
             self.signature = signature.replace(max_episode_steps=own_limit)
             self._spec = spec and specs.limited(spec, own_limit)
-        if self._workers.pipes:  # at the end of the program, too, before Python waits for the processes
+        if self._workers.processes:  # at the end of the program, too, before Python waits for the processes
             Finalize(self, _workers.Workers.close, (self._workers,), exitpriority=10)
 
     @property
@@ -252,9 +240,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 
     def _step(self, action: spaces.Value) -> TensorDict:
         actions = spaces.to_numpy(self.single_action_space, action)
-        with self._workers:
-            live = None if self._live is None else self._live.numpy()
-            reward, terminated, truncated, info = self._engine.step(actions, live)
+        live = None if self._live is None else self._live.numpy()
+        reward, terminated, truncated, info = self._workers.call("step", self._engine.step, actions, live)
         columns = {"reward": reward, "terminated": terminated, "truncated": truncated}
         for name, values in columns.items():
             columns[name] = _checks.as_numbers(self._name(), "step", name, values, self.num_envs)
@@ -301,8 +288,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         if self.same_step:
             self._read_infos(self._initial_infos, rows & ~to_reset)
         if to_reset.any():
-            with self._workers:
-                info = self._engine.reset(to_reset, first_seed, options)
+            info = self._workers.call("reset", self._engine.reset, to_reset, first_seed, options)
             self._read_infos(info, to_reset)
         self._already_reset = already_reset & ~rows
         return tensordict({"observation": self._to_tensors(self._engine.observation)}, self.num_envs)
@@ -338,29 +324,28 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         return spaces.from_numpy(self.single_observation_space, observation, self.device)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        return super().has_wrapper_attr(name) or None not in self._workers.each(_workers.find, name)
+        return super().has_wrapper_attr(name) or None not in self._workers.find(name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        found = (None,) if hasattr(self, name) else self._workers.each(_workers.find, name)
+        found: Sequence[Any] = (None,) if hasattr(self, name) else self._workers.find(name)
         if None in found:
             return super().get_wrapper_attr(name)
         if all(is_method for is_method, _ in found):
-            return functools.partial(self._workers.each, _workers.call, name)
+            return functools.partial(self._workers.call, name, self._workers.base.call, name)
         return tuple([value for _, value in found])
 
     def _set_in_simulator(self, name: str, value: Any) -> bool:
         if not self._workers.reach_envs:
             return super()._set_in_simulator(name, value)
-        is_found = None not in self._workers.each(_workers.find, name)
+        is_found = None not in self._workers.find(name)
         if is_found:
-            self._workers.each(_workers.assign, name, value)
+            self._workers.call(name, self._workers.base.set_attr, name, [value] * self.num_envs)
         return is_found
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
             raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
-        with self._workers:
-            return tuple(self._engine.render(envs))
+        return tuple(self._workers.call("render", self._engine.render, envs))
 
     def close(self) -> None:
         self._workers.close()
