@@ -237,7 +237,6 @@ WRAPPERS = {
         ScriptedEnv(num_envs, observation_space=IMAGE, **more), 2
     ),
     "AddRenderObservation": rendered(W.AddRenderObservation, render_only=False),
-    "RenderCollection": rendered(W.RenderCollection),
     "RecordVideo": rendered(W.RecordVideo, video_folder=".", episode_trigger=lambda _: False),
     "HumanRendering": rendered(W.HumanRendering),
 }

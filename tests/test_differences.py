@@ -313,16 +313,6 @@ def test_rescale_action_needs_finite_bounds():
         tw.TransformedEnv(ScriptedEnv(1, action_space=Unbounded.action_space), T.RescaleAction(-1, 1))
 
 
-def test_lists_of_frames_are_made_by_a_wrapper():
-    theirs = gymnasium.make("CartPole-v1", render_mode="rgb_array_list")
-    ours = W.RenderCollection(tw.make("CartPole-v1", render_mode="rgb_array"))
-    theirs.reset(), ours.reset()
-    theirs.step(0), ours.step(torch.zeros(1, dtype=torch.int64))
-    assert len(theirs.render()) == len(ours.render()[0]) == 2
-    with pytest.raises(ValueError, match=r"needs a render_mode in \['rgb_array'\] or None, but got 'rgb_array_list'"):
-        tw.make("CartPole-v1", render_mode="rgb_array_list")
-
-
 def test_seed_is_one_integer_for_all_envs():
     theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
     assert (theirs.reset(seed=3)[0] == theirs.reset(seed=[3, 4])[0]).all()

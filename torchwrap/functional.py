@@ -265,21 +265,7 @@ class FunctionalEnv(Env):
             return self.params[name]
         if hasattr(self, name) or not hasattr(self.func_env, name):
             return super().get_wrapper_attr(name)
-        value = getattr(self.func_env, name)
-        return functools.partial(self._call_unchanged, value) if inspect.ismethod(value) else value
-
-    def _call_unchanged(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        attributes = vars(self.func_env)
-        before = dict(attributes)
-        result = method(*args, **kwargs)
-        changed = [name for name, value in attributes.items() if name not in before or before[name] is not value]
-        if changed:
-            attributes.clear()
-            attributes.update(before)
-            remedy = "pass numbers that change as params, and set_wrapper_attr changes them"
-            fault = f"{method.__name__} sets {changed}, which a compiled step would not see"
-            raise AttributeError(f"{self._name()} needs functions whose attributes stay, but {fault}: {remedy}.")
-        return result
+        return getattr(self.func_env, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         if name not in self.parameter_names:

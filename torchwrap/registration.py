@@ -164,7 +164,8 @@ def make(
             env = TransformedEnv(env, TimeLimit(limit))  # a limit that was assigned to the spec
         return env
     if not isinstance(id, str):
-        raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}{_instead_of(id)}.")
+        remedy = "`make(env.spec)` makes another env, and `from_gymnasium(vector_env)` wraps one of Gymnasium's"
+        raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}: {remedy}.")
     count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (not isinstance(max_episode_steps, int) or max_episode_steps != -1):
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
@@ -231,13 +232,3 @@ def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
     if backend == "torch" and func_env is None:
         raise ValueError(f'make needs an id in {sorted({*NATIVE, *_REGISTERED})} for backend="torch", but got {id!r}.')
     return func_env
-
-
-def _instead_of(env: Any) -> str:
-    if isinstance(env, Env) and env._spec is not None:
-        return ": `make(env.spec)` makes another env like it"
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        return ": `from_gymnasium(env)` wraps it"
-    if isinstance(env, gymnasium.Env):
-        return ': `from_gymnasium(gymnasium.vector.SyncVectorEnv([lambda: env], autoreset_mode="Disabled"))` wraps it'
-    return ""

@@ -66,26 +66,6 @@ def test_add_render_observation_composes_with_dicts_and_image_transforms():
     assert set(env.reset()["observation"].keys()) == {"picture", "obs", "time"}
 
 
-def test_render_collection_of_a_finished_episode_equals_gymnasiums_or_keeps_all_frames():
-    env = W.RenderCollection(make(backend="gymnasium"))
-    assert env.render_mode == "rgb_array_list"
-    theirs = wrappers.RenderCollection(gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=5))
-    theirs.reset(seed=1)
-    td = env.reset(seed=1)
-    for _ in range(5):
-        _, td = push(env, td)
-        theirs.step(0)
-    ours, expected = env.render(), theirs.render()
-    assert len(ours) == 2 and len(ours[0]) == len(expected) == 6
-    np.testing.assert_array_equal(np.stack(ours[0]), np.stack(expected))
-    _, td = push(env, td, 2)
-    assert [len(frames) for frames in env.render()] == [3, 3] and [len(frames) for frames in env.render()] == [0, 0]
-    env.close()
-    env = W.RenderCollection(make(), pop_frames=False, reset_clean=False)
-    push(env, env.reset(seed=1), 5)
-    assert [len(frames) for frames in env.render()] == [7, 7] and [len(frames) for frames in env.render([1])] == [7]
-
-
 def frames_of(path, fps=50):
     video, frames = cv2.VideoCapture(str(path)), []
     assert video.get(cv2.CAP_PROP_FPS) == fps
@@ -198,13 +178,10 @@ def test_render_wrappers_wrong_arguments_raise(tmp_path):
     floats, alone = (gray(1, render_image=draw) for draw in (lambda _, pen: (pen, np.zeros((4, 4))), lambda _, pen: pen))
     for build, error, words in (
         (lambda: W.AddRenderObservation(native), ValueError, 'AddRenderObservation needs an env made with render_mode="rgb'),
-        (lambda: W.RenderCollection(W.RenderCollection(rendered)), ValueError, "RenderCollection .* but got 'rgb_array_list'"),
         (lambda: W.AddRenderObservation(same_step()), ValueError, "cannot render the final frames of a SAME_STEP vector env"),
         (lambda: W.AddRenderObservation(rendered, 1), TypeError, "render_only as a bool, but got 1"),
         (lambda: W.AddRenderObservation(rendered, False, "state"), ValueError, "unused render_key, but got 'state'"),
         (lambda: W.AddRenderObservation(rendered, False, 3), TypeError, "render_key as a string, but got 3"),
-        (lambda: W.RenderCollection(rendered, "no"), TypeError, "pop_frames as a bool, but got 'no'"),
-        (lambda: W.RenderCollection(rendered, True, None), TypeError, "reset_clean as a bool, but got None"),
         (lambda: W.RecordVideo(rendered, 3), TypeError, "video_folder and name_prefix as strings, but got 3"),
         (lambda: W.RecordVideo(rendered, "x", 7), TypeError, "a callable episode_trigger, but got 7"),
         (lambda: W.RecordVideo(rendered, "x", video_length=-1), ValueError, "video_length of at least 0, but got -1"),
@@ -217,7 +194,6 @@ def test_render_wrappers_wrong_arguments_raise(tmp_path):
         (lambda: W.HumanRendering(rendered, 600), TypeError, "screen_size as a tuple, but got 600"),
         (lambda: W.HumanRendering(rendered, (600,)), ValueError, r"screen_size as \(width, height\), but got \(600,\)"),
         (lambda: native.render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),
-        (lambda: tw.compile(W.RenderCollection(rendered)), ValueError, "compile cannot follow"),
     ):
         with pytest.raises(error, match=words):
             build()

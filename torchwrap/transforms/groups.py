@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict
 from torch import nn
 
-from torchwrap import spaces
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import Compose, Transform
@@ -43,7 +40,8 @@ class _Parts(Transform):
             above = part.setup(own)
             found[name] = above.single_observation_space
             expected = own.replace(single_observation_space=found[name], num_streams=above.num_streams)
-            if above != expected or not _changes_only_observations(part, own):
+            acts = [each for each in part.flat() if each.is_passive or type(each).action is not Transform.action]
+            if above != expected or acts:
                 got = f"{part!r} of {name!r}: put those of actions, rewards, episode ends and policies beside it"
                 raise ValueError(f"{type(self).__name__} needs transforms of observations, but got {got}.")
             signature = signature.replace(num_streams=above.num_streams)
@@ -135,15 +133,3 @@ class ObservationKeys(_Parts):
 
     def _joined(self, td: TensorDict, found: dict[str, Value]) -> Value:
         return tensordict({**dict(td["observation"].items()), **found}, td.batch_size[0])
-
-
-def _changes_only_observations(part: Compose, signature: Signature) -> bool:
-    """Whether a step leaves everything else as it is. A copy tries it out, so that nothing is learned."""
-    if any(type(transform).action is not Transform.action for transform in part.flat()):
-        return False
-    n, device = signature.num_envs, signature.device
-    flags = torch.zeros(3, n, 1, dtype=torch.bool, device=device).unbind(0)
-    others = {"reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
-    observation = spaces.zeros(signature.single_observation_space, n, device)
-    result = copy.deepcopy(part).step(tensordict({"observation": observation, **others}, n))
-    return set(result.keys()) == {"observation", *others} and all(result[name] is value for name, value in others.items())

@@ -1,6 +1,6 @@
 """Wrappers: envs around an env, for what drives the env below. Transforms, which see data alone, go through TransformedEnv."""
 
-from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RecordVideo, RenderCollection
+from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RecordVideo
 from torchwrap.wrappers.repeat import MaxAndSkipObservation, RepeatAction
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
 
@@ -9,7 +9,6 @@ __all__ = [
     "HumanRendering",
     "MaxAndSkipObservation",
     "RecordVideo",
-    "RenderCollection",
     "RepeatAction",
     "TransformedEnv",
     "Wrapper",

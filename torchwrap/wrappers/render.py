@@ -101,58 +101,6 @@ class AddRenderObservation(RenderWrapper):
         return td.set("observation", TensorDict({self.render_key: pixels, **parts}, batch_size=td.batch_size))
 
 
-class RenderCollection(RenderWrapper):
-    """Collects the frames of each env's episode. `render()` returns one list of frames per env.
-
-    Args:
-        env: the env to wrap, made with `render_mode="rgb_array"`.
-        pop_frames: whether `render()` clears the lists.
-        reset_clean: whether a new episode starts with an empty list. Until the next step, `render()` then returns the finished
-            episode.
-
-    >>> import torchwrap as tw
-    >>> env = RenderCollection(tw.make("CartPole-v1", 2, render_mode="rgb_array"))
-    >>> _ = env.step(env.reset().set("action", env.sample_action()))
-    >>> [len(frames) for frames in env.render()]
-    [2, 2]
-    """
-
-    is_passive = True
-
-    def __init__(self, env: Env, pop_frames: bool = True, reset_clean: bool = True) -> None:
-        super().__init__(env)
-        self.pop_frames = validation.flag("RenderCollection", "pop_frames", pop_frames)
-        self.reset_clean = validation.flag("RenderCollection", "reset_clean", reset_clean)
-        self.render_mode = "rgb_array_list"
-        self._frames: list[list[Any]] = [[] for _ in range(env.num_envs)]
-        self._finished_frames: dict[int, list[Any]] = {}
-
-    def _step(self, action: spaces.Value) -> TensorDict:
-        successor = super()._step(action)
-        self._finished_frames.clear()
-        for frames, frame in zip(self._frames, self.env.render(), strict=True):
-            frames.append(frame)
-        return successor
-
-    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        td = super()._reset(mask, options)
-        rows = mask.numpy().nonzero()[0].tolist()
-        for row, frame in zip(rows, self.env.render(rows), strict=True):
-            if self.reset_clean:
-                self._finished_frames[row], self._frames[row] = self._frames[row], []
-            self._frames[row].append(frame)
-        return td
-
-    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
-        collected = []
-        for row in range(self.num_envs) if envs is None else envs:
-            frames = self._finished_frames.get(row) or self._frames[row]
-            collected.append(list(frames))
-            if self.pop_frames:
-                frames.clear()
-        return tuple(collected)
-
-
 class HumanRendering(RenderWrapper):
     """Shows the env in a window while it runs, at the env's own frame rate.
 
