@@ -231,9 +231,6 @@ class FunctionalEnv(Env):
             successor: a TensorDict, as `transition["next"]`: `observation`, `reward`, the three flags, and `info` if any.
             state: the next one, as `env.state`.
 
-        Raises:
-            TypeError, ValueError: for a state or an action that does not fit.
-
         >>> from torchwrap.envs.pendulum import Pendulum
         >>> env = FunctionalEnv(Pendulum(), num_envs=2)
         >>> action = torch.ones(2, 1, requires_grad=True)

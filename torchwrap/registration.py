@@ -57,10 +57,6 @@ def register(id: str, func_env: Callable[..., Functions], *, max_episode_steps: 
         func_env: a class, or a function that returns the functions; see `FunctionalEnv`. It gets the `kwargs` of `make`.
         max_episode_steps: truncates episodes at this length, if `make` gets no other. None disables it.
 
-    Raises:
-        TypeError: if `func_env` is neither a class of functions nor a function.
-        ValueError: for an id that is malformed or already taken, and a limit below 1.
-
     >>> import torchwrap as tw
     >>> from torchwrap.envs.pendulum import Pendulum
     >>> tw.register("docs/MoonPendulum-v0", lambda g=1.62: Pendulum(g), max_episode_steps=100)
@@ -131,11 +127,6 @@ def make(
 
     Returns:
         The env, wrapped as the spec says.
-
-    Raises:
-        TypeError: if `id` is neither a string nor a spec.
-        ValueError: for an id that is not registered, a spec that names anything else, or an argument that the backend does not
-            take.
 
     >>> make("CartPole-v1", num_envs=4)
     <CartPole-v1(num_envs=4, device=cpu)>

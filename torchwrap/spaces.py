@@ -322,9 +322,6 @@ class Signature:
         policy_state: what a recurrent policy carries from step to step, by name.
         summed_info: where a layer repeats actions, the names of the infos that it sums. None if every step is one of the env.
 
-    Raises:
-        TypeError, ValueError: for an invalid number, or a space that tensors cannot represent.
-
     >>> from gymnasium.spaces import Box, Discrete
     >>> signature = Signature(4, Box(-1, 1, (3,)), Discrete(2))
     >>> signature.replace(num_envs=8).num_envs

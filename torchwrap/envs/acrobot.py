@@ -28,9 +28,6 @@ class Acrobot(ClassicControl):
         dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding, and 200 steps of random
             actions up to 1e-12. The system is chaotic, so rounding errors grow in longer episodes, and faster in fast spins.
 
-    Raises:
-        TypeError, ValueError: for an invalid argument.
-
     Shape: observations `(num_envs, 6)` float32 (cos and sin of each angle, then the angular velocities in radians per second),
     actions `(num_envs,)` int64. The reset options `low` and `high` bound all four components of the initial state.
 

@@ -24,9 +24,6 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
 
     Args:
         dtype: of the state: torch.float32 or torch.float64.
-
-    Raises:
-        ValueError: for any other dtype.
     """
 
     broadcasts = True

@@ -24,9 +24,6 @@ class MountainCar(ClassicControl):
         goal_velocity: minimum velocity at the goal.
         dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding.
 
-    Raises:
-        TypeError, ValueError: for an invalid argument.
-
     Shape: observations `(num_envs, 2)` float32 (position, velocity), actions `(num_envs,)` int64. The reset options `low`
     and `high` bound the initial position; the initial velocity is 0.
 
@@ -82,9 +79,6 @@ class MountainCarContinuous(MountainCar):
         dtype: of cosines, clipped forces and rewards. The state is always float32. Gymnasium's state is float32 too from the
             second state of an episode on, and with torch.float64 each step from there is bit-identical to Gymnasium's. Its
             initial state is float64, so it differs from ours by up to 3e-8, and by up to 1e-5 at the end of an episode.
-
-    Raises:
-        TypeError, ValueError: for an invalid argument.
 
     Shape: observations `(num_envs, 2)` float32 (position, velocity), actions `(num_envs, 1)` float32, the force, which is
     clipped to [-1, 1] in the dynamics but not in the cost. The reset options `low` and `high` bound the initial position; the

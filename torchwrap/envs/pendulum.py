@@ -26,9 +26,6 @@ class Pendulum(ClassicControl):
         dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding; the torque is float32 there
             as well.
 
-    Raises:
-        TypeError, ValueError: for an invalid argument.
-
     Shape: observations `(num_envs, 3)` float32 (cos and sin of theta, theta_dot, in radians and seconds), actions
     `(num_envs, 1)` float32, the torque in newton metres, which is clipped to [-2, 2]. The reset options `x_init` and `y_init`
     bound the absolute values of theta and theta_dot in the initial state.

@@ -363,9 +363,6 @@ def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMod
         autoreset_mode: `SAME_STEP`, in which `infos["final_obs"]` holds the final observations and `infos["final_info"]` the
             infos of the finished envs, or `DISABLED`, in which `reset(options={"reset_mask": mask})` resets them.
 
-    Raises:
-        TypeError, ValueError: if `env` is no torchwrap env, and for another mode.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> envs = to_gymnasium(ScriptedEnv(2, (1,), episode_lengths=(1, 2)))
     >>> observations, infos = envs.reset(seed=0)

@@ -64,9 +64,6 @@ def from_jax(
         device: of all tensors, and of JAX's computation.
         first_index: global index of the first env, for a shard of a larger run.
 
-    Raises:
-        TypeError, ValueError: if an argument is invalid, or if the functions do not fit each other or the spaces.
-
     >>> from gymnasium.spaces import Box
     >>> step = lambda state, action: (state + action, state + action, -state, state > 3, False, {})
     >>> env = from_jax(lambda key: 2 * (jax.random.uniform(key),), step, 3, Box(-1, 1, ()), Box(-1, 1, ()))
@@ -163,9 +160,6 @@ def from_gymnax(
         num_envs, info_keys, device, first_index: as for `from_jax`.
         params: of the env. None takes its default.
         max_episode_steps: replaces `params.max_steps_in_episode`, if not None.
-
-    Raises:
-        TypeError, ValueError: as `from_jax`, and for a wrapped env.
 
     >>> from_gymnax("CartPole-v1", num_envs=2)  # doctest: +SKIP
     <CartPole-v1(num_envs=2, device=cpu)>

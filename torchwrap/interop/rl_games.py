@@ -33,9 +33,6 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
             is left out and seeds the first reset; the `Runner` puts its own there if the config has an `env_config`. For
             training, and for playing with `player: {use_vecenv: True}`, there are `num_actors` envs. Other players take one.
 
-    Raises:
-        TypeError: if `make_env` is not callable. If it does not make such envs, the `Runner` raises a TypeError or ValueError.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> register("scripted", ScriptedEnv)
     >>> env = vecenv.create_vec_env("scripted", num_actors=2, seed=0, observation_shape=(1,))
@@ -75,9 +72,6 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
         next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and `infos` with "time_outs", `(num_envs,)` bool:
         truncated and not terminated; "final_observation", the true successor; and, if the env has an info, "episode" with its
         numbers `(num_envs,)`, such as terms of the reward, of which rl_games' `IsaacAlgoObserver` logs the means.
-
-    Raises:
-        TypeError, ValueError: for spaces that rl_games does not take.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rl_games(ScriptedEnv(2, (1,), episode_lengths=1, ending="truncated"))

@@ -50,9 +50,6 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
 
         `learn(..., init_at_random_ep_len=True)` moves `env.elapsed_steps`, and needs an env with a time limit.
 
-    Raises:
-        TypeError, ValueError: for spaces that rsl_rl does not take.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
     >>> obs, rewards, dones, extras = env.step(torch.zeros(2, env.num_actions))

@@ -47,9 +47,6 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
         env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`, no unbounded actions, one
             dimension of `MultiDiscrete`, and `Discrete` and `MultiDiscrete` from 0 on. The result owns it from now on.
 
-    Raises:
-        TypeError, ValueError: if `env` is no torchwrap env, and for other spaces.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> venv = to_sb3(ScriptedEnv(2, (1,), episode_lengths=(1, 2), ending="truncated"))
     >>> _ = venv.reset()

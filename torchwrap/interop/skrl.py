@@ -44,9 +44,6 @@ def to_skrl(env: Env) -> SkrlEnv:
         env: its observations are Box, Discrete, one-dimensional MultiDiscrete, or Dict or Tuple of them; its actions are Box,
             or Discrete or MultiDiscrete from 0 on. The result owns it from now on.
 
-    Raises:
-        TypeError, ValueError: if `env` is no torchwrap env, and for other spaces.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_skrl(ScriptedEnv(2, (1,), episode_lengths=(1, 2)))
     >>> observations, _ = env.reset()

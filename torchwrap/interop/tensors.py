@@ -71,9 +71,6 @@ def from_functions(
         device: of the simulator's tensors. `.to(device)` moves the env, and not the simulator.
         first_index: global index of the first env, for a shard of a larger run.
 
-    Raises:
-        TypeError, ValueError: if an argument is invalid, or if what a function first returns does not fit the spaces.
-
     >>> from gymnasium.spaces import Box
     >>> height = torch.zeros(3, 1)
     >>> def step(push):

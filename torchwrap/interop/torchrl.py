@@ -45,9 +45,6 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     Returns:
         The `EnvBase`, of batch size `(num_envs,)`. Its tensors are those of `env`: nothing is copied. `env` is its `.env`.
 
-    Raises:
-        TypeError: if `env` is no torchwrap env.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(2, 3)))
     >>> data = env.rollout(3, break_when_any_done=False)

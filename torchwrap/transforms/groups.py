@@ -109,9 +109,6 @@ class ObservationKeys(_Parts):
 
     Shape: a `Dict` with the same keys.
 
-    Raises:
-        TypeError, ValueError: as for `ObservationGroups`; from `setup`, for an observation that is no `Dict` with these keys.
-
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> from torchwrap import transforms as T
     >>> space = gym_spaces.Dict(kind=gym_spaces.Discrete(3), stock=gym_spaces.Box(-9, 9, (2,)))

@@ -226,9 +226,6 @@ class FilterObservation(ObservationTransform):
 
     Shape: a `Dict` or `Tuple` to the same kind of space with those parts; those of a `Tuple` in the order of `filter_keys`.
 
-    Raises:
-        TypeError, ValueError: for keys that are not unique, and from `setup` for keys that the space does not have.
-
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Discrete(5), right=gymnasium.spaces.Discrete(5))
     >>> env = TransformedEnv(ScriptedEnv(1, observation_space=parts), FilterObservation(["left"]))

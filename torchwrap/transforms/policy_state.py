@@ -95,11 +95,7 @@ def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State
 
 
 def read(owner: str, signature: Signature, td: TensorDict) -> State:
-    """The state after the step, which the policy has set under `next`.
-
-    Raises:
-        ValueError: if the policy has left out a state, or set one of another shape or dtype, in the name of `owner`.
-    """
+    """The state after the step, which the policy has set under `next`."""
     state = {key: td.get(("next", key), None) for key in signature.policy_state}
     for key, row in signature.policy_state.items():
         value, shape = state[key], (signature.num_envs, *row.shape)

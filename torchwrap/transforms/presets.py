@@ -29,9 +29,6 @@ def atari(preset: AtariPreset) -> Compose:
 
     Shape: `(height, width, 3)` uint8, or `(height, width)` for "gymnasium", to `(4, 84, 84)` uint8.
 
-    Raises:
-        ValueError: for another preset.
-
     >>> [type(transform).__name__ for transform in atari("gymnasium")]
     ['ResizeObservation', 'FrameStackObservation']
     """

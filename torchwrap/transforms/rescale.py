@@ -73,9 +73,6 @@ class RescaleObservation(_Rescale, ObservationTransform):
 
     Shape: a Box of floats to a Box of the same shape and dtype. For integers, such as images, put `DtypeObservation` below.
 
-    Raises:
-        TypeError, ValueError: if the bounds are not ordered, and from `setup` if they do not fit the space.
-
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> box = gymnasium.spaces.Box(0, 8, (3,), np.float32)
     >>> env = TransformedEnv(ScriptedEnv(1, observation_space=box), RescaleObservation(-1, 1))
@@ -106,9 +103,6 @@ class RescaleAction(_Rescale, ActionTransform):
         max_action: the agent's upper bound, likewise.
 
     Shape: a Box of floats with finite bounds; the space above has the same shape and dtype.
-
-    Raises:
-        TypeError, ValueError: if the bounds are not finite and ordered, and from `setup` if they do not fit the space.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Box(0, 10, (1,))), RescaleAction(-1, 1))

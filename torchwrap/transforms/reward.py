@@ -47,9 +47,6 @@ class ClipReward(RewardTransform):
     Args:
         min_reward, max_reward: the bounds. None disables one.
 
-    Raises:
-        TypeError, ValueError: if both bounds are None, or the lower one exceeds the upper one.
-
     >>> import torch; from tensordict import TensorDict
     >>> ClipReward(max_reward=1)(TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2]))["reward"].flatten()
     tensor([-5.,  1.])

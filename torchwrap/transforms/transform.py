@@ -173,9 +173,6 @@ class Compose(Transform):
     Args:
         transforms: the transforms, or a dict of them by name. An empty list is the identity.
 
-    Raises:
-        TypeError, ValueError: for what is no transform, or one that appears twice, and for a name that is not free.
-
     >>> from torchwrap import transforms as T
     >>> compose = Compose([T.ClipReward(-1, 1), T.TimeLimit(9)])
     >>> compose
