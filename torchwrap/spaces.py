@@ -138,7 +138,9 @@ def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") 
 def tensor(array: Any, device: torch.device | str) -> Tensor:
     """A NumPy array as a tensor on `device`. On the CPU it shares the array's memory, so pass a new array."""
     source = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":
+    if (device := torch.device(device)).type == "cpu":
+        return source
+    if device.type == "cuda":
         source = source.pin_memory()  # for a copy that does not block; the allocator keeps the memory until it is done
     return source.to(device, non_blocking=True)
 

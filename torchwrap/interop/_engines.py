@@ -161,12 +161,14 @@ class Sync(Engine):
         return info
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
-        space, infos = self.vector_env.single_observation_space, [dict[str, Any]()] * len(rows)
+        space, infos = self.vector_env.single_observation_space, list[dict[str, Any]]()
         for row in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed + row
             result = self.vector_env.envs[row].reset(seed=own_seed, options=options)
             _checks.result(self.name, f"reset of env {row}", space, result)
-            self._observations[row], infos[row] = result
+            self._observations[row], info = result
+            infos = infos or [info] * len(rows)  # the first one stands in for rows that are not reset
+            infos[row] = info
         self._set_observations(self._observations)
         return self._batched_infos(infos)
 

@@ -302,8 +302,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         for name, values in self._infos.items():
             given = infos.get(f"_{name}", name in infos)
             found: Any = given if rows is None else rows & given
-            if given is True and rows is None:
-                found = ...  # the fastest index
+            if given is True:
+                found = ... if rows is None else rows
             else:
                 values[... if rows is None else rows] = 0
             if name in infos:
