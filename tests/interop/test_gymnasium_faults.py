@@ -40,9 +40,9 @@ def ignore_sigterm_and_hang():
 class Faulty(Scripted):
     """Has a fault in one method, in the worker of env 1."""
 
-    def __init__(self, fault=None, method=None, delay=0.0, render_mode=None):
+    def __init__(self, fault=None, method=None, render_mode=None):
         super().__init__(lengths=(3,), render_mode=render_mode)
-        self.fault, self.method, self.delay = fault, method, delay
+        self.fault, self.method = fault, method
         self.run("__init__")
 
     def run(self, method):
@@ -56,7 +56,6 @@ class Faulty(Scripted):
         return super().reset(seed=seed, options=options)
 
     def step(self, action):
-        time.sleep(self.delay)
         self.run("step")
         return super().step(action)
 
