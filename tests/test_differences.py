@@ -317,7 +317,7 @@ def test_seed_is_one_integer_for_all_envs():
     theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
     assert (theirs.reset(seed=3)[0] == theirs.reset(seed=[3, 4])[0]).all()
     env = tw.make("CartPole-v1", 2)
-    with pytest.raises(ValueError, match=r"reset needs a seed that is an integer .*, but got \[3, 4\]"):
+    with pytest.raises(TypeError, match=r"reset needs an integer seed .*, but got \[3, 4\]"):
         env.reset(seed=[3, 4])
     masks, both = torch.eye(2, dtype=torch.bool), env.reset(seed=4)["observation"]
     assert [env.reset(seed=4 - row, mask=masks[row])["observation"].equal(both) for row in (0, 1)] == [True, False]

@@ -31,7 +31,7 @@ def test_evaluate_weighs_every_env_equally():
     # Env 0 has episodes of 1 step (return 1), env 1 of 4 (return 10). Taken as they end, most of the six would be of env 0.
     class Scripted(ScriptedEnv):
         def _step(self, action):
-            self.turn.copy_(self.index)
+            self.episode.zero_()
             return super()._step(action)
 
     result = tw.evaluate(Scripted(2, episode_lengths=(1, 4)), None, 5)  # rounded up to a multiple of the number of envs
@@ -98,7 +98,7 @@ def test_evaluate_with_invalid_arguments_raises_and_keeps_the_training_mode():
     cases = [(name, value) for name in ("max_steps", "num_episodes") for value in (0, -1, 2.5, True, "3")]
     for name, value in [*cases, ("num_episodes", None), *(("seed", seed) for seed in (-1, 1.5, True, 2**64))]:
         env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeReward())
-        message = "needs a seed that is an integer" if name == "seed" else rf"evaluate needs .*{name} of at least 1, but got"
+        message = "reset needs .*seed of at" if name == "seed" else rf"evaluate needs .*{name} of at least 1, but got"
         with pytest.raises((TypeError, ValueError), match=message):
             tw.evaluate(env, None, **{"num_episodes": 2, name: value})
         assert env.training and env.transforms[0].training

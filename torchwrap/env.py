@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -177,7 +176,9 @@ class Env(BatchedModule):
             self._check_mask(mask)
             if self._unfinished is not None and not mask.all():
                 self._check_ready("reset()")
-        seed = self.unwrapped._choose_seed(None if seed is None else self._valid_seed(seed), root is None, mask)
+        if seed is not None:
+            seed = validation.integer(f"{self._name()}.reset", "seed", seed, 0, 2**64 - 1)
+        seed = self.unwrapped._choose_seed(seed, root is None, mask)
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
         if options:
@@ -535,16 +536,6 @@ class Env(BatchedModule):
         if not self.can_snapshot:
             reason = "a simulator outside of PyTorch holds some of its state. What transforms have learned is in state_dict()"
             raise RuntimeError(f"{self._name()} cannot snapshot or restore, because {reason}.")
-
-    def _valid_seed(self, value: object) -> int:
-        try:
-            number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            number = -1
-        if isinstance(value, bool) or not 0 <= number < 2**64:
-            got = validation.shown(value)
-            raise ValueError(f"{self._name()}.reset needs a seed that is an integer in [0, 2**64), but got {got}.")
-        return number
 
     def _check_mask(self, value: object, call: str = "reset") -> None:
         shape = (self.num_envs,)

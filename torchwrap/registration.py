@@ -155,7 +155,7 @@ def make(
             env = TransformedEnv(env, TimeLimit(limit))  # a limit that was assigned to the spec
         return env
     if not isinstance(id, str):
-        remedy = "`make(env.spec)` makes another env, and `from_gymnasium(vector_env)` wraps one of Gymnasium's"
+        remedy = "`make(env.spec)` makes another env, and from_gymnasium wraps a vector env of Gymnasium's"
         raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}: {remedy}.")
     count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (not isinstance(max_episode_steps, int) or max_episode_steps != -1):

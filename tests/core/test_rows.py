@@ -25,7 +25,7 @@ def test_indices_and_any_are_known_to_the_host_only(path):
     for tensor in MASKS:
         for mask in (RowMask(tensor), RowMask(tensor.unsqueeze(1))):
             assert mask.tensor.tolist() == mask.column.flatten().tolist() == mask.numpy().tolist() == tensor.tolist()
-            assert mask.column.shape == (4, 1) and len(mask) == 4
+            assert mask.column.shape == (4, 1)
             assert mask.indices is None if path == "graph" else mask.indices.tolist() == tensor.nonzero().flatten().tolist()
             assert mask.any() == (path == "graph" or bool(tensor.any()))
             assert RowMask(tensor, synchronize=True).any() == bool(tensor.any())
@@ -89,13 +89,8 @@ def test_spread_returns_gathered_rows_to_their_rows(path):
         assert spread.shape == spread["b"].shape == (4,) and (spread[tensor] == nested[tensor]).all()
 
 
-def test_full_inverted_and_combined_masks(path):
+def test_full_mask_has_every_row(path):
     assert RowMask.full(4).tensor.tolist() == [True] * 4
-    for tensor in MASKS:
-        inverted = ~RowMask(tensor)
-        assert inverted.tensor.tolist() == (~tensor).tolist() and (inverted.indices is None) == (path == "graph")
-        for condition in (MASKS[0], MASKS[0].unsqueeze(1)):
-            assert (RowMask(tensor) & condition).tensor.tolist() == (tensor & MASKS[0]).tolist()
 
 
 def test_mask_of_the_caller_is_read_at_each_reset():

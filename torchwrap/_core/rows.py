@@ -142,14 +142,6 @@ class RowMask:
         """The mask as a NumPy array `(num_envs,)`, for a simulator on the host. Waits for the device."""
         return self._on_host.cpu().numpy()
 
-    def __and__(self, condition: Tensor) -> RowMask:
-        """The rows that are set and meet the condition (bool, `(num_envs,)` or `(num_envs, 1)`)."""
-        return RowMask((self.column if condition.dim() == 2 else self.tensor) & condition)
-
-    def __invert__(self) -> RowMask:
-        """The other rows."""
-        return RowMask(~self.tensor)
-
     def like(self, value: Tensor) -> Tensor:
         """The mask with as many dimensions as the value: bool, `(num_envs, 1, ...)`."""
         return self.column if value.dim() == 2 else self.tensor.view(-1, *(1,) * (value.dim() - 1))
@@ -203,9 +195,3 @@ class RowMask:
     def apply(self, function: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
         """`function` of the rows that are set, each computed by itself. What the other rows hold is unspecified."""
         return self.spread(function(self.gather(value)))
-
-    def __len__(self) -> int:
-        return self.num_rows
-
-    def __repr__(self) -> str:
-        return f"RowMask({self.tensor!r})"

@@ -64,12 +64,11 @@ def function(owner: str, name: str, value: Any) -> Any:
     return value
 
 
-def names(owner: str, name: str, value: Any, but: str | None = None) -> list[str]:
-    """A tuple or list of different strings that are not empty, and none of which is `but`, as a list."""
+def names(owner: str, name: str, value: Any) -> list[str]:
+    """A tuple or list of different strings that are not empty, as a list."""
     parts = value if isinstance(value, tuple | list) else [None]
-    if not all(isinstance(part, str) and part not in ("", but) for part in parts) or len(set(parts)) < len(parts):
-        besides = f' besides "{but}"' if but else ""
-        raise TypeError(f"{owner} needs {name} as a list of names{besides}, each once, but got {value!r}.")
+    if not all(isinstance(part, str) and part for part in parts) or len(set(parts)) < len(parts):
+        raise TypeError(f"{owner} needs {name} as a list of names, each once, but got {value!r}.")
     return list(value)
 
 
