@@ -238,5 +238,4 @@ WRAPPERS = {
     ),
     "AddRenderObservation": rendered(W.AddRenderObservation, render_only=False),
     "RecordVideo": rendered(W.RecordVideo, video_folder=".", episode_trigger=lambda _: False),
-    "HumanRendering": rendered(W.HumanRendering),
 }

@@ -36,7 +36,7 @@ SPACES = {  # of observations, and of actions
 }
 # Those that are also moved to the device.
 QUICK = ("CartPole-v1", "custom_env", "pool", "ScriptedEnv, Dict", "RepeatAction", "PassiveEnvChecker", *REPRESENTATIVE)
-RENDERING = ("AddRenderObservation", "RecordVideo", "HumanRendering")
+RENDERING = ("AddRenderObservation", "RecordVideo")
 
 
 def cases():

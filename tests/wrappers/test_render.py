@@ -149,23 +149,18 @@ def test_tiled_frames_are_in_row_major_order():
         assert picture[::2, ::3, 0].flatten().tolist() == [*range(1, number + 1), *[0] * (picture[::2, ::3, 0].size - number)]
 
 
-def test_human_rendering_window_shows_the_envs(monkeypatch):
+def test_window_is_that_of_gymnasiums_env(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    env = W.HumanRendering(make(2), screen_size=(600, 200), envs=[0, 1])
-    _, td = push(env, env.reset(seed=0), 2)
-    shown = pygame.surfarray.array3d(pygame.display.get_surface()).swapaxes(0, 1)
-    wide = np.concatenate([draw(state) for state in td["observation"]], 1)
-    assert shown.shape == (200, 600, 3) and np.abs(shown.astype(int) - wide[::2, ::2].astype(int)).mean() < 5
-    assert env.render_mode == "human"
+    env = tw.TransformedEnv(tw.make("CartPole-v1", 1, backend="gymnasium", render_mode="human"), T.NormalizeObservation())
+    push(env, env.reset(seed=0))
+    assert pygame.display.get_surface().get_size() == (600, 400)
     env.close()
-    assert pygame.display.get_surface() is None
 
 
 def test_render_wrappers_without_their_library_raise_with_its_name(monkeypatch, tmp_path):
-    for name, wrap in (("imageio", lambda: W.RecordVideo(make(), tmp_path)), ("pygame", lambda: W.HumanRendering(make()))):
-        with monkeypatch.context() as patch, pytest.raises(ImportError, match=name):
-            patch.setitem(sys.modules, name, None)
-            wrap()
+    monkeypatch.setitem(sys.modules, "imageio", None)
+    with pytest.raises(ImportError, match="imageio"):
+        W.RecordVideo(make(), tmp_path)
 
 
 def same_step():
@@ -191,8 +186,6 @@ def test_render_wrappers_wrong_arguments_raise(tmp_path):
         (lambda: W.RecordVideo(gray(1, metadata={"render_fps": "fast"}), "x"), TypeError, "a finite metadata.*but got 'fast'"),
         (lambda: W.RecordVideo(floats, tmp_path).reset(), ValueError, r"uint8, .* got \(4, 4\) float64"),
         (lambda: alone.render(), TypeError, r"render_image needs to return \(render_state, frame\), but got str"),
-        (lambda: W.HumanRendering(rendered, 600), TypeError, "screen_size as a tuple, but got 600"),
-        (lambda: W.HumanRendering(rendered, (600,)), ValueError, r"screen_size as \(width, height\), but got \(600,\)"),
         (lambda: native.render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),
     ):
         with pytest.raises(error, match=words):

@@ -17,7 +17,7 @@ from torchwrap import spaces
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.interop import _checks
-from torchwrap.wrappers import HumanRendering, RecordVideo
+from torchwrap.wrappers import RecordVideo
 from torchwrap.wrappers.wrapper import layers
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -119,7 +119,7 @@ def _extra_values(env: Env) -> TensorDict:
     """The keys of a successor besides those that every env has, from a step of a copy: `env` and its streams do not move."""
     memo: dict[int, Any] = {} if env.can_snapshot else {id(env.unwrapped): _StandIn(env.unwrapped)}
     for layer in reversed(layers(env)):
-        if isinstance(layer, HumanRendering | RecordVideo):  # they would show or write frames
+        if isinstance(layer, RecordVideo):  # it would write frames
             memo[id(layer)] = copy.deepcopy(layer.env, memo)
     probe = copy.deepcopy(env, memo).train()
     probe.reset(seed=0)

@@ -1,12 +1,11 @@
 """Wrappers: envs around an env, for what drives the env below. Transforms, which see data alone, go through TransformedEnv."""
 
-from torchwrap.wrappers.render import AddRenderObservation, HumanRendering, RecordVideo
+from torchwrap.wrappers.render import AddRenderObservation, RecordVideo
 from torchwrap.wrappers.repeat import MaxAndSkipObservation, RepeatAction
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
 
 __all__ = [
     "AddRenderObservation",
-    "HumanRendering",
     "MaxAndSkipObservation",
     "RecordVideo",
     "RepeatAction",

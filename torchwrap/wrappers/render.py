@@ -1,4 +1,4 @@
-"""Wrappers that render: pixel observations, collections of frames, a window, video files."""
+"""Wrappers that render: pixel observations, and video files."""
 
 from __future__ import annotations
 
@@ -99,52 +99,6 @@ class AddRenderObservation(RenderWrapper):
         is_dict = isinstance(self.env.single_observation_space, gymnasium.spaces.Dict)
         parts = dict(observation.items()) if is_dict else {self.obs_key: observation}
         return td.set("observation", TensorDict({self.render_key: pixels, **parts}, batch_size=td.batch_size))
-
-
-class HumanRendering(RenderWrapper):
-    """Shows the env in a window while it runs, at the env's own frame rate.
-
-    It needs pygame: `pip install "torchwrap[render]"`.
-
-    Args:
-        env: the env to wrap, made with `render_mode="rgb_array"`.
-        screen_size: (width, height) of the window, in pixels. None takes the size of the frame.
-        envs: indices of the envs to show, as tiles of one picture.
-    """
-
-    is_passive = True
-
-    def __init__(self, env: Env, screen_size: tuple[int, int] | None = None, *, envs: Sequence[int] = (0,)) -> None:
-        super().__init__(env)
-        self.envs = self._check_envs(envs)
-        if screen_size is not None and len(validation.sizes("HumanRendering", "screen_size", screen_size, at_least=1)) != 2:
-            raise ValueError(f"HumanRendering needs screen_size as (width, height), but got {screen_size!r}.")
-        import pygame  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
-
-        self.screen_size, self.render_mode = screen_size, "human"
-        self._screen: Any = None
-
-    def _render(self, td: TensorDict) -> TensorDict:
-        import pygame
-
-        surface = pygame.surfarray.make_surface(np.swapaxes(self._picture(self.envs), 0, 1))
-        if self._screen is None:
-            pygame.display.init()
-            self._screen = pygame.display.set_mode(self.screen_size or surface.get_size())
-            self._clock = pygame.time.Clock()
-        self._screen.blit(pygame.transform.smoothscale(surface, self._screen.get_size()), (0, 0))
-        pygame.event.pump()
-        pygame.display.flip()
-        self._clock.tick(self._env_fps)  # waits, so as not to exceed the frame rate
-        return td
-
-    def close(self) -> None:
-        if self._screen is not None:
-            import pygame
-
-            pygame.display.quit()
-            self._screen = None
-        super().close()
 
 
 class RecordVideo(RenderWrapper):
