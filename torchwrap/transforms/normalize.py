@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer
+from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
 from torchwrap._core.rows import RowMask, materialize, no_zero
 from torchwrap.spaces import Path, Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
@@ -113,12 +113,11 @@ class RunningMeanStd(BatchedModule):
         """Returns 1 / sqrt(var + epsilon), float32, of `shape`."""
         return (self.var + epsilon).rsqrt().float()
 
-    def frozen(self, epsilon: float) -> FrozenMeanStd:
-        """What `normalize` computes from now on, without the sums."""
+    def frozen(self, epsilon: float) -> Tensor:
+        """The constants of `normalize`, in the dtype of the reference: reference, mean - reference, and scale."""
         self._warn_untrained("A deployed policy")
         mean, var = self._moments()
-        scale = (var + epsilon).rsqrt()
-        return FrozenMeanStd(self.reference.clone(), mean.to(self.reference.dtype), scale.to(self.reference.dtype))
+        return torch.stack([self.reference, *(each.to(self.reference.dtype) for each in (mean, (var + epsilon).rsqrt()))])
 
     def sums(self) -> Tensor:
         """All that is added up: totals, squares and counts, float64, `(3, size)`."""
@@ -136,12 +135,8 @@ class RunningMeanStd(BatchedModule):
         """Goes on from statistics of another library, as if it had counted `count` values of this mean and variance.
 
         Args:
-            mean, var: tensors, arrays or numbers of `shape`; numbers fit `(1,)` too. `var` is the population variance.
+            mean, var: tensors or arrays of `shape`, or a number for all components. `var` is the population variance.
             count: one number, or one per component, rounded to an integer of at least 1.
-
-        Raises:
-            TypeError: if one of them is no number.
-            ValueError: for another shape, a value that is not finite, a negative variance, or a count below 1.
 
         >>> statistics = RunningMeanStd((2,))
         >>> statistics.set_moments([1.0, 2.0], [4.0, 9.0], count=100)
@@ -155,7 +150,7 @@ class RunningMeanStd(BatchedModule):
                 given = torch.as_tensor(value, dtype=torch.float64, device=self.count.device)
             except (RuntimeError, TypeError, ValueError):
                 raise TypeError(f"{needed} as numbers, but got {validation.shown(value)}.") from None
-            if given.shape != shape and (given.dim() or (name != "count" and shape != (1,))):
+            if given.dim() and given.shape != shape:
                 raise ValueError(f"{needed}, but got {tuple(given.shape)}.")
             given = given.round() if name == "count" else given
             limit = torch.finfo(self.reference.dtype if name == "mean" else given.dtype).max
@@ -185,21 +180,6 @@ class RunningMeanStd(BatchedModule):
         mean = self.total / number
         var = (self.squares / number - mean.square()).relu()  # a reference of 0 may leave less than nothing
         return mean, var + (self.count == 0)
-
-
-class FrozenMeanStd(BatchedModule):
-    """Statistics that are constants, in the dtype of the reference: a float32 observation needs no float64."""
-
-    reference, mean, scale = ConstantBuffer(), ConstantBuffer(), ConstantBuffer()
-
-    def __init__(self, reference: Tensor, mean: Tensor, scale: Tensor) -> None:
-        super().__init__()
-        for name, value in (("reference", reference), ("mean", mean), ("scale", scale)):
-            self.register_buffer(name, value)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        # Rounded as `RunningMeanStd.normalize` rounds. The mean is much smaller than the reference, so they are not added up.
-        return (rows - self.reference).sub_(self.mean).mul_(self.scale).float()
 
 
 class NormalizeObservation(ObservationTransform):
@@ -256,13 +236,21 @@ class NormalizeObservation(ObservationTransform):
 
 
 class _FrozenNormalization(ObservationTransform):
-    def __init__(self, frozen_of: dict[Path, FrozenMeanStd]) -> None:
+    """Normalization by constants in the dtype of the reference: a float32 observation needs no float64."""
+
+    def __init__(self, constants_of: dict[Path, Tensor]) -> None:
         super().__init__()
-        self.frozen_of = frozen_of
-        self.statistics = nn.ModuleList(frozen_of.values())
+        self.name_of = {path: f"constants_{number}" for number, path in enumerate(constants_of)}
+        for path, name in self.name_of.items():
+            self.register_buffer(name, constants_of[path])
 
     def observation(self, observation: Value) -> Value:
-        return spaces.apply(lambda path, leaf: self.frozen_of[path](leaf), observation)
+        return spaces.apply(self._normalize, observation)
+
+    def _normalize(self, path: Path, rows: Tensor) -> Tensor:
+        # Rounded as `RunningMeanStd.normalize` rounds. The mean is much smaller than the reference, so they are not added up.
+        reference, mean, scale = self.get_buffer(self.name_of[path]).unbind()
+        return (rows - reference).sub_(mean).mul_(scale).float()
 
 
 def _statistics(leaf: gymnasium.Space[Any], device: torch.device, path: Path) -> RunningMeanStd:
