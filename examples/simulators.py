@@ -1,4 +1,5 @@
-"""Envs of eight simulators as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton, PufferLib, TorchRL, mujoco-torch.
+"""Envs of nine simulators as torchwrap envs: mjlab, Isaac Lab, ManiSkill, Genesis, Newton, PufferLib, TorchRL, gymnax and
+mujoco-torch.
 
 python examples/simulators.py     trains mjlab's Unitree Go1 on flat ground with rsl_rl's PPO: pip install -e ".[mjlab]"
 
@@ -230,6 +231,31 @@ def from_torchrl(env: Any, observation_space: Space[Any], action_space: Space[An
 
     around = dict(seed=env.set_seed, close=lambda: env.close(raise_if_closed=False), device=env.device or "cpu")
     return from_functions(reset, step, env.batch_size[0], observation_space, action_space, **around, **kwargs)
+
+
+def from_gymnax(env: Any, num_envs: int, params: Any = None, **kwargs: Any) -> tw.Env:
+    """gymnax 1.0, run: an env as `gymnax.make(name)[0]`, without wrappers. `params.max_steps_in_episode` truncates."""
+    import jax
+    from gymnax.environments.spaces import gymnax_space_to_gym_space
+
+    from torchwrap.interop.jax import from_jax
+
+    params = env.default_params if params is None else params
+
+    def reset(key: Any) -> tuple[Any, Any]:
+        reset_key, step_key = jax.random.split(key)
+        observation, state = env.reset_env(reset_key, params)
+        return (state, step_key), observation
+
+    def step(state_and_key: Any, action: Any) -> tuple[Any, ...]:
+        state, key = state_and_key
+        # The key of an episode stays: an env that draws nothing then computes no random numbers.
+        step_key = jax.random.fold_in(key, state.time)
+        observation, state, reward, terminated, info = env.step_env(step_key, state, action, params)
+        return (state, key), observation, reward, terminated, env.is_truncated(state, params), info
+
+    spaces = [gymnax_space_to_gym_space(space) for space in (env.observation_space(params), env.action_space(params))]
+    return from_jax(reset, step, num_envs, *spaces, max_episode_steps=int(params.max_steps_in_episode), **kwargs)
 
 
 def from_mujoco_torch(

@@ -114,7 +114,7 @@ def arrows(sources):
 
 LIBRARIES = {
     **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
-    **{"torchwrap.interop.jax": {"jax", "brax", "gymnax"}, "torchwrap.interop._jax_functions": {"jax"}},
+    **{"torchwrap.interop.jax": {"jax", "brax"}, "torchwrap.interop._jax_functions": {"jax"}},
     **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
     **{"torchwrap.interop._engines": {"envpool"}},
     "torchwrap.wrappers.render": {"imageio"},

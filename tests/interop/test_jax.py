@@ -1,7 +1,6 @@
 """JAX simulators: their functions under torchwrap's auto-reset, against the same functions in JAX, stepped by hand."""
 
 import functools
-import importlib
 import warnings
 
 import numpy as np
@@ -19,13 +18,14 @@ from helpers import (
     assert_same,
     assert_transforms_compile,
     assert_transition_and_masked_reset_are_a_step,
+    load_example,
     play,
 )
 from single_envs import NESTED, NESTED_ACTIONS, assert_elapsed_steps_move_the_limit, assert_nested_values_pass
 from tensordict import TensorDict
 
 import torchwrap as tw
-from torchwrap.interop.jax import from_brax, from_gymnax, from_jax
+from torchwrap.interop.jax import from_brax, from_jax
 from torchwrap.random import Stream, bits
 from torchwrap.testing import check_env
 
@@ -414,28 +414,8 @@ def test_gymnax_equals_its_functions_by_hand(gymnax, name, limit):
         observation, inner, reward, terminated, _ = base.step_env(jax.random.fold_in(key, inner.time), inner, action, params)
         return (inner, key), observation, reward, terminated, inner.time >= params.max_steps_in_episode, {}
 
-    env = from_gymnax(name, 20, max_episode_steps=limit)
+    env = load_example("simulators").from_gymnax(base, 20, params)
     assert env.signature.max_episode_steps == params.max_steps_in_episode
     seen = assert_equals_by_hand(env, reset, step, 40)
     ends = [seen[name].any().item() for name in ("terminated", "truncated")]
     assert ends == {"CartPole-v1": [True, True], "MountainCar-v0": [False, True], "FrozenLake-misc": [True, False]}[name]
-
-
-def test_gymnax_cartpole_agrees_with_the_native_one(gymnax):
-    env, native = from_gymnax("CartPole-v1", 8), tw.make("CartPole-v1", 8)
-    td, _ = env.reset(seed=0), native.reset(seed=0)
-    for _ in range(60):
-        for field, column in zip(native.unwrapped.fields, td["observation"].unbind(-1), strict=False):
-            native.unwrapped.state[field].copy_(column.view_as(native.unwrapped.state[field]))
-        action = env.sample_action()
-        expected = native.transition(action.clone())[0]["next"]
-        transition, td = env.step(td.set("action", action))
-        torch.testing.assert_close(transition["next", "observation"], expected["observation"], rtol=1e-5, atol=1e-6)
-        assert (transition["next", "terminated"] == expected["terminated"]).all()
-        native.reset(mask=transition["next", "done"].squeeze(-1))
-    assert (env.elapsed_steps < 60).all()
-
-
-def test_wrapped_gymnax_env_is_refused(gymnax):
-    with pytest.raises(TypeError, match="needs an env of gymnax without wrappers, or its name, but got LogWrapper"):
-        from_gymnax(importlib.import_module("gymnax.wrappers").LogWrapper(gymnax.make("CartPole-v1")[0]), 2)

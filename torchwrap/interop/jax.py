@@ -1,4 +1,4 @@
-"""JAX simulators as torchwrap envs: `from_jax` for pure functions, `from_brax` and `from_gymnax`."""
+"""JAX simulators as torchwrap envs: `from_jax` for pure functions, and `from_brax`."""
 
 from __future__ import annotations
 
@@ -143,58 +143,6 @@ def from_brax(
     return _make("from_brax", jax.vmap(reset), jax.vmap(step), *described, name=name)
 
 
-def from_gymnax(
-    env: Any,
-    num_envs: int,
-    *,
-    params: Any = None,
-    max_episode_steps: int | None = None,
-    info_keys: Sequence[str] = (),
-    device: torch.device | str = "cpu",
-    first_index: int = 0,
-) -> JaxEnv:
-    """Makes a torchwrap env of an env of gymnax 1.0.
-
-    Args:
-        env: a name, as for `gymnax.make`, or the env itself, without wrappers.
-        num_envs, info_keys, device, first_index: as for `from_jax`.
-        params: of the env. None takes its default.
-        max_episode_steps: replaces `params.max_steps_in_episode`, if not None.
-
-    >>> from_gymnax("CartPole-v1", num_envs=2)  # doctest: +SKIP
-    <CartPole-v1(num_envs=2, device=cpu)>
-    """
-    import gymnax
-    from gymnax.environments import environment
-    from gymnax.environments.spaces import gymnax_space_to_gym_space
-
-    if isinstance(env, str):
-        env = gymnax.make(env)[0]
-    if not isinstance(env, environment.Environment):
-        needed = "an env of gymnax without wrappers, or its name"
-        raise TypeError(f"from_gymnax needs {needed}, but got {type(env).__name__}. Use torchwrap's transforms instead.")
-    if params is None:
-        params = env.default_params
-    if max_episode_steps is not None:
-        params = params.replace(max_steps_in_episode=max_episode_steps)
-
-    def reset(key: jax.Array) -> tuple[Any, Any]:
-        reset_key, step_key = jax.random.split(key)
-        observation, state = env.reset_env(reset_key, params)
-        return (state, step_key), observation
-
-    def step(state_and_key: Any, action: Any) -> tuple[Any, ...]:
-        state, key = state_and_key
-        # The key of an episode stays: an env that draws nothing then computes no random numbers.
-        step_key = jax.random.fold_in(key, state.time)
-        observation, state, reward, terminated, info = env.step_env(step_key, state, action, params)
-        return (state, key), observation, reward, terminated, env.is_truncated(state, params), info
-
-    both = [gymnax_space_to_gym_space(space) for space in (env.observation_space(params), env.action_space(params))]
-    described = num_envs, *both, int(params.max_steps_in_episode), first_index, device, info_keys
-    return _make("from_gymnax", jax.vmap(reset), jax.vmap(step), *described, name=env.name)
-
-
 def _make(owner: str, reset: Callable[..., Any], step: Callable[..., Any], *described: Any, name: str = "JaxEnv") -> JaxEnv:
     device, info_keys = described[-2:]
     device = validation.device(owner, device)
@@ -207,7 +155,7 @@ def _make(owner: str, reset: Callable[..., Any], step: Callable[..., Any], *desc
 
 
 class JaxEnv(_checks.SimulatorEnv):
-    """A JAX simulator as a torchwrap env; made by `from_jax`, `from_brax` and `from_gymnax`. It has no snapshots."""
+    """A JAX simulator as a torchwrap env; made by `from_jax` and `from_brax`. It has no snapshots."""
 
     can_snapshot = False
 
