@@ -7,6 +7,7 @@ pytest.importorskip("stable_baselines3")
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.experimental.functional import FuncEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from stable_baselines3 import PPO, SAC, HerReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
@@ -317,24 +318,104 @@ def test_infos_are_scalars_that_monitor_writes_as_those_of_sb3s_envs(tmp_path):
     assert written[0] == written[1] and {*written[0][0]} == {0.0, 1.0} and not any(map(np.ndim, written[0][0]))
 
 
-class Reach(ScriptedEnv):
-    def compute_reward(self, achieved_goal, desired_goal, infos):
-        return -torch.as_tensor(achieved_goal - desired_goal).norm(dim=-1)
+GOALS = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), Box(-9, 9, (2,), np.float32))
 
 
-def test_her_computes_rewards_of_new_goals_that_no_transform_changes():
-    goals = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), Box(-np.inf, np.inf, (1,), np.float32))
+class Reach(gymnasium.Env):
+    """A point moves to a goal, written as Gymnasium's goal envs are: `compute_reward` takes batches."""
 
-    def sample(transform):
-        venv = to_sb3(tw.TransformedEnv(Reach(2, observation_space=Dict(goals), episode_lengths=3), transform))
-        her = {"replay_buffer_class": HerReplayBuffer, "learning_starts": 10**6, "buffer_size": 100, "device": "cpu"}
-        return SAC("MultiInputPolicy", venv, **her).learn(24).replay_buffer.sample(64)
+    observation_space, action_space = Dict(GOALS), Box(-1, 1, (2,))
 
-    data = sample(T.TimeLimit(9))
-    expected = -(data.next_observations["achieved_goal"] - data.observations["desired_goal"]).abs()
-    assert (data.rewards[-51:] == expected[-51:]).all() and len(expected[-51:].unique()) > 2  # 4 of 5 goals are new
-    with pytest.raises(ValueError, match=r"goals that no transform changes.*\['achieved_goal', 'desired_goal'\].*VecNor"):
-        sample(T.NormalizeObservation())
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position, self.goal = self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32)
+        return self.observation(), {}
+
+    def observation(self):
+        return {"observation": self.position.copy(), "achieved_goal": self.position.copy(), "desired_goal": self.goal.copy()}
+
+    def step(self, action):
+        self.position = np.clip(self.position + np.float32(0.2) * action, -9, 9).astype(np.float32)
+        reward = float(self.compute_reward(self.position, self.goal, {}))
+        return self.observation(), reward, False, False, {}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return np.float32(np.linalg.norm(achieved_goal - desired_goal, axis=-1) < 0.2) - 1
+
+
+class NativeReach(FuncEnv):
+    """The same as functions of a single env, with a norm over all of a goal's numbers."""
+
+    observation_space, action_space = Dict(GOALS), Box(-1, 1, (2,))
+
+    def initial(self, rng, params=None):
+        position, goal = tw.random.uniform(rng, -1, 1, (2, 2))
+        return {"position": position, "goal": goal}
+
+    def transition(self, state, action, rng, params=None):
+        return {**state, "position": (state["position"] + 0.2 * action).clamp(-9, 9)}
+
+    def observation(self, state, rng, params=None):
+        return {"observation": state["position"], "achieved_goal": state["position"], "desired_goal": state["goal"]}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return (torch.linalg.vector_norm(achieved_goal - desired_goal) < 0.2).float() - 1
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return self.compute_reward(next_state["position"], state["goal"], {})
+
+    def terminal(self, state, rng, params=None):
+        return torch.zeros((), dtype=torch.bool)
+
+
+class BatchedReach(NativeReach):
+    broadcasts = True
+
+    def initial(self, rng, params=None):
+        position, goal = tw.random.uniform(rng, -1, 1, (2, 2)).unbind(-2)
+        return {"position": position, "goal": goal}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return (torch.linalg.vector_norm(achieved_goal - desired_goal, dim=-1) < 0.2).float() - 1
+
+    def terminal(self, state, rng, params=None):
+        return state["goal"][..., 0] > 99
+
+
+HER = {"replay_buffer_class": HerReplayBuffer, "learning_starts": 60, "buffer_size": 600, "batch_size": 32, "device": "cpu"}
+
+
+def test_her_gives_new_goals_the_rewards_that_the_env_would(registry):
+    gymnasium.register("test/Reach-v0", Reach, max_episode_steps=9)
+    makers = [lambda: gymnasium.make("test/Reach-v0")] * 2
+    for env in (
+        tw.make("test/Reach-v0", 2, vectorization_mode="async"),
+        tw.from_gymnasium(gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=DISABLED)),
+        tw.FunctionalEnv(NativeReach(), 2, max_episode_steps=9),
+        tw.FunctionalEnv(BatchedReach(), 2, max_episode_steps=9),
+    ):
+        learning = T.ObservationKeys({"observation": [T.NormalizeObservation()]})  # a VecNormalize to SB3
+        venv = to_sb3(tw.TransformedEnv(env, T.RecordEpisodeStatistics(), learning))
+        model = SAC("MultiInputPolicy", venv, policy_kwargs={"net_arch": [8]}, seed=0, **HER).learn(80)
+        data = model.replay_buffer.sample(500)
+        achieved = data.next_observations["achieved_goal"]
+        near = (achieved - data.observations["desired_goal"]).norm(dim=1, keepdim=True) < 0.2
+        assert (data.rewards == near.float() - 1).all() and 0.1 < near.float().mean() < 0.9  # 4 of 5 goals are new
+        assert not data.dones.any() and len(data.observations["desired_goal"].unique(dim=0)) > 20
+        assert (model.replay_buffer.next_observations["achieved_goal"][:30] != 0).all()
+        venv.close()
+
+
+def test_her_refuses_goals_and_rewards_that_transforms_change():
+    for transform, changed in (
+        (T.NormalizeObservation(), r"\['achieved_goal', 'desired_goal'\]"),
+        (T.NormalizeReward(), r"\['reward'\]"),
+        (T.ClipReward(-1, 1), r"\['reward'\]"),
+    ):
+        env = tw.TransformedEnv(tw.FunctionalEnv(NativeReach(), 2, max_episode_steps=9), transform)
+        model = SAC("MultiInputPolicy", to_sb3(env), **{**HER, "learning_starts": 1000}).learn(20)
+        with pytest.raises(ValueError, match=rf"goals and rewards that no transform changes.*{changed} changed.*VecNormalize"):
+            model.replay_buffer.sample(5)
 
 
 # Algorithms.

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchwrap import spaces
 from torchwrap.env import Env
 from torchwrap.interop import _checks
-from torchwrap.transforms import RecordEpisodeStatistics
+from torchwrap.transforms import NormalizeReward, RecordEpisodeStatistics, RewardTransform
 
 
 def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
@@ -38,6 +38,9 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     it; `EvalCallback` and `sync_envs_normalization` copy it to an eval env with the same wrappers; `venv.training = False` is
     `env.eval()`. As under any `VecNormalize`, off-policy algorithms store observations and rewards as they are here: put
     torchwrap's transforms on `env` instead of a `VecEnvWrapper` that changes them. `model.save` saves the policy alone.
+
+    `HerReplayBuffer` calls `compute_reward(achieved_goal, desired_goal, info)`: of a Gymnasium env with batches in NumPy, and
+    of the functions of a `FunctionalEnv` for a single env, with tensors. No transform may change goals or rewards.
 
     `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means `env.reset(seed)`. `get_attr`,
     `set_attr` and `env_method` reach what `env.get_wrapper_attr` does, the envs of a simulator too; what belongs to the whole
@@ -121,9 +124,17 @@ class SB3VecEnv(VecEnv):
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         if method_name == "compute_reward":  # of HER, with goals from the observations that it has stored
             inner, outer = (spaces.children(each.single_observation_space) or {} for each in (self.env.unwrapped, self.env))
-            if changed := [key for key in inner if key.endswith("_goal") and outer.get(key) is not inner[key]]:
-                remedy = "leave it to VecNormalize, around to_sb3(env)"
-                raise ValueError(f"to_sb3 needs goals that no transform changes for HER, but got {changed} changed: {remedy}.")
+            changed = [key for key in inner if key.endswith("_goal") and outer.get(key) is not inner[key]]
+            changed += ["reward" for part in self.env.modules() if isinstance(part, RewardTransform | NormalizeReward)]
+            if changed:
+                needed = f"to_sb3 needs goals and rewards that no transform changes for HER, but got {changed} changed"
+                raise ValueError(f"{needed}: leave it to VecNormalize, around to_sb3(env).")
+            func_env: Any = getattr(self.env.unwrapped, "func_env", None)
+            if hasattr(func_env, method_name):  # like the other functions, that of a single env; infos of live envs are empty
+                goals = [torch.as_tensor(goal, device=self.env.device) for goal in args[:2]]
+                compute, broadcasts = func_env.compute_reward, getattr(func_env, "broadcasts", False)
+                rewards = (compute if broadcasts else torch.vmap(compute, in_dims=(0, 0, None)))(*goals, {})
+                return self._repeat(_arrays(rewards), indices)
         result = self.env.get_wrapper_attr(method_name)(*args, **kwargs)
         return self._repeat(_arrays(result) if isinstance(result, Tensor) else result, indices)
 
