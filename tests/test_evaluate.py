@@ -33,7 +33,7 @@ def test_evaluate_weighs_every_env_equally():
     # Env 0 has episodes of 1 step (return 1), env 1 of 4 (return 10). Taken as they end, most of the six would be of env 0.
     class Scripted(ScriptedEnv):
         def _step(self, action):
-            self.turn.copy_(self.index)
+            self.episode.zero_()
             return super()._step(action)
 
     result = tw.evaluate(Scripted(2, episode_lengths=(1, 4)), None, 5)  # rounded up to a multiple of the number of envs
