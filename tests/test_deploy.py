@@ -386,6 +386,20 @@ def test_what_no_action_depends_on_is_neither_an_input_nor_in_the_file(tmp_path)
     assert in_file == [True, False, False]
 
 
+def relay(td):  # the observation reaches the action two steps later
+    for name, value in (("a", td["observation", "own"]), ("b", td["a"]), ("unread", td["b"])):
+        td["next", name] = value.clone()
+    return td.set("action", td["b"][:, :2])
+
+
+def test_what_reaches_an_action_through_other_states_only_is_an_input():
+    space = spaces.Dict(own=spaces.Box(-9, 9, (3,)), unread=spaces.Box(-9, 9, (5,)))
+    make_env = functools.partial(ScriptedEnv, observation_space=space, action_space=box(-9, 9))
+    env = stack(make_env, T.PolicyState({"a": (3,), "b": (3,), "unread": (3,)}))
+    raw, state = tw.deploy(env, relay).example_inputs()
+    assert list(raw) == ["own"] and list(state) == ["a", "b", "is_first"]
+
+
 class Reads(T.Transform):
     def step(self, td):
         return td.set("observation", td["observation"] + td["reward"])

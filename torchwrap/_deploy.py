@@ -273,7 +273,7 @@ class DeployedPolicy(nn.Module):
         inputs = _plain(self._space, spaces.sample(self._space, Stream(2, seed=0, device=device))), *self.example_inputs()[1:]
         before = {name: value.clone() for name, value in self.state_dict().items()}
         td = tensordict({"observation": spaces.zeros(space, number, device), **policy_state.initial(env.signature)}, number)
-        with no_foreign_draws("deploy", "nothing, which takes the mode instead of a sample", device):
+        with no_foreign_draws("deploy", "nothing (take the mode instead of a sample)", device):
             policy_state.read("deploy", env.signature, self._call({}, act, env, self.policy, td))
             first, second = self(*inputs), self(*inputs)
         written = [name for name, value in self.state_dict().items() if not torch.equal(value, before[name])]
@@ -310,11 +310,12 @@ class DeployedPolicy(nn.Module):
         self._inputs = [name for name, row in state.items() if row in needed]
         for module, key, name, weight in list(_tensors(self)):
             if weight not in needed and weight.numel() and name not in self._rows.values():
-                setattr(module, key, None)
-                if weight in used or not isinstance(weight, nn.Parameter):  # any number of the same sign and range would do
-                    delattr(module, key)
-                    constant = torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False)
-                    module.register_buffer(key, constant, persistent=False)
+                is_read = weight in used or not isinstance(
+                    weight, nn.Parameter
+                )  # then one of the same sign and range would do
+                constant = torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False) if is_read else None
+                delattr(module, key)
+                module.register_buffer(key, constant, persistent=False)
 
 
 class _Root(nn.ModuleDict):
