@@ -49,7 +49,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     backends = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
     device = own if own.type in backends else torch.device(backends[0])  # NCCL reduces nothing on the CPU
     shapes = {name: tuple(part.total.shape) for name, part in found.items()}
-    shared = [torch.cat([part.synced, part.reference.view(1, -1) * (part.synced[2:] > 0)]) for part in found.values()]
+    shared = [torch.cat([m.synced, torch.where(m.synced[2:] > 0, m.reference.view(1, -1), 0)]) for m in found.values()]
     content = b"".join([part.cpu().numpy().tobytes() for part in shared])
     code = zlib.crc32(f"{shapes} {device.type}".encode() + content)
     # Reducing tensors of different sizes or device types would end a process. These two integers are reduced first, because
