@@ -54,9 +54,9 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     function, the weights of the modules that it names or closes over, which it computes with. Observations, state and weights
     that no action depends on, such as those of a critic, are neither inputs nor in the file.
 
-    Where something lasts from step to step (frames, delays, clocks, what `PolicyState` declares), the module takes a `state`
-    and returns the next one: a dict of tensors `(batch, ...)`. Its entry `is_first`, bool `(batch, 1)`, is set in
-    `initial_state(batch)`; set rows of it to start episodes in them. Rows of a batch do not affect each other.
+    The result is called as `module(observation) -> action`; where something lasts from step to step (frames, delays, clocks,
+    what `PolicyState` declares), as `module(observation, state) -> (action, state)`, with a dict of tensors `(batch, ...)`.
+    Its entry `is_first`, bool `(batch, 1)`, is set in `initial_state(batch)`; set rows of it to start episodes in them.
 
     PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports need torch
     2.11, as `tw.compile` does:
@@ -71,9 +71,6 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
         policy: as for `evaluate`. It has to be deterministic: `argmax(-1)` of logits, or the mean, instead of a sample.
         without: names or classes of transforms and wrappers to leave out, such as noise, `StickyAction` and `RepeatAction`.
             The deployed module does not need them, or the caller takes over their work.
-
-    Returns:
-        The module: `module(observation) -> action`, or `module(observation, state) -> (action, state)`.
 
     Raises:
         TypeError, ValueError: for a policy that draws random numbers or keeps state of its own, a function that uses a tensor

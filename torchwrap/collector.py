@@ -48,9 +48,6 @@ class Collector:
 
     Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, each step in one piece.
 
-    Raises:
-        TypeError, ValueError: for arguments of the wrong kind, and in the first call for keys that no transition has.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> collect = Collector(ScriptedEnv(2, episode_lengths=3), None, num_steps=4, keys=[("next", "reward")])
     >>> data, td = collect()
@@ -86,9 +83,6 @@ class Collector:
         Returns:
             data: the transitions.
             td: the root of the next step.
-
-        Raises:
-            TypeError, ValueError: for another root, such as an earlier one, before anything has changed.
         """
         env = self.env
         td = env.reset() if td is None else td
@@ -158,9 +152,6 @@ class Collector:
         if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
             needed = f"the root that the last reset, step or collection of {env._name()} returned"
             raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}.")
-
-    def __repr__(self) -> str:
-        return f"Collector({self.env!r}, num_steps={self.num_steps})"
 
 
 def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:

@@ -56,6 +56,8 @@ class Env(BatchedModule):
     running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden. What they return is checked the
     first time, layer by layer, and a global random generator that they draw from is an error. They get a copy of the action.
 
+    Bad input raises a ValueError, TypeError or RuntimeError before anything has changed.
+
     If an exception, such as Ctrl-C, leaves a call before it returns, the state may belong to two different steps. The next
     call then raises, and asks for `reset()` or `restore()`.
 
@@ -167,9 +169,6 @@ class Env(BatchedModule):
 
         Returns:
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
-
-        Raises:
-            ValueError, TypeError, RuntimeError: for bad input, before anything has changed.
         """
         root = self._root
         if mask is not None:
@@ -221,9 +220,6 @@ class Env(BatchedModule):
             transition: that TensorDict with `next` written into it: the true successor.
             td: the root of the next step.
 
-        Raises:
-            ValueError, TypeError, RuntimeError: for bad input, before anything has changed.
-
         >>> from torchwrap.testing import ScriptedEnv
         >>> env = ScriptedEnv(2)
         >>> _ = env.reset()
@@ -240,7 +236,7 @@ class Env(BatchedModule):
         The second result holds the observation of `transition["next"]` in every row. Reset the finished rows before the next
         step: `td = env.reset(mask=transition["next", "done"].squeeze(-1))`. Both together are a `step`.
 
-        Args, Returns, Raises: as for `step`.
+        Args, Returns: as for `step`.
 
         >>> from torchwrap.testing import ScriptedEnv
         >>> env = ScriptedEnv(1, (1,), episode_lengths=1)
@@ -316,8 +312,7 @@ class Env(BatchedModule):
 
         The root's observation is saved as you left it.
 
-        Raises:
-            RuntimeError: before the first reset, and if a simulator outside of PyTorch holds state.
+        A RuntimeError says that a simulator outside of PyTorch holds state.
         """
         root = self._check_ready("snapshot()")
         self._check_can_snapshot()
@@ -336,9 +331,6 @@ class Env(BatchedModule):
 
         Returns:
             The root of the next step.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: if it is no snapshot of an env like this one, before anything has changed.
         """
         self._check_can_snapshot()
         state = policy_state.initial(self.signature)
@@ -368,11 +360,7 @@ class Env(BatchedModule):
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
 
         Assigning it moves the clocks of every layer, those of native limits and `TimeLimit` included, so that episodes can be
-        truncated at different times from the start. Statistics and frames are not touched.
-
-        Raises:
-            RuntimeError: if no layer has a clock, as over a simulator that counts the steps itself.
-            ValueError: for another shape or dtype, or a negative number.
+        truncated at different times from the start. A RuntimeError says that no layer has a clock: a simulator counts steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
         >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)

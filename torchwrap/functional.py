@@ -47,7 +47,7 @@ _CAUSES = {
 class FunctionalEnv(Env):
     """`num_envs` copies of an env that is written as pure functions: Gymnasium's `FuncEnv`, in torch.
 
-    Write each function for a single env; `torch.vmap` batches it.
+    Write each function for a single env; `torch.vmap` batches it. Each is called at construction, where errors name it.
 
     | function | returns, for a single env |
     |---|---|
@@ -81,10 +81,6 @@ class FunctionalEnv(Env):
         render_mode: "rgb_array" if the functions have `render_init()` and `render_image(state, render_state)`, which returns
             `(render_state, frame)`; `render_close(render_state)` is optional. None disables rendering.
         spec: Gymnasium's `EnvSpec`, if there is one.
-
-    Raises:
-        TypeError, ValueError: if an argument is invalid, or if a function cannot be batched or returns a value that does not
-            fit. Each function is called at construction, and the message names it.
 
     >>> from torchwrap.envs.cartpole import CartPole
     >>> env = FunctionalEnv(CartPole(), num_envs=3, max_episode_steps=500)

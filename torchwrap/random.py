@@ -181,10 +181,6 @@ def bits(key: Key, count: int) -> Tensor:
     """Random 32-bit words: int64 in [0, 2**32), shape `(*key_shape, count)`.
 
     The number of words per env is at most 2**26. The first words do not depend on it.
-
-    >>> from torchwrap.random import Stream
-    >>> bits(Stream(2, seed=0).key(), 5).shape
-    torch.Size([2, 5])
     """
     low, high, env, episode, draw = (word.unsqueeze(-1) for word in key[:5])
     first = key.tag << _BLOCK_BITS

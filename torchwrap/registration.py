@@ -125,9 +125,6 @@ def make(
         params: for ids of `register`: what differs between envs, as for `FunctionalEnv`.
         kwargs: passed to the env's constructor. EnvPool's takes a `seed`, as `reset` does before the first step only.
 
-    Returns:
-        The env, wrapped as the spec says.
-
     >>> make("CartPole-v1", num_envs=4)
     <CartPole-v1(num_envs=4, device=cpu)>
     >>> make(make("CartPole-v1", num_envs=4).spec, num_envs=2)

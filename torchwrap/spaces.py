@@ -36,11 +36,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {np.dtype(name).str: getattr(torch, name)
 
 
 def children(space: Space[Any]) -> dict[str, Space[Any]] | None:
-    """The subspaces of a `Dict` or `Tuple` space by key. None for any other space.
-
-    >>> children(spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
-    {'0': Discrete(2), '1': Discrete(3)}
-    """
+    """The subspaces of a `Dict` by key, or of a `Tuple` by "0", "1", and so on. None for any other space."""
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     if isinstance(space, spaces.Tuple):
@@ -146,11 +142,7 @@ def tensor(array: Any, device: torch.device | str) -> Tensor:
 
 
 def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu") -> Value:
-    """Copies a batched value of Gymnasium's (an array, or a dict or tuple of them) to tensors on `device`.
-
-    >>> from_numpy(spaces.Tuple([spaces.Discrete(2)]), (np.array([0, 1]),))["0"]
-    tensor([0, 1])
-    """
+    """Copies a batched value of Gymnasium's (an array, or a dict or tuple of them) to tensors on `device`."""
     if (subspaces := children(space)) is None:
         return tensor(np.array(value, space.dtype, order="C"), device)
     values = {str(index): part for index, part in enumerate(value)} if isinstance(value, tuple) else value

@@ -47,20 +47,15 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
     `torch.compile(fullgraph=True)` of your own function that steps an env works as well, without this function.
 
     Args:
-        target: an env or a collector. It is compiled in place.
+        target: an env or a collector. It is compiled in place, and returned.
         backend: as for `torch.compile`; "eager" runs the operators of the graph one by one.
         unroll: steps of a collector per graph. For a few dozen envs, several take less time per step, because a call of a
             graph takes as long as its computation. Compilation takes that many times longer.
         options: for Inductor.
 
-    Returns:
-        `target`.
-
     Raises:
-        TypeError: for what is no env or collector.
         ValueError: if code reads values on the host, uses a tensor that no module holds, replaces a tensor, changes a Python
-            value, or draws from a foreign generator (the message names it); for what is compiled already; and for a simulator
-            on the host without transforms or in a collector.
+            value, or draws from a foreign generator (the message names it); and for a simulator on the host in a collector.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = compile(ScriptedEnv(2), backend="eager")

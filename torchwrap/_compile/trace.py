@@ -45,17 +45,10 @@ class Trace(NamedTuple):
 @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
 @torch.no_grad()
 def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
-    """Traces a function with fake tensors in place of those of the modules and of the arguments.
+    """Traces a function with fake tensors in place of those of the modules, which `inputs` has, and of the arguments.
 
-    Args:
-        function: the function. Its arguments are Tensors, TensorDicts, and tuples and dicts of them.
-        inputs: the modules whose tensors it reads and writes.
-        values: arguments like those of later calls.
-
-    Raises:
-        ValueError: if the function reads values on the host, uses a tensor that belongs to none of the modules, replaces a
-            tensor, changes a Python value, or draws from a foreign generator. The message names the env, the transform or the
-            policy.
+    A ValueError says what a graph cannot follow, and names the env, the transform or the policy. The arguments are Tensors,
+    TensorDicts, and tuples and dicts of them; `values` are some like those of later calls.
     """
     example = [*inputs.current()[1], *[leaf.contiguous() for leaf in rows.leaves(values)]]
     build, count, results = rows.builder(values), inputs.num_tensors, list[Nested]()
@@ -88,13 +81,8 @@ def dependencies(
 ) -> tuple[set[Tensor], set[Tensor]] | None:
     """The tensors that a function uses, arguments and others, and those of them that its results depend on.
 
-    None if the function cannot be traced, such as where it reads values on the host.
-
-    Args:
-        function: from tensors to results. The last ones are a state and the next state, which matters where a result depends
-            on that state.
-        values: arguments like those of later calls.
-        num_state: number of arguments, and of results, that are the state.
+    None if the function cannot be traced, such as where it reads values on the host. The last `num_state` arguments and
+    results are a state and the next state, which matters where a result depends on that state.
     """
     try:
         graph = make_fx(functionalize(function))(*values)

@@ -85,9 +85,8 @@ class EpisodeClock(EnvBuffer):
 class BatchedModule(nn.Module):
     """An `nn.Module` that knows which of its buffers have one row per env. Base of envs, transforms, and what they consist of.
 
-    What it was made with stays: its dtypes; and from the end of `__init__` on, constructor arguments and submodules that are
-    attributes. Later code has computed values from them, and a compiled graph keeps them as constants. A buffer, a parameter,
-    and a property with a setter can be assigned under the name of an argument.
+    What it was made with stays: its dtypes, constructor arguments and submodules, from which later code has computed values. A
+    buffer, a parameter, and a property with a setter can be assigned under the name of an argument.
 
     >>> class Clock(BatchedModule):
     ...     elapsed = EnvBuffer((1,), torch.int64)

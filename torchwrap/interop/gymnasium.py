@@ -43,7 +43,7 @@ def from_gymnasium(
     first_index: int = 0,
     worker_timeout: float | None = 60.0,
 ) -> GymnasiumEnv:
-    """Wraps a Gymnasium vector env, or one of EnvPool or ALE, as a torchwrap env.
+    """Wraps a Gymnasium vector env, or one of EnvPool or ALE, as a torchwrap env, whose `close()` closes it within seconds.
 
     The transitions are the same in all autoreset modes.
 
@@ -58,22 +58,16 @@ def from_gymnasium(
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
             list must appear by the end of the first episode; otherwise it is taken for a typo. Atari games of EnvPool and ALE
             have "game_return", the sum of the game's rewards so far, and "game_over", 1 at its end, for episodes that end with
-            a life (`episodic_life` of EnvPool, `life_loss_info` of ALE). EnvPool's sum is of unclipped rewards, ALE's
-            of those it returns. ALE has no other info of final steps. Roots have `("info", name)`, which came with their
-            observation: from the env's `reset` where an episode begins, from `step` elsewhere. Strings and other objects:
-            `env.get_wrapper_attr(name)` reads an attribute of each env.
+            a life (`episodic_life` of EnvPool, `life_loss_info` of ALE). EnvPool's sum is of unclipped rewards, ALE's of those
+            it returns. ALE has no other info of final steps. Roots have `("info", name)`, which came with their observation,
+            from `reset` or `step`. Strings and other objects: `env.get_wrapper_attr(name)` reads an attribute of each env.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
         worker_timeout: seconds for the processes of an `AsyncVectorEnv` to answer a call. None disables it. If one exits or
             does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works. After an
             exception in a step or reset of an env that `make` has made, `reset()` goes on.
 
-    Returns:
-        The env. Its `close()` closes `vector_env`, within seconds.
-
     Raises:
-        TypeError: if `vector_env` is no vector env, or `info_keys` is a string.
-        ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is no transition, and for
-            envs with different spaces.
+        ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is no transition.
 
     >>> import gymnasium
     >>> mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
@@ -242,9 +236,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         actions = spaces.to_numpy(self.single_action_space, action)
         live = None if self._live is None else self._live.numpy()
         reward, terminated, truncated, info = self._workers.call("step", self._engine.step, actions, live)
-        columns = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        for name, values in columns.items():
-            columns[name] = _checks.as_numbers(self._name(), "step", name, values, self.num_envs)
+        given = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        columns = {name: _checks.as_numbers(self._name(), "step", name, given[name], self.num_envs) for name in given}
         successor = self._to_tensors(self._engine.observation)
         has_final = np.zeros(self.num_envs, bool)
         if self.same_step:

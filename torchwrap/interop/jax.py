@@ -93,14 +93,11 @@ def from_brax(
     `AutoResetWrapper`, all of them start in the first one. Actions are in [-1, 1].
 
     Args:
-        env: a name, as for `brax.envs.get_environment`, or the env itself, without Brax's training wrappers.
+        env: a name, as for `brax.envs.get_environment`, or the env itself, without Brax's training wrappers; of MuJoCo
+            Playground with `config_overrides={"impl": "jax"}`, because Warp computes outside of JAX.
         num_envs, device, first_index: as for `from_jax`.
         max_episode_steps: truncates episodes at this length. None disables it. Brax's own default is 1000.
         info_keys: names among the numbers in `state.metrics` and `state.info`; see `from_jax`.
-
-    Raises:
-        TypeError, ValueError: as `from_jax`, and for an env in a wrapper that counts steps, resets or batches, or in Warp, as
-            MuJoCo Playground's are unless they are loaded with `config_overrides={"impl": "jax"}`.
 
     >>> env = from_brax("inverted_pendulum", num_envs=4096)  # doctest: +SKIP
     """

@@ -29,9 +29,8 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
 
     Args:
         name: replaces an earlier registration under this name.
-        make_env: called with the number of envs, and with the config's `env_config` as keyword arguments. A "seed" among them
-            is left out and seeds the first reset; the `Runner` puts its own there if the config has an `env_config`. For
-            training, and for playing with `player: {use_vecenv: True}`, there are `num_actors` envs. Other players take one.
+        make_env: called with the number of envs, and with the config's `env_config` as keyword arguments, except for the
+            "seed", which seeds the first reset. Players take one env, unless the config has `player: {use_vecenv: True}`.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> register("scripted", ScriptedEnv)

@@ -30,9 +30,6 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
     and `runner.save` and `runner.load` include `env.state_dict()`, what the transforms have learned. rsl_rl's own algorithms
     save none of it: `runner.save(path, infos=env.state_dict())`, then `env.load_state_dict(runner.load(path))`.
 
-    rsl_rl exports the policy alone, for transformed observations. `torchwrap.deploy(env, policy)` exports the transforms too,
-    with `lambda td: network(TensorDict({"policy": td["observation"]}, td.batch_size))`, of `runner.get_inference_policy()`.
-
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, which becomes the group
             "policy", or a Dict of them, which become groups of the same names, such as "actor" and "critic". rsl_rl's actions

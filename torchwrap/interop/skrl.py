@@ -66,10 +66,6 @@ def true_successors(agent: AnAgent) -> AnAgent:
 
     Args:
         agent: an skrl agent, alone in its trainer. Its `record_transition` is replaced, once.
-
-    Raises:
-        TypeError: if `agent` has no `record_transition`.
-        ValueError: from `record_transition`, if `infos` has no successors, or those of other envs than the agent's.
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):

@@ -19,9 +19,6 @@ class PassiveEnvChecker(Transform):
     For debugging: it reads all values on the host at every step, and cannot be compiled. Put it first to check the env, or
     further out to check the transforms below it. `torchwrap.testing.check_env` checks the whole contract.
 
-    Raises:
-        ValueError: from the step or reset with a wrong value. The message names the value and the env.
-
     >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2), PassiveEnvChecker())
     >>> _ = env.step(env.reset().set("action", torch.full((2, 6), torch.nan)))

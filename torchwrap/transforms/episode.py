@@ -44,9 +44,6 @@ class RecordEpisodeStatistics(Transform):
 
     Shape: the return is `(num_envs, 1)` float32, the length `(num_envs, 1)` int64.
 
-    Raises:
-        ValueError: from the first step, if the env's `info` lacks one of `metrics`.
-
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, episode_lengths=2), RecordEpisodeStatistics())
     >>> td = env.reset()

@@ -70,17 +70,13 @@ class _Parts(Transform):
 class ObservationGroups(_Parts):
     """Makes a `Dict` of named groups from one observation, such as a noisy one for the actor and a clean one for the critic.
 
-    Each group transforms a copy of what comes from below.
+    Each group transforms a copy of what comes from below. Transforms of actions, rewards and the ends of episodes belong
+    beside the groups.
 
     Args:
         groups: transforms of observations by the name of the group, innermost first. An empty group is the raw observation.
 
     Shape: `observation` becomes a nested TensorDict with one entry per group.
-
-    Raises:
-        TypeError: for what is no mapping from names to lists of transforms.
-        ValueError: for no group, and for a transform that changes actions, rewards or the ends of episodes: it belongs beside
-            the groups.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> from torchwrap import transforms as T

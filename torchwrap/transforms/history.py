@@ -105,9 +105,6 @@ class FrameStackObservation(_History):
     Shape: `(num_envs, *shape)` to `(num_envs, stack_size, *shape)`, or with `axis` to `shape` with `stack_size` times as many
     elements along it; each leaf of a `Dict` or `Tuple` by itself.
 
-    Raises:
-        ValueError: from `setup`, if `padding_type` is an observation outside the space, or a leaf has no such axis.
-
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(1,)), FrameStackObservation(3))
     >>> td = env.reset()

@@ -31,9 +31,7 @@ class RunningMeanStd(BatchedModule):
 
     The reference is the first row that was counted, so a mean that is large compared to the deviation does not cancel the sums
     of squares: with R = (mean - reference)^2 / variance, the subtraction amplifies rounding errors R times, and a row that is
-    one of n has R <= n. Even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0. A
-    component that has had no value so far takes its reference from the first row of the batch that brings one; if the value
-    of that row is not finite, the reference stays 0.
+    one of n has R <= n. Even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0.
 
     Args:
         shape: of one row; at least one dimension.

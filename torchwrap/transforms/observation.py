@@ -110,9 +110,6 @@ class ClipObservation(ObservationTransform):
 
     Shape: a Box of numbers; the new one has the same shape and dtype, and clipped bounds.
 
-    Raises:
-        ValueError: from `setup`, if the dtype of the space has no value between the bounds.
-
     >>> import torch; from tensordict import TensorDict
     >>> ClipObservation(-1, 1)(TensorDict({"observation": torch.tensor([-3.0, 0.5])}, [2]))["observation"]
     tensor([-1.0000,  0.5000])

@@ -150,10 +150,6 @@ class TransformedEnv(Wrapper):
         env: the env to wrap.
         transforms: innermost first: the first one is nearest to the env. A single `Compose` is taken as it is.
 
-    Raises:
-        TypeError, ValueError: if a transform does not fit the spaces below it, or belongs to another env. The message names
-            its position.
-
     >>> from torchwrap.testing import ScriptedEnv
     >>> from torchwrap import transforms as T
     >>> env = TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
