@@ -117,7 +117,8 @@ class Collector:
 
     def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
         env = self.env
-        td = act(env, self.policy, tensordict({**root, **env.unwrapped._root_info()}, env.num_envs))
+        info = env.unwrapped._root_info() if env._has_root_info else {}
+        td = act(env, self.policy, tensordict({**root, **info}, env.num_envs))
         env._check_step_input(td)
         state = policy_state.read(env._label, env.signature, td) if env.signature.policy_state else {}
         successor, observation = step(td["action"], True)

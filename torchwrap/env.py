@@ -51,12 +51,11 @@ class Env(BatchedModule):
     | `is_init`, and states by name | with `transforms.PolicyState`, for recurrent policies |
 
     Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
+    Bad input raises a ValueError, TypeError or RuntimeError before anything has changed.
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset, and declare the state of
     running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden. What they return is checked the
     first time, layer by layer, and a global random generator that they draw from is an error. They get a copy of the action.
-
-    Bad input raises a ValueError, TypeError or RuntimeError before anything has changed.
 
     If an exception, such as Ctrl-C, leaves a call before it returns, the state may belong to two different steps. The next
     call then raises, and asks for `reset()` or `restore()`.
@@ -79,6 +78,7 @@ class Env(BatchedModule):
 
     _live: RowMask | None = None  # of a simulator on the host: the rows to step, by a wrapper that repeats actions
     _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
+    _has_root_info = False  # whether roots hold `info`: what came with the observation, from a step or a reset
 
     def __init__(
         self,
@@ -149,7 +149,6 @@ class Env(BatchedModule):
         raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
 
     def _root_info(self) -> dict[str, Value]:
-        """`info` of a root, if it has one: what came with the observation of each env, from a step or a reset."""
         return {}
 
     def _check_usable(self) -> None:
@@ -301,7 +300,9 @@ class Env(BatchedModule):
         return policy_state.following(self.signature, state, done)
 
     def _finish(self, entries: dict[str, Value]) -> TensorDict:
-        vars(self)["_root"] = root = tensordict({**entries, **self.unwrapped._root_info()}, self.signature.num_envs)
+        if self._has_root_info:
+            entries = {**entries, **self.unwrapped._root_info()}
+        vars(self)["_root"] = root = tensordict(entries, self.signature.num_envs)
         vars(self)["_unfinished"] = None
         return root
 

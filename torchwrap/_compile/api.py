@@ -44,7 +44,7 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
     compilation takes about half a minute. The logger "torchwrap" reports the start and the end of each at level INFO:
     `logging.basicConfig(level=logging.INFO)` shows them.
 
-    `torch.compile(fullgraph=True)` of your own function that steps an env works as well, without this function.
+    Your own `torch.compile(fullgraph=True)` of a function that steps an env works as well.
 
     Args:
         target: an env or a collector. It is compiled in place, and returned.

@@ -202,7 +202,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         shapes = {name: (self.num_envs, *(space.shape or ())) for name, space in self.info_spaces.items()}
         # The infos that came with the last observations, of `reset` or `step`, and what a step has returned of resets.
         self._infos = {name: np.zeros(shape, self.info_spaces[name].dtype) for name, shape in shapes.items()}
-        self._initial_infos: dict[str, Any] = {}
+        self._initial_infos, self._has_root_info = dict[str, Any](), bool(shapes)
         self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
@@ -311,7 +311,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 
     def _root_info(self) -> dict[str, spaces.Value]:
         tensors = {name: spaces.tensor(values.copy(), self.device) for name, values in self._infos.items()}
-        return {"info": tensordict(tensors, self.num_envs)} if tensors else {}
+        return {"info": tensordict(tensors, self.num_envs)}
 
     def _to_tensors(self, observation: Any) -> spaces.Value:
         return spaces.from_numpy(self.single_observation_space, observation, self.device)

@@ -48,7 +48,7 @@ class Wrapper(Env):
         super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
         self.env = env
         self.action_stream = env.action_stream  # one per stack, so that wrapping does not change what is sampled
-        self.can_snapshot, self.host_stepped = env.can_snapshot, env.host_stepped
+        self.can_snapshot, self.host_stepped, self._has_root_info = env.can_snapshot, env.host_stepped, env._has_root_info
 
     def _step(self, action: Value) -> TensorDict:
         return self.env._step(action) if "_step" in self.env._checked else self.env._first("_step", action)
