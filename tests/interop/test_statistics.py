@@ -194,7 +194,6 @@ def test_set_moments_refuses_what_does_not_fit_before_anything_changes():
     good = {"mean": np.zeros(3), "var": torch.ones(3), "count": 7.0001}
     for name, value, error, match in (
         ("mean", np.zeros(2), ValueError, r"mean of shape \(3,\), but got \(2,\)"),
-        ("mean", 0.0, ValueError, r"mean of shape \(3,\), but got \(\)"),
         ("mean", [0, np.nan, 0], ValueError, "mean .*, finite, but got"),
         ("mean", [0, 1e300, 0], ValueError, "mean .*, finite, but got"),
         ("var", [1, 1, -1e-9], ValueError, "var .*, finite and at least 0, but got"),

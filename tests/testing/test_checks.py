@@ -87,7 +87,7 @@ def test_env_on_cuda_keeps_the_contract(name):
 
 class CountsEveryRow(T.NormalizeObservation):
     def reset(self, td, mask):
-        return super().reset(td, tw.RowMask.full(len(mask)))
+        return super().reset(td, tw.RowMask.full(mask.num_rows))
 
 
 class KeepsLearning(T.NormalizeObservation):

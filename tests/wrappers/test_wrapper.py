@@ -8,7 +8,6 @@ from helpers import assert_same
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap.envs.cartpole import CartPole
 from torchwrap.testing import ScriptedEnv, check_env
 
 
@@ -46,23 +45,6 @@ def test_wrapper_set_wrapper_attr_sets_the_layer_that_has_it():
     assert env.set_wrapper_attr("level", 2) and env.unwrapped.level == 2 and not hasattr(env, "level")
     assert not env.set_wrapper_attr("gravity", 1, force=False)
     assert env.set_wrapper_attr("gravity", 1) and env.gravity == 1
-
-
-def test_method_of_native_functions_that_sets_an_attribute_is_refused_and_undone():
-    class Drive(CartPole):
-        level = 2
-
-        def set_level(self, level):
-            self.level = level
-
-        def twice(self, number):
-            return 2 * number
-
-    env = tw.Wrapper(tw.FunctionalEnv(Drive(), 2))
-    assert env.get_wrapper_attr("twice")(4) == 8
-    with pytest.raises(AttributeError, match=r"set_level sets \['level'\], which a compiled step would not see: pass numbers"):
-        env.get_wrapper_attr("set_level")(7)
-    assert env.get_wrapper_attr("level") == 2
 
 
 def test_attributes_of_an_env_without_wrappers_and_of_its_functions_are_gymnasiums():
