@@ -250,9 +250,9 @@ class Env(BatchedModule):
         if last is None or self._unfinished is not None:
             last = self._check_ready(call)
         if isinstance(given, Tensor) or (self._action_keys and self._is_dict_action(given)):
-            td = tensordict({"action": given}, self.signature.num_envs)
+            held: Any = {key: value for key, value in last.items() if key not in ("action", "next")}
+            td = tensordict({**held, "action": given}, self.signature.num_envs)
             self._check_step_input(td)
-            td.update(last).set("action", given)  # the last root may have one, too
             state = {name: last[name] for name in policies}  # a bare action does not change the state
         else:
             self._check_step_input(given)

@@ -389,7 +389,7 @@ def test_her_gives_new_goals_the_rewards_that_the_env_would(registry):
     gymnasium.register("test/Reach-v0", Reach, max_episode_steps=9)
     makers = [lambda: gymnasium.make("test/Reach-v0")] * 2
     for env in (
-        tw.make("test/Reach-v0", 2, vectorization_mode="async"),
+        tw.make("test/Reach-v0", 2, vectorization_mode="async", vector_kwargs={"context": "fork"}),
         tw.from_gymnasium(gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=DISABLED)),
         tw.FunctionalEnv(NativeReach(), 2, max_episode_steps=9),
         tw.FunctionalEnv(BatchedReach(), 2, max_episode_steps=9),
