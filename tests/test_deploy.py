@@ -125,6 +125,7 @@ def of_dicts(td):
     return TensorDict({"push": push, "gear": gear}, td.batch_size)
 
 
+@pytest.mark.full
 def test_every_transform_is_deployed_with_the_actions_of_evaluate_or_refused_by_name():
     for name, (make, make_env) in {**COMPILED, **UNCAPTURED}.items():
         env = stack(make_env, make())

@@ -111,6 +111,7 @@ def test_transforms_compile_in_a_stack():
     assert_compiles(stacks(REPRESENTATIVE)[0])
 
 
+@pytest.mark.full
 def test_native_env_with_transforms_and_a_network_compiles():
     torch.manual_seed(0)
     assert_compiles(cartpole, policy=ActorCritic())

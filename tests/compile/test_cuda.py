@@ -191,6 +191,7 @@ def test_captured_env_and_collector_run_in_and_out_of_inference_mode(on, first):
 # Collectors.
 
 
+@pytest.mark.full
 def test_captured_collector_matches_eager_and_follows_its_policy(on):
     torch.manual_seed(0)
     network = ActorCritic().to(on.name)

@@ -28,6 +28,7 @@ from torchwrap import transforms as T
 small, seven = functools.partial(stack, "Compose of two"), functools.partial(stack, "Compose of seven")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("collects", [False, True], ids=["env", "collector"])
 def test_compile_in_mid_episode_leaves_state_unchanged(collects):
     env, eager = small(), small()

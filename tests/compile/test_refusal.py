@@ -225,6 +225,7 @@ def bare():
     return ScriptedEnv(2)
 
 
+@pytest.mark.full
 def test_bad_target_or_argument_is_refused():
     for call, error, message in [
         (lambda: eager(HalfReward(bare())), ValueError, "HalfReward._step: it reads values"),

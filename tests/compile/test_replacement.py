@@ -159,6 +159,7 @@ def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
     assert len(compiled._compiled.steps.programs) == 1  # that of the first policy is gone
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", mostly_full(["in the policy", "around the call"], "around the call"))
 def test_autocast_matches_eager(where):
     network = Network()

@@ -60,6 +60,7 @@ def test_game_that_goes_on_after_a_lost_life_has_its_own_info():
 LIVES = {"life_loss_info": True}, {"episodic_life": True}, {"max_num_frames_per_episode": 200}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lives", [LIVES[0], *(pytest.param(each, marks=pytest.mark.full) for each in LIVES[1:])], ids=str)
 def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(lives):
     kwargs, best = {"game": "breakout", "reward_clipping": False, **lives}, 0
@@ -81,6 +82,7 @@ def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(lives):
     assert best >= 1
 
 
+@pytest.mark.full
 def test_masked_reset_starts_episodes_in_its_rows_only():
     kwargs = {"game": "pong", "max_num_frames_per_episode": 48}
     env, games = tw.from_gymnasium(make_games(4, **kwargs)), by_hand(4, range(3, 7), **kwargs)

@@ -268,6 +268,7 @@ def test_broken_env_is_told_what_it_breaks(make, message):
         check_env(make)
 
 
+@pytest.mark.full
 def test_check_env_takes_an_env_with_a_spec_and_a_function_of_the_number_alone():
     made = []
     check_env(lambda n: made.append(n) or tw.make("CartPole-v1", n, max_episode_steps=9))
