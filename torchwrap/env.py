@@ -556,7 +556,7 @@ class Env(BatchedModule):
         try:
             spaces.check(self._label, "an action", signature.single_action_space, action, signature.num_envs, signature.device)
         except ValueError as error:
-            if getattr(action, "shape", None) != (self.num_envs, getattr(signature.single_action_space, "n", None)):
+            if (space := signature.single_action_space).shape != () or action.shape != (self.num_envs, getattr(space, "n", 0)):
                 raise
             raise ValueError(f"{str(error)[:-1]}: `scores.argmax(-1)` makes actions of scores.") from None
         if "next" in td.keys() and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys():
@@ -568,7 +568,7 @@ class Env(BatchedModule):
         if td.batch_size != (self.signature.num_envs,) or td.is_locked:
             got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
             raise ValueError(
-                f"{self._name()}.step needs an unlocked TensorDict of batch size ({self.num_envs},), but got {got}."
+                f"{self._name()}.step needs an unlocked TensorDict of batch size {(self.num_envs,)}, but got {got}."
             )
 
     def _check_snapshot(self, snapshot: object, state: policy_state.State) -> tuple[Value, dict[str, Tensor]]:
