@@ -1,4 +1,7 @@
-"""Whole jobs, written from README.md, examples/README.md and the docstrings alone. Comments compare the numbers of lines."""
+"""Whole jobs, written from README.md, examples/README.md and the docstrings alone.
+
+Comments compare the numbers of lines. Those of Isaac Lab are written from memory and were not run.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def test_reset_options_through_gymnasium():
             assert td["observation"].numpy() == pytest.approx(np.tile([[0.01], [0.02]], 4))
 
 
-# 1 line each. Gymnasium: 1 each. Isaac Lab (from memory, not run): an EventTerm of about 8, a CurriculumTerm of 4 and its function.
+# 1 line each. Gymnasium: 1 each. Isaac Lab: an EventTerm of about 8, a CurriculumTerm of 4 and its function.
 def test_parameters_and_curricula():
     levels = torch.linspace(1, 2, 3)
     env = tw.compile(tw.make("Drift-v0", 3, params={"level": levels}), backend="eager")
@@ -151,7 +154,7 @@ def test_keys_of_a_dict():
         found, vector, other = (one.step(action)[1]["observation"] for one in (env, flat, raw))
 
 
-# 1 line each, 6 of histories. Isaac Lab (from memory, not run): DelayedPDActuatorCfg is 1, the ObsGroups are 11. Gymnasium has few.
+# 1 line each, 6 of histories. Isaac Lab: DelayedPDActuatorCfg is 1, the ObsGroups are 11. Gymnasium has few.
 def test_delays_noise_and_histories():
     pushes = torch.tensor([[0.1], [0.2], [0.3], [0.4]])
     for delay, padding in ((2, 0.0), (torch.arange(4), 0.5), ((0, 3), 0.5)):

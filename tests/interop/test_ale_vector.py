@@ -61,7 +61,7 @@ LIVES = {"life_loss_info": True}, {"episodic_life": True}, {"max_num_frames_per_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("lives", [LIVES[0], *(pytest.param(each, marks=pytest.mark.full) for each in LIVES[1:])], ids=str)
+@pytest.mark.parametrize("lives", LIVES, ids=str)
 def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(lives):
     kwargs, best = {"game": "breakout", "reward_clipping": False, **lives}, 0
     env = tw.from_gymnasium(make_games(2, **kwargs), info_keys=["game_return", "game_over"])

@@ -205,9 +205,8 @@ class Ale(Engine):
         games, self._games = self._games, self._read_games(info)
         self._add_games(info, reward, games != self._games)
         info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
-        info.update(
-            game_return=self._game_returns, game_over=np.zeros_like(info["game_over"])
-        )  # of the next game, if there is one
+        # An episode that begins here has the infos of the next game, if the last one is over.
+        info.update(game_return=self._game_returns, game_over=np.zeros_like(info["game_over"]))
         return reward, *flags, info
 
     def has_final(self, info: dict[str, Any], done: Any) -> Any:
