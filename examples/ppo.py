@@ -364,13 +364,15 @@ def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_i
     return stats
 
 
-def plot(path: Path, args: Any, curve: list[tuple[int, float, float]], window: int = 100) -> None:
+def plot(path: Path, args: Any, curve: list[tuple[int, float, float, float]], window: int = 100) -> None:
     from matplotlib.figure import Figure  # imported here so that training does not wait for it
 
-    steps, returns, seconds = zip(*curve)
+    steps, returns, seconds, deviations = zip(*curve)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, returns, label=f"mean return of the latest {window} episodes")
+    axes.plot(steps, returns, label=f"return of the latest {window} episodes, mean and standard deviation")
+    bounds = [[mean + sign * deviation for mean, deviation in zip(returns, deviations)] for sign in (-1, 1)]
+    axes.fill_between(steps, *bounds, alpha=0.2)
     low, high = min(returns), max(returns)
     if args.target_return is not None and args.target_return <= 2 * high - low:  # a distant target would flatten the curve
         axes.axhline(args.target_return, color="gray", linestyle="--", label=f"target {args.target_return:g}")
@@ -538,13 +540,13 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
             steady_start = time.perf_counter()
             progress.set_description(None)
         returns = statistics.return_queue
-        sum_and_number = torch.stack([returns, torch.ones_like(returns)]).double().sum(1)
-        average([sum_and_number])
-        if sum_and_number[1] > 0:
-            mean_return = (sum_and_number[0] / sum_and_number[1]).item()
-            curve.append((global_step, mean_return, seconds))
+        sums = torch.stack([torch.ones_like(returns), returns, returns**2]).double().sum(1)
+        average([sums])
+        if sums[0] > 0:
+            mean_return, mean_square = (sums[1:] / sums[0]).tolist()
+            curve.append((global_step, mean_return, seconds, max(0.0, mean_square - mean_return**2) ** 0.5))
             progress.set_postfix({"return": f"{mean_return:.1f}"}, refresh=False)
-            full = sum_and_number[1] == statistics.buffer_length
+            full = sums[0] == statistics.buffer_length
             if reached is None and args.target_return is not None and full and mean_return >= args.target_return:
                 reached = (global_step, seconds)
         if writer is not None:

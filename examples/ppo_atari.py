@@ -14,6 +14,7 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import pstdev
 from typing import Literal
 
 import torch
@@ -193,7 +194,7 @@ def main(args: Args) -> dict[str, object]:
         returns = [*returns, *info["game_return"][info["game_over"].bool()].tolist()][-20:]
         if returns:
             mean = sum(returns) / len(returns)
-            curve.append(((iteration + 1) * batch_size, mean, time.perf_counter() - start))
+            curve.append(((iteration + 1) * batch_size, mean, time.perf_counter() - start, pstdev(returns)))
             progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
         if iteration % 50 == 49 or iteration + 1 == num_iterations:
             torch.save({"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}, out / "checkpoint.pt")

@@ -126,7 +126,7 @@ def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
     for name in ("agent", "optimizer", "env", "processes"):
         torch.testing.assert_close(killed[name], whole[name], rtol=0, atol=0)
     assert killed["iteration"] == whole["iteration"] and len(killed["processes"]) == 2
-    returns = [[(step, value) for step, value, _ in checkpoint["curve"]] for checkpoint in (killed, whole)]
+    returns = [[(step, value) for step, value, *_ in checkpoint["curve"]] for checkpoint in (killed, whole)]
     assert returns[0] == returns[1]
     assert "exitcode: -9" in Path(f"{out}.log").read_text()
     return killed

@@ -117,7 +117,7 @@ LIBRARIES = {
     **{"torchwrap.interop.jax": {"jax", "brax"}, "torchwrap.interop._jax_functions": {"jax"}},
     **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
     **{"torchwrap.interop._engines": {"envpool"}},
-    "torchwrap.wrappers.render": {"imageio"},
+    **{"torchwrap.wrappers.render": {"imageio"}, "torchwrap.collector": {"tqdm"}, "torchwrap.plotting": {"matplotlib"}},
 }
 FOREIGN = ("torch", "tensordict", "gymnasium", "numpy")
 DEPENDENCIES = {*FOREIGN, "torchwrap", *sys.stdlib_module_names}

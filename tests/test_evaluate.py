@@ -1,6 +1,7 @@
 """`torchwrap.evaluate`: which episodes count, seeds, modes, and episodes that take long."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -166,3 +167,15 @@ def test_return_of_a_long_episode_is_the_sum_in_float64():
     found = tw.evaluate(Tenths(1, (1,), episode_lengths=1500), None, 1)["episode_return"]
     in_float32 = np.cumsum(np.full(1500, 0.1, np.float32), dtype=np.float32)[-1]
     assert found.item() == np.float32(np.full(1500, np.float32(0.1), np.float64).sum()) != in_float32
+
+
+def test_progress_bars_count_episodes_and_steps(capsys):
+    env = ScriptedEnv(2, episode_lengths=2)
+    assert len(tw.evaluate(env, None, 6, progress=True)["episode_return"]) == 6
+    assert re.search(r"100%.* 6/6 .*episode", capsys.readouterr().err)
+    collect = tw.Collector(env, None, 5, progress=True)
+    collect()
+    tw.compile(collect, backend="eager")(env.reset())
+    assert len(re.findall(r"100%.* 5/5 .*step", capsys.readouterr().err)) == 2
+    tw.evaluate(env, None, 6), tw.Collector(env, None, 5)()
+    assert capsys.readouterr().err == ""

@@ -38,7 +38,7 @@ from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Compose, Transform
 from torchwrap.wrappers import TransformedEnv, Wrapper
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Collector",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class Collector:
         num_steps: transitions per env and call.
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
             images without `("next", "observation")` take half the memory.
+        progress: whether calls show a progress bar of tqdm, which long ones may want.
 
     Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, each step in one piece.
 
@@ -56,7 +58,15 @@ class Collector:
             [1., 2., 3., 1.]])
     """
 
-    def __init__(self, env: Env, policy: Policy | None, num_steps: int, *, keys: Sequence[NestedKey] | None = None) -> None:
+    def __init__(
+        self,
+        env: Env,
+        policy: Policy | None,
+        num_steps: int,
+        *,
+        keys: Sequence[NestedKey] | None = None,
+        progress: bool = False,
+    ) -> None:
         _check("Collector", env, policy)
         listed = isinstance(keys, Sequence) and not isinstance(keys, str) and all(map(_is_key, keys))
         if keys is not None and not (listed and keys):
@@ -65,6 +75,7 @@ class Collector:
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
         self.keys = keys
+        self.progress = validation.flag("Collector", "progress", progress)
         self._compiled: Callable[[Root], tuple[Storage, Root]] | None = None  # takes the place of `_collect`
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -107,12 +118,15 @@ class Collector:
 
     def _collect(self, root: Root) -> tuple[Storage, Root]:
         storage: Storage = {}
-        for step in range(self.num_steps):
-            transition, root = self._transition(root, self.env._compiled or self.env._step_and_reset)
-            if not storage:  # only a transition tells which keys there are
-                storage = {key: leaf.new_empty(self.num_steps, *leaf.shape) for key, leaf in self._kept(transition).items()}
-            for key, value in storage.items():
-                value[step].copy_(transition.get(key))
+        with progress_bar(self.progress, self.num_steps, "step") as advance:
+            for step in range(self.num_steps):
+                transition, root = self._transition(root, self.env._compiled or self.env._step_and_reset)
+                if not storage:  # only a transition tells which keys there are
+                    kept = self._kept(transition)
+                    storage = {key: leaf.new_empty(self.num_steps, *leaf.shape) for key, leaf in kept.items()}
+                for key, value in storage.items():
+                    value[step].copy_(transition.get(key))
+                advance(1)
         return storage, root
 
     def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
@@ -168,7 +182,13 @@ def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | No
 
 @torch.no_grad()
 def evaluate(
-    env: Env, policy: Policy | None, num_episodes: int, *, seed: int | None = None, max_steps: int | None = None
+    env: Env,
+    policy: Policy | None,
+    num_episodes: int,
+    *,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    progress: bool = False,
 ) -> TensorDict:
     """Returns and lengths of new episodes, with the statistics of every transform frozen, and the policy in eval mode.
 
@@ -181,6 +201,7 @@ def evaluate(
         num_episodes: rounded up to a multiple of `num_envs`.
         seed: for the reset. None continues the env's random streams.
         max_steps: stops after so many steps of every env, with the episodes that have ended by then.
+        progress: whether to show a progress bar of tqdm.
 
     Returns:
         A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env after env; and with
@@ -197,6 +218,7 @@ def evaluate(
     validation.integer("evaluate", "num_episodes", num_episodes, at_least=1)
     if max_steps is not None:
         validation.integer("evaluate", "max_steps", max_steps, at_least=1)
+    validation.flag("evaluate", "progress", progress)
     patience = max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0))
     records = RecordEpisodeStatistics.of(env)
     keys = records[-1].keys if records else {}
@@ -209,28 +231,32 @@ def evaluate(
         for module in modes:
             module.training = False
         td = env.reset(seed=seed)
-        while steps != max_steps and any(waiting := [len(episode) < per_env for episode in episodes]):
-            transition, td = env.step(act(env, policy, td))
-            steps += 1
-            following = transition["next"]
-            running_return += following["reward"].squeeze(-1)
-            running_length += 1
-            if keys:
-                running_return.copy_(following[keys["return"]].squeeze(-1))
-            if max_steps is None and steps % _PATIENCE == 0:
-                longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
-                if longest >= patience:
-                    needed = f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far"
-                    raise RuntimeError(f"{needed}: put transforms.TimeLimit on the env, or give evaluate max_steps.")
-            done = following["done"].squeeze(-1)
-            values = [following[keys[name]].squeeze(-1) for name in metrics]
-            numbers = torch.arange(env.num_envs, device=env.device)
-            ended = torch.stack([numbers, running_return, running_length, *values], 1)[done]
-            for row, *totals in ended.tolist():
-                if waiting[int(row)]:
-                    episodes[int(row)].append(totals)
-            running_return.masked_fill_(done, 0)
-            running_length.masked_fill_(done, 0)
+        with progress_bar(progress, per_env * env.num_envs, "episode") as advance:
+            while steps != max_steps and any(waiting := [len(episode) < per_env for episode in episodes]):
+                transition, td = env.step(act(env, policy, td))
+                steps += 1
+                following = transition["next"]
+                running_return += following["reward"].squeeze(-1)
+                running_length += 1
+                if keys:
+                    running_return.copy_(following[keys["return"]].squeeze(-1))
+                if max_steps is None and steps % _PATIENCE == 0:
+                    longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
+                    if longest >= patience:
+                        needed = (
+                            f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far"
+                        )
+                        raise RuntimeError(f"{needed}: put transforms.TimeLimit on the env, or give evaluate max_steps.")
+                done = following["done"].squeeze(-1)
+                values = [following[keys[name]].squeeze(-1) for name in metrics]
+                numbers = torch.arange(env.num_envs, device=env.device)
+                ended = torch.stack([numbers, running_return, running_length, *values], 1)[done]
+                for row, *totals in ended.tolist():
+                    if waiting[int(row)]:
+                        episodes[int(row)].append(totals)
+                        advance(1)
+                running_return.masked_fill_(done, 0)
+                running_length.masked_fill_(done, 0)
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -239,6 +265,18 @@ def evaluate(
     columns = {"return": totals.float(), "length": lengths.long()}
     columns |= {name: value.float() for name, value in zip(metrics, values, strict=True)}
     return TensorDict({f"episode_{name}": column for name, column in columns.items()}, batch_size=[len(totals)])
+
+
+@contextlib.contextmanager
+def progress_bar(show: bool, total: int, unit: str) -> Iterator[Callable[[int], Any]]:
+    """A function that advances a progress bar of tqdm, or does nothing."""
+    if not show:
+        yield lambda number: None
+        return
+    from tqdm import tqdm  # an optional dependency
+
+    with tqdm(total=total, unit=unit) as bar:
+        yield bar.update
 
 
 def _check(owner: str, env: Any, policy: Any) -> None:

@@ -20,7 +20,7 @@ from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import NoGenerators, trace
 from torchwrap._core import rows, validation
 from torchwrap._core.rows import RowMask
-from torchwrap.collector import Collector, Root, Storage, modules_of
+from torchwrap.collector import Collector, Root, Storage, modules_of, progress_bar
 from torchwrap.env import Env, Step
 from torchwrap.spaces import Value
 from torchwrap.transforms import policy_state
@@ -193,10 +193,12 @@ class CompiledCollector:
     def _run_all(self, storage: Storage, tensors: list[Tensor]) -> Sequence[Tensor]:
         buffers, leaves, outside = tensors[: self.inputs.num_tensors], tensors[self.inputs.num_tensors :], list[Tensor]()
         split = functools.partial(torch.split, split_size_or_sections=self.unroll)
-        for part in zip(*map(split, storage.values()), strict=True):  # where each graph writes to
-            results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
-            leaves = list(results[: self.num_root])
-            outside += results[self.num_root :]
+        with progress_bar(self.collector.progress, self.collector.num_steps, "step") as advance:
+            for part in zip(*map(split, storage.values()), strict=True):  # where each graph writes to
+                results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
+                leaves = list(results[: self.num_root])
+                outside += results[self.num_root :]
+                advance(len(part[0]))
         return [*leaves, *outside]
 
     def _first_step(self, root: Root) -> TensorDict:

@@ -22,12 +22,15 @@ from torchwrap.wrappers.wrapper import Wrapper
 class RenderWrapper(Wrapper):
     """Base for wrappers that render the env after each step, before finished rows are reset, and after each reset."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, from_observation: bool = False) -> None:
         super().__init__(env)
         name = type(self).__name__
-        if env.render_mode != "rgb_array":
+        self.from_observation = validation.flag(name, "from_observation", from_observation)
+        if from_observation:
+            spaces.box(name, "observation", env.single_observation_space)
+        elif env.render_mode != "rgb_array":
             raise ValueError(f'{name} needs an env made with render_mode="rgb_array", but got {env.render_mode!r}.')
-        if getattr(env.unwrapped, "same_step", False):
+        elif getattr(env.unwrapped, "same_step", False):
             fault = "cannot render the final frames of a SAME_STEP vector env"
             raise ValueError(f"{name} {fault}: make it in AutoresetMode.DISABLED.")
         self._env_fps = validation.positive(name, 'metadata["render_fps"]', env.metadata.get("render_fps") or 30)
@@ -35,13 +38,16 @@ class RenderWrapper(Wrapper):
     def _render(self, td: TensorDict) -> TensorDict:
         return td
 
-    def _picture(self, envs: Sequence[int]) -> np.ndarray[Any, Any]:
+    def _picture(self, envs: Sequence[int], td: TensorDict) -> np.ndarray[Any, Any]:
         """The frames of some envs as tiles of one RGB picture."""
-        frames = [np.asarray(frame) for frame in self.env.render(envs)]
+        source = td["observation"][list(envs)].cpu().numpy() if self.from_observation else self.env.render(envs)
+        frames = [np.asarray(frame) for frame in source]
         for index, frame in enumerate(frames):
+            if self.from_observation and (frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))):
+                frame = frame[-1]  # the latest of a stack
             if frame.dtype != np.uint8 or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
                 needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
-                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype} from render().")
+                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype}.")
             gray = frame.reshape(*frame.shape[:2], -1)
             frames[index] = np.repeat(gray, 3, 2) if gray.shape[2] == 1 else gray[..., :3]
         return tiled(frames)
@@ -109,13 +115,15 @@ class RecordVideo(RenderWrapper):
     file, and so does the end of the env or of the program. It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
 
     Args:
-        env: the env to wrap, made with `render_mode="rgb_array"`.
+        env: the env to wrap, made with `render_mode="rgb_array"`, unless observations are recorded.
         video_folder: folder of the files. It is created.
         episode_trigger, step_trigger: return whether to start a video at the episode or step with the given number, from 0.
         video_length: number of frames. 0 records whole episodes.
         name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and `{name_prefix}-step-{number}.mp4`.
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
+        from_observation: whether to record observations that are images, or the latest one of a stack, instead of `render()`:
+            for ALE's vector env, which renders nothing, and for frames as the agent sees them.
 
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -138,8 +146,9 @@ class RecordVideo(RenderWrapper):
         fps: float | None = None,
         *,
         envs: Sequence[int] = (0,),
+        from_observation: bool = False,
     ) -> None:
-        super().__init__(env)
+        super().__init__(env, from_observation)
         for name, trigger in (("episode_trigger", episode_trigger), ("step_trigger", step_trigger)):
             validation.function("RecordVideo", name, trigger or capped_cubic)
         if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
@@ -161,7 +170,7 @@ class RecordVideo(RenderWrapper):
         self._step_id += 1
         if self.step_trigger is not None and self.step_trigger(self._step_id):
             self._start_video(f"step-{self._step_id}")
-        self._capture_frame()
+        self._capture_frame(successor)
         return successor
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -173,7 +182,7 @@ class RecordVideo(RenderWrapper):
             trigger = self.episode_trigger or (None if self.step_trigger else capped_cubic)
             if trigger is not None and trigger(self._episode_id):
                 self._start_video(f"episode-{self._episode_id}")
-            self._capture_frame()
+            self._capture_frame(td)
         return td
 
     def _start_video(self, name: str) -> None:
@@ -187,9 +196,9 @@ class RecordVideo(RenderWrapper):
         self._writer = imageio.v2.get_writer(temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2)
         self._complete = Finalize(self, _complete, (self._writer, temporary, path), exitpriority=10)  # without close()
 
-    def _capture_frame(self) -> None:
+    def _capture_frame(self, td: TensorDict) -> None:
         if self._writer is not None:
-            frame = self._picture(self.envs)
+            frame = self._picture(self.envs, td)
             height, width, _ = frame.shape  # padded with black if they are odd, because the codec needs even ones
             self._writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0))))
             self._num_frames += 1

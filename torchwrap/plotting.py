@@ -1,0 +1,67 @@
+"""plot_statistics: running statistics, observations and episode returns as a figure of matplotlib (extra `plot`)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDictBase
+
+from torchwrap import spaces
+from torchwrap.env import Env
+from torchwrap.transforms.episode import RecordEpisodeStatistics
+from torchwrap.transforms.normalize import RunningMeanStd
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def plot_statistics(env: Env, td: TensorDictBase | None = None) -> Figure:
+    """Draws what an env has learned and recorded: is the normalization sane, and do returns rise?
+
+    There is one plot per `RunningMeanStd`: the mean of each component, with its standard deviation as a bar. A component that
+    has never changed is red, because normalization divides it by sqrt(epsilon). There is one per `RecordEpisodeStatistics`,
+    with the returns of the latest episodes, oldest first. There is one per entry of the observations in `td`, with median,
+    quartiles and range of each component. Normalized observations should mostly lie between -3 and 3.
+
+    Args:
+        env: the env.
+        td: a root, or transitions of a `Collector`. None draws no observations.
+
+    >>> import torchwrap as tw; from torchwrap import transforms as T
+    >>> env = tw.TransformedEnv(tw.make("CartPole-v1", 8), T.RecordEpisodeStatistics(), T.NormalizeObservation())
+    >>> data, td = tw.rollout(env, None, 50)
+    >>> figure = plot_statistics(env, data)  # figure.savefig("statistics.png")
+    >>> [axes.get_title() for axes in figure.axes]
+    ['RecordEpisodeStatistics', 'NormalizeObservation.statistics', 'observation']
+    """
+    if not isinstance(env, Env):
+        raise TypeError(f"plot_statistics needs an Env, but got {type(env).__name__}.")
+    from matplotlib.figure import Figure  # an optional dependency
+
+    parts: list[tuple[str, Any]] = []
+    for name, module in env.named_modules():
+        if isinstance(module, RunningMeanStd | RecordEpisodeStatistics):
+            parts.append((name.replace("env.", "").replace("transforms.", ""), module))
+    if td is not None:
+        for path, leaf in spaces.leaves(env.single_observation_space):
+            values = spaces.at(td["observation"], path).double().cpu().reshape(-1, max(1, math.prod(leaf.shape or ())))
+            parts.append((".".join(["observation", *map(str, path)]), values))
+    if not parts:
+        raise ValueError(f"{env!r} has no running statistics to plot: pass td to plot its observations.")
+    figure = Figure(figsize=(8, 2.6 * len(parts)), layout="constrained")
+    for axes, (title, part) in zip(figure.subplots(len(parts), squeeze=False)[:, 0], parts, strict=True):
+        axes.set(title=title, xlabel="component")
+        if isinstance(part, RecordEpisodeStatistics):
+            axes.plot(part.return_queue.cpu(), ".")
+            axes.set(xlabel=f"latest of {part.episode_count:,} episodes", ylabel="return")
+        elif isinstance(part, RunningMeanStd):
+            mean, std = part.mean.flatten().cpu(), part.var.sqrt().flatten().cpu()
+            for kept, color in ((std > 0, "C0"), (std == 0, "red")):
+                axes.errorbar(torch.arange(len(mean))[kept], mean[kept], std[kept], fmt="o", color=color)
+            axes.set(ylabel=f"mean, std of {int(part.count.max()):,}")
+        else:
+            axes.boxplot(part.numpy(), whis=(0, 100), positions=range(part.shape[1]))
+            axes.set(ylabel="value")
+    return figure
