@@ -529,3 +529,20 @@ def test_the_example_plays_the_same_episodes_in_a_process_that_imports_only_torc
     here, there = script.main(script.Args(total_timesteps=4096, num_episodes=3, out=tmp_path))
     torch.set_num_threads(threads)
     assert here == there and len(there) == 3
+
+
+def test_a_policy_that_holds_a_graph_of_gradients_is_copied():
+    env, network = tw.make("Pendulum-v1", 2), nn.Linear(3, 1)
+    network.latest = torch.distributions.Normal(network(env.reset(seed=0)["observation"]), 1.0)  # as rsl_rl's models keep
+    observation = torch.randn(4, 3)
+    expected = network(observation).detach()
+    module = tw.deploy(env, lambda td: network(td["observation"]))
+    assert (module(observation) == expected).all() and network.latest.loc.grad_fn is not None
+
+
+def test_noise_in_training_alone_is_left_out():
+    env = tw.TransformedEnv(ScriptedEnv(2, observation_shape=(1,)), T.AddNoise(1.0, in_eval=False))
+    policy = nn.Linear(1, env.single_action_space.shape[0])
+    module = tw.deploy(env, lambda td: policy(td["observation"]))
+    assert (module(torch.ones(3, 1)) == policy(torch.ones(3, 1))).all()
+    assert [*dict(module.named_buffers())] == ["start.is_first"]

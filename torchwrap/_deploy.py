@@ -18,6 +18,7 @@ from gymnasium import spaces as gym_spaces
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from torchwrap import spaces
 from torchwrap._compile.trace import dependencies
@@ -116,12 +117,12 @@ class DeployedPolicy(nn.Module):
 
         kept, self._observation_space, self._action_space = _kept(env, without)
         self.transforms = _frozen(kept, without)
-        self.policy: Policy = copy.deepcopy(policy).eval().requires_grad_(False) if isinstance(policy, nn.Module) else policy
+        self.policy: Policy = _copied(policy).eval().requires_grad_(False) if isinstance(policy, nn.Module) else policy
         self.signature, self._action_keys = env.signature, set(spaces.children(env.single_action_space) or ())
         self.start = BatchedModule()  # the initial rows of what no transform holds
         for name, declared in {**env.signature.policy_state, "is_first": EnvBuffer((1,), torch.bool, True)}.items():
             self.start.register_env_buffer(name, declared.allocate(None, 1, env.device))
-        self.networks = copy.deepcopy(self._root["networks"])  # what functions compute with
+        self.networks = _copied(self._root["networks"])  # what functions compute with
         held = [path for path in _env_buffers(self._root) if not path.startswith("networks.")]
         self._rows = {path.partition(".")[2]: path for path in held}
         self._num_stateless = len(list(itertools.takewhile(_ignores_starts, self.transforms)))
@@ -354,6 +355,18 @@ def _plain(space: Space[Any], value: Value) -> Tree:
     if isinstance(value, Tensor):
         return value.detach()
     return {key: _plain(child, spaces.at(value, (key,))) for key, child in (spaces.children(space) or {}).items()}
+
+
+def _copied(module: Any) -> Any:
+    """A deep copy, without the graphs of gradients that a module may hold, such as the distribution of its last batch."""
+
+    class Detached(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            is_result = function is Tensor.__deepcopy__ and not args[0].is_leaf
+            return args[0].detach().clone() if is_result else function(*args, **(kwargs or {}))
+
+    with Detached():
+        return copy.deepcopy(module)
 
 
 def _kept(env: Env, without: Sequence[str | type]) -> tuple[list[Transform], Space[Any], Space[Any]]:

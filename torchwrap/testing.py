@@ -22,7 +22,7 @@ from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
 from torchwrap._core.contract import no_foreign_draws
 from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer, EpisodeClock
-from torchwrap._core.rows import RowMask
+from torchwrap._core.rows import RowMask, leaves
 from torchwrap.env import Env, Options
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
@@ -176,16 +176,10 @@ def check_env(make: MakeEnv | Env) -> None:
                 f"check_env needs a function that makes {make!r}, because it has no spec: `lambda n: ...` of n envs."
             )
         make = functools.partial(registration.make, make.spec)
-    parameters = list(inspect.signature(make).parameters.values()) if callable(make) else []
-    if not parameters or (isinstance(make, type) and not issubclass(make, Env)):
+    if not callable(make) or not inspect.signature(make).parameters or (isinstance(make, type) and not issubclass(make, Env)):
         remedy = "`lambda n: FunctionalEnv(functions, n)` is one, of functions"
         raise TypeError(f"check_env needs a torchwrap env, or a function of the number of envs, but got {make!r}: {remedy}.")
-    if len(parameters) == 1 and parameters[0].kind is not parameters[0].VAR_KEYWORD:
-        of_number = make
-        make = lambda num_envs, first_index: of_number(num_envs)  # noqa: E731
-        _run_checks([check for check in _OF_ENVS if check is not _check_sharding], make)
-    else:
-        _run_checks(_OF_ENVS, make)
+    _run_checks(_OF_ENVS, make)
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
@@ -315,6 +309,9 @@ def _check_action(make: Callable[..., TransformedEnv]) -> None:
     action = env.sample_action()
     before = action.clone()
     result = env.transforms.action(action)
+    owned = {buffer.untyped_storage().data_ptr() for buffer in env.transforms.buffers()}
+    is_buffer = any(leaf.untyped_storage().data_ptr() in owned for leaf in leaves(result))
+    _require(not is_buffer, "action returns a buffer, which later steps change: return a new tensor.")
     _require(bool((action == before).all()), "action writes to the agent's action, which needs to stay: return a new tensor.")
     spaces.check("action", "a result", env.env.single_action_space, result, NUM_ENVS, env.device)
 
@@ -379,6 +376,10 @@ _OF_ENVS: tuple[Check, ...] = (
 
 def _run_checks(checks: Iterable[Check], make: MakeEnv, transform: Callable[[], Transform] | None = None) -> None:
     """Runs checks with an env, and a transform on it if there is one."""
+    parameters = inspect.signature(make).parameters.values()
+    if not any(each.name == "first_index" or each.kind is each.VAR_KEYWORD for each in parameters):
+        of_number, checks = make, [check for check in checks if check is not _check_sharding]
+        make = lambda num_envs, first_index: of_number(num_envs)  # noqa: E731
     whole = (lambda **given: TransformedEnv(make(**given), transform())) if transform else make
     for check in checks:
         try:

@@ -281,3 +281,27 @@ def test_check_env_takes_an_env_with_a_spec_and_a_function_of_the_number_alone()
             check_env(wrong)
     with pytest.raises(TypeError, match=r"check_transform needs a class or .*, but got TimeLimit.*: write `lambda:` before"):
         check_transform(T.TimeLimit(3))
+
+
+def test_check_transform_takes_a_function_of_the_number_of_envs():
+    check_transform(lambda: T.ScaleReward(2.0), lambda num_envs: tw.make("CartPole-v1", num_envs))
+    check_env(lambda n, device="cpu": tw.make("CartPole-v1", n, device=device))
+
+
+def test_check_transform_finds_an_action_that_is_a_buffer():
+    class Smooth(T.Transform):
+        def setup(self, signature):
+            self.register_env_buffer("average", torch.zeros(signature.num_envs, *signature.single_action_space.shape))
+            return signature
+
+        def action(self, action):
+            return self.average.mul_(0.5).add_(action)
+
+        def reset(self, td, mask):
+            mask.fill_(self.average, 0)
+            return td
+
+    with pytest.raises(
+        AssertionError, match=r"Smooth.*action returns a buffer, which later steps change: return a new tensor"
+    ):
+        check_transform(Smooth)

@@ -19,7 +19,7 @@ from torchwrap import random, spaces
 from torchwrap._core import validation
 from torchwrap._core.env_buffers import ConstantBuffer
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms.transform import ObservationTransform
+from torchwrap.transforms.transform import ObservationTransform, Transform
 
 
 class TransformObservation(ObservationTransform):
@@ -93,6 +93,9 @@ class AddNoise(ObservationTransform):
         self.register_buffer("factors", factors, persistent=False)
         self.stream, signature = signature.stream()
         return signature.replace(single_observation_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype))
+
+    def _frozen(self) -> Transform:
+        return self if self.in_eval else Transform()
 
     def observation(self, observation: Tensor) -> Tensor:
         if not (self.training or self.in_eval):
