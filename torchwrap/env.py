@@ -65,6 +65,20 @@ class Env(BatchedModule):
         spec: Gymnasium's `EnvSpec`, if there is one.
         metadata: as Gymnasium's `Env.metadata`.
         render_mode: as Gymnasium's.
+
+    >>> from gymnasium.spaces import Box
+    >>> class Echo(Env):
+    ...     def _step(self, action):
+    ...         terminated, truncated = (action > 0.9), torch.zeros(2, 1, dtype=torch.bool)
+    ...         entries = {"observation": action, "reward": -action, "terminated": terminated, "truncated": truncated}
+    ...         return TensorDict(entries, [2])
+    ...     def _reset(self, mask, options=None):
+    ...         return TensorDict({"observation": torch.zeros(2, 1)}, [2])
+    >>> env = Echo(Signature(2, Box(-1, 1, (1,)), Box(-1, 1, (1,)), torch.device("cpu")))
+    >>> td = env.reset()
+    >>> transition, td = env.step(torch.tensor([[0.5], [1.0]]))
+    >>> transition["next", "observation"].flatten(), td["observation"].flatten()
+    (tensor([0.5000, 1.0000]), tensor([0.5000, 0.0000]))
     """
 
     can_snapshot = True

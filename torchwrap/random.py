@@ -221,14 +221,22 @@ def uniform(
 def normal(
     key: Key, mean: Number = 0.0, std: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Normal numbers by the Box-Muller transform, in a dtype of `uniform`."""
+    """Normal numbers by the Box-Muller transform, in a dtype of `uniform`.
+
+    >>> normal(Stream(2, seed=0).key(), shape=(3,)).shape
+    torch.Size([2, 3])
+    """
     _check_arguments("normal", shape, mean, std)
     first, second = uniform(key, shape=(2, *shape), dtype=dtype).unbind(key.env.dim())
     return _affine(torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second), mean, std)
 
 
 def exponential(key: Key, scale: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Exponential numbers of mean `scale` by inversion, in a dtype of `uniform`."""
+    """Exponential numbers of mean `scale` by inversion, in a dtype of `uniform`.
+
+    >>> exponential(Stream(2, seed=0).key(), shape=(3,)).shape
+    torch.Size([2, 3])
+    """
     _check_arguments("exponential", shape, scale)
     return _affine(-torch.log1p(-uniform(key, shape=shape, dtype=dtype)), 0.0, scale)
 

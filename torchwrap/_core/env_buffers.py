@@ -48,6 +48,12 @@ class EnvBuffer(_Declaration):
         dtype: of the buffer.
         fill: the initial value of each element.
         row: instead of the three above: gives the initial row as a tensor, from the module. Needed if it depends on a space.
+
+    >>> from torchwrap import TransformedEnv, testing, transforms
+    >>> class CountSteps(transforms.Transform):
+    ...     elapsed = EnvBuffer((1,), torch.int64)
+    >>> TransformedEnv(testing.ScriptedEnv(3), CountSteps()).transforms[0].elapsed.shape
+    torch.Size([3, 1])
     """
 
     def __init__(

@@ -110,7 +110,14 @@ class Transform(BatchedModule):
 
 
 class ObservationTransform(Transform):
-    """Base for transforms of each observation by itself: implement `observation`, and `setup` if the space changes."""
+    """Base for transforms of each observation by itself: implement `observation`, and `setup` if the space changes.
+
+    >>> class Absolute(ObservationTransform):
+    ...     def observation(self, observation):
+    ...         return observation.abs()
+    >>> Absolute()(TensorDict({"observation": torch.tensor([[-1.0]])}, [1]))["observation"]
+    tensor([[1.]])
+    """
 
     masked_reset = False
     """Whether a reset should compute the rows of the mask only, if it can. For expensive transforms of a single tensor."""
@@ -131,7 +138,14 @@ class ObservationTransform(Transform):
 
 
 class RewardTransform(Transform):
-    """Base for transforms of each reward by itself: implement `reward`, which takes and returns `(num_envs, 1)`."""
+    """Base for transforms of each reward by itself: implement `reward`, which takes and returns `(num_envs, 1)`.
+
+    >>> class Sign(RewardTransform):
+    ...     def reward(self, reward):
+    ...         return reward.sign()
+    >>> Sign()(TensorDict({"reward": torch.tensor([[-3.0]])}, [1]))["reward"]
+    tensor([[-1.]])
+    """
 
     is_passive = True
 
@@ -146,7 +160,14 @@ class RewardTransform(Transform):
 
 
 class ActionTransform(Transform):
-    """Base for transforms of each action by itself: implement `action`, and `setup` if the space changes."""
+    """Base for transforms of each action by itself: implement `action`, and `setup` if the space changes.
+
+    >>> class Flip(ActionTransform):
+    ...     def action(self, action):
+    ...         return -action
+    >>> Flip()(TensorDict({"action": torch.tensor([[0.5]])}, [1]))["action"]
+    tensor([[-0.5000]])
+    """
 
     def action(self, action: Value) -> Value:
         raise NotImplementedError
