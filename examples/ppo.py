@@ -450,7 +450,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     native = isinstance(env.unwrapped, tw.FunctionalEnv)
     if args.target_return is None:
         args.target_return = getattr(env.spec, "reward_threshold", None)
-    out = args.out or Path("runs") / f"ppo-{args.env_id}"
+    out = args.out or Path("runs") / f"ppo-{args.env_id.rpartition(':')[2].replace('/', '-')}"
     out.mkdir(parents=True, exist_ok=True)
 
     agent = Agent(env).to(args.device)

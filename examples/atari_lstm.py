@@ -1,0 +1,192 @@
+"""PPO with an LSTM on an Atari game, after CleanRL's ppo_atari_lstm.py: single frames, and a memory instead of a frame stack.
+
+python examples/atari_lstm.py                               Pong, ten million steps as in CleanRL
+python examples/atari_lstm.py --env-id ALE/Breakout-v5 --device cuda
+
+ALE's vector env plays all games in C++ and shrinks their frames to 84 x 84 in gray. `PolicyState` carries the hidden and the
+cell state of the LSTM from step to step, and sets both to zero where an episode starts. An episode is a life, and in the
+evaluation a game. Each minibatch holds whole rollouts of some envs, because the LSTM has to run through their steps in order.
+A truncated game is bootstrapped from its final frame; in CleanRL it counts as one that ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import tyro
+from ppo import gae, layer_init
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from tqdm import tqdm
+
+import torchwrap as tw
+from torchwrap import transforms as T
+
+
+@dataclass
+class Args:
+    """Flags and defaults are CleanRL's, except for the game."""
+
+    env_id: str = "ALE/Pong-v5"
+    """the id of the game"""
+    seed: int = 1
+    """seed of the environments and of PyTorch"""
+    device: str = "cpu"
+    """device of the agent, to which frames are copied as uint8"""
+    total_timesteps: int = 10_000_000
+    """total number of env steps, of four frames each"""
+    learning_rate: float = 2.5e-4
+    """learning rate of the optimizer, annealed linearly to zero"""
+    num_envs: int = 8
+    """number of parallel games"""
+    num_steps: int = 128
+    """steps of each game per rollout: how far gradients reach back in time"""
+    hidden_size: int = 128
+    """size of the LSTM"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of generalized advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches per epoch, each of whole environments"""
+    update_epochs: int = 4
+    """epochs per iteration"""
+    clip_coef: float = 0.1
+    """clipping coefficient of the surrogate objective and of the value loss"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: float = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: float = 0.5
+    """maximum norm of the gradient"""
+    eval_games: int = 8
+    """number of games that the trained policy plays at the end"""
+
+
+def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
+    """Games whose episodes end with a life; with `life_loss_info=False`, as in the evaluation, with the game."""
+    env = tw.make(
+        args.env_id,
+        num_envs,
+        backend="ale",
+        device=args.device,
+        stack_num=1,
+        life_loss_info=life_loss_info,
+        reward_clipping=False,  # so that game_return is the score; ClipReward clips for the agent
+        info_keys=["game_return", "game_over"],
+    )
+    state = T.PolicyState({"hidden": (args.hidden_size,), "cell": (args.hidden_size,)})
+    return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.ClipReward(-1, 1), state)
+
+
+class Agent(nn.Module):
+    def __init__(self, env: tw.Env, args: Args) -> None:
+        super().__init__()
+        sizes = [(1, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+        layers = [layer for size in sizes for layer in (layer_init(nn.Conv2d(*size)), nn.ReLU())]
+        self.network = nn.Sequential(*layers, nn.Flatten(), layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU())
+        self.lstm = nn.LSTMCell(512, args.hidden_size)
+        for name, parameter in self.lstm.named_parameters():
+            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        self.actor = layer_init(nn.Linear(args.hidden_size, int(env.single_action_space.n)), std=0.01)
+        self.critic = layer_init(nn.Linear(args.hidden_size, 1), std=1.0)
+
+    def get_distribution_and_value(self, hidden: Tensor) -> tuple[Categorical, Tensor]:
+        return Categorical(logits=self.actor(hidden), validate_args=False), self.critic(hidden).squeeze(-1)
+
+    def remember(self, td: TensorDict) -> tuple[Tensor, Tensor]:
+        """The hidden and the cell state after the frames `(n, 1, 84, 84)` of `td`."""
+        return self.lstm(self.network(td["observation"] / 255), (td["hidden"], td["cell"]))
+
+    def remember_all(self, observation: Tensor, is_init: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
+        """The hidden states `(num_envs, num_steps, hidden_size)` of a rollout, from the state before its first step."""
+        features = self.network(observation.flatten(0, 1) / 255).unflatten(0, observation.shape[:2])
+        states = []
+        for feature, first in zip(features.unbind(1), is_init.unbind(1)):
+            hidden, cell = self.lstm(feature, (hidden.masked_fill(first, 0), cell.masked_fill(first, 0)))
+            states.append(hidden)
+        return torch.stack(states, 1)
+
+    @torch.no_grad()
+    def act(self, td: TensorDict) -> TensorDict:
+        hidden, cell = self.remember(td)
+        td["next", "hidden"], td["next", "cell"] = hidden, cell
+        distribution, td["value"] = self.get_distribution_and_value(hidden)
+        td["action"] = distribution.sample()
+        td["logprob"] = distribution.log_prob(td["action"])
+        return td
+
+    @torch.no_grad()
+    def get_value(self, td: TensorDict) -> Tensor:
+        return self.critic(self.remember(td)[0]).squeeze(-1)
+
+
+def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> dict[str, Tensor]:
+    """The tensors of an update, each with one row per env, so that a minibatch is a choice of rows."""
+    reward, terminated, done = (data["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    following = torch.cat([data["value"][:, 1:], agent.get_value(td).unsqueeze(1)], 1)
+    truncated = done & ~terminated
+    if truncated.any():  # the value after it is that of another game: take that of the final frame, with the state before
+        following[truncated] = agent.get_value(data["next"][truncated])
+    delta = reward + args.gamma * following * ~terminated - data["value"]
+    advantage = gae(delta, args.gamma * args.gae_lambda * ~done)
+    batch = {name: data[name] for name in ("observation", "is_init", "action", "logprob", "value")}
+    batch |= {name: data[name][:, 0] for name in ("hidden", "cell")}
+    return batch | {"advantage": advantage, "ret": advantage + data["value"]}
+
+
+def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
+    hidden = agent.remember_all(mb["observation"], mb["is_init"], mb["hidden"], mb["cell"])
+    distribution, value = agent.get_distribution_and_value(hidden)
+    ratio = (distribution.log_prob(mb["action"]) - mb["logprob"]).exp()
+    advantage = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-8)
+    pg_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)).mean()
+    clipped = mb["value"] + (value - mb["value"]).clamp(-args.clip_coef, args.clip_coef)
+    v_loss = 0.5 * torch.max((value - mb["ret"]).square(), (clipped - mb["ret"]).square()).mean()
+    return pg_loss - args.ent_coef * distribution.entropy().mean() + args.vf_coef * v_loss
+
+
+def main(args: Args) -> dict[str, list[float]]:
+    """Returns the mean loss of each iteration, the returns of the games played in training, and those of the evaluation."""
+    torch.manual_seed(args.seed)
+    env = make_env(args, args.num_envs)
+    agent = Agent(env, args).to(args.device)
+    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    collect = tw.Collector(env, agent.act, args.num_steps)
+    td = env.reset(seed=args.seed)
+    batch_size = args.num_envs * args.num_steps
+    num_iterations, losses, returns = args.total_timesteps // batch_size, [], []
+    progress = tqdm(total=num_iterations * batch_size, unit=" steps", unit_scale=True)
+    for iteration in range(num_iterations):
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+        data, td = collect(td)
+        batch, minibatch_losses = make_batch(agent, data, td, args), []
+        for _ in range(args.update_epochs):
+            for rows in torch.randperm(args.num_envs, device=args.device).chunk(args.num_minibatches):
+                loss = ppo_loss(agent, {name: value[rows] for name, value in batch.items()}, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+                minibatch_losses.append(loss.detach())
+        losses.append(torch.stack(minibatch_losses).mean().item())
+        info = data["next", "info"]
+        returns += info["game_return"][info["game_over"].bool()].tolist()
+        progress.update(batch_size)
+        recent = returns[-20:]  # empty until the first game has ended
+        mean_return = {"return": f"{sum(recent) / len(recent):.1f}"} if recent else {}
+        progress.set_postfix({"loss": f"{losses[-1]:.3f}", **mean_return}, refresh=False)
+    progress.close()
+    env.close()
+
+    test_env = make_env(args, args.eval_games, life_loss_info=False)
+    games = tw.evaluate(test_env, agent.act, args.eval_games, seed=args.seed + 1_000_000)["episode_return"].tolist()
+    test_env.close()
+    print(f"evaluation: mean return {sum(games) / len(games):.1f} of {len(games)} games")
+    return {"losses": losses, "returns": returns, "evaluation": games}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,119 @@
+"""An env of your own with a Dict observation and MultiDiscrete actions: a market stall, trained with PPO.
+
+python examples/market.py                                                          checks, trains and evaluates
+python examples/ppo.py --env-id market:Market-v0 --metrics sold sum missed sum     trains by the id
+
+Each morning the stall orders up to 9 units of three goods and sets one of three prices. The units arrive before the
+customers do. How much each good is in demand differs by episode, so the agent has to find out.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import ppo
+import torch
+import tyro
+from gymnasium.experimental.functional import FuncEnv
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+import torchwrap as tw
+from torchwrap import random
+from torchwrap.testing import check_env
+
+
+class Market(FuncEnv):
+    """The reward is the profit of a day, in tens. The episode ends if the money is spent, or after eight weeks."""
+
+    goods, shelf, visitors = 3, 20, 20  # kinds, units of each that fit, customers at a weekend
+    cost, storage = 1.0, 0.5  # of a unit when ordered, and per night
+    action_space = MultiDiscrete([10] * goods + [3])  # units of each good, and the price
+    observation_space = Dict(
+        stock=Box(0, 1, (goods,)), demand=Box(0, 1, (goods,)), money=Box(-torch.inf, torch.inf, (1,)), weekday=Discrete(7)
+    )
+
+    def initial(self, rng, params=None):
+        zeros = torch.zeros(self.goods, dtype=torch.int64, device=rng.env.device)
+        appeal = random.uniform(rng, 0.2, 0.9, (self.goods,))  # hidden
+        state = {"stock": zeros, "sold": zeros, "missed": zeros, "appeal": appeal}
+        return {**state, "money": torch.full_like(appeal[0], 30), "day": zeros[0]}
+
+    def transition(self, state, action, rng, params=None):
+        stock = (state["stock"] + action[:-1]).clamp(max=self.shelf)
+        ordered, price = stock - state["stock"], action[-1]  # what does not fit is not bought
+        # Half of the customers come on weekends only, and a higher price keeps customers away.
+        comes = torch.where(state["day"] % 7 >= 5, self.visitors, self.visitors // 2)
+        wants = random.uniform(rng, shape=(self.goods, self.visitors)) < state["appeal"].unsqueeze(-1) * (1 - 0.3 * price)
+        demand = (wants & (torch.arange(self.visitors, device=wants.device) < comes)).sum(-1)
+        sold = torch.minimum(demand, stock)
+        left = stock - sold
+        profit = (1.5 + 0.5 * price) * sold.sum() - self.cost * ordered.sum() - self.storage * left.sum()
+        next_state = {"stock": left, "sold": sold, "missed": demand - sold, "appeal": state["appeal"]}
+        return {**next_state, "money": state["money"] + profit, "day": state["day"] + 1}
+
+    def observation(self, state, rng, params=None):
+        return {
+            "stock": state["stock"] / self.shelf,
+            "demand": (state["sold"] + state["missed"]) / self.visitors,
+            "money": state["money"].unsqueeze(-1) / 100,
+            "weekday": state["day"] % 7,
+        }
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return (next_state["money"] - state["money"]) / 10
+
+    def terminal(self, state, rng, params=None):
+        return state["money"] < 0
+
+    def state_info(self, state, params=None):
+        return {"sold": state["sold"].sum(), "missed": state["missed"].sum()}
+
+
+tw.register("Market-v0", Market, max_episode_steps=56)
+
+
+@dataclass
+class Args:
+    total_timesteps: int = 150_000
+    """total number of env steps"""
+    num_episodes: int = 256
+    """number of episodes of each evaluation"""
+    seed: int = 1
+    """seed of the environments and of PyTorch"""
+    out: Path = Path("runs/market")
+    """folder of the learning curve and of the checkpoint"""
+
+
+def main(args: Args) -> dict[str, dict[str, float]]:
+    check_env(functools.partial(tw.make, "Market-v0", max_episode_steps=20))
+    settings = ppo.Args(
+        env_id="Market-v0",
+        seed=args.seed,
+        out=args.out,
+        metrics={"sold": "sum", "missed": "sum"},
+        total_timesteps=args.total_timesteps,
+        num_envs=64,
+        num_steps=64,
+        learning_rate=3e-3,
+        num_minibatches=4,
+        update_epochs=4,
+        normalize=True,
+    )
+    ppo.main(settings)
+    checkpoint = torch.load(args.out / "checkpoint.pt", weights_only=True)
+    env = ppo.make_env(settings, 64)
+    env.load_state_dict(checkpoint["env"])
+    agent = ppo.Agent(env)
+    agent.load_state_dict(checkpoint["agent"])
+    results = {}
+    for name, policy in {"random": None, "trained": agent.act}.items():
+        episodes = tw.evaluate(env, policy, args.num_episodes, seed=args.seed + 1_000)
+        results[name] = {key: value.float().mean().item() for key, value in episodes.items()}
+        print(name, *[f"{key.removeprefix('episode_')} {value:.1f}" for key, value in results[name].items()])
+    return results
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,107 @@
+"""Stable-Baselines3's PPO on a stack of torchwrap's transforms, with SB3's callbacks, and its log.
+
+python examples/sb3_callbacks.py                            trains on Reacher-v5
+python examples/sb3_callbacks.py --resume                   continues from the last checkpoint in --out
+
+Needs the extras `examples`, `mujoco` and `sb3`. --out gets SB3's files: checkpoints of the model and of the env's statistics,
+the best model of the evaluations during training, and the log for TensorBoard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from stable_baselines3.common.utils import safe_mean
+from stable_baselines3.common.vec_env import VecNormalize
+from tensordict import TensorDict
+from torch import Tensor
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.interop.sb3 import to_sb3
+
+
+@dataclass
+class Args:
+    seed: int = 1
+    """seed of the environments and of PyTorch"""
+    total_timesteps: int = 150_000
+    """total number of env steps, those before a checkpoint included"""
+    num_envs: int = 32
+    """number of parallel environments"""
+    num_steps: int = 64
+    """number of steps of each environment per rollout"""
+    save_every: int = 25_000
+    """number of env steps between two checkpoints, and between two evaluations"""
+    resume: bool = False
+    """continue from the last checkpoint in --out"""
+    out: Path = Path("runs/sb3-Reacher-v5")
+    """folder of the checkpoints, of the best model and of the log"""
+
+
+def make_env(num_envs: int) -> tw.Env:
+    # The infos whose values per episode are recorded: the distance at its end, and the sum of the control costs.
+    metrics = {"distance": ("reward_dist", "last"), "effort": ("reward_ctrl", "sum")}
+    return tw.TransformedEnv(
+        tw.make("Reacher-v5", num_envs, info_keys=["reward_dist", "reward_ctrl"]),
+        T.RecordEpisodeStatistics(metrics=metrics),  # innermost: returns are those of the env
+        T.NormalizeObservation(),
+        T.ClipObservation(-10, 10),
+        T.NormalizeReward(gamma=0.95),
+        T.ClipReward(-10, 10),
+    )
+
+
+class LogMetrics(BaseCallback):
+    """Logs the means of the metrics, which to_sb3 puts next to `r`, `l` and `t` in the infos of finished episodes."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        for name in ("distance", "effort"):
+            self.logger.record(f"rollout/{name}", safe_mean([info[name] for info in self.model.ep_info_buffer]))
+
+
+def main(args: Args) -> dict[str, float]:
+    torch.set_num_threads(1)  # the networks are small
+    venv = to_sb3(make_env(args.num_envs))  # a VecNormalize to SB3, because the env has running statistics
+    if args.resume:
+        steps = max(int(path.stem.split("_")[2]) for path in args.out.glob("rl_model_*_steps.zip"))
+        venv = VecNormalize.load(str(args.out / f"rl_model_vecnormalize_{steps}_steps.pkl"), venv)
+        model = PPO.load(args.out / f"rl_model_{steps}_steps", venv, device="cpu")
+        print(f"continues from {steps} steps")
+    else:
+        rollout = dict(n_steps=args.num_steps, batch_size=256, n_epochs=10, gamma=0.95)
+        log = dict(verbose=1, tensorboard_log=str(args.out))
+        model = PPO("MlpPolicy", venv, **rollout, **log, learning_rate=1e-3, seed=args.seed, device="cpu")
+
+    every = max(args.save_every // args.num_envs, 1)  # callbacks count steps of all envs together as one
+    eval_venv = to_sb3(make_env(8).eval())  # EvalCallback copies the statistics into it; eval mode freezes them
+    callbacks = [
+        CheckpointCallback(every, str(args.out), save_vecnormalize=True),
+        EvalCallback(eval_venv, n_eval_episodes=24, eval_freq=every, best_model_save_path=str(args.out), verbose=0),
+        LogMetrics(),
+    ]
+    model.learn(args.total_timesteps - model.num_timesteps, callbacks, reset_num_timesteps=False)
+
+    # Another 64 envs with the same transforms and their statistics. `predict` clips actions to the bounds, as in training.
+    test_env = make_env(64)
+    test_env.load_state_dict(venv.unwrapped.env.state_dict())
+
+    def policy(td: TensorDict) -> Tensor:
+        return torch.as_tensor(model.predict(td["observation"].numpy(), deterministic=True)[0])
+
+    episodes = tw.evaluate(test_env, policy, num_episodes=128, seed=args.seed + 1000)
+    result = {name: value.mean().item() for name, value in episodes.float().items()}
+    print(f"after {model.num_timesteps} steps: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
+    return {**result, "env_steps": model.num_timesteps}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
