@@ -148,5 +148,6 @@ def registry(monkeypatch):
     """A registry that forgets, after the test, what it registers."""
     copy = dict(gymnasium.registry)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", copy)
+    monkeypatch.setattr(gymnasium, "registry", copy)
     monkeypatch.setattr(tw.registration, "_REGISTERED", dict(tw.registration._REGISTERED))
     return copy

@@ -1,4 +1,4 @@
-"""Whole jobs, written from README.md, examples/README.md and the docstrings alone.
+"""Whole jobs, written from the README, the guides and the docstrings alone.
 
 Comments compare the numbers of lines. Those of Isaac Lab are written from memory and were not run.
 """
@@ -168,7 +168,9 @@ def test_delays_noise_and_histories():
         assert (env.train().reset(seed=0)["observation"] != positions[0]).all()
 
     names = {"T": T, "tw": tw, "np": np, "Box": Box}
-    exec(re.search(r"```python\n(def term.*?)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)[1], names)  # it is ours
+    exec(
+        re.search(r"```python\n(def term.*?)```", (EXAMPLES / "guides" / "transforms.md").read_text(), re.DOTALL)[1], names
+    )  # it is ours
     env, raw = names["env"].eval(), tw.make("Pendulum-v1", 64)
     found, frames = env.reset(seed=0)["observation"], [raw.reset(seed=0)["observation"]] * 5
     for _ in range(6):

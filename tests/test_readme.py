@@ -1,4 +1,4 @@
-"""README.md and examples/README.md: the code runs, tables are complete, figures are measured, claims about others are true."""
+"""README.md and the guides: the code runs, tables are complete, figures are measured, claims about others are true."""
 
 import functools
 import importlib
@@ -10,19 +10,22 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-import stable_baselines3.common.atari_wrappers as atari_wrappers
 import stable_baselines3.common.vec_env as vec_env
 from gymnasium.vector import AutoresetMode
+from stable_baselines3.common import atari_wrappers, env_util, evaluation
 from test_differences import Ones
 
 import torchwrap as tw
+import torchwrap.interop.sb3
 import torchwrap.testing
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-REFERENCE = (ROOT / "examples" / "README.md").read_text()
+GUIDES = {path.stem: path.read_text() for path in sorted((ROOT / "examples" / "guides").glob("*.md"))}
+SB3 = [vec_env, atari_wrappers, env_util, evaluation]
+CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
 
 
 @pytest.mark.full
@@ -44,7 +47,7 @@ def test_readme_has_at_most_150_lines_and_code_within_the_first_40():
     assert len(lines) <= 150 and "import torchwrap as tw" in lines[:40]
 
 
-@pytest.mark.parametrize("page", [Path("README.md"), Path("examples/README.md")], ids=str)
+@pytest.mark.parametrize("page", [Path("README.md"), Path("examples/README.md"), Path(".github/CONTRIBUTING.md")], ids=str)
 def test_links_lead_to_files(page):
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
@@ -61,13 +64,13 @@ def test_moving_picture_is_animated_and_below_one_megabyte():
 
 
 def test_tables_list_every_transform_and_wrapper():
-    rows = set(re.findall(r"^\| `(\w+)\(", REFERENCE, re.MULTILINE))
+    rows = set(re.findall(r"^\| `(\w+)\(", GUIDES["transforms"], re.MULTILINE))
     bases = {"ActionTransform", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
     assert rows == (set(T.__all__) | set(W.__all__)) - {"TransformedEnv", "Wrapper"} - bases
 
 
 def test_tables_give_the_arguments_of_every_transform_and_wrapper():
-    for name, arguments in re.findall(r"^\| `(\w+)\((.*?)\)` \|", REFERENCE, re.MULTILINE):
+    for name, arguments in re.findall(r"^\| `(\w+)\((.*?)\)` \|", GUIDES["transforms"], re.MULTILINE):
         if "..." in arguments:
             continue
         parameters = inspect.signature(getattr(T, name, None) or getattr(W, name)).parameters
@@ -75,32 +78,42 @@ def test_tables_give_the_arguments_of_every_transform_and_wrapper():
 
 
 def test_every_difference_from_gymnasium_has_one_row_and_one_test():
-    rows = re.findall(r"^\| .* \| `(\w+)` \|$", _section("Differences from Gymnasium"), re.MULTILINE)
+    rows = re.findall(r"^\| .* \| `(\w+)` \|$", _section(GUIDES["from_gymnasium"], "Differences from Gymnasium"), re.MULTILINE)
     tests = re.findall(r"^def test_(\w+)", (ROOT / "tests" / "test_differences.py").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(tests)
 
 
 def test_names_of_other_libraries_and_their_translations_exist():
-    there = {"Gymnasium": [gymnasium.wrappers], "Stable-Baselines3": [vec_env, atari_wrappers]}
-    here = [T, W, tw, tw.testing]
-    library = ""
-    for line in _section("Where to find what you know").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 3 or "`" not in cells[2] + cells[1]:
-            continue
-        library = cells[0] or library
-        for name in re.findall(r"`(\w+)`", cells[1]):
-            known = any(name in dir(module) + getattr(module, "__all__", []) for module in there.get(library, ()))
-            assert known or library in ("TorchRL", "Brax") or name in ("AutoResetWrapper", "check_env", "evaluate_policy"), (
-                name
-            )
-        for name in re.findall(r"`(?:testing\.)?([A-Za-z_]+)`", cells[2]):
-            fields = inspect.signature(tw.FunctionalEnv).parameters
-            assert name in (*fields, "step", "reset") or any(hasattr(module, name) for module in here), name
+    there = {"from_gymnasium": [gymnasium.wrappers, gymnasium.wrappers.vector, gymnasium], "from_stable_baselines3": SB3}
+    here = [T, W, tw, tw.testing, tw.interop.sb3]
+    for page in ("from_gymnasium", "from_stable_baselines3", "from_torchrl", "from_brax"):
+        rows = [line.strip("|").split("|") for line in _section(GUIDES[page], "Names").splitlines() if line.startswith("|")]
+        for theirs, ours in rows[2:]:
+            for name in re.findall(r"`(?:\w+\.)*(\w+)`", theirs) if page in there else ():
+                known = any(name in dir(module) + getattr(module, "__all__", []) for module in there[page])
+                assert known or name in ("AutoResetWrapper", "FuncEnv", "check_env"), name
+            for name in re.findall(r"`(?:\w+\.)*([A-Za-z_]\w*)`", ours):
+                fields = inspect.signature(tw.FunctionalEnv).parameters
+                assert name in (*fields, "step", "reset", "set_moments", "from_brax") or any(
+                    hasattr(module, name) for module in here
+                ), (
+                    page,
+                    name,
+                )
+        assert len(rows) > 4
+
+
+def test_reference_lists_every_public_name():
+    listed = set(re.findall(r"^   ([\w.]+)$", GUIDES["reference"], re.MULTILINE))
+    public = {*tw.__all__, *T.__all__, *W.__all__} - {"transforms"}
+    assert public <= listed
+    for name in public:
+        item = getattr(tw, name, None) or getattr(T, name, None) or getattr(W, name)
+        assert ">>> " in item.__doc__, name
 
 
 def test_layout_lists_every_module():
-    listed = set(re.findall(r"^    (\w+(?:\.py|/)) ", _section("Layout"), re.MULTILINE))
+    listed = set(re.findall(r"^    (\w+(?:\.py|/)) ", _section(CONTRIBUTING, "Layout"), re.MULTILINE))
     package = ROOT / "torchwrap"
     modules = {path.name for path in package.glob("*.py")} - {"__init__.py"} | {
         f"{path.parent.name}/" for path in package.glob("*/*.py")
@@ -172,8 +185,8 @@ def test_figures_in_the_text_are_those_of_cpu_json(report):
     assert f"make {rollout / 1e6:.0f} million steps a second" in text and f"is {times:.0f} times as fast as TorchRL's" in text
 
 
-def _section(title):
-    return REFERENCE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def _section(page, title):
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 # Claims about other libraries that have no row in tests/test_differences.py.
@@ -218,6 +231,12 @@ def test_sb3_statistics_leave_final_observations_out_and_ours_count_them():
     ours = tw.TransformedEnv(tw.from_gymnasium(vector_env), T.NormalizeObservation())
     tw.rollout(ours, None, 4)
     assert ours.transforms[0].statistics.mean.item() == pytest.approx(np.mean([0, 1, 2, 0, 1, 2, 0]))
+
+
+def test_gymnasiums_env_0_depends_on_the_number_of_envs_and_ours_does_not():
+    theirs = [gymnasium.make_vec("CartPole-v1", number).reset(seed=0)[0][0].tolist() for number in (2, 3)]
+    ours = [tw.make("CartPole-v1", number).reset(seed=0)["observation"][0].tolist() for number in (2, 3)]
+    assert theirs[0] != theirs[1] and ours[0] == ours[1]
 
 
 def test_the_public_names_are_few():

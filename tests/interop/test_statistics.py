@@ -1,4 +1,4 @@
-"""The lines of examples/README.md that take over the statistics of other libraries, each run with the library itself."""
+"""The lines of the guide `saving` that take over the statistics of other libraries, each run with the library itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
-PAGE = (Path(__file__).parents[2] / "examples" / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "examples" / "guides" / "saving.md").read_text()
 TABLE = PAGE.split("\n## Statistics from other libraries\n")[1].split("\n## ")[0]
 LINES = {  # by library: into torchwrap, and back
     re.match(r"\w+(?: \w+)?", library)[0]: [line.strip(" `").replace("\\|", "|") for line in lines]
