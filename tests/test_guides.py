@@ -3,8 +3,8 @@
 import contextlib
 import re
 import shlex
-from pathlib import Path
 
+import ale_py  # noqa: F401  # registers its ids here, because `registry` is a copy that is forgotten
 import pytest
 import tyro
 from helpers import EXAMPLES, load_example
@@ -50,5 +50,4 @@ def test_commands_fit_their_scripts(page, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_files(page):
     for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-        assert "://" in link or (page.parent / link).exists(), link
-        assert Path(link).suffix or (page.parent / link).is_dir(), link
+        assert "://" in link or (page.parent / link).is_file(), link

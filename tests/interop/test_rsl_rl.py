@@ -179,6 +179,18 @@ def test_runner_saves_what_the_env_has_learned_and_loads_it(tmp_path):
         assert (loaded.state_dict()[name] == value).all() and (unloaded.state_dict()[name] != value).any(), name
 
 
+def test_a_trained_policy_is_deployed():
+    env = make_learned()
+    runner = OnPolicyRunner(to_rsl_rl(env), config())
+    runner.learn(1)
+    network = runner.get_inference_policy()
+    module = tw.deploy(env, lambda td: network(TensorDict({"policy": td["observation"]}, td.batch_size)))
+    raw = torch.randn(5, 3)
+    with torch.no_grad():
+        groups = TensorDict({"policy": env.transforms[3].observation(raw)}, [5])  # NormalizeObservation
+        assert module(raw).numpy() == pytest.approx(2 * network(groups).clamp(-1, 1).numpy(), abs=1e-6)
+
+
 # The bootstrap.
 
 
