@@ -24,8 +24,9 @@ def skipped_without_library():
         pytest.skip(f"needs {error.name}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_of_python_run_in_order(page, tmp_path, monkeypatch, registry):
+def test_blocks_of_python_run_in_order_and_raise_what_the_page_says(page, tmp_path, monkeypatch, registry, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)
     names = {"__name__": "__main__"}
@@ -34,6 +35,10 @@ def test_blocks_of_python_run_in_order(page, tmp_path, monkeypatch, registry):
         line = page.read_text()[: match.start(1)].count("\n")
         with skipped_without_library():
             exec(compile("\n" * line + match[1], page, "exec"), names)  # the pages are ours
+    shown = " ".join(page.read_text().replace("#", " ").split())
+    for line in capsys.readouterr().out.splitlines() if page.stem != "trainers" else ():  # whose libraries print much
+        if len(re.findall(r"\b[a-z]{2,}\b", line)) >= 5:  # a sentence, such as the text of an error
+            assert " ".join(line.replace("#", " ").split()) in shown, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
