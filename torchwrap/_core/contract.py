@@ -20,7 +20,7 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @contextlib.contextmanager
-def no_foreign_draws(owner: str, source: str, device: torch.device | None) -> Iterator[None]:
+def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> Iterator[None]:
     """Raises a TypeError if the block draws from a global generator, whose state is put back. None: the block may draw."""
     if device is None:
         yield
@@ -35,7 +35,7 @@ def no_foreign_draws(owner: str, source: str, device: torch.device | None) -> It
     if changed := [name for name, (get, _) in generators.items() if not equal(before[name], get())]:
         for name in changed:
             generators[name][1](before[name])
-        raise TypeError(f"{owner} needs to draw {source}, but drew from {changed[0]}.")
+        raise TypeError(f"{owner} drew from {changed[0]}: {remedy}.")
 
 
 def equal(first: Any, second: Any) -> bool:

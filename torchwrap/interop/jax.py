@@ -114,12 +114,12 @@ def from_brax(
     layer = env
     while layer is not None:
         if {kind.__name__.removeprefix("Brax") for kind in type(layer).__mro__} & _WRAPPERS:
-            got = f"{type(layer).__name__}: brax.envs.get_environment makes one, and max_episode_steps limits its episodes"
-            raise ValueError(f"from_brax needs an env that does not count steps, reset or batch, but got {got}.")
+            remedy = "make it with brax.envs.get_environment, and limit its episodes with max_episode_steps"
+            raise ValueError(f"from_brax needs an env without training wrappers, but got {type(layer).__name__}: {remedy}.")
         layer = vars(layer).get("env")
     impl = getattr(getattr(env, "mjx_model", None), "impl", None)
     if getattr(impl, "value", impl) == "warp":
-        remedy = '`registry.load(name, config_overrides={"impl": "jax"})` makes one of MuJoCo Playground'
+        remedy = 'load it with `registry.load(name, config_overrides={"impl": "jax"})`'
         raise ValueError(f"from_brax needs an env that computes in JAX, but got {name} in Warp: {remedy}.")
 
     def reset(key: jax.Array) -> tuple[Any, Any]:
@@ -276,7 +276,7 @@ class JaxFunctions:
         numbers = _checks.numbers(self.owner, result, ("state", *_checks.STEP), self.info_keys, _describe)
         needed, got = (_describe(state) for state in (before, result[0]))
         if needed != got or jax.tree.structure(before) != jax.tree.structure(result[0]):
-            raise ValueError(f"{self.owner} needs step to return a state like that from reset, {needed}, but got {got}.")
+            raise ValueError(f"{self.owner} needs step to return a state like reset's, {needed}, but got {got}.")
         self._check_observation("step", result[1], num_envs)
         for name, value in numbers.items():
             if getattr(value, "shape", None) != (num_envs,):

@@ -143,7 +143,7 @@ class PPO(algorithms.PPO):
     def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         if "time_outs" in extras:
             if "final_obs" not in extras:
-                remedy = "wrap a torchwrap env with to_rsl_rl, or take rsl_rl's own PPO"
+                remedy = "wrap a torchwrap env with to_rsl_rl, or use rsl_rl's own PPO"
                 raise ValueError(f'{__name__}:PPO needs extras["final_obs"] from the env, but got {sorted(extras)}: {remedy}.')
             hidden_state = self.critic.get_hidden_state()
             values = self.critic(extras["final_obs"].to(self.device)).detach().squeeze(-1)

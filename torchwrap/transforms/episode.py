@@ -72,11 +72,11 @@ class RecordEpisodeStatistics(Transform):
         if not isinstance(stats_key, str) or not stats_key:
             raise TypeError(f"RecordEpisodeStatistics needs a non-empty string as stats_key, but got {stats_key!r}.")
         self.stats_key, self.metrics = stats_key, dict(metrics or {})
-        validation.names("RecordEpisodeStatistics", "metrics", list(self.metrics))
+        validation.names("RecordEpisodeStatistics", "the names of metrics", list(self.metrics))
         self._sources = {name: (name, each) if isinstance(each, str) else tuple(each) for name, each in self.metrics.items()}
         for name, source in self._sources.items():
             if name in ("return", "length") or len(source) != 2 or source[1] not in _REDUCTIONS:
-                needed = f"RecordEpisodeStatistics needs metrics with one of {[*_REDUCTIONS]}, not under return or length"
+                needed = f"RecordEpisodeStatistics needs metrics with one of {[*_REDUCTIONS]}, and not named return or length"
                 raise ValueError(f"{needed}, but got {name!r}: {self.metrics[name]!r}.")
 
     @staticmethod
@@ -88,8 +88,8 @@ class RecordEpisodeStatistics(Transform):
         num_envs, device = signature.num_envs, signature.device
         every_step = [name for name, kind in self._sources.values() if kind != "last"]
         if lost := [] if signature.summed_info is None else sorted(set(every_step) - signature.summed_info):
-            got = f"{lost} from a layer that repeats actions and returns the last ones: make it with summed_info={lost}"
-            raise ValueError(f"RecordEpisodeStatistics needs metrics of every step, but got {got}.")
+            got = f"a layer that repeats actions returns only the last {lost}: make that layer with summed_info={lost}"
+            raise ValueError(f"RecordEpisodeStatistics needs metrics of every step, but {got}.")
         self.keys = {name: f"{self.stats_key}_{name}" for name in ("return", "length", *self.metrics)}
         # A ring of (return, length, *metrics) with room for all envs to finish at once. The last `num_envs` rows are scratch
         # space, so that `reset` has an index to write each row to, finished or not.
@@ -215,7 +215,7 @@ class TimeAwareObservation(Transform):
     def setup(self, signature: Signature) -> Signature:
         limit, below = signature.max_episode_steps, signature.single_observation_space
         if limit is None:
-            raise ValueError("TimeAwareObservation needs an env with a step limit, but got none: put TimeLimit below it.")
+            raise ValueError("TimeAwareObservation needs a step limit, but got an env without one: put TimeLimit below it.")
         if limit > np.iinfo(np.int32).max and not self.normalize_time:
             needed = "a step limit that int32 holds, or normalize_time=True"
             raise ValueError(f"TimeAwareObservation needs {needed}, but got {limit}.")

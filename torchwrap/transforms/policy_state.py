@@ -58,8 +58,8 @@ class PolicyState(Transform):
             raise TypeError(f'PolicyState needs shapes by name, such as {{"hidden": (64,)}}, but got {shapes!r}.')
         for name, shape in shapes.items():
             if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
-                raise ValueError(f"PolicyState needs names that roots and steps do not use, but got {name!r}.")
-            validation.sizes("PolicyState", f"shape of {name}", shape, at_least=1)
+                raise ValueError(f"PolicyState needs identifiers that roots and steps do not use as names, but got {name!r}.")
+            validation.sizes("PolicyState", f"the shape of {name}", shape, at_least=1)
         self.shapes, self.dtype = {name: tuple(shape) for name, shape in shapes.items()}, dtype
         self.fill = validation.fill("PolicyState", fill, dtype)
 
@@ -100,7 +100,7 @@ def read(owner: str, signature: Signature, td: TensorDict) -> State:
     for key, row in signature.policy_state.items():
         value, shape = state[key], (signature.num_envs, *row.shape)
         if not isinstance(value, Tensor):
-            remedy = f'`td["next", "{key}"] = ...` sets it, as PolicyState needs'
+            remedy = f'set it with `td["next", "{key}"] = ...`, as PolicyState asks for'
             raise ValueError(f'{owner} needs the state of the policy in ("next", "{key}"), but got {value!r}: {remedy}.')
         if value.shape != shape or value.dtype != row.dtype:
             got = validation.described(value)

@@ -45,7 +45,7 @@ class _Rescale(Transform):
             raise ValueError(f"{name} needs {what} space with low < high, but got {box}.")
         for new, old in ((low, box.low), (high, box.high)):
             if not np.array_equal(np.where(np.isinf(new), new, 0), np.where(np.isinf(old), old, 0)):
-                raise ValueError(f"{name} needs bounds that are infinite where those of {box} are, but got {self.shown}.")
+                raise ValueError(f"{name} needs bounds that are infinite where {box} is unbounded, but got {self.shown}.")
         bounded_below, bounded_above = np.isfinite(low), np.isfinite(high)
         bounded = bounded_below & bounded_above
         gradient, intercept = np.ones(box.shape, box.dtype), np.zeros(box.shape, box.dtype)
@@ -119,7 +119,7 @@ class RescaleAction(_Rescale, ActionTransform):
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")
         if not (np.isfinite(box.low) & np.isfinite(box.high)).all():
-            raise ValueError(f"RescaleAction needs an action space with finite bounds, low < high, but got {box}.")
+            raise ValueError(f"RescaleAction needs an action space with finite bounds, but got {box}.")
         return signature.replace(single_action_space=self._rescale("an action", box, signature.device))
 
     def action(self, action: Tensor) -> Tensor:
