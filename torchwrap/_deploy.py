@@ -127,7 +127,7 @@ class DeployedPolicy(nn.Module):
         self._num_stateless = len(list(itertools.takewhile(_ignores_starts, self.transforms)))
         if len(self._rows) == 1 and self._num_stateless == len(self.transforms):
             self._rows = {}
-        # What an action depends on is an input of the module.
+        # The observations and states that an action depends on are inputs of the module.
         self._space, self._inputs = self._observation_space, list(self._rows)
         self._check(env)
         self.metadata: dict[str, Json] = {
@@ -165,7 +165,7 @@ class DeployedPolicy(nn.Module):
         return dict(zip(("observation", "state"), rows.builder(self.example_inputs(1))(batch), strict=False))
 
     def onnx_names(self) -> dict[str, list[str]]:
-        """Arguments of `torch.onnx.export`: the names of inputs and outputs. Those of the next state begin with "next."."""
+        """Arguments of `torch.onnx.export`: the names of inputs and outputs. Names of the next state begin with "next."."""
         inputs = [".".join(("observation", *path)) for path, _ in spaces.leaves(self._space)]
         outputs = [".".join(("action", *path)) for path, _ in spaces.leaves(self._action_space)]
         following = [f"next.{name}" for name in self._inputs]
@@ -226,7 +226,7 @@ class DeployedPolicy(nn.Module):
         return action, {**{name: held[path] for name, path in self._rows.items()}, **following}
 
     def _act(self, raw: Value, state: State) -> tuple[Value, dict[str, Tensor]]:
-        """The action, and what the next state has besides that of transforms, which they hold and write to."""
+        """The action, and the part of the next state that no transform holds and writes to."""
         number = rows.leaves(raw)[0].shape[0]
         root = {"observation": self._observe(raw, number, RowMask(state["is_first"]) if state else None)}
         if own := {name: state[name] for name in self.signature.policy_state}:
@@ -316,7 +316,7 @@ class DeployedPolicy(nn.Module):
 
 
 class _Root(nn.ModuleDict):
-    """What `functional_call` gives other tensors, while a function runs."""
+    """The module to which `functional_call` gives other tensors while a function runs."""
 
     def forward(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)

@@ -78,7 +78,7 @@ class Collector:
         """Collects one chunk.
 
         Args:
-            td: the root to start from: that of the last reset, step or call, as you left it, or a copy. None resets the env.
+            td: the root to start from, of the last reset, step or call, as you left it, or a copy. None resets the env.
 
         Returns:
             data: the transitions.
@@ -103,7 +103,7 @@ class Collector:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_compiled": None}
 
-    # What a call computes, without checks.
+    # The computation of a call, without checks.
 
     def _collect(self, root: Root) -> tuple[Storage, Root]:
         storage: Storage = {}
@@ -176,11 +176,11 @@ def evaluate(
     The env is reset first and left where the last episode ends: give it a sibling of the training env, with `load_state_dict`.
 
     Args:
-        env: the env. The return is that of its `RecordEpisodeStatistics`, or the sum of its rewards if it has none.
+        env: the env. Its `RecordEpisodeStatistics` gives the return, or the sum of its rewards if it has none.
         policy: as for `Collector`.
         num_episodes: rounded up to a multiple of `num_envs`.
         seed: for the reset. None continues the env's random streams.
-        max_steps: stops after so many steps of every env, with the episodes that have ended by then.
+        max_steps: stops after this number of steps of every env, with the episodes that have ended by then.
 
     Returns:
         A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env after env; and with

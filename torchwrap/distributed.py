@@ -17,7 +17,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
     Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
     `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
-    since the last call: three numbers per component. Counts are exact, and sums equal those of one process up to the order of
+    since the last call: three numbers per component. Counts are exact, and sums equal a single process's up to the order of
     addition. A second call without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs
     stay valid. Without an initialized process group, and in a group of one process, the call does nothing.
 

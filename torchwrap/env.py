@@ -164,7 +164,7 @@ class Env(BatchedModule):
             seed: puts env *i* (its global index, whatever `num_envs`) before the first episode of its own random stream. None
                 continues with the next episode; the first reset of all then draws a seed from the operating system.
             mask: bool, `(num_envs,)`. Rows outside it keep the observation of the last root, as you left it.
-            options: passed on to the env. Those of a `FunctionalEnv` include initial states, `{"state": {...}}`.
+            options: passed on to the env. A `FunctionalEnv` takes initial states among them, `{"state": {...}}`.
 
         Returns:
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
@@ -267,7 +267,7 @@ class Env(BatchedModule):
             root |= self._carry(state, successor, resets)
         return td.set("next", successor), self._finish(root)
 
-    # What a step computes, without checks. `torchwrap.compile` compiles it as a whole.
+    # The computation of a step, without checks. `torchwrap.compile` compiles it as a whole.
 
     def _step_and_reset(self, action: Value, resets: bool = True) -> tuple[TensorDict, Value]:
         action = action.clone()  # the agent's stays as it is, whatever a layer writes to
@@ -360,7 +360,7 @@ class Env(BatchedModule):
     def elapsed_steps(self) -> Tensor:
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
 
-        Assigning it moves the clocks of every layer, those of native limits and `TimeLimit` included, so that episodes can be
+        Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so that episodes can be
         truncated at different times from the start. A RuntimeError says that no layer has a clock: a simulator counts steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
@@ -484,7 +484,7 @@ class Env(BatchedModule):
     def get_wrapper_attr(self, name: str) -> Any:
         """Returns the attribute of the outermost layer that has it, or raises an AttributeError.
 
-        That of a simulator's envs is a tuple with one value per env; a method of theirs is a function that calls all of them.
+        An attribute of a simulator's envs is a tuple with one value per env; a method is a function that calls all of them.
         """
         if not hasattr(self, name):
             raise AttributeError(f"{self!r} has no layer with the attribute {name!r}.")

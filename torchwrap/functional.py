@@ -56,14 +56,14 @@ class FunctionalEnv(Env):
     | `observation(state, rng)` | a tensor, or a dict of tensors for a `Dict` space, that lies in `observation_space` |
     | `reward(state, action, next_state, rng)` | a scalar of any real dtype |
     | `terminal(state, rng)` | a bool scalar |
-    | `truncated(state, rng)`, optional | a bool scalar, which counts besides `max_episode_steps` |
+    | `truncated(state, rng)`, optional | a bool scalar, in addition to `max_episode_steps` |
     | `transition_info(state, action, next_state)`, optional | a dict of tensors, each of which is `("next", "info", name)` |
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
     for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
     argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes
-    are fixed. Keyword arguments of `initial` are the env's reset options, with one value for all envs. Besides,
+    are fixed. Keyword arguments of `initial` are the env's reset options, with one value for all envs.
     `reset(options={"state": {...}})` starts episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives
     the other ones.
 
@@ -192,7 +192,7 @@ class FunctionalEnv(Env):
     def _call(
         self, name: str, key: Key, *arguments: Any, params: dict[str, Tensor] | None = None, options: Options | None = None
     ) -> Any:
-        """The result of a function for each row of the key. `params` defaults to those of all envs."""
+        """The result of a function for each row of the key. `params` defaults to the parameters of all envs."""
         function, options = getattr(self.func_env, name), options or {}
         if params is None:
             params = self.params if self.parameter_names else {}

@@ -66,7 +66,7 @@ class Stream(BatchedModule):
     """The RNG streams of a batch of envs, one per env, independent of each other and of `num_envs`.
 
     A stream is a clock: the env's seed, index, episode and step determine the numbers, so no draw shifts another. An env
-    advances its own streams, and `TransformedEnv` those of its transforms. A transform that draws only reads `key()`.
+    advances its own streams, and `TransformedEnv` the streams of its transforms. A transform that draws only reads `key()`.
 
     Args:
         num_envs: number of streams.

@@ -312,7 +312,7 @@ class Signature:
         device: of all tensors.
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
-        num_streams: number of random streams in use so far: the env's own, that of `sample_action`, and those of transforms.
+        num_streams: number of random streams in use so far: of the env, of `sample_action`, and of transforms.
         policy_state: what a recurrent policy carries from step to step, by name.
         summed_info: where a layer repeats actions, the names of the infos that it sums. None if every step is one of the env.
 

@@ -41,8 +41,8 @@ class ScriptedEnv(Env):
     Args:
         num_envs: number of envs.
         observation_shape: shape of an unbounded float32 observation.
-        episode_lengths: one length, or several to take in turn. None for episodes that never end.
-        ending: "terminated", "truncated", "both", or "in turn" for the three of them in turn, by (i + e) % 3.
+        episode_lengths: one length, or several to cycle through. None for episodes that never end.
+        ending: "terminated", "truncated", "both", or "in turn" to cycle through the three, by (i + e) % 3.
         observation_space: replaces the space given by `observation_shape`, if not None.
         action_space: None takes Box(-1, 1, (6,)).
         first_index: global index of the first env.
@@ -188,7 +188,7 @@ def check_env(make: MakeEnv | Env) -> None:
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
-    """Checks that a transform keeps the contract of `torchwrap.Transform`, and an env with it that of `torchwrap.Env`.
+    """Checks that a transform keeps the contract of `torchwrap.Transform`, and an env with it the one of `torchwrap.Env`.
 
     Args:
         make: makes a new transform.
@@ -206,7 +206,7 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
         spec.record(make())
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
-    # The checks that name the fault of a transform most precisely come before those of an env.
+    # The checks that name the fault of a transform most precisely come before the checks of an env.
     checks = _check_step_results, _check_action, _check_masked_reset, _check_eval
     _run_checks((*checks, *_OF_ENVS[1:], _check_state_dict), make_env, make)
 

@@ -35,7 +35,7 @@ _GENERATORS |= {f"{name}_" for name in ("normal", "uniform", "random", "exponent
 
 
 class Trace(NamedTuple):
-    """What a function computes."""
+    """A traced function."""
 
     graph: GraphModule
     """From the tensors of `Inputs`, and the leaves of the arguments, to the leaves of the result."""
@@ -46,10 +46,10 @@ class Trace(NamedTuple):
 @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
 @torch.no_grad()
 def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
-    """Traces a function with fake tensors in place of those of the modules, which `inputs` has, and of the arguments.
+    """Traces a function with fake tensors instead of the arguments and of the modules' tensors, which `inputs` has.
 
     A ValueError says which code cannot be traced, and names the env, the transform or the policy. The arguments are Tensors,
-    TensorDicts, and tuples and dicts of them; `values` are some like those of later calls.
+    TensorDicts, and tuples and dicts of them; `values` are like the arguments of later calls.
     """
     example = [*inputs.current()[1], *[leaf.contiguous() for leaf in rows.leaves(values)]]
     build, count, results = rows.builder(values), inputs.num_tensors, list[Nested]()
@@ -80,7 +80,7 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
 def dependencies(
     function: Callable[..., list[Tensor]], values: list[Tensor], num_state: int
 ) -> tuple[set[Tensor], set[Tensor]] | None:
-    """The tensors that a function uses, arguments and others, and those of them that its results depend on.
+    """The tensors that a function uses, arguments and others, and the subset that its results depend on.
 
     None if the function cannot be traced, such as where it reads values on the host. The last `num_state` arguments and
     results are a state and the next state, which matters where a result depends on that state.

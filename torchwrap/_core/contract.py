@@ -1,4 +1,4 @@
-"""What a layer's code must not do in its first call: draw random numbers that no seed of an env reaches."""
+"""The check that a layer draws no random numbers that no seed of an env reaches, in its first call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
         yield
         return
     generators = {**PYTHON_GENERATORS, "PyTorch's global generator": (torch.get_rng_state, torch.set_rng_state)}
-    if device.type not in ("cpu", "meta", "mps"):  # that of MPS takes no device
+    if device.type not in ("cpu", "meta", "mps"):  # the function of MPS takes no device
         own = torch.get_device_module(device)
         accessors = lambda: own.get_rng_state(device), lambda state: own.set_rng_state(state, device)
         generators[f"PyTorch's global generator of {device}"] = accessors

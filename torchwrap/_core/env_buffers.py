@@ -77,7 +77,7 @@ class EpisodeClock(EnvBuffer):
 
     @staticmethod
     def of(module: BatchedModule) -> list[Tensor]:
-        """The clocks of a module, without those of its submodules."""
+        """The clocks of a module, without its submodules."""
         names = [name for name in module._env_buffer_names if isinstance(getattr(type(module), name, None), EpisodeClock)]
         return [module.get_buffer(name) for name in names]
 

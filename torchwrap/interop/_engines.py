@@ -226,7 +226,7 @@ class Ale(Engine):
 
 
 class EnvPool(Engine):
-    """EnvPool. Its auto-reset is a step that ignores its action; here only the finished rows take it, at once."""
+    """EnvPool. Its auto-reset is a step that ignores its action; only the finished rows take it, in the same step."""
 
     modes = (AutoresetMode.NEXT_STEP,)
     takes_options = False
@@ -289,7 +289,7 @@ class EnvPool(Engine):
         return infos
 
     def _assign(self, infos: dict[str, Any], observation: Any, info: dict[str, Any]) -> None:
-        # Results of some envs, to those of all.
+        # Writes the results of some envs into the results of all.
         _assign(self.observation, info["env_id"], observation)
         for name in set(self.info_names).intersection(info):
             shape = len(self._finished), *info[name].shape[1:]

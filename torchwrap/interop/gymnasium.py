@@ -50,7 +50,7 @@ def from_gymnasium(
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
             result owns it from now on. An `AsyncVectorEnv` of your own casts results before they are checked, and its `call`,
-            `get_attr` and `set_attr` reach its envs; with those of `torchwrap.make(..., vectorization_mode="async")`, results
+            `get_attr` and `set_attr` reach its envs; with envs of `torchwrap.make(..., vectorization_mode="async")`, results
             are checked in the workers, and `env.get_wrapper_attr` and `env.set_wrapper_attr` reach them. EnvPool seeds its
             envs when it makes them: the first `reset` reports that seed, and `reset` takes no other.
         device: of all tensors.
@@ -182,7 +182,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
             spec.max_episode_steps = None if limit == -1 else limit
         both = vector_env.single_observation_space, vector_env.single_action_space
         for space, batched in zip(both, (vector_env.observation_space, vector_env.action_space), strict=True):
-            if batched not in (space, batch_space(space, vector_env.num_envs)):  # EnvPool has that of a single env
+            if batched not in (space, batch_space(space, vector_env.num_envs)):  # EnvPool has the space of a single env
                 remedy = "declare one that contains them all with observation_mode=(batch_space(space, num_envs), space)"
                 raise ValueError(f"from_gymnasium needs envs with the same space, but got {batched} for {space}: {remedy}.")
         limit = spec.max_episode_steps if spec is not None else engine.max_episode_steps
@@ -347,7 +347,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset are those of its root. If the env
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset come from its root. If the env
     has `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
     `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
 
@@ -448,7 +448,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             final = spaces.to_numpy(self.single_observation_space, successor["observation"][ended])
             for row, observation in zip(np.flatnonzero(done), iterate(self.observation_space, final), strict=True):
                 infos["final_obs"][row] = observation
-            # Where Gymnasium's statistics of single envs are; those of its vector wrapper are at the top, as below.
+            # Gymnasium keeps statistics of single envs here, and its vector wrapper keeps them at the top, as below.
             infos["final_info"], infos["_final_info"] = _batch_infos({**info, **statistics}, done), done.copy()
         for key, value in statistics.items():
             infos[key], infos[f"_{key}"] = value, done.copy()

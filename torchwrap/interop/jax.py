@@ -220,7 +220,7 @@ class JaxFunctions:
         self.owner, self.info_keys = owner, info_keys
         num_envs = self.num_envs = signature.num_envs
         self.observation_space, self.action_space = signature.single_observation_space, signature.single_action_space
-        # Resets compute this many rows at once, so that they are compiled once, and cost little where few episodes end.
+        # A reset computes this many rows per call, so that they are compiled once, and cost little where few episodes end.
         self.reset_size = min(num_envs, max(16, math.ceil(num_envs / 16)))
         # Compiled, so that JAX traces them once for the checks and for the call.
         self._reset, self._step = jax.jit(reset), jax.jit(step)
@@ -251,7 +251,7 @@ class JaxFunctions:
         return jax.tree.map(_strong, state), self._observations(observation), columns[:3], columns[3:]
 
     def write(self, state: Any, index: jax.Array, rows: Any) -> Any:
-        """The state of all envs, of which `rows` replaces some. None is that before the first reset, which is of all envs."""
+        """The state of all envs, of which `rows` replaces some. None before the first reset, which is of all envs."""
         if state is None:
             state = jax.tree.map(lambda leaf: leaf[jnp.zeros(self.num_envs, int)], rows)
         return self._write(state, index, rows)

@@ -129,7 +129,7 @@ def _check_space(what: str, space: Space[Any], flatten: str = "", cast: str = ""
 
 
 class PPO(algorithms.PPO):
-    """rsl_rl's PPO, with the value of the true final observation at a time-out instead of that of the observation before.
+    """rsl_rl's PPO, which adds the value of the true final observation at a time-out, not of the observation before.
 
     Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict", which is loaded unless `load_cfg` has
     `"env": False`.

@@ -29,7 +29,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class RecordEpisodeStatistics(Transform):
-    """Records the return and length of the running episode at every step, and those of the latest finished episodes.
+    """Records the return and length of the running episode at every step, and of the latest finished episodes.
 
     It adds two keys: `("next", f"{stats_key}_return")` and `("next", f"{stats_key}_length")`. At the last step of an episode
     they hold its totals. An episode counts as finished when its env is reset, whatever the cause. The latest finished ones are
@@ -81,7 +81,7 @@ class RecordEpisodeStatistics(Transform):
 
     @staticmethod
     def of(env: nn.Module) -> list[RecordEpisodeStatistics]:
-        """Those of an env, innermost first."""
+        """The recorders of an env, innermost first."""
         return [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
 
     def setup(self, signature: Signature) -> Signature:
@@ -91,7 +91,7 @@ class RecordEpisodeStatistics(Transform):
             got = f"a layer that repeats actions returns only the last {lost}: make that layer with summed_info={lost}"
             raise ValueError(f"RecordEpisodeStatistics needs metrics of every step, but {got}.")
         self.keys = {name: f"{self.stats_key}_{name}" for name in ("return", "length", *self.metrics)}
-        # A ring of (return, length, *metrics) with room for all envs to finish at once. The last `num_envs` rows are scratch
+        # A ring of (return, length, *metrics) with room for all envs to finish together. The last `num_envs` rows are scratch
         # space, so that `reset` has an index to write each row to, finished or not.
         self.ring_size = max(self.buffer_length, num_envs)
         records = torch.zeros(self.ring_size + num_envs, len(self.keys), dtype=torch.float64, device=device)

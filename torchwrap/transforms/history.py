@@ -133,7 +133,7 @@ class FrameStackObservation(_History):
     def _shown(self, frames: Tensor) -> Tensor:
         if self.axis is None:
             return frames
-        return torch.cat(frames.unbind(1), self.axis + (self.axis >= 0))  # the first dimension is that of the envs
+        return torch.cat(frames.unbind(1), self.axis + (self.axis >= 0))  # the first dimension is the batch of envs
 
 
 class _Delay(_History):

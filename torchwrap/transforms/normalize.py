@@ -185,8 +185,8 @@ class NormalizeObservation(ObservationTransform):
 
     The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once:
     successors, final observations included, and initial observations; NaN and infinity pass, but do not count. All envs share
-    the statistics, which are the transform's `state_dict`: a `RunningMeanStd`, `statistics`, whose `set_moments` takes those
-    of other libraries; of a `Dict`, `statistics_of[("key",)]` is that of an entry.
+    the statistics, which are the transform's `state_dict`: a `RunningMeanStd`, `statistics`, whose `set_moments` takes
+    statistics of other libraries; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
 
     Args:
         epsilon: added to the variance.

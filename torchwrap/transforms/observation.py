@@ -221,7 +221,7 @@ class FilterObservation(ObservationTransform):
     Args:
         filter_keys: the keys to keep, or the indices for a `Tuple`.
 
-    Shape: a `Dict` or `Tuple` to the same kind of space with those parts; those of a `Tuple` in the order of `filter_keys`.
+    Shape: a `Dict` or `Tuple` to the same kind of space with these parts; for a `Tuple` in the order of `filter_keys`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Discrete(5), right=gymnasium.spaces.Discrete(5))

@@ -75,12 +75,12 @@ class PolicyState(Transform):
 
 
 def keys(signature: Signature) -> list[str]:
-    """The keys of a root besides `observation`."""
+    """The keys of a root, without `observation`."""
     return [*signature.policy_state, IS_INIT] if signature.policy_state else []
 
 
 def initial(signature: Signature) -> State:
-    """The entries of a root, besides `observation`, where every episode starts."""
+    """The entries of a root, without `observation`, where every episode starts."""
     n, device = signature.num_envs, signature.device
     entries = {name: row.allocate(None, n, device) for name, row in signature.policy_state.items()}
     return {**entries, IS_INIT: torch.ones(n, 1, dtype=torch.bool, device=device)} if entries else {}

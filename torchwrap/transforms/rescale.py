@@ -64,12 +64,12 @@ class _Rescale(Transform):
 class RescaleObservation(_Rescale, ObservationTransform):
     """Maps observations affinely from the bounds of their space to [min_obs, max_obs], without clipping.
 
-    The formula is that of Gymnasium's `rescale_box`.
+    The formula is the one of Gymnasium's `rescale_box`.
 
     Args:
         min_obs: the new lower bound, a number or an array that broadcasts to the shape of the observation. It must be infinite
             exactly where the old bound is.
-        max_obs: the new upper bound, likewise.
+        max_obs: the new upper bound, with the same rules.
 
     Shape: a Box of floats to a Box of the same shape and dtype. For integers, such as images, put `DtypeObservation` below.
 
@@ -96,11 +96,11 @@ class RescaleObservation(_Rescale, ObservationTransform):
 class RescaleAction(_Rescale, ActionTransform):
     """Maps actions affinely from [min_action, max_action] to the bounds of the action space below, without clipping.
 
-    The formula is that of Gymnasium's `rescale_box`.
+    The formula is the one of Gymnasium's `rescale_box`.
 
     Args:
         min_action: the agent's lower bound, a number or an array that broadcasts to the shape of the action.
-        max_action: the agent's upper bound, likewise.
+        max_action: the agent's upper bound, with the same rules.
 
     Shape: a Box of floats with finite bounds; the space above has the same shape and dtype.
 

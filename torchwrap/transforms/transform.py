@@ -52,7 +52,7 @@ class Transform(BatchedModule):
     """
 
     attached = False
-    """Whether the transform belongs to an env. It has room for the state of one."""
+    """Whether the transform belongs to an env. It holds the state of one env only."""
 
     is_passive = False
     """Whether observations and actions pass as they are, so that `deploy` leaves the transform out."""
@@ -89,7 +89,7 @@ class Transform(BatchedModule):
         yield self
 
     def _frozen(self) -> Transform:
-        """What takes the place of a copy of this transform in `deploy`: it learns nothing, and its rows share no state."""
+        """Returns the transform that replaces a copy of this one in `deploy`: it learns nothing, and rows share no state."""
         return self
 
     def _standalone(self, td: TensorDict, key: str, function: Callable[[Value], Value]) -> TensorDict:

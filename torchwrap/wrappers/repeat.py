@@ -80,7 +80,7 @@ class _Repeat(Wrapper):
 class RepeatAction(_Repeat):
     """Repeats each action, until the episode ends at most, and sums the rewards.
 
-    Observation, flags and other infos are those of the last step taken. The env's own limit of steps counts each step.
+    Observation, flags and other infos come from the last step taken. The env's own limit of steps counts each step.
 
     Args:
         env: the env to wrap, without transforms.
