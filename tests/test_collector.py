@@ -103,9 +103,9 @@ def test_call_without_td_resets_the_env_and_leaves_it_at_the_last_root():
     assert collect.env.reset(mask=torch.tensor([False, True]))["observation"][:, 0].tolist() == [3, 1000]
 
 
-LIST = "Collector needs keys as a list of at least one, but got "
-AT_LEAST = r"Collector needs (an integer )?num_steps of at least 1, but got "
-POLICY = "needs a policy that can be called, or None, but got "
+LIST = "Collector needs keys as a non-empty list of strings and tuples of strings, but got "
+AT_LEAST = "Collector needs num_steps as an integer of at least 1, but got "
+POLICY = "needs a callable policy, or None, but got "
 BAD_ARGUMENTS = [  # of Collector
     (dict(keys=[]), ValueError, LIST + r"\[\]"),
     (dict(keys="action"), ValueError, LIST + "'action'"),
@@ -155,7 +155,7 @@ def test_bad_arguments_are_refused():
 def test_root_of_another_env_is_refused_and_changes_nothing(collected):
     env = ScriptedEnv(2)
     collect = tw.Collector(env, None, 3)
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) before a rollout of ScriptedEnv"):
+    with pytest.raises(RuntimeError, match=r"ScriptedEnv has not been reset yet: call reset\(\) before a rollout"):
         collect(ScriptedEnv(2).reset())
     env.reset()
     if collected:
@@ -213,7 +213,7 @@ def test_collector_keeps_what_it_was_made_with():
     for name, value in (("env", None), ("num_steps", 7), ("keys", ["observation"])):
         before = getattr(collect, name)
         with pytest.raises(
-            AttributeError, match=f"Collector needs the {name} that it was made with, but got .*: make a new one"
+            AttributeError, match=rf"Collector\.{name} is fixed at construction, but got .*: make a new Collector"
         ):
             setattr(collect, name, value)
         assert getattr(collect, name) is before

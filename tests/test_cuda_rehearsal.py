@@ -148,7 +148,7 @@ def test_library_and_examples_on_a_gpu_do_nothing_that_waits_and_planted_faults_
     assert planted("env", "step") == {"tensor made on the host": 1, "copy from the host": 1}
     assert planted("policy", "collect") == {"host read": 1}
     (refused,) = [one for one in findings if (one["way"], one["case"]) == ("made", "global generator")]
-    assert "initial needs to draw from its rng, but drew from PyTorch's global generator" in refused["operator"]
+    assert "initial drew from PyTorch's global generator: draw from its rng" in refused["operator"]
     for way in ("made", "moved"):  # the bridge waits for the actions and for the rows that ended
         step = planted("bridge", "step", way)
         assert step["copy to the host"] == 2 and step["copy from the host"] == 0

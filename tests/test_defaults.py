@@ -161,7 +161,7 @@ def test_conversion_to_another_dtype_raises_before_anything_changed():
     for name, convert in itertools.product(MODULES, CONVERSIONS):
         module = MODULES[name]()
         before, signature = layout(module), getattr(module, "signature", None)
-        message = rf"{type(module).__name__} needs to keep its dtypes, but got .*`\.to\(device\)`.*T\.DtypeObservation"
+        message = rf"{type(module).__name__} has fixed dtypes, but got .*`\.to\(device\)`.*T\.DtypeObservation"
         with pytest.raises(TypeError, match=message):
             CONVERSIONS[convert](module)
             pytest.fail(f"{name} allows {convert}")
@@ -202,7 +202,7 @@ def layers(env):
 @each_env
 def test_device_after_to_is_the_new_device_in_every_layer_and_buffer(make, device):
     env = make()
-    with pytest.raises(TypeError, match="needs to keep its dtypes"):
+    with pytest.raises(TypeError, match="has fixed dtypes"):
         env.to(device, torch.float64)
     for layer in layers(env):
         layer.action_stream.to(device)  # where the stream is does not count

@@ -447,32 +447,32 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
     module, nested, stateless = (deployed(name)[0] for name in ("control", "a recurrent policy", "no state"))
     raw, state = module.example_inputs()
     for call, kind, message in [
-        (on(policy=Remembers()), ValueError, "changes from call to call.* Declare state with PolicyState"),
-        (on(policy=lambda td: torch.normal(td["observation"][:, :2])), TypeError, "the mode instead.*global generator"),
-        (on(policy=lambda td: td["observation"]), ValueError, r"whose actions .*shape \(2, 2\) .*got \(2, 3\)"),
-        (on(policy=lambda td: LAYERS[0](td["observation"])), TypeError, "with a parameter in a list"),
+        (on(policy=Remembers()), ValueError, "two calls differ.* Declare state with PolicyState"),
+        (on(policy=lambda td: torch.normal(td["observation"][:, :2])), TypeError, "drew from .*generator: take the mode"),
+        (on(policy=lambda td: td["observation"]), ValueError, r"the env's actions of shape \(2, 2\) .*got \(2, 3\)"),
+        (on(policy=lambda td: LAYERS[0](td["observation"])), TypeError, "such as one in a list"),
         (on(policy=doubled), TypeError, "the tensor 'FACTOR': make the policy an nn.Module"),
-        (on(policy=lambda td: ENV.sample_action()), TypeError, "^deploy needs a policy without an env"),
+        (on(policy=lambda td: ENV.sample_action()), TypeError, "^deploy needs a callable policy that contains no Env"),
         (on(policy=lambda td: td["observation"].numpy()), TypeError, "a policy that returns tensors, but got ndarray"),
         (
             on(policy=nn.Linear(4, 1)),
             TypeError,
             "needs a policy that takes a TensorDict, .* but got Linear, which raised",
         ),
-        (lambda: tw.deploy(None, zero), TypeError, "an Env first, but got NoneType"),
+        (lambda: tw.deploy(None, zero), TypeError, "an Env as its first argument, but got NoneType"),
         (on(Reads()), ValueError, r"Reads, because it reads .*reward.* Set `is_passive = True`"),
         (on(T.DelayObservation(torch.arange(5))), ValueError, "DelayObservation, because its delay depends on the env"),
-        (on(SharesState()), ValueError, r"changes \['transforms.SharesState.total'\]"),
+        (on(SharesState()), ValueError, r"they change \['transforms.SharesState.total'\]"),
         (lambda: tw.deploy(W.RepeatAction(ENV, 3), zero), ValueError, r"RepeatAction, because it drives.*without="),
         (on(HIDDEN()), ValueError, r'the state of the policy in \("next", "hidden"\), but got None'),
         (on(HIDDEN(), policy=double), ValueError, r'"hidden"\) of shape \(5, 1\) torch.float32, but got .*torch.float64'),
-        (on(CLIP(), without="ClipAction"), TypeError, "a list of names or classes as without, but got 'ClipAction'"),
+        (on(CLIP(), without="ClipAction"), TypeError, "without as a list of names or classes, but got 'ClipAction'"),
         (on(CLIP(), without=["Clip"]), ValueError, r"\['ClipAction', 'Recorder'\], but got 'Clip'"),
         (lambda: module(raw.double(), state), TypeError, "an observation of dtype torch.float32"),
         (lambda: module(raw[0, 0], state), ValueError, r"an observation of shape .* but got \(\)"),
         (lambda: nested({"image": raw}, {}), TypeError, r"with keys \['image', 'position', 'rest'\], but got"),
         (lambda: module(raw, module.initial_state(1)), ValueError, r"\(2, 3, 3\).*but got .*\(1, 3, 3\)"),
-        (lambda: module(raw), TypeError, "^missing state; start with `module.initial_state"),
+        (lambda: module(raw), TypeError, "got no state: start with `module.initial_state"),
         (lambda: stateless(raw, state), ValueError, "needs a state with {}, but got"),
     ]:
         with pytest.raises(kind, match=message):
@@ -493,7 +493,7 @@ def test_parts_that_change_spaces_can_be_left_out_where_nothing_below_them_does(
     env = stack(pixels, T.GrayscaleObservation(), T.DtypeObservation("float32"), T.FrameStackObservation(2))
     module = tw.deploy(env, Network(env), without=["GrayscaleObservation"])
     assert module.metadata["observation"]["shape"] == [4, 4] and module.metadata["observation"]["high"] == 255
-    message = r"cannot leave out DtypeObservation: a transform below it changes the observation. Leave that one out too"
+    message = r"cannot leave out DtypeObservation, because a transform below it changes the observation: leave that one out"
     with pytest.raises(ValueError, match=message):
         tw.deploy(env, Network(env), without=["DtypeObservation"])
 

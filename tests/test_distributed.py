@@ -135,7 +135,7 @@ def load_different(rank, group, kind):
         saved = env.state_dict()
         if rank == 0:
             env.load_state_dict(saved)
-    return refused(env, group, "load one state_dict on each, or on none")
+    return refused(env, group, "load the same state_dict on each, or on none")
 
 
 def test_every_process_refuses_different_statistics(processes):
@@ -155,7 +155,7 @@ def sync_different(rank, group, kind, other):
     parts = STACKS[kind]() if rank == other else [T.NormalizeObservation(), T.NormalizeReward()]
     env = tw.TransformedEnv(tw.make("Pendulum-v1", 3), *parts)
     tw.rollout(env, None, 3)
-    return refused(env, group, "the same names, shapes, order and loaded values on all 2 processes, but got")
+    return refused(env, group, "the same names, shapes, order and loaded values on all 2 processes, but others differ")
 
 
 def test_every_process_refuses_other_statistics_and_goes_on(processes):
@@ -185,7 +185,7 @@ def test_without_processes_nothing_happens():
     before = buffers(module)
     tw.sync_statistics(module)
     assert_same(buffers(module), before)
-    with pytest.raises(TypeError, match="sync_statistics needs an Env or another module, but got str"):
+    with pytest.raises(TypeError, match=r"sync_statistics needs an Env or another nn\.Module, but got str"):
         tw.sync_statistics("env")
 
 

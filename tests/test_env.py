@@ -266,10 +266,10 @@ def restored_from(make):
     return call
 
 
-NO_SNAPSHOT = r"ScriptedEnv.restore needs what snapshot\(\) returned"
+NO_SNAPSHOT = r"ScriptedEnv.restore needs the result of snapshot\(\)"
 DIFFERS = "snapshot of the same env, but got one that differs in .*"
 BAD_CALLS = [
-    (lambda env: env.reset(seed=-1), ValueError, "needs seed of at least 0, but got -1"),
+    (lambda env: env.reset(seed=-1), ValueError, "needs seed as an integer of at least 0, but got -1"),
     (lambda env: env.reset(seed=1.5), TypeError, "but got 1.5"),
     (lambda env: env.reset(seed=2**64), ValueError, "but got 18446744073709551616"),
     (lambda env: env.reset(seed=True), ValueError, "but got True"),
@@ -297,9 +297,9 @@ def test_wrong_arguments_raise_before_anything_changed():
 
 
 BEFORE_RESET = [
-    (lambda env: env.step(torch.zeros(2, 6)), r"Call reset\(\) before step\(\) of ScriptedEnv"),
-    (lambda env: env.step(TensorDict({"action": torch.zeros(2, 6)}, [2])), r"Call reset\(\) before step\(\) of ScriptedEnv"),
-    (lambda env: env.snapshot(), r"Call reset\(\) before snapshot\(\) of ScriptedEnv"),
+    (lambda env: env.step(torch.zeros(2, 6)), r"ScriptedEnv has not been reset yet: call reset\(\) before step"),
+    (lambda env: env.step(TensorDict({"action": torch.zeros(2, 6)}, [2])), r"not been reset yet: call reset\(\) before step"),
+    (lambda env: env.snapshot(), r"call reset\(\) before snapshot\(\)\.$"),
     (lambda env: env.reset(mask=torch.tensor([True, False])), "needs a first reset of every env"),
 ]
 
@@ -332,7 +332,7 @@ def test_key_that_a_reset_adds_is_refused_instead_of_dropped():
             return td.set("goal", td["observation"])
 
     env = tw.TransformedEnv(ScriptedEnv(2), Adds())
-    with pytest.raises(ValueError, match=r"\['goal'\], which no root would hold: make it a part of a Dict observation"):
+    with pytest.raises(ValueError, match=r"\['goal'\], which no root would hold: make it part of a Dict observation"):
         env.reset()
 
 

@@ -68,13 +68,13 @@ def check(case):
 
 
 def wraps(line):
-    return rf" needs no env, but got a FunctionalEnv: `env = TransformedEnv\(env, {re.escape(line)}\)`\.$"
+    return rf" takes no env, but got FunctionalEnv: write `env = TransformedEnv\(env, {re.escape(line)}\)`\.$"
 
 
-INSTANCE = r"Compose needs Transforms, but got the class {0} at transforms\[0\]: `T\.{0}\({1}\)` makes an instance\.$"
-NO_ID = "make needs an id, a string, or an env's spec, but got "
+INSTANCE = r"Compose needs Transforms, but got the class {0} at transforms\[0\]: pass an instance, `T\.{0}\({1}\)`\.$"
+NO_ID = "make needs an id string or an env's spec, but got "
 NO_SEED = (
-    r"make needs arguments that the env's constructor takes, but got seed=0: reset takes it, `td = env\.reset\(seed=0\)`\.$"
+    r"make needs arguments that the env's constructor takes, but got seed=0: pass it to reset, `td = env\.reset\(seed=0\)`\.$"
 )
 VECTOR_ENV = "gymnasium.make_vec('CartPole-v1', 2, 'sync', vector_kwargs={'autoreset_mode': 'Disabled'})"
 
@@ -89,7 +89,7 @@ CONSTRUCTION = [
     Case("Compose(env)", TypeError, wraps("T.Compose(transforms)"), TAKES_ONE, "transforms = [T.TimeLimit(3)]"),
     Case("TransformedEnv(env, T.NormalizeReward)", TypeError, INSTANCE.format("NormalizeReward", ""), WRAPPED),
     Case("Compose([T.TimeLimit])", TypeError, INSTANCE.format("TimeLimit", "max_episode_steps"), WRAPPED, THREE),
-    Case("make(env)", TypeError, NO_ID + r"<CartPole.*: `make\(env\.spec\)` makes", "True"),
+    Case("make(env)", TypeError, NO_ID + r"<CartPole.*: make another env with `make\(env\.spec\)`", "True"),
     Case("make('CartPole-v1', seed=0)", ValueError, NO_SEED, "env.np_random_seed == 0"),
     Case("make('CartPole-v1', backend='gymnasium', seed=0)", ValueError, NO_SEED, "env.np_random_seed == 0"),
 ]
@@ -101,7 +101,7 @@ TRANSFORMS = [kind for kind in map(T.__dict__.get, T.__all__) if isinstance(kind
 def test_every_transform_refuses_every_kind_of_env():
     for env in (ScriptedEnv(2), gymnasium.make("CartPole-v1"), eval(VECTOR_ENV)):
         for kind in TRANSFORMS:
-            message = rf"^{kind.__name__} needs no env, .* TransformedEnv\(env, T\.{kind.__name__}\("
+            message = rf"^{kind.__name__} is a transform and takes no env, .* TransformedEnv\(env, T\.{kind.__name__}\("
             for arguments, keywords in (((env,), {}), ((env, 3), {}), ((), {"env": env})):
                 with pytest.raises(TypeError, match=message):
                     kind(*arguments, **keywords)
@@ -111,11 +111,11 @@ def test_every_transform_refuses_every_kind_of_env():
 # Policies.
 
 NEEDED = 'CartPole-v1 needs a policy that takes a TensorDict, and returns the action or the TensorDict with "action", but got '
-CALLED = r', which raised .*: `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)` is one of a network\.$'
-RETURNED = r', which returned {}: `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)` is one of a network\.$'
-CONTINUOUS = r'`lambda td: network\(td\["observation"\]\)` is one of a network\.$'
+CALLED = r', which raised .*: wrap a network as `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)`\.$'
+RETURNED = r', which returned {}: wrap a network as `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)`\.$'
+CONTINUOUS = r'wrap a network as `lambda td: network\(td\["observation"\]\)`\.$'
 PENDULUM = "env = make('Pendulum-v1', 2); td = env.reset(); network = nn.Linear(3, 1)"
-SCORES = r"needs an action of shape \(2,\) .*, but got \(2, 2\): `scores\.argmax\(-1\)` makes actions of scores\.$"
+SCORES = r"needs an action of shape \(2,\) .*, but got \(2, 2\): turn scores into actions with `scores\.argmax\(-1\)`\.$"
 SCORED = "scores = network(td['observation'])"
 COLLECTS = "rollout(env, _, 3)[0].shape == (2, 3)"
 
@@ -150,8 +150,8 @@ def test_env_without_len_is_true_and_a_with_statement_closes_it():
 
 # Results of steps and resets, mixed up.
 
-SECOND = r"the second result is the next root, `transition, td = env\.step\(td\)`\.$"
-SECOND_OF_COLLECT = r"the second result of a step and of a collection is the next root, `data, td = collect\(td\)`\.$"
+SECOND = r"pass the second result of the last step, `transition, td = env\.step\(td\)`\.$"
+SECOND_OF_COLLECT = r"pass the second result of the last step or collection, `data, td = collect\(td\)`\.$"
 STEPPED = r'CartPole-v1\.step needs a root, but got a TensorDict with "next", which has been stepped: ' + SECOND
 COLLECTED = 'Collector needs a root, but got a TensorDict with "next", which has been stepped: ' + SECOND_OF_COLLECT
 STALE = (
@@ -161,7 +161,7 @@ ACT = "td['action'] = env.sample_action()"
 AGAIN = f"td = env.reset(); {ACT}"
 NEXT = "'next' in transition and set(td.keys()) == {'observation'}"
 DATA = "data.shape == (2, 3) and set(td.keys()) == {'observation'}"
-NUMPY = r"but got ndarray: `env\.step\(torch\.as_tensor\(action\)\)` takes it\.$"
+NUMPY = r"but got ndarray: call `env\.step\(torch\.as_tensor\(action\)\)`\.$"
 
 RESET = "td = env.reset()"
 SLIPS = [

@@ -41,8 +41,8 @@ def test_make_with_a_vectorization_mode_uses_that_vector_env_and_leaves_the_regi
     assert str(gymnasium.spec("CartPole-v1")) == before
 
 
-OF_GYMNASIUM = "with backend=\"gymnasium\" only, but got 'CartPole-v1'"
-BACKENDS = 'backend "torch", "gymnasium", "envpool" or "ale", but got'
+OF_GYMNASIUM = "for 'CartPole-v1' with backend=\"torch\": leave them out"
+BACKENDS = 'backend="torch", "gymnasium", "envpool" or "ale", but got'
 
 
 def test_make_with_invalid_arguments_raises():
@@ -55,23 +55,23 @@ def test_make_with_invalid_arguments_raises():
             {"id": "Blackjack-v1", "backend": "torch"},
             r"in \[.*'CartPole-v1'.*\] for backend=\"torch\", but got 'Blackjack-v1'",
         ),
-        ({"id": None}, "make needs an id, a string, or an env's spec, but got None"),
+        ({"id": None}, "make needs an id string or an env's spec, but got None"),
         ({"backend": "jax"}, f"{BACKENDS} 'jax'"),
         ({"backend": True}, f"{BACKENDS} True"),
         ({"device": "nope"}, "make needs a torch.device or its name, but got 'nope'"),
-        ({"num_envs": 0}, "num_envs of at least 1, but got 0"),
-        ({"num_envs": True}, "num_envs of at least 1, but got True"),
-        ({"num_envs": "2"}, "integer num_envs of at least 1, but got '2'"),
-        ({"vectorization_mode": "sync"}, f"make takes vectorization_mode {OF_GYMNASIUM}"),
-        ({"info_keys": ("a",), "worker_timeout": 5.0}, f"make takes info_keys, worker_timeout {OF_GYMNASIUM}"),
-        ({"vectorization_mode": "fork", "backend": "gymnasium"}, 'vectorization_mode "sync" or "async", but got \'fork\''),
+        ({"num_envs": 0}, "num_envs as an integer of at least 1, but got 0"),
+        ({"num_envs": True}, "num_envs as an integer of at least 1, but got True"),
+        ({"num_envs": "2"}, "num_envs as an integer of at least 1, but got '2'"),
+        ({"vectorization_mode": "sync"}, f"make takes no vectorization_mode {OF_GYMNASIUM}"),
+        ({"info_keys": ("a",), "worker_timeout": 5.0}, f"make takes no worker_timeout or info_keys {OF_GYMNASIUM}"),
+        ({"vectorization_mode": "fork", "backend": "gymnasium"}, 'vectorization_mode="sync" or "async", but got \'fork\''),
         ({"length": 2}, "arguments that CartPole-v1 takes in torch.*'length'"),
-        ({"render_mode": "human"}, "render_mode in .*rgb_array.*, but got 'human'"),
+        ({"render_mode": "human"}, "render_mode among .*rgb_array.*, but got 'human'"),
         ({"length": 2, "backend": "gymnasium"}, "length"),
-        ({"seed": 2}, r"constructor takes, but got seed=2: reset takes it, `td = env.reset\(seed=2\)`"),
-        ({"seed": 2, "backend": "gymnasium"}, "constructor takes, but got seed=2: reset takes it"),
-        ({"first_index": -1}, "first_index of at least 0, but got -1"),
-        ({"first_index": -1, "backend": "gymnasium"}, "first_index of at least 0, but got -1"),
+        ({"seed": 2}, r"constructor takes, but got seed=2: pass it to reset, `td = env.reset\(seed=2\)`"),
+        ({"seed": 2, "backend": "gymnasium"}, "constructor takes, but got seed=2: pass it to reset"),
+        ({"first_index": -1}, "first_index as an integer of at least 0, but got -1"),
+        ({"first_index": -1, "backend": "gymnasium"}, "first_index as an integer of at least 0, but got -1"),
         ({"max_episode_steps": 0}, "max_episode_steps.*0"),
         ({"max_episode_steps": 2.5}, "max_episode_steps.*2.5"),
         ({"max_episode_steps": -3, "backend": "gymnasium"}, "max_episode_steps.*-3"),
@@ -161,8 +161,8 @@ def test_register_with_invalid_arguments_raises_and_registers_nothing(registry):
         ("moon/P-v0", Pendulum(), 5, TypeError, "a FuncEnv class, or a function that returns a FuncEnv.*: pass its class"),
         ("moon/P-v0", FunctionalEnv, 5, TypeError, r"a FuncEnv class.* the class FunctionalEnv without \['initial', "),
         ("moon/P-v0", "torchwrap.envs.pendulum:Pendulum", 5, TypeError, "a FuncEnv class.* but got 'torchwrap.envs"),
-        ("moon/P-v0", Pendulum, 0, ValueError, "max_episode_steps of at least 1, but got 0"),
-        ("moon/P-v0", Pendulum, 1.5, TypeError, "an integer max_episode_steps of at least 1, but got 1.5"),
+        ("moon/P-v0", Pendulum, 0, ValueError, "max_episode_steps as an integer of at least 1, but got 0"),
+        ("moon/P-v0", Pendulum, 1.5, TypeError, "max_episode_steps as an integer of at least 1, but got 1.5"),
     ):
         with pytest.raises(error, match=f"register needs {match}"):
             tw.register(id, func_env, max_episode_steps=limit)
@@ -173,18 +173,18 @@ def test_make_of_a_registered_env_with_invalid_arguments_raises(registry):
     tw.register("moon/P-v0", Pendulum)
     for arguments, match in (
         ({"backend": "gymnasium"}, 'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium"'),
-        ({"length": 2}, "make needs arguments that moon/P-v0 takes, but got: .*'length'"),
-        ({"seed": 2}, "reset takes it"),
-        ({"info_keys": ["a"]}, 'make takes info_keys with backend="gymnasium" only'),
-        ({"max_episode_steps": torch.tensor([2, 3])}, r"an integer max_episode_steps of at least 1, but got tensor\(\[2, 3"),
+        ({"length": 2}, "make needs arguments that moon/P-v0 takes: .*'length'"),
+        ({"seed": 2}, "pass it to reset"),
+        ({"info_keys": ["a"]}, "make takes no info_keys for 'moon/P-v0' with backend="),
+        ({"max_episode_steps": torch.tensor([2, 3])}, r"max_episode_steps as an integer of at least 1, but got tensor\(\[2"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             tw.make("moon/P-v0", 2, **arguments)
     with pytest.raises(ValueError, match=r"in \[.*'CartPole-v1'.*'moon/P-v0'\] for backend=\"torch\", but got 'Blackjack-v1'"):
         tw.make("Blackjack-v1", backend="torch")
     for make in (gymnasium.make, gymnasium.make_vec):
-        with pytest.raises(TypeError, match=r"but got an id of torchwrap.register: `torchwrap.make\(id\)` makes its envs"):
+        with pytest.raises(TypeError, match=r"cannot make an env of torchwrap.register: use `torchwrap.make\(id\)`"):
             make("moon/P-v0")
     tw.register("moon/Q-v0", lambda: 3)
-    with pytest.raises(TypeError, match="FunctionalEnv needs functions with observation_space and action_space, but got 3"):
+    with pytest.raises(TypeError, match="FunctionalEnv needs a FuncEnv with observation_space and action_space, but got 3"):
         tw.make("moon/Q-v0")

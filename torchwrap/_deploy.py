@@ -86,17 +86,17 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     (torch.Size([3]), ['FrameStackObservation.histories.0.frames', 'is_first'])
     """
     if not isinstance(env, Env):
-        raise TypeError(f"deploy needs an Env first, but got {type(env).__name__}.")
+        raise TypeError(f"deploy needs an Env as its first argument, but got {type(env).__name__}.")
     if not callable(policy) or any(isinstance(part, Env) for module in modules_of(policy) for part in module.modules()):
-        raise TypeError(f"deploy needs a policy without an env: a module of a TensorDict, or a function; but got {policy!r}.")
+        raise TypeError(f"deploy needs a callable policy that contains no Env, but got {policy!r}.")
     if isinstance(without, str | type) or not isinstance(without, Sequence):
-        raise TypeError(f"deploy needs a list of names or classes as without, but got {without!r}.")
+        raise TypeError(f"deploy needs the argument without as a list of names or classes, but got {without!r}.")
     if isinstance(policy, FunctionType | MethodType):
         variables = inspect.getclosurevars(policy)
         for name, value in {**variables.globals, **variables.nonlocals}.items():
             if isinstance(value, Tensor):
-                remedy = "make the policy an nn.Module, and the tensor a buffer of it"
-                raise TypeError(f"deploy needs a policy with tensors in modules, but got the tensor {name!r}: {remedy}.")
+                remedy = "make the policy an nn.Module and the tensor one of its buffers"
+                raise TypeError(f"deploy needs a policy with its tensors in modules, but got the tensor {name!r}: {remedy}.")
     return DeployedPolicy(env, policy, without)
 
 
@@ -128,7 +128,7 @@ class DeployedPolicy(nn.Module):
         self._num_stateless = len(list(itertools.takewhile(_ignores_starts, self.transforms)))
         if len(self._rows) == 1 and self._num_stateless == len(self.transforms):
             self._rows = {}
-        # What an action depends on is an input of the module.
+        # The observations and states that an action depends on are inputs of the module.
         self._space, self._inputs = self._observation_space, list(self._rows)
         self._check(env)
         self.metadata: dict[str, Json] = {
@@ -166,7 +166,7 @@ class DeployedPolicy(nn.Module):
         return dict(zip(("observation", "state"), rows.builder(self.example_inputs(1))(batch), strict=False))
 
     def onnx_names(self) -> dict[str, list[str]]:
-        """Arguments of `torch.onnx.export`: the names of inputs and outputs. Those of the next state begin with "next."."""
+        """Arguments of `torch.onnx.export`: the names of inputs and outputs. Names of the next state begin with "next."."""
         inputs = [".".join(("observation", *path)) for path, _ in spaces.leaves(self._space)]
         outputs = [".".join(("action", *path)) for path, _ in spaces.leaves(self._action_space)]
         following = [f"next.{name}" for name in self._inputs]
@@ -183,15 +183,15 @@ class DeployedPolicy(nn.Module):
             TypeError, ValueError: for another structure, shape or dtype.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
-            remedy = "`torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())` traces it"
-            raise TypeError(f"{OWNER} cannot be traced by torch.jit, which keeps what holds for the example only: {remedy}.")
+            remedy = "use `torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())`"
+            raise TypeError(f"{OWNER} cannot be traced by torch.jit, which would record the example alone: {remedy}.")
         number = _num_rows(observation)
         raw = _value(self._space, observation, number)
         device = self.start.get_buffer("is_first").device
         spaces.check(OWNER, "an observation", self._space, raw, number, device)
         initial = self.initial_state(number)
         if state is None and initial:
-            raise TypeError("missing state; start with `module.initial_state(batch_size)`.")
+            raise TypeError(f"{OWNER} got no state: start with `module.initial_state(batch_size)`.")
         state = {} if state is None else state
         needed, got = ({name: (tuple(row.shape), row.dtype) for name, row in rows.items()} for rows in (initial, state))
         if got != needed:
@@ -227,7 +227,7 @@ class DeployedPolicy(nn.Module):
         return action, {**{name: held[path] for name, path in self._rows.items()}, **following}
 
     def _act(self, raw: Value, state: State) -> tuple[Value, dict[str, Tensor]]:
-        """The action, and what the next state has besides that of transforms, which they hold and write to."""
+        """The action, and the part of the next state that no transform holds and writes to."""
         number = rows.leaves(raw)[0].shape[0]
         root = {"observation": self._observe(raw, number, RowMask(state["is_first"]) if state else None)}
         if own := {name: state[name] for name in self.signature.policy_state}:
@@ -260,8 +260,8 @@ class DeployedPolicy(nn.Module):
             for transform in remaining if mask.any() else ():
                 initial = transform.reset(initial, mask)
         except KeyError as error:
-            remedy = "Set `is_passive = True` in a class that leaves observations and actions as they are"
-            raise _refusal(transform, f"reads what only the env has, {error.args[0]}. {remedy}") from error
+            remedy = "Set `is_passive = True` in its class if it leaves observations and actions as they are"
+            raise _refusal(transform, f"reads an entry that only an env provides: {error.args[0]}. {remedy}") from error
         return mask.where(initial["observation"], td["observation"]) if mask.any() else td["observation"]
 
     @torch.no_grad()
@@ -271,17 +271,17 @@ class DeployedPolicy(nn.Module):
         inputs = _plain(self._space, spaces.sample(self._space, Stream(2, seed=0, device=device))), *self.example_inputs()[1:]
         before = {name: value.clone() for name, value in self.state_dict().items()}
         td = tensordict({"observation": spaces.zeros(space, number, device), **policy_state.initial(env.signature)}, number)
-        with no_foreign_draws("deploy", "nothing (take the mode instead of a sample)", device):
+        with no_foreign_draws("deploy needs a deterministic policy, but it", "take the mode instead of a sample", device):
             policy_state.read("deploy", env.signature, self._call({}, act, env, self.policy, td))
             first, second = self(*inputs), self(*inputs)
         written = [name for name, value in self.state_dict().items() if not torch.equal(value, before[name])]
         pairs = zip(rows.leaves(first), rows.leaves(second), strict=True)
         if written or not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
             remedy = "Declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode"
-            got = f"one that changes {written or 'from call to call'}"
-            raise ValueError(f"deploy needs a policy and transforms that compute the same again, but got {got}. {remedy}.")
+            got = f"they change {written}" if written else "two calls differ"
+            raise ValueError(f"deploy needs a policy and transforms that return the same in every call, but {got}. {remedy}.")
         action = _value(self._action_space, first[0] if self._inputs else first, 2)
-        spaces.check("deploy", "a policy whose actions end", self._action_space, action, 2, device)
+        spaces.check("deploy", "the env's actions", self._action_space, action, 2, device)
         self._leave_out(_value(self._space, inputs[0], 2))
 
     def _leave_out(self, raw: Value) -> None:
@@ -300,8 +300,8 @@ class DeployedPolicy(nn.Module):
             return
         used, needed = found
         if any(isinstance(tensor, nn.Parameter) for tensor in needed - {tensor for *_, tensor in _tensors(self)}):
-            got = "one with a parameter in a list or further off: make it an nn.Module of modules"
-            raise TypeError(f"deploy needs a policy whose modules it can find, but got {got}.")
+            remedy = "make the policy an nn.Module that registers it"
+            raise TypeError(f"deploy cannot find a module of the policy, such as one in a list: {remedy}.")
         read, children = {path[:1] for path in paths if given[path] in needed}, spaces.children(self._space) or {}
         if 0 < len(read) < len(children):
             self._space = gym_spaces.Dict([(key, part) for key, part in children.items() if (key,) in read])
@@ -317,7 +317,7 @@ class DeployedPolicy(nn.Module):
 
 
 class _Root(nn.ModuleDict):
-    """What `functional_call` gives other tensors, while a function runs."""
+    """The module to which `functional_call` gives other tensors while a function runs."""
 
     def forward(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
@@ -376,15 +376,15 @@ def _kept(env: Env, without: Sequence[str | type]) -> tuple[list[Transform], Spa
     for entry in without:
         if not any(_is_in(part, [entry]) for part in known):
             names = sorted({type(part).__name__ for part in known})
-            raise ValueError(f"deploy needs names or classes in without among those of the env, {names}, but got {entry!r}.")
+            raise ValueError(f"deploy needs the argument without to name some of the env's {names}, but got {entry!r}.")
     lowest = {what: getattr(env.unwrapped, f"single_{what}_space") for what in ("observation", "action")}
     for part, below, above in _parts(env):
         if _is_in(part, without):
             for what, hooks in (("observation", ("step", "reset")), ("action", ("action",))):
                 if (space := getattr(above, f"single_{what}_space")) != getattr(below, f"single_{what}_space"):
                     if any(getattr(type(other), hook) is not getattr(Transform, hook) for other in kept for hook in hooks):
-                        fault = f"{type(part).__name__}: a transform below it changes the {what}"
-                        raise ValueError(f"deploy cannot leave out {fault}. Leave that one out too.")
+                        fault = f"{type(part).__name__}, because a transform below it changes the {what}"
+                        raise ValueError(f"deploy cannot leave out {fault}: leave that one out too.")
                     lowest[what] = space
         elif not part.is_passive:
             if isinstance(part, Wrapper):
@@ -433,7 +433,7 @@ def _ignores_starts(transform: Transform) -> bool:
 
 def _refusal(part: nn.Module, fault: str) -> ValueError:
     name = type(part).__name__
-    remedy = f'`without=["{name}"]` leaves it out, and the caller takes over its work.'
+    remedy = f'Leave it out with `without=["{name}"]`, if the caller takes over its work.'
     return ValueError(f"deploy cannot use {name}, because it {fault}. {remedy}")
 
 

@@ -30,8 +30,8 @@ Policy = Callable[[TensorDict], Tensor | TensorDictBase]
 Root = dict[str, Value]  # by key: `observation`, and the state of a recurrent policy
 Storage = dict[NestedKey, Tensor]  # a tensor `(num_steps, num_envs, ...)` per key
 
-_NEXT_ROOT = "the second result of a step and of a collection is the next root, `data, td = collect(td)`"
-_DECLARED = "transforms.PolicyState declares what a policy carries from step to step"
+_NEXT_ROOT = "pass the second result of the last step or collection, `data, td = collect(td)`"
+_DECLARED = "declare what the policy carries from step to step with transforms.PolicyState"
 _PATIENCE = 100_000  # steps that evaluate waits for an episode to end
 
 
@@ -70,7 +70,7 @@ class Collector:
         _check("Collector", env, policy)
         listed = isinstance(keys, Sequence) and not isinstance(keys, str) and all(map(_is_key, keys))
         if keys is not None and not (listed and keys):
-            raise ValueError(f"Collector needs keys as a list of at least one, but got {keys!r}.")
+            raise ValueError(f"Collector needs keys as a non-empty list of strings and tuples of strings, but got {keys!r}.")
         self.env = env
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
@@ -80,8 +80,8 @@ class Collector:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("env", "num_steps", "keys") and name in vars(self):
-            needed = f"Collector needs the {name} that it was made with"
-            raise AttributeError(f"{needed}, but got {value!r}: make a new one. `policy` can be set.")
+            fault = f"Collector.{name} is fixed at construction, but got {value!r}"
+            raise AttributeError(f"{fault}: make a new Collector. Only `policy` can be set.")
         super().__setattr__(name, value)
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class Collector:
         """Collects one chunk.
 
         Args:
-            td: the root to start from: that of the last reset, step or call, as you left it, or a copy. None resets the env.
+            td: the root to start from, of the last reset, step or call, as you left it, or a copy. None resets the env.
 
         Returns:
             data: the transitions.
@@ -114,7 +114,7 @@ class Collector:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_compiled": None}
 
-    # What a call computes, without checks.
+    # The computation of a call, without checks.
 
     def _collect(self, root: Root) -> tuple[Storage, Root]:
         storage: Storage = {}
@@ -153,7 +153,7 @@ class Collector:
             remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
         if others := sorted(set(td.keys()) - {"observation", "action", "next", "info", *policy_state.keys(env.signature)}):
-            got = f"{others} as well, which no step would carry on: {_DECLARED}"
+            got = f"the keys {others} too, which no step would carry on: {_DECLARED}"
             raise ValueError(f"Collector needs a root of {env._name()}, but got {got}.")
         if "observation" not in td.keys():
             raise ValueError(f"{needed}, but got keys {sorted(td.keys())}.")
@@ -163,7 +163,7 @@ class Collector:
             got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
             raise ValueError(f"Collector needs a root, but got {got}.")
         space = env.single_observation_space
-        spaces.check(env._label, "a rollout from an observation", space, td["observation"], env.num_envs, env.device)
+        spaces.check(env._label, "a root observation", space, td["observation"], env.num_envs, env.device)
         if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
             needed = f"the root that the last reset, step or collection of {env._name()} returned"
             raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}.")
@@ -196,11 +196,11 @@ def evaluate(
     The env is reset first and left where the last episode ends: give it a sibling of the training env, with `load_state_dict`.
 
     Args:
-        env: the env. The return is that of its `RecordEpisodeStatistics`, or the sum of its rewards if it has none.
+        env: the env. Its `RecordEpisodeStatistics` gives the return, or the sum of its rewards if it has none.
         policy: as for `Collector`.
         num_episodes: rounded up to a multiple of `num_envs`.
         seed: for the reset. None continues the env's random streams.
-        max_steps: stops after so many steps of every env, with the episodes that have ended by then.
+        max_steps: stops after this number of steps of every env, with the episodes that have ended by then.
         progress: whether to show a progress bar of tqdm.
 
     Returns:
@@ -243,10 +243,9 @@ def evaluate(
                 if max_steps is None and steps % _PATIENCE == 0:
                     longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
                     if longest >= patience:
-                        needed = (
-                            f"evaluate needs episodes that end, but an episode of {env!r} has taken {longest} steps so far"
-                        )
-                        raise RuntimeError(f"{needed}: put transforms.TimeLimit on the env, or give evaluate max_steps.")
+                        got = f"an episode of {env!r} has taken {longest} steps so far"
+                        remedy = "put transforms.TimeLimit on the env, or pass max_steps to evaluate"
+                        raise RuntimeError(f"evaluate needs episodes that end, but {got}: {remedy}.")
                 done = following["done"].squeeze(-1)
                 values = [following[keys[name]].squeeze(-1) for name in metrics]
                 numbers = torch.arange(env.num_envs, device=env.device)
@@ -283,7 +282,7 @@ def _check(owner: str, env: Any, policy: Any) -> None:
     if not isinstance(env, Env):
         raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}.")
     if policy is not None and not callable(policy):
-        raise TypeError(f"{owner} needs a policy that can be called, or None, but got {policy!r}.")
+        raise TypeError(f"{owner} needs a callable policy, or None, but got {policy!r}.")
 
 
 def _equal(first: Value, second: Value) -> bool:
@@ -347,5 +346,5 @@ def _policy_error(env: Env, policy: Policy, fault: str) -> TypeError:
     needed = 'a policy that takes a TensorDict, and returns the action or the TensorDict with "action"'
     name = getattr(policy, "__name__", type(policy).__name__)
     choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
-    remedy = _DECLARED if "not found" in fault else f'`lambda td: network(td["observation"]){choice}` is one of a network'
+    remedy = _DECLARED if "not found" in fault else f'wrap a network as `lambda td: network(td["observation"]){choice}`'
     return TypeError(f"{env._name()} needs {needed}, but got {name}, which {fault}: {remedy}.")

@@ -17,7 +17,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
     Call it once per rollout, on every process of the group, in train() and eval() alike. `NormalizeObservation`,
     `NormalizeReward` and every other `RunningMeanStd` keep sums, so one float64 all-reduce adds what each process has counted
-    since the last call: three numbers per component. Counts are exact, and sums equal those of one process up to the order of
+    since the last call: three numbers per component. Counts are exact, and sums equal a single process's up to the order of
     addition. A second call without new rows changes nothing. Buffers keep their addresses, so compiled envs and CUDA graphs
     stay valid. Without an initialized process group, and in a group of one process, the call does nothing.
 
@@ -41,7 +41,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     >>> tw.sync_statistics(env)  # of one process: nothing to merge
     """
     if not isinstance(env, nn.Module):
-        raise TypeError(f"sync_statistics needs an Env or another module, but got {type(env).__name__}.")
+        raise TypeError(f"sync_statistics needs an Env or another nn.Module, but got {type(env).__name__}.")
     if _world_size(group) == 1:
         return
     found = {name: part for name, part in env.named_modules() if isinstance(part, RunningMeanStd) and part.total.numel()}
@@ -57,9 +57,10 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     common = device if device.type == backends[0] else torch.device(backends[0])
     extremes = _reduce(torch.tensor([code, -code], device=common), group, dist.ReduceOp.MAX)
     if extremes.sum():
-        needed = f"sync_statistics needs the same names, shapes, order and loaded values on all {_world_size(group)} processes"
-        got = f"others than those of rank {dist.get_rank(group)}, {shapes} on {device.type}"
-        raise RuntimeError(f"{needed}, but got {got}: make the same env on each, and load one state_dict on each, or on none.")
+        needed = f"the same names, shapes, order and loaded values on all {_world_size(group)} processes"
+        got = f"others differ from those of rank {dist.get_rank(group)}, {shapes} on {device.type}"
+        remedy = "make the same env on each process, and load the same state_dict on each, or on none"
+        raise RuntimeError(f"sync_statistics needs statistics with {needed}, but {got}: {remedy}.")
     if found:
         _sync(list(found.values()), device, group)
 
@@ -100,7 +101,7 @@ def _reduce(values: Tensor, group: dist.ProcessGroup | None, operation: Any = di
     try:
         dist.all_reduce(values, operation, group=group)
     except RuntimeError as error:
-        number, reason = dist.get_world_size(group), "another one has ended, waits elsewhere, or has other tensors"
+        number, reason = dist.get_world_size(group), "another process has ended, waits elsewhere, or has other tensors"
         got = f"the collective failed on rank {dist.get_rank(group)}: {reason}. {error}"
         raise RuntimeError(f"sync_statistics needs all {number} processes of the group, but {got}") from error
     return values

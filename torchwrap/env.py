@@ -29,7 +29,7 @@ Options = dict[str, Any]
 Step = Callable[[Value, bool], tuple[TensorDict, Value]]
 """Takes an action, and whether to reset finished rows; returns the successor, and the observation to act on next."""
 
-_NEXT_ROOT = "the second result is the next root, `transition, td = env.step(td)`"
+_NEXT_ROOT = "pass the second result of the last step, `transition, td = env.step(td)`"
 
 
 class Env(BatchedModule):
@@ -135,14 +135,14 @@ class Env(BatchedModule):
 
         Returns a new TensorDict with `observation`, `reward`, `terminated`, `truncated`, and `info` if the env declares any.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not implement _step(action).")
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         """Starts new episodes in the rows of `mask`. Returns a new TensorDict with `observation`.
 
         Other rows keep their state; what they hold in the result is ignored.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not implement _reset(mask, options).")
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         """Seeds every random stream in the rows of `mask`."""
@@ -178,7 +178,7 @@ class Env(BatchedModule):
             seed: puts env *i* (its global index, whatever `num_envs`) before the first episode of its own random stream. None
                 continues with the next episode; the first reset of all then draws a seed from the operating system.
             mask: bool, `(num_envs,)`. Rows outside it keep the observation of the last root, as you left it.
-            options: passed on to the env. Those of a `FunctionalEnv` include initial states, `{"state": {...}}`.
+            options: passed on to the env. A `FunctionalEnv` takes initial states among them, `{"state": {...}}`.
 
         Returns:
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
@@ -210,8 +210,8 @@ class Env(BatchedModule):
             initial = self._reset(*given) if "_reset" in self._checked else self._first("_reset", *given)
         if len(initial.keys()) > 1:
             got = sorted(key for key in initial.keys() if key != "observation")
-            needed = f"{self._name()}.reset needs layers that set no other key than observation, but got {got}"
-            raise ValueError(f"{needed}, which no root would hold: make it a part of a Dict observation, or set it in step.")
+            needed = f"{self._name()}.reset needs layers that return an observation alone, but got {got}"
+            raise ValueError(f"{needed}, which no root would hold: make it part of a Dict observation, or set it in step().")
         observation = initial["observation"]
         if root is not None:
             observation = rows.where(observation, spaces.to_device(root["observation"], self.device))
@@ -281,7 +281,7 @@ class Env(BatchedModule):
             root |= self._carry(state, successor, resets)
         return td.set("next", successor), self._finish(root)
 
-    # What a step computes, without checks. `torchwrap.compile` compiles it as a whole.
+    # The computation of a step, without checks. `torchwrap.compile` compiles it as a whole.
 
     def _step_and_reset(self, action: Value, resets: bool = True) -> tuple[TensorDict, Value]:
         action = action.clone()  # the agent's stays as it is, whatever a layer writes to
@@ -300,7 +300,7 @@ class Env(BatchedModule):
             return getattr(self, hook)(*args)
         owner, traced = f"{type(self).__name__}.{hook}", is_traced(self.action_stream.draw)
         device = None if traced or self.host_stepped else self.device
-        with no_foreign_draws(owner, "with torchwrap.random, from a stream", device):
+        with no_foreign_draws(owner, "draw with torchwrap.random, from a stream", device):
             td: TensorDict = getattr(self, hook)(*args)
         spaces.check_layer(owner, self.signature, td, flags=hook == "_step")
         if not traced:
@@ -374,7 +374,7 @@ class Env(BatchedModule):
     def elapsed_steps(self) -> Tensor:
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
 
-        Assigning it moves the clocks of every layer, those of native limits and `TimeLimit` included, so that episodes can be
+        Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so that episodes can be
         truncated at different times from the start. A RuntimeError says that no layer has a clock: a simulator counts steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
@@ -498,10 +498,10 @@ class Env(BatchedModule):
     def get_wrapper_attr(self, name: str) -> Any:
         """Returns the attribute of the outermost layer that has it, or raises an AttributeError.
 
-        That of a simulator's envs is a tuple with one value per env; a method of theirs is a function that calls all of them.
+        An attribute of a simulator's envs is a tuple with one value per env; a method is a function that calls all of them.
         """
         if not hasattr(self, name):
-            raise AttributeError(f"{self!r} needs a layer with the attribute {name!r}, but got none.")
+            raise AttributeError(f"{self!r} has no layer with the attribute {name!r}.")
         return getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
@@ -528,27 +528,26 @@ class Env(BatchedModule):
         if self._root is None or self._unfinished is not None:
             self.unwrapped._check_usable()
         if self._root is None:
-            raise RuntimeError(f"Call reset() before {call} of {self._name()}.")
+            raise RuntimeError(f"{self._name()} has not been reset yet: call reset() before {call}.")
         if self._unfinished is not None:
-            remedy = "reset(), or restore() of a snapshot" if self.can_snapshot else "reset()"
-            needed = f"{self._name()} needs {remedy}, because an earlier {self._unfinished} did not finish"
-            raise RuntimeError(f"{needed}: its state may belong to two different steps.")
+            remedy = "call reset(), or restore() with a snapshot" if self.can_snapshot else "call reset()"
+            fault = f"may hold the state of two different steps, because an earlier {self._unfinished} did not finish"
+            raise RuntimeError(f"{self._name()} {fault}: {remedy}.")
         return self._root
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
-            reason = "a simulator outside of PyTorch holds some of its state. What transforms have learned is in state_dict()"
+            reason = "a simulator outside of PyTorch holds some of its state: state_dict() saves what transforms have learned"
             raise RuntimeError(f"{self._name()} cannot snapshot or restore, because {reason}.")
 
     def _check_mask(self, value: object, call: str = "reset") -> None:
         shape = (self.num_envs,)
         if not isinstance(value, Tensor) or (value.dtype, value.shape, value.device) != (torch.bool, shape, self.device):
             got = f"{validation.described(value)} on {value.device}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(
-                f"{self._name()}.{call} needs a mask of shape {shape} torch.bool on {self.device}, but got {got}."
-            )
+            needed = f"a mask of shape {shape} torch.bool on {self.device}"
+            raise ValueError(f"{self._name()}.{call} needs {needed}, but got {got}.")
         if self._root is None and not value.all():
-            raise RuntimeError(f"{self._name()} needs a first reset of every env, but got a mask that leaves some out.")
+            raise RuntimeError(f"{self._name()} needs a first reset of every env, but got a mask of some: call reset() first.")
 
     def _is_dict_action(self, given: TensorDict) -> bool:
         # Actions of a Dict or Tuple space are TensorDicts with its keys.
@@ -560,7 +559,7 @@ class Env(BatchedModule):
         if not isinstance(td, TensorDictBase):
             remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
             if isinstance(td, np.ndarray | list):
-                remedy = ": `env.step(torch.as_tensor(action))` takes it"
+                remedy = ": call `env.step(torch.as_tensor(action))`"
             needed = f'{self._name()}.step needs a TensorDict with "action", or an action as a tensor'
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
         if (action := td.get("action", None)) is None:
@@ -572,18 +571,17 @@ class Env(BatchedModule):
         except ValueError as error:
             if (space := signature.single_action_space).shape != () or action.shape != (self.num_envs, getattr(space, "n", 0)):
                 raise
-            raise ValueError(f"{str(error)[:-1]}: `scores.argmax(-1)` makes actions of scores.") from None
+            raise ValueError(f"{str(error)[:-1]}: turn scores into actions with `scores.argmax(-1)`.") from None
         if "next" in td.keys() and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys():
             if "reward" in found:
                 got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
                 raise ValueError(f"{self._name()}.step needs a root, but got {got}.")
-            got = f"{sorted(found.keys())}: transforms.PolicyState declares it"
-            raise ValueError(f'{self._name()} needs nothing under "next" but declared state of the policy, but got {got}.')
+            got = f"{sorted(found.keys())}: declare it with transforms.PolicyState"
+            raise ValueError(f'{self._name()}.step needs only declared state of the policy under "next", but got {got}.')
         if td.batch_size != (self.signature.num_envs,) or td.is_locked:
             got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
-            raise ValueError(
-                f"{self._name()}.step needs an unlocked TensorDict of batch size {(self.num_envs,)}, but got {got}."
-            )
+            needed = f"an unlocked TensorDict of batch size {(self.num_envs,)}"
+            raise ValueError(f"{self._name()}.step needs {needed}, but got {got}.")
 
     def _check_snapshot(self, snapshot: object, state: policy_state.State) -> tuple[Value, dict[str, Tensor]]:
         """The observation of a snapshot, in new memory, and its buffers. Raises unless its env was like this one."""
@@ -591,7 +589,7 @@ class Env(BatchedModule):
         parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
         buffers, observation = parts.pop("buffers", None), parts.pop("observation", None)
         if not isinstance(buffers, TensorDict | dict) or not isinstance(observation, Tensor | TensorDict | dict):
-            raise TypeError(f"{owner} needs what snapshot() returned, but got {type(snapshot).__name__}.")
+            raise TypeError(f"{owner} needs the result of snapshot(), but got {type(snapshot).__name__}.")
         own, found = {**self._state_buffers(), **state}, {**buffers, **parts}
         if found.keys() != own.keys():
             different = sorted(found.keys() ^ own.keys())

@@ -33,14 +33,14 @@ _TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal
 _INFO = ("transition_info", "state_info")  # they get no random numbers
 
 # Words of PyTorch's errors under torch.vmap, and what they mean for the author of a function.
-_ON_HOST = "needs tensor operators, torch.where instead of `if`, but reads values on the host"
-_IN_PLACE = "needs to make new tensors, but writes in place to one that all envs share"
+_ON_HOST = "reads values on the host: use tensor operators, torch.where instead of `if`"
+_IN_PLACE = "writes in place to a tensor that all envs share: return new tensors"
 _CAUSES = {
-    "random operation": "needs to draw from its rng, but draws from a generator of PyTorch",
+    "random operation": "draws from a generator of PyTorch: draw from its rng, with torchwrap.random",
     **dict.fromkeys(("control flow", ".item()", "data pointer", "aten::equal"), _ON_HOST),
-    "dynamic shape": "needs fixed shapes, torch.where instead of a mask, but makes one whose shape depends on values",
+    "dynamic shape": "makes a tensor whose shape depends on values: use torch.where instead of a mask",
     **dict.fromkeys(("there exists a Tensor", "the broadcast shape"), _IN_PLACE),
-    **dict.fromkeys(("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors, but got {}"),
+    **dict.fromkeys(("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors ({})"),
 }
 
 
@@ -56,14 +56,14 @@ class FunctionalEnv(Env):
     | `observation(state, rng)` | a tensor, or a dict of tensors for a `Dict` space, that lies in `observation_space` |
     | `reward(state, action, next_state, rng)` | a scalar of any real dtype |
     | `terminal(state, rng)` | a bool scalar |
-    | `truncated(state, rng)`, optional | a bool scalar, which counts besides `max_episode_steps` |
+    | `truncated(state, rng)`, optional | a bool scalar, in addition to `max_episode_steps` |
     | `transition_info(state, action, next_state)`, optional | a dict of tensors, each of which is `("next", "info", name)` |
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
     for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
     argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes
-    are fixed. Keyword arguments of `initial` are the env's reset options, with one value for all envs. Besides,
+    are fixed. Keyword arguments of `initial` are the env's reset options, with one value for all envs.
     `reset(options={"state": {...}})` starts episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives
     the other ones.
 
@@ -101,14 +101,14 @@ class FunctionalEnv(Env):
         spec: EnvSpec | None = None,
     ) -> None:
         if isinstance(func_env, type) or not all(hasattr(func_env, name) for name in ("observation_space", "action_space")):
-            raise TypeError(f"FunctionalEnv needs functions with observation_space and action_space, but got {func_env!r}.")
+            raise TypeError(f"FunctionalEnv needs a FuncEnv with observation_space and action_space, but got {func_env!r}.")
         device = validation.device("FunctionalEnv", device)
         missing = [name for name in ("render_init", "render_image") if not _defines(func_env, name)]
         metadata = {"render_modes": [] if missing else ["rgb_array"], **(getattr(func_env, "metadata", None) or {})}
         if render_mode not in (None, *(modes := metadata["render_modes"])):
-            raise ValueError(f"FunctionalEnv needs a render_mode in {modes} or None, but got {render_mode!r}.")
+            raise ValueError(f"FunctionalEnv needs a render_mode among {[None, *modes]}, but got {render_mode!r}.")
         if render_mode is not None and missing:
-            raise TypeError(f"FunctionalEnv needs functions with {missing} for {render_mode=}, but got {func_env!r}.")
+            raise TypeError(f"FunctionalEnv needs the functions {missing} for {render_mode=}, but got {func_env!r}.")
         if max_episode_steps is not None:
             max_episode_steps = validation.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
         both = func_env.observation_space, func_env.action_space
@@ -192,7 +192,7 @@ class FunctionalEnv(Env):
     def _call(
         self, name: str, key: Key, *arguments: Any, params: dict[str, Tensor] | None = None, options: Options | None = None
     ) -> Any:
-        """The result of a function for each row of the key. `params` defaults to those of all envs."""
+        """The result of a function for each row of the key. `params` defaults to the parameters of all envs."""
         function, options = getattr(self.func_env, name), options or {}
         if params is None:
             params = self.params if self.parameter_names else {}
@@ -266,7 +266,7 @@ class FunctionalEnv(Env):
         try:
             self.params[name].copy_(torch.as_tensor(value))
         except (TypeError, ValueError, RuntimeError) as error:
-            needed = f"{self._name()} needs params[{name!r}] that fit {tuple(self.params[name].shape)}"
+            needed = f"{self._name()} needs a value for params[{name!r}] that broadcasts to {tuple(self.params[name].shape)}"
             raise ValueError(f"{needed}, but got {validation.shown(value)}.") from error
         return True
 
@@ -278,7 +278,7 @@ class FunctionalEnv(Env):
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
         if self.render_mode is None:
-            raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
+            raise RuntimeError(f'{self._name()} was made without a render mode: make it with render_mode="rgb_array".')
         if self._renderer is None:
             self._renderer = self.func_env.render_init()
         states, frames = {name: value.cpu() for name, value in self.state.items()}, []
@@ -302,7 +302,7 @@ class FunctionalEnv(Env):
     def _call_all_functions(self) -> None:
         owner, n, device = type(self.func_env).__name__, self.num_envs, self.device
         if getattr(type(self.func_env), "step_info", None) is not getattr(FuncEnv, "step_info", None):
-            raise TypeError(f"{owner} has step_info, the name in FuncEnv's docstring: rename it to transition_info.")
+            raise TypeError(f"{owner} defines step_info, as FuncEnv's docstring calls it: rename it to transition_info.")
         state = self._inspect("initial")
         _check_tensors(f"{owner}.initial", state, n, device)
         self.fields, self._state_names = list(state), [f"state_{field}" for field in state]
@@ -343,8 +343,8 @@ class FunctionalEnv(Env):
         try:
             inspect.signature(getattr(self.func_env, name)).bind(*arguments, **dict.fromkeys(keywords))
         except TypeError as error:
-            raise TypeError(f"{owner} needs to take the arguments of the table in FunctionalEnv, but got: {error}.") from None
-        with no_foreign_draws(owner, "from its rng", self.device):
+            raise TypeError(f"{owner} needs to take the arguments in the table of FunctionalEnv: {error}.") from None
+        with no_foreign_draws(owner, "draw from its rng, with torchwrap.random", self.device):
             try:
                 result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
                 leaves = rows.leaves(result)
@@ -356,10 +356,10 @@ class FunctionalEnv(Env):
         kept = len(given) == len(rows.leaves(arguments)) and all(map(operator.is_, given, rows.leaves(arguments)))
         if not kept or [leaf.is_inference() or leaf._version for leaf in given] != versions:
             remedy = "return new tensors, `x + 1` instead of `x += 1`"
-            raise TypeError(f"{owner} needs to leave its arguments as they are, but writes to them: {remedy}.")
+            raise TypeError(f"{owner} writes to its arguments: {remedy}.")
         if not all(map(functools.partial(torch.allclose, equal_nan=True), leaves, rows.leaves(second))):
-            remedy = "keep what changes in the state, and draw from rng"
-            raise TypeError(f"{owner} needs to compute the same from the same arguments, but two calls differ: {remedy}.")
+            remedy = "keep values that change in the state, and draw from rng"
+            raise TypeError(f"{owner} returns different results in two calls with the same arguments: {remedy}.")
         shared = bool(storages & others) or any(0 in leaf.stride() for leaf in leaves)
         if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
             self._results_to_clone.add(name)
@@ -374,7 +374,7 @@ class FunctionalEnv(Env):
         try:
             _check_state("initial needs to return", self._call("initial", self.stream.key(), options=others), self.state)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{self._name()}.reset needs options that fit, but got {options}: {error}") from error
+            raise ValueError(f"{self._name()}.reset needs options that fit initial(), but got {options}: {error}") from error
 
 
 def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
@@ -396,7 +396,7 @@ def _check_tensors(owner: str, values: object, num_envs: int, device: torch.devi
         raise TypeError(f"{owner} needs to return a dict of tensors, but got {type(values).__name__}.")
     for name, value in values.items():
         if not isinstance(name, str):
-            raise TypeError(f"{owner} needs names that are strings, but got {name!r}.")
+            raise TypeError(f"{owner} needs to return strings as names, but got {name!r}.")
         if not isinstance(value, Tensor):
             raise TypeError(f"{owner} needs to return {name!r} as a tensor, but got {type(value).__name__}.")
         if value.shape[:1] != (num_envs,):

@@ -66,7 +66,7 @@ class Stream(BatchedModule):
     """The RNG streams of a batch of envs, one per env, independent of each other and of `num_envs`.
 
     A stream is a clock: the env's seed, index, episode and step determine the numbers, so no draw shifts another. An env
-    advances its own streams, and `TransformedEnv` those of its transforms. A transform that draws only reads `key()`.
+    advances its own streams, and `TransformedEnv` the streams of its transforms. A transform that draws only reads `key()`.
 
     Args:
         num_envs: number of streams.
@@ -90,7 +90,7 @@ class Stream(BatchedModule):
         if not 0 <= tag < 32:
             raise ValueError(f"Stream needs a tag from 0 to 31, one per stream of an env, but got {tag}.")
         if first_index + num_envs > 1 << _ENV_BITS:
-            raise ValueError(f"Stream needs env indices below 2**{_ENV_BITS}, but got {first_index} + {num_envs}.")
+            raise ValueError(f"Stream needs env indices below 2**{_ENV_BITS}, but got {first_index=} and {num_envs=}.")
         self.tag = tag
         self.allocate(num_envs, device)
         self.env.copy_(torch.arange(first_index, first_index + num_envs, device=device))
@@ -248,12 +248,12 @@ def _affine(values: Tensor, offset: Number, factor: Number) -> Tensor:
 
 def _check_arguments(function: str, shape: object, *numbers: object) -> None:
     if isinstance(shape, int):
-        raise TypeError(f"{function} needs the shape as a tuple, but got {shape}: `shape=({shape},)`.")
+        raise TypeError(f"{function} needs the shape as a tuple, but got {shape}: pass `shape=({shape},)`.")
     for number in numbers:
         if isinstance(number, tuple):
-            raise TypeError(f"{function} needs the shape last, as in NumPy, but got {number} before: `shape={number}`.")
+            raise TypeError(f"{function} needs the shape last, as in NumPy, but got {number} before: pass `shape={number}`.")
         if isinstance(number, (list, np.ndarray)):
-            raise TypeError(f"{function} needs numbers or tensors, but got {number!r}: `torch.tensor` makes one.")
+            raise TypeError(f"{function} needs numbers or tensors, but got {number!r}: convert it with `torch.tensor`.")
 
 
 def integers(key: Key, low: Tensor | int, high: Tensor | int | None = None, shape: tuple[int, ...] = ()) -> Tensor:
@@ -310,7 +310,7 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
             [0, 0, 0, 2]])
     """
     if not isinstance(n, int):
-        remedy = "`values[choice(key, len(values))]` is one of them"
+        remedy = "choose one with `values[choice(key, len(values))]`"
         raise TypeError(f"choice needs the number of alternatives, but got {n!r}: {remedy}.")
     if not 1 <= n <= 2**31:
         raise ValueError(f"choice needs n in [1, 2**31], but got {n}.")
@@ -325,7 +325,7 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
         error = math.sqrt(torch.finfo(p.dtype).eps)  # as in numpy.random.Generator.choice
         wrong = ~((rows >= 0).all(-1) & (abs(rows.sum(-1) - 1) <= error))
         if wrong.any():
-            raise ValueError(f"choice needs p nonnegative and summing to 1, but got {rows[wrong][0]}.")
+            raise ValueError(f"choice needs p to be nonnegative and sum to 1, but got {rows[wrong][0]}.")
     # Sums of integers are exact in any order, so every device gives the same result. The total is below 2**53, so its product
     # with a uniform number below 1 is rounded to less than the total. With `right=True`, the search skips probabilities of 0.
     sums = (p.double() * 2**52).long().cumsum(-1)

@@ -79,14 +79,13 @@ def register(id: str, func_env: Callable[..., Functions], *, max_episode_steps: 
     try:
         gymnasium.register(id, f"{__name__}:refuse", max_episode_steps=max_episode_steps)
     except gymnasium.error.Error as error:
-        raise ValueError(f"register needs an id that fits the ones already taken, but got {id!r}: {error}") from None
+        raise ValueError(f"register needs an id that Gymnasium accepts, but got {id!r}: {error}") from None
     _REGISTERED[id] = func_env
 
 
 def refuse(**kwargs: Any) -> NoReturn:
     """Raises: `gymnasium.make` makes no envs of `register`."""
-    got = "an id of torchwrap.register: `torchwrap.make(id)` makes its envs"
-    raise TypeError(f"gymnasium.make needs an env of Gymnasium, but got {got}.")
+    raise TypeError("gymnasium.make cannot make an env of torchwrap.register: use `torchwrap.make(id)`.")
 
 
 def make(
@@ -152,22 +151,22 @@ def make(
             env = TransformedEnv(env, TimeLimit(limit))  # a limit that was assigned to the spec
         return env
     if not isinstance(id, str):
-        remedy = "`make(env.spec)` makes another env, and from_gymnasium wraps a vector env of Gymnasium's"
-        raise TypeError(f"make needs an id, a string, or an env's spec, but got {id!r}: {remedy}.")
+        remedy = "make another env with `make(env.spec)`, and wrap a vector env of Gymnasium's with from_gymnasium"
+        raise TypeError(f"make needs an id string or an env's spec, but got {id!r}: {remedy}.")
     count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
     if max_episode_steps is not None and (not isinstance(max_episode_steps, int) or max_episode_steps != -1):
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
     if backend not in (None, "torch", "gymnasium", "envpool", "ale"):
-        raise ValueError(f'make needs backend "torch", "gymnasium", "envpool" or "ale", but got {backend!r}.')
+        raise ValueError(f'make needs backend="torch", "gymnasium", "envpool" or "ale", but got {backend!r}.')
     if vectorization_mode not in (None, "sync", "async"):
-        raise ValueError(f'make needs vectorization_mode "sync" or "async", but got {vectorization_mode!r}.')
+        raise ValueError(f'make needs vectorization_mode="sync" or "async", but got {vectorization_mode!r}.')
     func_env = None if backend == "envpool" else _functions_of(id, backend)
-    unfit = [name for name in ("info_keys", "vectorization_mode", "worker_timeout") if name in given]
+    unfit = [name for name in ("vectorization_mode", "worker_timeout", *(["info_keys"] if func_env else ())) if name in given]
     if params is not None and (func_env is None or id in NATIVE):
-        remedy = "other envs take keyword arguments"
-        raise ValueError(f"make takes params for ids of register, whose functions read them, but got {id!r}: {remedy}.")
-    if (func_env and unfit) or (backend in ("envpool", "ale") and unfit not in ([], ["info_keys"])):
-        raise ValueError(f'make takes {", ".join(unfit)} with backend="gymnasium" only, but got {id!r} without it.')
+        remedy = "pass keyword arguments for other envs"
+        raise ValueError(f"make takes params only for ids of register, whose functions read them, but got {id!r}: {remedy}.")
+    if unfit and (func_env or backend in ("envpool", "ale")):
+        raise ValueError(f'make takes no {" or ".join(unfit)} for {id!r} with backend="{backend or "torch"}": leave them out.')
     spec = EnvSpec(id) if backend == "envpool" else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
     spec.kwargs = specs.map_parts(own, {**spec.kwargs, **given})
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
@@ -186,12 +185,12 @@ def make(
         functions = func_env(**kwargs)
     except TypeError as error:
         if "seed" in kwargs and "'seed'" in str(error):  # there are envs that take one
-            got = f"seed={kwargs['seed']!r}: reset takes it, `td = env.reset(seed={kwargs['seed']!r})`"
+            got = f"seed={kwargs['seed']!r}: pass it to reset, `td = env.reset(seed={kwargs['seed']!r})`"
             raise ValueError(f"make needs arguments that the env's constructor takes, but got {got}.") from None
         if func_env is None:
             raise
         remedy = ' in torch, or backend="gymnasium"' if id in NATIVE else ""
-        raise ValueError(f"make needs arguments that {id} takes{remedy}, but got: {error}") from None
+        raise ValueError(f"make needs arguments that {id} takes{remedy}: {error}") from None
     common |= {"render_mode": render_mode, "params": params}
     return FunctionalEnv(functions, count, max_episode_steps=spec.max_episode_steps, **common)
 
@@ -210,7 +209,7 @@ def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
             package = {"ALE": "ale_py"}.get(name.partition("/")[0], "package")
             remedy = f' A package registers its ids when it is imported: `make("{package}:{name}")` imports it.'
         elif module == "ale_py" and isinstance(error, ImportError):
-            remedy = ". `pip install torchwrap[atari]` installs it."
+            remedy = ". Install it with `pip install torchwrap[atari]`."
         raise ValueError(f"make needs a registered id, but got {id!r}: {error}{remedy}") from None
     if backend in ("gymnasium", "ale"):
         if name in _REGISTERED:

@@ -99,7 +99,7 @@ def map_leaves(function: Callable[[Space[Any]], Space[Any]], space: Space[Any]) 
 def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        remedy = ": make(id, wrappers=[...]) with Gymnasium's FilterObservation leaves such entries of a Dict out"
+        remedy = ": leave such entries of a Dict out with make(id, wrappers=[...]) and Gymnasium's FilterObservation"
         needed = "A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
         raise TypeError(f"{needed}, but got {space}{remedy if isinstance(space, Space) else ''}.")
     if space.dtype.str not in TORCH_DTYPES:
@@ -200,7 +200,7 @@ def optional_space(owner: str, name: str, space: object) -> Space[Any] | None:
 def box(owner: str, what: str, space: Space[Any], of: Literal["", "numbers", "floats"] = "", path: Path = ()) -> spaces.Box:
     """Returns the space if it is a Box, of "numbers" (not bools) or "floats" if asked for. Raises a TypeError otherwise."""
     if not isinstance(space, spaces.Box) or space.dtype.kind not in {"": "biuf", "numbers": "iuf", "floats": "f"}[of]:
-        remedy = ": ObservationKeys transforms some entries of a Dict" if path or isinstance(space, spaces.Dict) else ""
+        remedy = ": transform entries of a Dict with ObservationKeys" if path or isinstance(space, spaces.Dict) else ""
         raise TypeError(f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}{remedy}.")
     return space
 
@@ -275,7 +275,7 @@ def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> No
     for key, to in dtypes.items():
         value: Any = td[key]
         if value.shape != (n, 1) or value.dtype != to or value.device != device:
-            remedy = f": `.to({to})` converts it" if value.shape == (n, 1) else ": `.unsqueeze(-1)` makes columns"
+            remedy = f": convert it with `.to({to})`" if value.shape == (n, 1) else ": make a column with `.unsqueeze(-1)`"
             got = f"{validation.described(value)} on {value.device}{remedy}"
             raise ValueError(f"{owner} needs to return {key} of shape {(n, 1)} {to} on {device}, but got {got}.")
 
@@ -285,7 +285,7 @@ def infos(owner: str, td: TensorDict, names: Sequence[str]) -> list[Tensor]:
     try:
         return [td["info", name] for name in names]  # type: ignore[misc]
     except KeyError as error:
-        raise ValueError(f"{owner} needs an env with {list(names)} in its info, but got {error.args[0]}.") from error
+        raise ValueError(f"{owner} needs an env with {list(names)} in its info: {error.args[0]}.") from error
 
 
 def check_function(
@@ -293,12 +293,12 @@ def check_function(
 ) -> None:
     """Calls a function with zeros. Raises a TypeError or ValueError if it raises, draws, or if `check` does for its result."""
     num_envs, device = signature.num_envs, signature.device
-    with no_foreign_draws(f"{owner}'s func", "with torchwrap.random, in a Transform with a stream", device):
+    with no_foreign_draws(f"{owner}'s func", "draw with torchwrap.random, in a Transform with a stream", device):
         try:
             result = func(zeros(takes, num_envs, device))
         except Exception as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{owner} needs a func that takes {what}, but got {type(error).__name__}: {error}") from error
+            raise kind(f"{owner} needs a func that takes {what}, but it raised {type(error).__name__}: {error}") from error
     check(owner, f"func to return {what}", returns, result, num_envs, device)
 
 
@@ -312,7 +312,7 @@ class Signature:
         device: of all tensors.
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
-        num_streams: number of random streams in use so far: the env's own, that of `sample_action`, and those of transforms.
+        num_streams: number of random streams in use so far: of the env, of `sample_action`, and of transforms.
         policy_state: what a recurrent policy carries from step to step, by name.
         summed_info: where a layer repeats actions, the names of the infos that it sums. None if every step is one of the env.
 

@@ -41,8 +41,8 @@ class ScriptedEnv(Env):
     Args:
         num_envs: number of envs.
         observation_shape: shape of an unbounded float32 observation.
-        episode_lengths: one length, or several to take in turn. None for episodes that never end.
-        ending: "terminated", "truncated", "both", or "in turn" for the three of them in turn, by (i + e) % 3.
+        episode_lengths: one length, or several to cycle through. None for episodes that never end.
+        ending: "terminated", "truncated", "both", or "in turn" to cycle through the three, by (i + e) % 3.
         observation_space: replaces the space given by `observation_shape`, if not None.
         action_space: None takes Box(-1, 1, (6,)).
         first_index: global index of the first env.
@@ -73,11 +73,11 @@ class ScriptedEnv(Env):
         device = validation.device("ScriptedEnv", device)
         given = 2**63 - 1 if episode_lengths is None else episode_lengths
         lengths = list(given) if isinstance(given, Sequence) else [given]
-        lengths = [validation.integer("ScriptedEnv", "episode_lengths", length, at_least=1) for length in lengths]
+        lengths = [validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1) for length in lengths]
         if not lengths:
-            raise ValueError(f"ScriptedEnv needs episode_lengths of at least 1, but got {episode_lengths}.")
+            raise ValueError(f"ScriptedEnv needs at least one of episode_lengths, but got {episode_lengths}.")
         if ending not in (*_ENDINGS, "in turn"):
-            raise ValueError(f'ScriptedEnv needs ending "terminated", "truncated", "both" or "in turn", but got {ending!r}.')
+            raise ValueError(f'ScriptedEnv needs ending="terminated", "truncated", "both" or "in turn", but got {ending!r}.')
         if observation_space is None:
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
         if action_space is None:
@@ -172,18 +172,17 @@ def check_env(make: MakeEnv | Env) -> None:
     """
     if isinstance(make, Env):
         if make.spec is None:
-            raise TypeError(
-                f"check_env needs a function that makes {make!r}, because it has no spec: `lambda n: ...` of n envs."
-            )
+            remedy = "pass a function that makes n of them, `lambda n: ...`"
+            raise TypeError(f"check_env cannot make more envs like {make!r}, because it has no spec: {remedy}.")
         make = functools.partial(registration.make, make.spec)
     if not callable(make) or not inspect.signature(make).parameters or (isinstance(make, type) and not issubclass(make, Env)):
-        remedy = "`lambda n: FunctionalEnv(functions, n)` is one, of functions"
+        remedy = "for a FuncEnv, pass `lambda n: FunctionalEnv(func_env, n)`"
         raise TypeError(f"check_env needs a torchwrap env, or a function of the number of envs, but got {make!r}: {remedy}.")
     _run_checks(_OF_ENVS, make)
 
 
 def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedEnv) -> None:
-    """Checks that a transform keeps the contract of `torchwrap.Transform`, and an env with it that of `torchwrap.Env`.
+    """Checks that a transform keeps the contract of `torchwrap.Transform`, and an env with it the one of `torchwrap.Env`.
 
     Args:
         make: makes a new transform.
@@ -201,7 +200,7 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
         spec.record(make())
     except ValueError as error:
         raise AssertionError(f"spec: {error}") from None
-    # The checks that name the fault of a transform most precisely come before those of an env.
+    # The checks that name the fault of a transform most precisely come before the checks of an env.
     checks = _check_step_results, _check_action, _check_masked_reset, _check_eval
     _run_checks((*checks, *_OF_ENVS[1:], _check_state_dict), make_env, make)
 
@@ -209,18 +208,18 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
 def _check_step_results(make: MakeEnv) -> None:
     env = make()
     space = env.single_observation_space
-    _require(env.num_envs == NUM_ENVS, f"num_envs: needs to be {NUM_ENVS}, but got {env.num_envs}.")
-    _require("\n" not in repr(env), f"repr: needs to be one line, but got {env!r}.")
+    _require(env.num_envs == NUM_ENVS, f"num_envs needs to be {NUM_ENVS}, as asked for, but got {env.num_envs}.")
+    _require("\n" not in repr(env), f"repr() needs to return one line, but got {env!r}.")
     observation, known_layout = env.reset(seed=0)["observation"], None
-    _require(spaces.contains(space, observation), f"reset: needs an observation in its space, {space}, but got {observation}.")
+    _require(spaces.contains(space, observation), f"reset() needs to return observations in {space}, but got {observation}.")
     for transition, td in _run(env, _sample_actions(env)):
         successor = transition["next"]
         layout = {key: (tuple(value.shape), value.dtype) for key, value in successor.items(True, True)}
         changed = f"but got {known_layout} and {layout}"
-        _require(known_layout in (None, layout), f"step: needs the same keys, shapes and dtypes at every step, {changed}.")
+        _require(known_layout in (None, layout), f"step() needs to return the same keys, shapes and dtypes, {changed}.")
         known_layout = layout
         for value in (successor["observation"], td["observation"]):
-            _require(spaces.contains(space, value), f"step: needs observations in {space}, but got {value}.")
+            _require(spaces.contains(space, value), f"step() needs to return observations in {space}, but got {value}.")
 
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
@@ -229,20 +228,20 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
     _sample_actions(other)
     results = []
     for (transition, td), (erased, erased_td) in zip(_run(env, actions), _run(other, actions), strict=True):
-        _require_equal(transition["next"], erased["next"], "outputs: changing them in place must not change the env")
+        _require_equal(transition["next"], erased["next"], "changing outputs in place must not change the env")
         results += [(result, result.clone()) for result in (transition["next"], td.select("observation"))]
         for leaf in (*erased.values(True, True), *erased_td.values(True, True)):
             leaf.zero_()
     for result, copy in results:
-        _require_equal(copy, result, "outputs: later steps must not change them")
+        _require_equal(copy, result, "later steps must not change earlier outputs")
 
 
 def _check_seeding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
-    with no_foreign_draws("a step", "with torchwrap.random, from a stream", env.device):
+    with no_foreign_draws("a step", "draw with torchwrap.random, from a stream", env.device):
         first_run = [(transition.clone(), td.clone()) for transition, td in _run(env, actions)]
-    promise = "reset(seed): the same seed and actions need the same transitions and new episodes"
+    promise = "after reset(seed), the same actions must give the same transitions and new episodes"
     _require_equal_runs(first_run, _run(env, actions), promise)
 
 
@@ -252,8 +251,8 @@ def _check_sharding(make: MakeEnv) -> None:
     runs = [_run(make(num_envs=1, first_index=row).eval(), [action[[row]] for action in actions]) for row in range(NUM_ENVS)]
     for transition, td in _run(env, actions):
         for row, run in enumerate(runs):
-            promise = "mixes rows, or depends on num_envs"
-            promise += f": env {row} of {NUM_ENVS} needs to equal a single env with first_index={row}"
+            promise = "it mixes rows, or depends on num_envs"
+            promise += f": env {row} of {NUM_ENVS} must equal a single env with first_index={row}"
             _require_equal_runs([(transition[[row]], td[[row]])], [next(run)], promise, 1e-6)
 
 
@@ -268,7 +267,7 @@ def _check_partial_reset(make: MakeEnv) -> None:
     td = env.reset(mask=mask)
     # A single step, because envs that share a stream of episodes with the reset one may differ later.
     (transition, _), (expected, _) = next(_run(env, after, td)), next(_run(other, after, other_td))
-    _require_equal(expected["next"][~mask], transition["next"][~mask], "reset(mask): other rows must continue as before")
+    _require_equal(expected["next"][~mask], transition["next"][~mask], "after reset(mask), other rows must continue as before")
 
 
 def _check_snapshot(make: MakeEnv) -> None:
@@ -281,9 +280,9 @@ def _check_snapshot(make: MakeEnv) -> None:
     snapshot = env.snapshot()
     first_run = list(_run(env, after, td))
     final_buffers = _buffers(env)
-    _require_equal(snapshot, env.restore(snapshot), "restore: needs the observation of the snapshot")
-    _require_equal_runs(first_run, _run(env, after, env.restore(snapshot)), "restore: must continue as before")
-    _require_equal(final_buffers, _buffers(env), "restore: needs to reach the same state")
+    _require_equal(snapshot, env.restore(snapshot), "restore() must return the observation of the snapshot")
+    _require_equal_runs(first_run, _run(env, after, env.restore(snapshot)), "after restore(), the env must continue as before")
+    _require_equal(final_buffers, _buffers(env), "after restore(), the env must reach the same state")
 
 
 def _check_graph(make: MakeEnv) -> None:
@@ -299,9 +298,9 @@ def _check_compile(make: MakeEnv) -> None:
     actions = _sample_actions(env)
     _sample_actions(compiled_env)
     compile(compiled_env, backend="aot_eager")
-    promise = "compile: needs the transitions and new episodes of eager mode"
+    promise = "the compiled env must give the transitions and new episodes of eager mode"
     _require_equal_runs(_run(env, actions), _run(compiled_env, actions), promise, 1e-6)
-    _require_equal(_buffers(env), _buffers(compiled_env), "compile: needs the buffers of eager mode", 1e-6)
+    _require_equal(_buffers(env), _buffers(compiled_env), "the compiled env must leave its buffers as eager mode does", 1e-6)
 
 
 def _check_action(make: Callable[..., TransformedEnv]) -> None:
@@ -311,9 +310,9 @@ def _check_action(make: Callable[..., TransformedEnv]) -> None:
     result = env.transforms.action(action)
     owned = {buffer.untyped_storage().data_ptr() for buffer in env.transforms.buffers()}
     is_buffer = any(leaf.untyped_storage().data_ptr() in owned for leaf in leaves(result))
-    _require(not is_buffer, "action returns a buffer, which later steps change: return a new tensor.")
-    _require(bool((action == before).all()), "action writes to the agent's action, which needs to stay: return a new tensor.")
-    spaces.check("action", "a result", env.env.single_action_space, result, NUM_ENVS, env.device)
+    _require(not is_buffer, "action() returns a buffer, which later steps change: return a new tensor.")
+    _require(bool((action == before).all()), "action() writes to the agent's action: return a new tensor.")
+    spaces.check("action()", "to return actions", env.env.single_action_space, result, NUM_ENVS, env.device)
 
 
 @torch.no_grad()
@@ -334,18 +333,18 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
                 buffer.copy_(before[name])
             td = transform.reset(TensorDict({"observation": rows.where(observation, other_rows)}, [NUM_ENVS]), rows)
             results.append(TensorDict({"observation": td["observation"][mask], "state": _buffers(transform)}, []).clone())
-        _require_equal(results[0], results[1], "mixes rows: in reset(td, mask), rows outside the mask must not count")
+        _require_equal(results[0], results[1], "it mixes rows: in reset(td, mask), rows outside the mask must not count")
         for name, after in results[0]["state"].items():
             if name in of_envs or not mask.any():
                 was, now = (TensorDict({name: each[~mask] if name in of_envs else each}, []) for each in (before[name], after))
-                _require_equal(was, now, "reset(td, mask): rows outside the mask must not change")
+                _require_equal(was, now, "reset(td, mask) must not change rows outside the mask")
 
 
 def _check_eval(make: Callable[..., TransformedEnv]) -> None:
     env = make().eval()
     before = TensorDict(env.transforms.state_dict(), []).clone()
     list(_run(env, _sample_actions(env)))
-    _require_equal(before, TensorDict(env.transforms.state_dict(), []), "eval(): needs to freeze the state_dict")
+    _require_equal(before, TensorDict(env.transforms.state_dict(), []), "eval() must freeze the state_dict")
 
 
 def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
@@ -355,7 +354,7 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     smaller_env.load_state_dict(env.state_dict())
     first_rows = ((transition[:3], td[:3]) for transition, td in _run(env.eval(), actions))
     smaller_run = _run(smaller_env.eval(), [action[:3] for action in actions])
-    _require_equal_runs(first_rows, smaller_run, "load_state_dict: needs to restore what was learned, for any num_envs", 1e-6)
+    _require_equal_runs(first_rows, smaller_run, "load_state_dict() must restore what was learned, for any num_envs", 1e-6)
 
 
 _FAULTS = AssertionError, TypeError, ValueError  # the last two are what the library itself refuses
@@ -394,7 +393,7 @@ def _run_checks(checks: Iterable[Check], make: MakeEnv, transform: Callable[[], 
 def _run_check(check: Check, make: MakeEnv) -> None:
     """Runs a check with `make` and its defaults. What it makes is closed in the end."""
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*have no sample")  # of statistics in eval mode
+        warnings.filterwarnings("ignore", message=".*have no samples")  # of statistics in eval mode
         check(lambda num_envs=NUM_ENVS, first_index=0: stack.enter_context(make(num_envs=num_envs, first_index=first_index)))
 
 

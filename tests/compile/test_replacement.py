@@ -198,8 +198,8 @@ def test_action_out_of_bounds_is_refused_as_in_eager_mode(at, unroll):
         td = collect.env.reset(seed=0)
         if at > 3:
             _, td = collect(td)
-        with pytest.raises(ValueError, match=r"CartPole-v1 needs an action in Discrete\(2\), but got"):
+        with pytest.raises(ValueError, match=r"CartPole-v1 needs an action in Discrete\(2\), but (got|the policy)"):
             collect(td)
-        with pytest.raises(RuntimeError, match=r"CartPole-v1 needs reset\(\), or restore\(\)"):
+        with pytest.raises(RuntimeError, match=r"CartPole-v1 may hold .* call reset\(\), or restore\(\)"):
             collect(td)
         collect(collect.env.reset(seed=0))

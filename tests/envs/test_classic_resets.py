@@ -55,7 +55,7 @@ def test_reset_with_invalid_options_raises_and_changes_nothing(id):
     env.step(env.reset(seed=0).set("action", env.sample_action()))
     before = env.snapshot()["buffers"]
     for options in OF_PENDULUM if id == "Pendulum-v1" else INVALID:
-        with pytest.raises(ValueError, match=rf"{id}.reset needs options that fit, but got \{{'"):
+        with pytest.raises(ValueError, match=rf"{id}.reset needs options that fit initial\(\), but got \{{'"):
             env.reset(seed=5, options=options)
         if not any(value != value for value in options.values()):  # NumPy accepts NaN
             with pytest.raises((ValueError, OverflowError)):
@@ -73,7 +73,7 @@ def test_constructor_with_invalid_arguments_raises():
         *((id, {"dtype": dtype}, "a dtype of torch.float32 or") for id in IDS for dtype in (torch.float16, "float32", None)),
         *((id, {"length": 2}, "'length'") for id in IDS),
         *(("Pendulum-v1", {"g": g}, "g") for g in ("10", None, math.nan, [9.8])),
-        ("Acrobot-v1", {"book_or_nips": "paper"}, 'book_or_nips "book" or "nips", but got \'paper\''),
+        ("Acrobot-v1", {"book_or_nips": "paper"}, 'book_or_nips="book" or "nips", but got \'paper\''),
         *(("Acrobot-v1", {"torque_noise_max": value}, "torque_noise_max") for value in (-0.1, "0", math.inf)),
         *((id, {"goal_velocity": value}, "goal_velocity") for id in IDS[3:] for value in ("0", math.nan)),
     ]

@@ -59,7 +59,7 @@ def test_function_that_does_not_fit_raises_at_construction():
         ],
         "state_info": [
             (Walk, lambda state: state["count"], TypeError, "a dict of tensors, but got Tensor"),
-            (Walk, lambda state: {"a": 1.0}, TypeError, "tensors, but got"),
+            (Walk, lambda state: {"a": 1.0}, TypeError, r"tensors \(ValueError: "),
             (Walk, lambda state: {"a": {"b": state["count"]}}, TypeError, "'a' as a tensor.* dict"),
             (BroadcastWalk, lambda state: {"a": state["count"].sum()}, ValueError, r"'a' of shape \(3, .*, but got \(\)"),
         ],
@@ -70,25 +70,33 @@ def test_function_that_does_not_fit_raises_at_construction():
             with pytest.raises(error, match=needed.format(name) + words):
                 FunctionalEnv(odd(base, **{name: function}), 3)
     both = dict.fromkeys(("state_info", "transition_info"), lambda state, *_: {"a": state["count"]})
-    draw = "needs to draw from its rng, but"
+    draw, host = ": draw from its rng, with torchwrap.random.$", "reward reads values on the host: use tensor operators"
     drawing = odd(BroadcastWalk, initial=lambda rng: {"position": torch.rand(3, 2), "count": rng.env})
     branching = odd(reward=lambda state, action, next_state, rng: torch.zeros(()) if state["count"] > 0 else torch.ones(()))
     for func_env, error, words in [
-        (odd(state_info=lambda state: {3: state["count"]}), TypeError, "needs names that are strings, but got 3"),
+        (odd(state_info=lambda state: {3: state["count"]}), TypeError, "needs to return strings as names, but got 3"),
         (odd(**both), ValueError, r"different names in transition_info and state_info, but got \['a'\] in both"),
-        (odd(step_info=lambda *_: {}), TypeError, "Odd has step_info, .*: rename it to transition_info"),
+        (odd(step_info=lambda *_: {}), TypeError, "Odd defines step_info, .*: rename it to transition_info"),
         (odd(truncated=lambda state: state["count"] > 3), TypeError, "Odd.truncated needs"),
-        (odd(transition=lambda state, action, rng: {**state, "position": torch.rand(2)}), TypeError, f"Odd.transition {draw}"),
-        (drawing, TypeError, f"Odd.initial {draw} drew from PyTorch's global"),
+        (
+            odd(transition=lambda state, action, rng: {**state, "position": torch.rand(2)}),
+            TypeError,
+            f"Odd.transition .*{draw}",
+        ),
+        (drawing, TypeError, f"Odd.initial drew from PyTorch's global generator{draw}"),
         (odd(reward=lambda *_, **__: 1 / 0), TypeError, "^Odd.reward raised ZeroDivisionError: division by zero"),
-        (odd(reward=lambda state, action: 0), TypeError, "Odd.reward needs to take the arguments of the table in"),
-        (branching, TypeError, "reward needs tensor operators, torch.where instead of `if`, but reads values on the host.$"),
-        (on_position(lambda x: x[0] * x[1].item()), TypeError, "reward .* but reads values on the host.$"),
-        (on_position(lambda x: torch.tensor(x.tolist())[0]), TypeError, "reward .* but reads values on the host.$"),
-        (on_position(lambda x: torch.as_tensor(np.sin(x)[0])), TypeError, "reward .* but reads values on the host.$"),
-        (on_position(lambda x: x[x > 0].sum()), TypeError, "reward .* but makes one whose shape depends on values.$"),
-        (on_position(lambda x: torch.zeros(2).add_(x)[0]), TypeError, "reward .* but writes in place to one that all envs"),
-        (on_position(lambda x: x[0] + torch.rand(())), TypeError, f"reward {draw} draws from a generator of PyTorch.$"),
+        (odd(reward=lambda state, action: 0), TypeError, "Odd.reward needs to take the arguments in the table of"),
+        (branching, TypeError, f"{host}, torch.where instead of `if`.$"),
+        (on_position(lambda x: x[0] * x[1].item()), TypeError, host),
+        (on_position(lambda x: torch.tensor(x.tolist())[0]), TypeError, host),
+        (on_position(lambda x: torch.as_tensor(np.sin(x)[0])), TypeError, host),
+        (on_position(lambda x: x[x > 0].sum()), TypeError, "reward makes a tensor whose shape depends on values: use"),
+        (
+            on_position(lambda x: torch.zeros(2).add_(x)[0]),
+            TypeError,
+            "reward writes in place to a tensor that all envs share",
+        ),
+        (on_position(lambda x: x[0] + torch.rand(())), TypeError, f"reward draws from a generator of PyTorch{draw}"),
     ]:
         with pytest.raises(error, match=words):
             FunctionalEnv(func_env, 3)
@@ -99,11 +107,11 @@ def test_function_that_does_not_fit_raises_at_construction():
 def test_invalid_arguments_raise():
     gravity = torch.ones(3)
     cases = {
-        "num_envs of at least 1, but got": [{"num_envs": number} for number in (0, -1, True, 2.0)],
-        "max_episode_steps of at least 1, but got": [{"max_episode_steps": steps} for steps in (0, -3, 2.5, [1, 2, 3])],
-        "first_index of at least 0, but got": [{"first_index": index} for index in (-1, 0.5)],
+        "num_envs as an integer of at least 1, but got": [{"num_envs": number} for number in (0, -1, True, 2.0)],
+        "max_episode_steps as an integer of at least 1": [{"max_episode_steps": steps} for steps in (0, -3, 2.5, [1, 2, 3])],
+        "first_index as an integer of at least 0, but got": [{"first_index": index} for index in (-1, 0.5)],
         "a torch.device or its name, but got 'nope'": [{"device": "nope"}],
-        "functions with observation_space and action_space": [{"func_env": each} for each in (None, Walk, 3, object())],
+        "a FuncEnv with observation_space and action_space": [{"func_env": each} for each in (None, Walk, 3, object())],
         r"params\['gravity'\] as a tensor \(3, ...\), but got": [
             {"params": {"gravity": value}} for value in (9.8, gravity[:2])
         ],
@@ -138,8 +146,8 @@ def test_invalid_call_raises_and_changes_nothing():
         (simulate({**state, "count": torch.zeros(2)}), ValueError, r"'count'\] of shape \(2,\) torch.int64.*float32"),
         (simulate(action=torch.zeros(2)), ValueError, r"FunctionalEnv.simulate needs an action of shape \(2, 1\)"),
         (simulate(action=zeros.double()), TypeError, "FunctionalEnv.simulate needs an action of dtype torch.float32"),
-        (simulate(offset=-1), ValueError, "offset of at least 0, but got -1"),
-        (simulate(offset=0.5), TypeError, "an integer offset of at least 0, but got 0.5"),
+        (simulate(offset=-1), ValueError, "offset as an integer of at least 0, but got -1"),
+        (simulate(offset=0.5), TypeError, "offset as an integer of at least 0, but got 0.5"),
     ]:
         with pytest.raises(error, match=words):
             call()

@@ -238,7 +238,7 @@ def interrupt_a_call(env, monkeypatch):
         patch.setattr(env.vector_env, "step", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         env.step(td)
     for call in (env.reset, lambda: env.step(td)):
-        with pytest.raises(RuntimeError, match=r"threads keep the results of an interrupted one.*make a new env"):
+        with pytest.raises(RuntimeError, match=r"did not finish, and its threads may still hold the results.*make a new env"):
             call()
     env.close()
     assert env.vector_env.closed

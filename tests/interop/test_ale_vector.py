@@ -124,13 +124,13 @@ def test_make_with_what_ale_does_not_take_raises():
             'needs the id of a game, such as "ALE/Pong-v5", for backend="ale", but got .CartPole-v1',
         ),
         ({"id": "PongNoFrameskip-v4"}, "make needs the id of a game"),
-        ({"max_episode_steps": 9}, "vector env takes, but got: .*For max_episode_steps, put transforms.TimeLimit on the env"),
-        ({"render_mode": "rgb_array"}, "For render_mode, take Gymnasium's env, without the backend"),
+        ({"max_episode_steps": 9}, "vector env takes: .*For max_episode_steps, put transforms.TimeLimit on the env"),
+        ({"render_mode": "rgb_array"}, 'For render_mode, pass backend="gymnasium"'),
         ({"seed": 1}, r"For seed, call env.reset\(seed=0\)"),
-        ({"frameskip": 0}, "vector env takes, but got: Invalid frameskip"),
+        ({"frameskip": 0}, "vector env takes: Invalid frameskip"),
         ({"autoreset_mode": "NextStep"}, "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"),
-        ({"vectorization_mode": "sync"}, "make takes vectorization_mode with backend=.gymnasium. only"),
-        ({"info_keys": ["game_return"]}, "but got clipped ones: pass reward_clipping=False, and transforms.ClipReward"),
+        ({"vectorization_mode": "sync"}, "make takes no vectorization_mode for 'ALE/Pong-v5' with backend=.ale."),
+        ({"info_keys": ["game_return"]}, "but got clipped ones: pass reward_clipping=False, and put transforms.ClipReward"),
     ):
         with pytest.raises(ValueError, match=match):
             tw.make(**{"id": "ALE/Pong-v5", "num_envs": 2, "backend": "ale", **arguments})
@@ -147,7 +147,7 @@ def test_other_modes_part_of_a_batch_and_options_raise():
         match = rf"in AutoresetMode.SAME_STEP, but got .*{mode.name}.* Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME"
         with pytest.raises(ValueError, match=match):
             tw.from_gymnasium(vector_env)
-    with pytest.raises(ValueError, match="needs ALE's vector env to step all 4 envs at once, but got batch_size=2"):
+    with pytest.raises(ValueError, match="needs ALE's vector env to step all 4 envs together, but got batch_size=2"):
         tw.from_gymnasium(make_games(4, batch_size=2))
     with pytest.raises(ValueError, match=r"reset takes no options, but got \{'mode': 1\}"):
         tw.from_gymnasium(make_games(2)).reset(options={"mode": 1})

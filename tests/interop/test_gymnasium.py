@@ -330,7 +330,7 @@ def test_from_gymnasium_without_a_suitable_vector_env_raises_with_a_remedy():
         (lambda: NoMode(scripted(2)), ValueError, "DISABLED or SAME_STEP, but got None"),
         (lambda: gymnasium.make("CartPole-v1"), TypeError, r"needs a gymnasium.vector.VectorEnv, but got .*make_vec"),
         (lambda: SyncVectorEnv(text, autoreset_mode=DISABLED), TypeError, "Dict or Tuple, but got Text"),
-        (lambda: SyncVectorEnv(different, autoreset_mode=DISABLED, observation_mode="different"), ValueError, "one space"),
+        (lambda: SyncVectorEnv(different, autoreset_mode=DISABLED, observation_mode="different"), ValueError, "same space"),
     ):
         with pytest.raises(error, match=match):
             tw.from_gymnasium(make_one())

@@ -114,7 +114,7 @@ def test_fault_of_a_worker_raises_with_its_env_and_command_and_so_do_all_later_c
     fault, method = where
     env = tw.TransformedEnv(make(fault=fault, method=method, worker_timeout=0.4), T.TimeLimit(9))
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match=f"Faulty-v0 needs every env to answer, but {FAULTS[fault][1].format(method)}"):
+    with pytest.raises(RuntimeError, match=f"In TorchwrapTest/Faulty-v0, {FAULTS[fault][1].format(method)}"):
         play(env)
     assert time.monotonic() - start < 3
     for call in (lambda: env.step(env.sample_action()), env.reset, lambda: env.reset(seed=1)):
@@ -128,7 +128,7 @@ def test_fault_of_a_worker_raises_with_its_env_and_command_and_so_do_all_later_c
 @pytest.mark.parametrize("fault", mostly_full(["raise", *FAULTS], "raise", "hang"))
 def test_fault_in_a_constructor_makes_make_raise(fault):
     with pytest.raises(
-        RuntimeError, match=r"constructor of .*Faulty-v0 that works in processes.* worker_timeout=0\.4 s.*\"sync\""
+        RuntimeError, match=r"could not construct .*Faulty-v0 in worker processes.* worker_timeout=0\.4 s.*\"sync\""
     ):
         make(fault=fault, method="__init__", worker_timeout=0.4)
 
@@ -230,7 +230,7 @@ def test_exception_of_an_env_is_shown_and_reset_continues(kind):
         expected = (TwoArguments, "leak") if kind == "sync" else (RuntimeError, by_worker)
         with pytest.raises(expected[0], match=expected[1]):
             play(env)
-        with pytest.raises(RuntimeError, match=r"needs reset\(\), because an earlier step\(\) did not finish"):
+        with pytest.raises(RuntimeError, match=r"because an earlier step\(\) did not finish: call reset\(\)\.$"):
             env.step(env.sample_action())
         check_transitions(env, [Lying] * 2)
 

@@ -288,7 +288,7 @@ def replaced(reset=None, step=None, vmapped=False, **kwargs):
 
 def test_functions_that_do_not_fit_are_refused_at_construction():
     other_state = replaced(step=lambda state, *values: ({**state, "steps": 1.0}, *values))
-    like_that = r"a state like that from reset, .*'steps': 'int32\[2\]'.*, but got .*'steps': 'float32\[2\]'"
+    like_that = r"a state like reset's, .*'steps': 'int32\[2\]'.*, but got .*'steps': 'float32\[2\]'"
     for build, error, message in (
         (lambda: from_jax(3, functions()[1], 2, BOX, ACTIONS), TypeError, "from_jax needs a function as reset, but got 3"),
         (replaced(observation_space=None), TypeError, "gymnasium Space as observation_space, but got None"),
@@ -378,7 +378,7 @@ def test_action_repeat_ends_with_the_episode_where_that_of_brax_goes_on(brax):
 
 def test_from_brax_refuses_wrappers_and_names_what_it_needs(brax):
     for name, arguments in (("EpisodeWrapper", (10, 1)), ("AutoResetWrapper", ()), ("VmapWrapper", ())):
-        with pytest.raises(ValueError, match=f"reset or batch, but got {name}: brax.envs.get_environment makes one"):
+        with pytest.raises(ValueError, match=f"without training wrappers, but got {name}: make it with brax.envs.get_env"):
             from_brax(brax["wrapped"](name)(brax["fast"](), *arguments), 2)
     for env, kwargs, message in (
         ("bee", {}, "from_brax needs the name of one of Brax's envs, such as 'ant', but got 'bee'"),

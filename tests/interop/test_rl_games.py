@@ -253,7 +253,7 @@ def test_to_rl_games_refuses_what_rl_games_does_not_take():
         (torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
         (ScriptedEnv(2, action_space=MultiDiscrete([2, 3])), "needs actions in a Discrete space or a bounded"),
         (ScriptedEnv(2, action_space=Discrete(3, start=1)), r"actions that start at 0, but got Discrete\(3, start=1\)"),
-        (tw.TransformedEnv(tw.make("Pendulum-v1", 2), T.ClipAction()), "bounded float32 Box.*take transforms.ClipAction"),
+        (tw.TransformedEnv(tw.make("Pendulum-v1", 2), T.ClipAction()), "bounded float32 Box.*leave out transforms.ClipAction"),
         (ScriptedEnv(2, observation_space=Discrete(3)), "needs observations in a Box with a dimension.*FlattenObs"),
         (ScriptedEnv(2, observation_space=Dict({"a": VECTOR})), 'of two of them, "obs" and "states", but got Dict'),
         (integers, r'observations in float32 or uint8, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)'),
@@ -268,5 +268,5 @@ def test_register_refuses_what_makes_no_env_or_another_number_of_envs(make_runne
             register("refused", make_env)
     assert "refused" not in vecenv.vecenv_config and "refused" not in env_configurations.configurations
     runner = make_runner(lambda num_envs: ScriptedEnv(3), 2)
-    with pytest.raises(ValueError, match=r"makes 2 envs, its first argument, but got <ScriptedEnv\(num_envs=3"):
+    with pytest.raises(ValueError, match=r"make_env\(2\) to make 2 envs, but got <ScriptedEnv\(num_envs=3"):
         make_agent(runner)

@@ -228,7 +228,7 @@ def test_true_successors_refuses_an_env_without_them_and_several_agents():
     with pytest.raises(TypeError, match="needs an skrl agent with record_transition, but got object"):
         true_successors(object())
     theirs = GymnasiumWrapper(gymnasium.make_vec("Pendulum-v1", 2))
-    with pytest.raises(ValueError, match=r"final_observations.*got none: to_skrl makes an env"):
+    with pytest.raises(ValueError, match=r"final_observations.*got none: make the env with to_skrl"):
         stored(theirs, 1, true_successors)
     theirs.close()
     env = to_skrl(ScriptedEnv(2, (1,), 2))

@@ -283,7 +283,7 @@ def test_seed_of_a_shard_is_shifted_and_bounded():
 def test_seed_without_a_function_that_takes_it_is_refused_before_anything_changes():
     simulator = Simulator()
     env = wrap(simulator, seed=None)
-    needed = "TensorEnv.reset needs no seed without a function that takes it, but got 3: seed the simulator where it is made"
+    needed = "TensorEnv.reset takes no seed without a function for it, but got 3: seed the simulator where it is made"
     with pytest.raises(ValueError, match=needed):
         env.reset(seed=3)
     assert simulator.resets == []
@@ -318,7 +318,7 @@ def test_arguments_that_do_not_fit_are_refused_at_construction():
         (dict(clock=torch.zeros(2)), TypeError, "from_functions needs a function as clock, but got tensor"),
         (dict(observation_space=None), TypeError, "gymnasium Space as observation_space, but got None"),
         (dict(reset_by="id"), ValueError, 'from_functions needs reset_by="mask" or "ids", but got \'id\''),
-        (dict(max_episode_steps=0), ValueError, "max_episode_steps of at least 1"),
+        (dict(max_episode_steps=0), ValueError, "max_episode_steps as an integer of at least 1"),
         (dict(info_keys="steps"), TypeError, "info_keys as a list, but got the string 'steps'"),
         (dict(reuses_memory=1), TypeError, "reuses_memory"),
         (dict(device="nope"), ValueError, "from_functions needs a torch.device or its name"),

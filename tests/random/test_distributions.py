@@ -166,10 +166,10 @@ def test_draws_with_invalid_arguments_raise():
         (2, torch.tensor([1, 0]), "choice needs p as a floating-point tensor"),
         (2, torch.ones(3) / 3, r"choice needs p of shape \(2,\) or \(4, 2\), but got \(3,\)"),
         (2, torch.ones(3, 2) / 2, r"but got \(3, 2\)"),
-        (2, torch.tensor([0.5, 0.501]), r"choice needs p nonnegative and summing to 1, but got \[0.5"),
-        (2, torch.tensor([0.5, 0.499]), "choice needs p nonnegative and summing to 1"),
-        (2, torch.tensor([1.5, -0.5]), r"choice needs p nonnegative and summing to 1, but got \[ 1.5 -0.5\]"),
-        (2, torch.tensor([math.nan, 1.0]), "choice needs p nonnegative and summing to 1"),
+        (2, torch.tensor([0.5, 0.501]), r"choice needs p to be nonnegative and sum to 1, but got \[0.5"),
+        (2, torch.tensor([0.5, 0.499]), "choice needs p to be nonnegative and sum to 1"),
+        (2, torch.tensor([1.5, -0.5]), r"choice needs p to be nonnegative and sum to 1, but got \[ 1.5 -0.5\]"),
+        (2, torch.tensor([math.nan, 1.0]), "choice needs p to be nonnegative and sum to 1"),
         (2, torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 0.5]]), r"but got \[0.  0.5\]"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
@@ -190,9 +190,9 @@ def test_arguments_are_numpys_in_order_and_may_be_tensors(key):
     assert torch.equal(random.exponential(key, high, (2,)), high * random.exponential(key, shape=(2,)))
     assert torch.equal(random.integers(key, start, start + 3, (2,)), random.integers(key, 3, shape=(2,)) + start)
     for draw in (random.uniform, random.normal, random.exponential, random.integers):
-        with pytest.raises(TypeError, match=r"needs the shape last, as in NumPy, but got \(3,\) before: `shape=\(3,\)`"):
+        with pytest.raises(TypeError, match=r"needs the shape last, as in NumPy, but got \(3,\) before: pass `shape=\(3,\)`"):
             draw(key, (3,))
-        with pytest.raises(TypeError, match=rf"{draw.__name__} needs the shape as a tuple, but got 3: `shape=\(3,\)`"):
+        with pytest.raises(TypeError, match=rf"{draw.__name__} needs the shape as a tuple, but got 3: pass `shape=\(3,\)`"):
             draw(key, 1, shape=3)
         with pytest.raises(TypeError, match=rf"{draw.__name__} needs numbers or tensors, but got \[1\]"):
             draw(key, [1])

@@ -121,12 +121,12 @@ def test_device_of_a_signature_equals_that_of_its_tensors(device):
 
 def test_signature_with_invalid_values_raises():
     for arguments, match in (
-        ({"num_envs": 0}, "num_envs of at least 1, but got 0"),
-        ({"num_envs": True}, "num_envs of at least 1, but got True"),
-        ({"num_envs": 2.0}, "num_envs of at least 1, but got 2.0"),
-        ({"num_envs": "2"}, "num_envs of at least 1, but got '2'"),
-        ({"first_index": -1}, "first_index of at least 0, but got -1"),
-        ({"first_index": None}, "first_index of at least 0, but got None"),
+        ({"num_envs": 0}, "num_envs as an integer of at least 1, but got 0"),
+        ({"num_envs": True}, "num_envs as an integer of at least 1, but got True"),
+        ({"num_envs": 2.0}, "num_envs as an integer of at least 1, but got 2.0"),
+        ({"num_envs": "2"}, "num_envs as an integer of at least 1, but got '2'"),
+        ({"first_index": -1}, "first_index as an integer of at least 0, but got -1"),
+        ({"first_index": None}, "first_index as an integer of at least 0, but got None"),
         ({"single_observation_space": None}, "A space needs to be Box, .* but got None"),
         ({"single_action_space": (3,)}, "A space needs to be Box, .* but got"),
     ):

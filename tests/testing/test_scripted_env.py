@@ -35,11 +35,11 @@ def test_scripted_env_takes_lengths_and_endings_in_turn():
 
 def test_scripted_env_wrong_arguments_raise():
     for arguments, error, message in (
-        ({"episode_lengths": 0}, ValueError, "episode_lengths of at least 1, but got 0"),
-        ({"episode_lengths": ()}, ValueError, r"episode_lengths of at least 1, but got \(\)"),
-        ({"episode_lengths": "3"}, TypeError, "an integer episode_lengths of at least 1, but got '3'"),
+        ({"episode_lengths": 0}, ValueError, "each of episode_lengths as an integer of at least 1, but got 0"),
+        ({"episode_lengths": ()}, ValueError, r"at least one of episode_lengths, but got \(\)"),
+        ({"episode_lengths": "3"}, TypeError, "each of episode_lengths as an integer of at least 1, but got '3'"),
         ({"device": "nope"}, ValueError, "a torch.device or its name, but got 'nope'"),
-        ({"ending": "never"}, ValueError, "ending .* but got 'never'"),
+        ({"ending": "never"}, ValueError, "ending=.* but got 'never'"),
     ):
         with pytest.raises(error, match=f"ScriptedEnv needs {message}"):
             ScriptedEnv(**arguments)

@@ -52,7 +52,7 @@ def test_unfit_groups_raise():
     taken = T.NormalizeObservation()
     tw.TransformedEnv(ScriptedEnv(2), T.ObservationGroups({"one": [taken]}))
     others = T.ClipReward(-1, 1), T.ClipAction(), T.TimeLimit(3), T.RecordEpisodeStatistics(), T.PolicyState({"hidden": (2,)})
-    needs_observations = r"needs transforms of observations, but got .* of 'one': put those of"
+    needs_observations = r"needs transforms of observations, but got .* in 'one': put transforms of"
     for transform, words in (*((other, needs_observations) for other in others), (taken, "belong to no other env")):
         with pytest.raises(ValueError, match=words):
             tw.TransformedEnv(ScriptedEnv(2), T.ObservationGroups({"one": [transform], "two": []}))

@@ -122,7 +122,7 @@ def test_statistics_without_a_sample_warn_where_they_normalize_in_eval():
     network = lambda td: td["observation", "raw"].repeat(1, 6)[:, :6]  # noqa: E731
     for call in (tw.Env.reset, lambda env: tw.evaluate(env, network, 1), lambda env: tw.deploy(env, network)):
         env = scripted(copy.deepcopy(grouped), T.NormalizeReward()).eval()
-        with pytest.warns(UserWarning, match=r"normalizes in eval\(\) with statistics that have no sample: load_state"):
+        with pytest.warns(UserWarning, match=r"normalizes in eval\(\) with statistics that have no samples: load those"):
             call(env)
     step(env.train(), env.reset())
     env.eval().reset(), tw.evaluate(env, network, 1), tw.deploy(env, network)  # a warning is an error

@@ -174,7 +174,7 @@ def test_wrong_state_raises_before_anything_changes():
     td = env.reset(seed=0).set("action", env.sample_action())
     before = env.snapshot()
     for following, message in (
-        ({}, r'`td\["next", "hidden"\] = ...` sets it'),
+        ({}, r'set it with `td\["next", "hidden"\] = ...`'),
         ({"hidden": torch.zeros(NUM_ENVS, SIZE + 1)}, r"of shape \(5, 4\) torch.float32, but got \(5, 5\)"),
         ({"hidden": right.double()}, "torch.float64"),
         ({"hidden": right, "cell": right}, r"\['cell', 'hidden'\].*PolicyState"),
@@ -189,7 +189,7 @@ def test_wrong_state_raises_before_anything_changes():
 
 def test_policy_of_an_env_without_declaration_is_told_to_declare():
     env = ScriptedEnv(NUM_ENVS, (2,))
-    with pytest.raises(TypeError, match=r"hidden.*PolicyState declares"):
+    with pytest.raises(TypeError, match=r"hidden.*with transforms.PolicyState"):
         tw.Collector(env, Recurrent(env), 2)()
     with pytest.raises(ValueError, match=r"\['hidden'\].*no step would carry on.*PolicyState"):
         tw.Collector(env, None, 2)(env.reset().set("hidden", torch.zeros(NUM_ENVS, SIZE)))

@@ -177,17 +177,17 @@ def test_render_wrappers_wrong_arguments_raise(tmp_path):
         (lambda: W.AddRenderObservation(same_step()), ValueError, "cannot render the final frames of a SAME_STEP vector env"),
         (lambda: W.AddRenderObservation(rendered, 1), TypeError, "render_only as a bool, but got 1"),
         (lambda: W.AddRenderObservation(rendered, False, "state"), ValueError, "unused render_key, but got 'state'"),
-        (lambda: W.AddRenderObservation(rendered, False, 3), TypeError, "render_key as a string, but got 3"),
+        (lambda: W.AddRenderObservation(rendered, False, 3), TypeError, "render_key as a non-empty string, but got 3"),
         (lambda: W.RecordVideo(rendered, 3), TypeError, "video_folder and name_prefix as strings, but got 3"),
         (lambda: W.RecordVideo(rendered, "x", 7), TypeError, "a callable episode_trigger, but got 7"),
-        (lambda: W.RecordVideo(rendered, "x", video_length=-1), ValueError, "video_length of at least 0, but got -1"),
+        (lambda: W.RecordVideo(rendered, "x", video_length=-1), ValueError, "video_length as an integer of at least 0"),
         (lambda: W.RecordVideo(rendered, "x", fps=0), ValueError, "a finite fps above 0, but got 0"),
-        (lambda: W.RecordVideo(rendered, "x", envs=[2]), ValueError, "envs of at most 1, but got 2"),
+        (lambda: W.RecordVideo(rendered, "x", envs=[2]), ValueError, "index in envs as an integer of at most 1, but got 2"),
         (lambda: W.RecordVideo(rendered, "x", envs=[]), ValueError, "at least one index in envs"),
         (lambda: W.RecordVideo(gray(1, metadata={"render_fps": "fast"}), "x"), TypeError, "a finite metadata.*but got 'fast'"),
         (lambda: W.RecordVideo(floats, tmp_path).reset(), ValueError, r"uint8, .* got \(4, 4\) float64"),
         (lambda: alone.render(), TypeError, r"render_image needs to return \(render_state, frame\), but got str"),
-        (lambda: native.render(), RuntimeError, 'CartPole-v1 needs render_mode="rgb_array" at construction'),
+        (lambda: native.render(), RuntimeError, 'CartPole-v1 was made without a render mode: make it with render_mode="rgb'),
     ):
         with pytest.raises(error, match=words):
             build()

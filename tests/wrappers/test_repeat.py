@@ -134,13 +134,13 @@ def test_repeat_wrappers_wrong_arguments_raise():
     whole = tw.from_gymnasium(AsyncVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled"))
     lacking = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
     for make, error, words in (
-        (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats of at least 1, but got 0"),
-        (lambda: W.RepeatAction(ScriptedEnv(1), 1.5), TypeError, "RepeatAction needs an integer num_repeats .* but got 1.5"),
+        (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats as an integer .* but got 0"),
+        (lambda: W.RepeatAction(ScriptedEnv(1), 1.5), TypeError, "RepeatAction needs num_repeats as an integer .* got 1.5"),
         (lambda: W.RepeatAction(transformed, 2), ValueError, "an env without transforms, but got <RecordEpisodeStatistics"),
         (lambda: W.RepeatAction(whole, 2), ValueError, "RepeatAction needs a simulator .* but got <GymnasiumEnv"),
-        (lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"), TypeError, "summed_info as a list of names, .* got 'a'"),
-        (lambda: step(lacking, lacking.reset()), ValueError, r"summed_info needs an env with \['speed'\] in its info, but"),
-        (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip of at least 2, but got 1"),
+        (lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"), TypeError, "summed_info as a list of .* strings, .* 'a'"),
+        (lambda: step(lacking, lacking.reset()), ValueError, r"summed_info needs an env with \['speed'\] in its info: "),
+        (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip as an integer of at least 2, but got 1"),
         (lambda: W.MaxAndSkipObservation(dictionary), TypeError, "MaxAndSkipObservation needs a Box .* but got Dict"),
     ):
         with pytest.raises(error, match=words):

@@ -39,7 +39,7 @@ def test_transformed_env_of_wrong_parts_raises():
     normalize = T.NormalizeObservation()
     tw.TransformedEnv(ScriptedEnv(2), normalize)
     for make, error, message in (
-        (lambda: tw.TransformedEnv(T.TimeLimit(3)), TypeError, "needs a torchwrap.Env first, but got TimeLimit"),
+        (lambda: tw.TransformedEnv(T.TimeLimit(3)), TypeError, "needs an Env as its first argument, but got TimeLimit"),
         (lambda: tw.TransformedEnv(ScriptedEnv(), T.TimeLimit(3), None), TypeError, r"got NoneType at transforms\[1\]"),
         (lambda: tw.TransformedEnv(ScriptedEnv(3), normalize), ValueError, "belong to no other env, but got NormalizeObserva"),
     ):

@@ -66,17 +66,17 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
     if not isinstance(env, Env):
         raise TypeError(f"compile needs an Env or a Collector, but got {type(target).__name__}.")
     if target.is_compiled or env.is_compiled:
-        raise ValueError(f"{target!r} is already compiled.")
+        raise ValueError(f"{'' if env.is_compiled else 'The Collector of '}{env!r} is already compiled.")
     if backend not in torch.compiler.list_backends(exclude_tags=()):
-        raise ValueError(f"compile needs a backend of torch.compile, but got {backend!r}.")
+        remedy = "torch.compiler.list_backends() lists them"
+        raise ValueError(f"compile needs a backend of torch.compile, but got {backend!r}: {remedy}.")
     if options and backend != "inductor":
         raise ValueError(f'compile needs backend="inductor" for options, but got {backend!r}.')
     settings = Settings(backend, options or {})
     if isinstance(target, Collector):
         if env.host_stepped:
-            raise ValueError(
-                f"{env!r} is stepped by a simulator on the host, so a collector of it cannot be compiled: compile the env."
-            )
+            fault = "is stepped by a simulator on the host, so its collector cannot be compiled"
+            raise ValueError(f"{env!r} {fault}: compile the env instead.")
         validation.integer("compile", "unroll", unroll, at_least=1)
         target._compiled = CompiledCollector(target, unroll, settings)
     elif not env.host_stepped:
@@ -84,7 +84,7 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
     else:
         transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
         if not transformed:
-            raise ValueError(f"{env!r} has nothing to compile: a simulator on the host without transforms.")
+            raise ValueError(f"{env!r} has nothing to compile: a simulator on the host steps it, and it has no transforms.")
         compiled = [CompiledTransforms(layer, settings) for layer in transformed]
         for layer, transforms in zip(transformed, compiled, strict=True):
             layer._compiled_step, layer._compiled_reset = transforms.step, transforms.reset
@@ -160,9 +160,8 @@ class CompiledCollector:
             storage = {key: value.clone() for key, value in memory.items()}
         if self.checks_actions and torch.stack(list(results[self.num_root :])).any():
             env = self.collector.env
-            raise ValueError(
-                f"{env._name()} needs an action in {env.single_action_space}, but got another one from the policy."
-            )
+            space = env.single_action_space
+            raise ValueError(f"{env._name()} needs an action in {space}, but the policy returned one outside of it.")
         return storage, self.build(iter(results))
 
     @torch.inference_mode(False)  # because later calls can be outside of it

@@ -70,7 +70,7 @@ class Graph:
 
     Args:
         function: the function. Its arguments are Tensors, TensorDicts, and tuples and dicts of them.
-        inputs: what it reads and writes besides its arguments.
+        inputs: the tensors that it reads and writes in addition to its arguments.
         settings: how to compile.
         captured: whether a call is one CUDA graph, where the tensors are on a CUDA device. False for a part of a larger one.
     """
@@ -114,7 +114,7 @@ class Graph:
 
 
 class _Compiled:
-    """Runs a compiled graph on those of the tensors that it uses, and returns tensors that share no memory."""
+    """Runs a compiled graph on the tensors that it uses, and returns tensors that share no memory."""
 
     def __init__(self, run: Run, used: list[int]) -> None:
         self.run, self.used = run, used

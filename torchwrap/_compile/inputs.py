@@ -83,7 +83,7 @@ class Inputs:
         return list(map(dict.get, self._stores, self._keys))
 
     def current(self) -> tuple[Layout, list[Tensor]]:
-        """What a graph depends on besides the values of tensors, and the tensors."""
+        """The state that a graph depends on, apart from the values of tensors, and the tensors."""
         if not (_same(self._read(), self._seen) and _same(self.find_modules(), self.roots)):
             self._look()
         tensors: list[Tensor] = self._seen[: self.num_tensors]

@@ -1,4 +1,4 @@
-"""trace: from a Python function over modules to a graph of operators. What a graph cannot follow is found and refused."""
+"""trace: from a Python function over modules to a graph of operators. It finds and refuses code that cannot be traced."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from torchwrap.collector import act
 from torchwrap.env import Env
 from torchwrap.transforms.transform import Transform
 
+_ON_DEVICE = "Use tensor operators, such as `torch.where`, and in a transform the methods of the mask"
 _HOST_READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero", "argwhere"}
 _GENERATORS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "dropout"}
 _GENERATORS |= {f"{name}_like" for name in ("rand", "randn", "randint")}
@@ -34,7 +35,7 @@ _GENERATORS |= {f"{name}_" for name in ("normal", "uniform", "random", "exponent
 
 
 class Trace(NamedTuple):
-    """What a function computes."""
+    """A traced function."""
 
     graph: GraphModule
     """From the tensors of `Inputs`, and the leaves of the arguments, to the leaves of the result."""
@@ -45,10 +46,10 @@ class Trace(NamedTuple):
 @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
 @torch.no_grad()
 def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
-    """Traces a function with fake tensors in place of those of the modules, which `inputs` has, and of the arguments.
+    """Traces a function with fake tensors instead of the arguments and of the modules' tensors, which `inputs` has.
 
-    A ValueError says what a graph cannot follow, and names the env, the transform or the policy. The arguments are Tensors,
-    TensorDicts, and tuples and dicts of them; `values` are some like those of later calls.
+    A ValueError says which code cannot be traced, and names the env, the transform or the policy. The arguments are Tensors,
+    TensorDicts, and tuples and dicts of them; `values` are like the arguments of later calls.
     """
     example = [*inputs.current()[1], *[leaf.contiguous() for leaf in rows.leaves(values)]]
     build, count, results = rows.builder(values), inputs.num_tensors, list[Nested]()
@@ -57,7 +58,7 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
         with _HostReads():
             result, replaced = inputs.call(function, tensors[:count], *build(iter(tensors[count:])))  # type: ignore[misc]
         if replaced:
-            raise _Refusal(f"replaces the tensor {replaced[0].partition('.')[2]}: write it in place")
+            raise _Refusal(f"replaces the tensor {replaced[0].partition('.')[2]}. Write to it in place, such as with `copy_`")
         results.append(result)
         return tuple(rows.leaves(result))
 
@@ -72,14 +73,14 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
         reason = _reason(error)
         if reason is None:
             raise
-        raise ValueError(f"compile cannot follow {_culprit(error)}: it {reason}.") from error
+        raise ValueError(f"compile cannot trace {_culprit(error)}: it {reason}.") from error
     return Trace(graph, results[0])
 
 
 def dependencies(
     function: Callable[..., list[Tensor]], values: list[Tensor], num_state: int
 ) -> tuple[set[Tensor], set[Tensor]] | None:
-    """The tensors that a function uses, arguments and others, and those of them that its results depend on.
+    """The tensors that a function uses, arguments and others, and the subset that its results depend on.
 
     None if the function cannot be traced, such as where it reads values on the host. The last `num_state` arguments and
     results are a state and the next state, which matters where a result depends on that state.
@@ -108,13 +109,13 @@ class _HostReads(TorchFunctionMode):
         if name == "_is_all_true":  # `torch.distributions` checks its arguments with it
             return True
         if name in _HOST_READS:
-            raise _Refusal(f"reads values on the host ({name}): use `torch.where` and the methods of the mask")
+            raise _Refusal(f"reads values on the host ({name}). {_ON_DEVICE}")
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             if not all(isinstance(size, int) for size in result.shape):
-                raise _Refusal(f"makes a tensor whose shape depends on values ({name}): use `torch.where`")
+                raise _Refusal(f"makes a tensor whose shape depends on values ({name}). {_ON_DEVICE}")
             if any(isinstance(value, Tensor) and value.dim() and value.device != result.device for value in args):
-                raise _Refusal(f"copies between devices ({name}), which the host waits for: keep tensors in buffers")
+                raise _Refusal(f"copies between devices ({name}), and the host waits for it. Keep tensors in buffers")
         return result
 
 
@@ -124,20 +125,20 @@ class NoGenerators(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _GENERATORS:
-            remedy = "draw from a stream of `signature.stream()`, or the key of the function, with `torchwrap.random`"
-            raise _Refusal(f"draws from PyTorch's global generator ({name}): {remedy}")
+            remedy = "Draw with `torchwrap.random`, from a stream of `signature.stream()` or the key of the function"
+            raise _Refusal(f"draws from PyTorch's global generator ({name}). {remedy}")
         return func(*args, **(kwargs or {}))
 
 
 def _reason(error: Exception) -> str | None:
-    """Why a graph cannot follow; None for an error of the code itself."""
+    """Why the code cannot be traced; None for an error of the code itself."""
     text = str(error)
     if isinstance(error, _Refusal):
         return text
     if "convert all Tensors to FakeTensors" in text:
-        return "uses a tensor that no module of it holds: register it as a buffer or a parameter"
+        return "uses a tensor that none of its modules holds. Register it as a buffer or a parameter"
     if "data-dependent" in text or "DataDependent" in type(error).__name__ or "DynamicOutputShape" in type(error).__name__:
-        return "reads values on the host: use `torch.where` and the methods of the mask"
+        return f"reads values on the host. {_ON_DEVICE}"
     return None
 
 
@@ -158,8 +159,8 @@ def _require_equal(first: GraphModule, second: GraphModule) -> None:
     for once, again in itertools.zip_longest(first.code.splitlines(), second.code.splitlines(), fillvalue="nothing"):
         if once != again:
             shown = [line.strip().partition(";")[0] for line in (once, again)]
-            remedy = "keep what changes in a buffer, and draw with torchwrap.random"
-            raise _Refusal(f"computes another thing each time, first `{shown[0]}`, then `{shown[1]}`: {remedy}")
+            remedy = "Keep values that change in a buffer, and draw with torchwrap.random"
+            raise _Refusal(f"computes different things in two calls, first `{shown[0]}`, then `{shown[1]}`. {remedy}")
 
 
 # Python values that code can change and a graph would not: they are found, and put back.
@@ -168,7 +169,7 @@ _CONTAINERS = (list, dict, set, collections.deque, np.ndarray)
 
 
 class _Refusal(Exception):
-    """Code that a graph cannot follow."""
+    """Code that cannot be traced."""
 
 
 class _Place(NamedTuple):
@@ -226,12 +227,12 @@ def _unchanged(places: list[_Place]) -> Iterator[None]:
     finally:
         for place, value, contents in before:
             if place.read() is not value or not equal(value, contents):
-                changed.append(f"changes {place.name}: register a buffer and write it in place")
+                changed.append(f"changes {place.name}. Register a buffer and write to it in place")
                 _refill(value, contents)
                 place.write(value)
         for (name, (get, put)), state in zip(PYTHON_GENERATORS.items(), states, strict=True):
             if not equal(get(), state):
-                changed.append(f"draws from {name}: draw with torchwrap.random, from a stream or the key of the function")
+                changed.append(f"draws from {name}. Draw with torchwrap.random, from a stream or the key of the function")
                 put(state)
     if changed:
         raise _Refusal(changed[0])

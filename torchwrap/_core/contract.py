@@ -1,4 +1,4 @@
-"""What a layer's code must not do in its first call: draw random numbers that no seed of an env reaches."""
+"""The check that a layer draws no random numbers that no seed of an env reaches, in its first call."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @contextlib.contextmanager
-def no_foreign_draws(owner: str, source: str, device: torch.device | None) -> Iterator[None]:
+def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> Iterator[None]:
     """Raises a TypeError if the block draws from a global generator, whose state is put back. None: the block may draw."""
     if device is None:
         yield
         return
     generators = {**PYTHON_GENERATORS, "PyTorch's global generator": (torch.get_rng_state, torch.set_rng_state)}
-    if device.type not in ("cpu", "meta", "mps"):  # that of MPS takes no device
+    if device.type not in ("cpu", "meta", "mps"):  # the function of MPS takes no device
         own = torch.get_device_module(device)
         accessors = lambda: own.get_rng_state(device), lambda state: own.set_rng_state(state, device)
         generators[f"PyTorch's global generator of {device}"] = accessors
@@ -35,7 +35,7 @@ def no_foreign_draws(owner: str, source: str, device: torch.device | None) -> It
     if changed := [name for name, (get, _) in generators.items() if not equal(before[name], get())]:
         for name in changed:
             generators[name][1](before[name])
-        raise TypeError(f"{owner} needs to draw {source}, but drew from {changed[0]}.")
+        raise TypeError(f"{owner} drew from {changed[0]}: {remedy}.")
 
 
 def equal(first: Any, second: Any) -> bool:

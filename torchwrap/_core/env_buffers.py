@@ -83,7 +83,7 @@ class EpisodeClock(EnvBuffer):
 
     @staticmethod
     def of(module: BatchedModule) -> list[Tensor]:
-        """The clocks of a module, without those of its submodules."""
+        """The clocks of a module, without its submodules."""
         names = [name for name in module._env_buffer_names if isinstance(getattr(type(module), name, None), EpisodeClock)]
         return [module.get_buffer(name) for name in names]
 
@@ -141,9 +141,9 @@ class BatchedModule(nn.Module):
         if name in self._fixed_names:
             kind, got = type(self).__name__, " ".join(repr(value).split())
             raise AttributeError(
-                f"{kind} needs the {name} that it was made with, but got {got}: make a new {kind}, or a new env with "
-                "torchwrap.make(env.spec, ...); new.load_state_dict(old.state_dict()) copies what was learned. A number that "
-                "changes during training belongs in a buffer, which a compiled step reads each time."
+                f"{kind}.{name} is fixed at construction, but got {got}: make a new {kind}, or a new env with "
+                "torchwrap.make(env.spec, ...); new.load_state_dict(old.state_dict()) copies what was learned. Put a number "
+                "that changes during training into a buffer, which a compiled step reads in every call."
             )
         super().__setattr__(name, value)
 
@@ -169,9 +169,9 @@ class BatchedModule(nn.Module):
         # `.to`, `.double()` and their like come here.
         for dtype in sorted(self._dtypes(), key=str):
             if (got := fn(torch.empty(0, dtype=dtype, device="cpu")).dtype) != dtype:
-                needed = f"{type(self).__name__} needs to keep its dtypes, but got a conversion of {dtype} to {got}"
-                remedy = "`.to(device)` without a dtype moves it, and T.DtypeObservation, a transform, casts observations"
-                raise TypeError(f"{needed}: {remedy}.")
+                fault = f"{type(self).__name__} has fixed dtypes, but got a conversion of {dtype} to {got}"
+                remedy = "move it with `.to(device)`, without a dtype, and cast observations with T.DtypeObservation"
+                raise TypeError(f"{fault}: {remedy}.")
         return super()._apply(fn, recurse)
 
     def _dtypes(self) -> set[torch.dtype]:

@@ -30,7 +30,7 @@ def record(part: Any) -> WrapperSpec:
     kind = type(part)
     parameters = {name: parameter for name, parameter in inspect.signature(kind).parameters.items() if name != "env"}
     if missing := [name for name in parameters if not hasattr(part, name)]:
-        raise ValueError(f"{kind.__name__} needs its arguments as attributes for its spec, but got none for {missing}.")
+        raise ValueError(f"{kind.__name__} has no spec: keep its arguments {missing} as attributes of these names.")
     arguments = {}
     for name, parameter in parameters.items():
         value = getattr(part, name)

@@ -33,12 +33,11 @@ def described(value: object) -> str:
 def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
     """An integer of Python, NumPy or PyTorch, but no bool, as an int in [at_least, at_most]."""
     real = _real(value)
-    if not isinstance(real, int) and not isinstance(value, bool):
-        raise TypeError(f"{owner} needs an integer {name} of at least {at_least}, but got {shown(value)}.")
-    if isinstance(value, bool) or real < at_least:
-        raise ValueError(f"{owner} needs {name} of at least {at_least}, but got {shown(value)}.")
+    if not isinstance(real, int) or real < at_least:
+        kind = ValueError if isinstance(real, int) or isinstance(value, bool) else TypeError
+        raise kind(f"{owner} needs {name} as an integer of at least {at_least}, but got {shown(value)}.")
     if real > at_most:
-        raise ValueError(f"{owner} needs {name} of at most {at_most}, but got {shown(value)}.")
+        raise ValueError(f"{owner} needs {name} as an integer of at most {at_most}, but got {shown(value)}.")
     return real
 
 
@@ -46,14 +45,14 @@ def sizes(owner: str, name: str, value: Any, at_least: int) -> tuple[int, ...]:
     """A tuple or list of integers, each of at least `at_least`, as a tuple of ints."""
     if not isinstance(value, tuple | list):
         raise TypeError(f"{owner} needs {name} as a tuple, but got {shown(value)}.")
-    return tuple([integer(owner, name, size, at_least) for size in value])
+    return tuple([integer(owner, f"every size in {name}", size, at_least) for size in value])
 
 
 def flag(owner: str, name: str, value: Any) -> bool:
     """A bool, and not 0 or 1."""
     if not isinstance(value, bool):
-        of = " of NumPy" * isinstance(value, np.bool_)
-        raise TypeError(f"{owner} needs {name} as a bool, but got {shown(value)}{of}.")
+        of = "NumPy's " * isinstance(value, np.bool_)
+        raise TypeError(f"{owner} needs {name} as a bool, but got {of}{shown(value)}.")
     return value
 
 
@@ -68,7 +67,7 @@ def names(owner: str, name: str, value: Any) -> list[str]:
     """A tuple or list of different strings that are not empty, as a list."""
     parts = value if isinstance(value, tuple | list) else [None]
     if not all(isinstance(part, str) and part for part in parts) or len(set(parts)) < len(parts):
-        raise TypeError(f"{owner} needs {name} as a list of names, each once, but got {value!r}.")
+        raise TypeError(f"{owner} needs {name} as a list of different, non-empty strings, but got {value!r}.")
     return list(value)
 
 
@@ -110,7 +109,7 @@ def fill(owner: str, value: Any, dtype: Any) -> Any:
     rounds = dtype.is_floating_point or dtype.is_complex
     if held is None or (held != number and not (rounds and abs(held) != math.inf)):
         kind = TypeError if _real(value) is None else ValueError
-        raise kind(f"{owner} needs a fill that {dtype} holds, but got {shown(value)}.")
+        raise kind(f"{owner} needs a fill that {dtype} can represent, but got {shown(value)}.")
     return number
 
 

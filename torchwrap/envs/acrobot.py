@@ -47,7 +47,7 @@ class Acrobot(ClassicControl):
     ) -> None:
         super().__init__(dtype)
         if book_or_nips not in ("book", "nips"):
-            raise ValueError(f'Acrobot needs book_or_nips "book" or "nips", but got {book_or_nips!r}.')
+            raise ValueError(f'Acrobot needs book_or_nips="book" or "nips", but got {book_or_nips!r}.')
         high = np.array([1.0, 1.0, 1.0, 1.0, self.max_speed_1, self.max_speed_2], np.float32)
         self.observation_space = spaces.Box(-high, high)
         self.book_or_nips = book_or_nips

@@ -53,7 +53,7 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 def env(owner: str, value: Any) -> Env:
     """`value`, if it is an env without the state of a policy."""
     if not isinstance(value, Env):
-        remedy = "torchwrap.make and torchwrap.from_gymnasium make one"
+        remedy = "make one with torchwrap.make or torchwrap.from_gymnasium"
         raise TypeError(f"{owner} needs a torchwrap.Env, but got {type(value).__name__}: {remedy}.")
     if value.signature.policy_state:
         needed = "an env without PolicyState, because trainers carry the state of policies themselves"

@@ -84,7 +84,7 @@ class Engine:
             self._unchecked.remove(call)
         for index, error in enumerate(result[-1].get(_workers.ERROR, ())):
             if error is not None:
-                raise RuntimeError(f"{self.name} needs every env to answer, but env {index} raised {error}")
+                raise RuntimeError(f"In {self.name}, env {index} raised {error}")
         return result
 
     def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
@@ -226,7 +226,7 @@ class Ale(Engine):
 
 
 class EnvPool(Engine):
-    """EnvPool. Its auto-reset is a step that ignores its action; here only the finished rows take it, at once."""
+    """EnvPool. Its auto-reset is a step that ignores its action; only the finished rows take it, in the same step."""
 
     modes = (AutoresetMode.NEXT_STEP,)
     takes_options = False
@@ -254,10 +254,8 @@ class EnvPool(Engine):
             needed = f"seed={made_with}, with which the pool was made, and none after the first reset"
             if self.make is not None:
                 needed = "a seed for all envs before their first step, or none"
-            remedy = f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
-            raise ValueError(
-                f"{owner}.reset needs {needed}, but got {seed}: EnvPool seeds envs where it makes them, {remedy}."
-            )
+            remedy = f'make a new one with torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
+            raise ValueError(f"{owner}.reset needs {needed}, but got {seed}. EnvPool seeds envs when it makes them: {remedy}.")
         return seed
 
     def seeded(self, seed: int) -> Any:
@@ -291,7 +289,7 @@ class EnvPool(Engine):
         return infos
 
     def _assign(self, infos: dict[str, Any], observation: Any, info: dict[str, Any]) -> None:
-        # Results of some envs, to those of all.
+        # Writes the results of some envs into the results of all.
         _assign(self.observation, info["env_id"], observation)
         for name in set(self.info_names).intersection(info):
             shape = len(self._finished), *info[name].shape[1:]
@@ -319,18 +317,18 @@ def make_envpool(id: str, num_envs: int, kwargs: dict[str, Any], seed: int) -> A
     try:
         envpool = importlib.import_module("envpool")
     except ImportError as error:
-        needed = f'make needs the package envpool for backend="envpool", but got: {error}'
-        raise ImportError(f"{needed}. `pip install torchwrap[envpool]` installs it.") from error
+        needed = 'make needs the package envpool for backend="envpool"'
+        raise ImportError(f"{needed}: {error}. Install it with `pip install torchwrap[envpool]`.") from error
     if id not in envpool.list_all_envs():
         name = id.rpartition("/")[2]
-        remedy = f"make({name!r})" if name in envpool.list_all_envs() else "`envpool.list_all_envs()` lists them"
+        remedy = f"pass {name!r}" if name in envpool.list_all_envs() else "`envpool.list_all_envs()` lists them"
         raise ValueError(f'make needs an id that EnvPool has for backend="envpool", but got {id!r}: {remedy}.')
     if kwargs.get("max_episode_steps") == -1:
         kwargs["max_episode_steps"] = _NO_LIMIT
     try:
         return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed % _SEEDS, **kwargs)
     except (TypeError, AssertionError) as error:
-        raise ValueError(f"make needs arguments that EnvPool's {id} takes, but got: {error}") from None
+        raise ValueError(f"make needs arguments that EnvPool's {id} takes: {error}") from None
 
 
 def _layers(env: Any) -> list[Any]:
@@ -339,7 +337,7 @@ def _layers(env: Any) -> list[Any]:
 
 def _check_batch(owner: str, num_envs: int, batch_size: int) -> None:
     if batch_size not in (0, num_envs):
-        raise ValueError(f"from_gymnasium needs {owner} to step all {num_envs} envs at once, but got {batch_size=}: omit it.")
+        raise ValueError(f"from_gymnasium needs {owner} to step all {num_envs} envs together, but got {batch_size=}: omit it.")
 
 
 def _select(values: Any, rows: Any) -> Any:

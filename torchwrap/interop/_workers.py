@@ -37,8 +37,8 @@ class Workers:
     def __init__(self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False) -> None:
         self.vector_env, self.base, self._name, self._timeout = vector_env, vector_env.unwrapped, name, timeout
         is_async, self._fault = isinstance(self.base, AsyncVectorEnv), ""
-        needed = f"{name} needs every call to finish, because its threads keep the results of an interrupted one"
-        self._interrupted = f"{needed}, but an earlier call did not. {REMEDY}." if has_threads else ""
+        fault = f"An earlier call of {name} did not finish, and its threads may still hold the results"
+        self._interrupted = f"{fault}. {REMEDY}." if has_threads else ""
         self.processes: Sequence[BaseProcess] = self.base.processes if is_async else []
         self._calls: SimpleQueue[Any] = SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True)
@@ -90,7 +90,7 @@ class Workers:
         else:  # Gymnasium reads the answers in the order of the envs. The last one with nothing to read has not answered.
             index = max((row for row, pipe in enumerate(self.base.parent_pipes) if pipe and not pipe.poll()), default=0)
             what = f"env {index} did not finish {command} within worker_timeout={self._timeout} s"
-        self._fault = f"{self._name} needs every env to answer, but {what}. {REMEDY}."
+        self._fault = f"In {self._name}, {what}. {REMEDY}."
         fault = RuntimeError(self._fault)
         fault.__cause__ = error
         return fault
@@ -108,7 +108,7 @@ class Workers:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join(1.0)
-        self._fault = self._fault or f"{self._name} needs to be open, but env.close() was called: make a new env."
+        self._fault = self._fault or f"{self._name} is closed: make a new env."
         self._calls.put(None)
         self._thread.join(1.0)
         for pipe in pipes:

@@ -50,7 +50,7 @@ def from_gymnasium(
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
             result owns it from now on. An `AsyncVectorEnv` of your own casts results before they are checked, and its `call`,
-            `get_attr` and `set_attr` reach its envs; with those of `torchwrap.make(..., vectorization_mode="async")`, results
+            `get_attr` and `set_attr` reach its envs; with envs of `torchwrap.make(..., vectorization_mode="async")`, results
             are checked in the workers, and `env.get_wrapper_attr` and `env.set_wrapper_attr` reach them. EnvPool seeds its
             envs when it makes them: the first `reset` reports that seed, and `reset` takes no other.
         device: of all tensors.
@@ -110,9 +110,9 @@ def make(
     except (EOFError, ConnectionError) as error:
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
-        what = f"a worker ended in it, or took more than worker_timeout={timeout} s. It has printed its exception"
+        what = f"one ended, perhaps after it printed an exception, or took more than worker_timeout={timeout} s"
         remedy = 'Pass vectorization_mode="sync" to construct the envs in this process'
-        raise RuntimeError(f"make needs a constructor of {id} that works in processes, but {what}. {remedy}.") from error
+        raise RuntimeError(f"make could not construct {id} in worker processes: {what}. {remedy}.") from error
     return GymnasiumEnv(vector_env, **env)
 
 
@@ -133,8 +133,8 @@ def make_ale(id: str, num_envs: int, env: dict[str, Any], **kwargs: Any) -> Gymn
     if not str(env["spec"].vector_entry_point).startswith("ale_py"):
         raise ValueError(f'make needs the id of a game, such as "ALE/Pong-v5", for backend="ale", but got {id!r}.')
     if "game_return" in env["info_keys"] and kwargs.get("reward_clipping", True):
-        remedy = "reward_clipping=False, and transforms.ClipReward(-1, 1) on the env"
-        raise ValueError(f"make needs rewards as they are for the info game_return, but got clipped ones: pass {remedy}.")
+        remedy = "pass reward_clipping=False, and put transforms.ClipReward(-1, 1) on the env"
+        raise ValueError(f'make needs unclipped rewards for the info "game_return", but got clipped ones: {remedy}.')
     if kwargs.get("max_episode_steps") == -1:
         del kwargs["max_episode_steps"]
     kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs}
@@ -143,11 +143,11 @@ def make_ale(id: str, num_envs: int, env: dict[str, Any], **kwargs: Any) -> Gymn
     except (TypeError, AssertionError, gymnasium.error.Error) as error:
         remedies = {
             "max_episode_steps": "put transforms.TimeLimit on the env",
-            "render_mode": "take Gymnasium's env, without the backend",
+            "render_mode": 'pass backend="gymnasium"',
             "seed": "call env.reset(seed=0)",
         }
         remedy = "".join([f". For {name}, {remedies[name]}." for name in remedies if name in kwargs])
-        raise ValueError(f"make needs arguments that ALE's vector env takes, but got: {error}{remedy}") from None
+        raise ValueError(f"make needs arguments that ALE's vector env takes: {error}{remedy}") from None
     return GymnasiumEnv(vector_env, **env)
 
 
@@ -172,7 +172,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         spec: Any = None,
     ) -> None:
         if not isinstance(vector_env, VectorEnv):
-            got = f"{type(vector_env).__name__}: gymnasium.make_vec makes one"
+            got = f"{type(vector_env).__name__}: make one with gymnasium.make_vec"
             raise TypeError(f"from_gymnasium needs a gymnasium.vector.VectorEnv, but got {got}.")
         engine = _engines.engine(vector_env, info_names=() if isinstance(info_keys, str) else info_keys)
         if spec is None and isinstance(vector_env.spec, EnvSpec):
@@ -182,9 +182,9 @@ class GymnasiumEnv(_checks.SimulatorEnv):
             spec.max_episode_steps = None if limit == -1 else limit
         both = vector_env.single_observation_space, vector_env.single_action_space
         for space, batched in zip(both, (vector_env.observation_space, vector_env.action_space), strict=True):
-            if batched not in (space, batch_space(space, vector_env.num_envs)):  # EnvPool has that of a single env
-                remedy = "observation_mode=(batch_space(space, num_envs), space) declares one that contains them all"
-                raise ValueError(f"from_gymnasium needs envs with one space, but got {batched} for envs of {space}: {remedy}.")
+            if batched not in (space, batch_space(space, vector_env.num_envs)):  # EnvPool has the space of a single env
+                remedy = "declare one that contains them all with observation_mode=(batch_space(space, num_envs), space)"
+                raise ValueError(f"from_gymnasium needs envs with the same space, but got {batched} for {space}: {remedy}.")
         limit = spec.max_episode_steps if spec is not None else engine.max_episode_steps
         device = validation.device("from_gymnasium", device)
         signature = Signature(vector_env.num_envs, *both, device, limit, first_index)
@@ -304,7 +304,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
                 try:
                     values[found] = np.asarray(infos[name])[found].reshape(-1, *values.shape[1:])
                 except (IndexError, TypeError, ValueError):
-                    needed = f"{self._name()} needs info {name!r} that fits {self.info_spaces[name]}, but got {infos[name]!r}"
+                    needed = f"{self._name()} needs info[{name!r}] to fit {self.info_spaces[name]}, but got {infos[name]!r}"
                     remedy = f"Declare its space in info_keys: {{{name!r}: Box(...)}}. For strings and other objects, "
                     remedy += f'env.get_wrapper_attr("{name}") reads an attribute of each env'
                     raise ValueError(f"{needed}. {remedy}.") from None
@@ -337,7 +337,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:
-            raise RuntimeError(f'{self._name()} needs render_mode="rgb_array" at construction for render, but got None.')
+            raise RuntimeError(f'{self._name()} was made without a render mode: make it with render_mode="rgb_array".')
         return tuple(self._workers.call("render", self._engine.render, envs))
 
     def close(self) -> None:
@@ -347,7 +347,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset are those of its root. If the env
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset come from its root. If the env
     has `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
     `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
 
@@ -373,7 +373,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.env = _checks.env("to_gymnasium", env)
         mode = _engines.mode(autoreset_mode)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-            remedy = "with others, the step after the end of an episode is no transition. Use SAME_STEP"
+            remedy = "in other modes, the step after the end of an episode is no transition. Use SAME_STEP"
             raise ValueError(f"to_gymnasium needs AutoresetMode.SAME_STEP or DISABLED, but got {autoreset_mode!r}: {remedy}.")
         self.metadata = {**env.metadata, "autoreset_mode": mode}
         self.spec, self.render_mode, self.num_envs = env.spec, env.render_mode, env.num_envs
@@ -448,7 +448,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             final = spaces.to_numpy(self.single_observation_space, successor["observation"][ended])
             for row, observation in zip(np.flatnonzero(done), iterate(self.observation_space, final), strict=True):
                 infos["final_obs"][row] = observation
-            # Where Gymnasium's statistics of single envs are; those of its vector wrapper are at the top, as below.
+            # Gymnasium keeps statistics of single envs here, and its vector wrapper keeps them at the top, as below.
             infos["final_info"], infos["_final_info"] = _batch_infos({**info, **statistics}, done), done.copy()
         for key, value in statistics.items():
             infos[key], infos[f"_{key}"] = value, done.copy()

@@ -114,12 +114,12 @@ def from_brax(
     layer = env
     while layer is not None:
         if {kind.__name__.removeprefix("Brax") for kind in type(layer).__mro__} & _WRAPPERS:
-            got = f"{type(layer).__name__}: brax.envs.get_environment makes one, and max_episode_steps limits its episodes"
-            raise ValueError(f"from_brax needs an env that does not count steps, reset or batch, but got {got}.")
+            remedy = "make it with brax.envs.get_environment, and limit its episodes with max_episode_steps"
+            raise ValueError(f"from_brax needs an env without training wrappers, but got {type(layer).__name__}: {remedy}.")
         layer = vars(layer).get("env")
     impl = getattr(getattr(env, "mjx_model", None), "impl", None)
     if getattr(impl, "value", impl) == "warp":
-        remedy = '`registry.load(name, config_overrides={"impl": "jax"})` makes one of MuJoCo Playground'
+        remedy = 'load it with `registry.load(name, config_overrides={"impl": "jax"})`'
         raise ValueError(f"from_brax needs an env that computes in JAX, but got {name} in Warp: {remedy}.")
 
     def reset(key: jax.Array) -> tuple[Any, Any]:
@@ -220,7 +220,7 @@ class JaxFunctions:
         self.owner, self.info_keys = owner, info_keys
         num_envs = self.num_envs = signature.num_envs
         self.observation_space, self.action_space = signature.single_observation_space, signature.single_action_space
-        # Resets compute this many rows at once, so that they are compiled once, and cost little where few episodes end.
+        # A reset computes this many rows per call, so that they are compiled once, and cost little where few episodes end.
         self.reset_size = min(num_envs, max(16, math.ceil(num_envs / 16)))
         # Compiled, so that JAX traces them once for the checks and for the call.
         self._reset, self._step = jax.jit(reset), jax.jit(step)
@@ -251,7 +251,7 @@ class JaxFunctions:
         return jax.tree.map(_strong, state), self._observations(observation), columns[:3], columns[3:]
 
     def write(self, state: Any, index: jax.Array, rows: Any) -> Any:
-        """The state of all envs, of which `rows` replaces some. None is that before the first reset, which is of all envs."""
+        """The state of all envs, of which `rows` replaces some. None before the first reset, which is of all envs."""
         if state is None:
             state = jax.tree.map(lambda leaf: leaf[jnp.zeros(self.num_envs, int)], rows)
         return self._write(state, index, rows)
@@ -276,7 +276,7 @@ class JaxFunctions:
         numbers = _checks.numbers(self.owner, result, ("state", *_checks.STEP), self.info_keys, _describe)
         needed, got = (_describe(state) for state in (before, result[0]))
         if needed != got or jax.tree.structure(before) != jax.tree.structure(result[0]):
-            raise ValueError(f"{self.owner} needs step to return a state like that from reset, {needed}, but got {got}.")
+            raise ValueError(f"{self.owner} needs step to return a state like reset's, {needed}, but got {got}.")
         self._check_observation("step", result[1], num_envs)
         for name, value in numbers.items():
             if getattr(value, "shape", None) != (num_envs,):

@@ -44,7 +44,7 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
     def create(config_name: str, num_actors: int, seed: int | None = None, **env_config: Any) -> RlGamesVecEnv:
         env = to_rl_games(make_env(num_actors, **env_config), seed=seed)
         if env.env.num_envs != num_actors:
-            raise ValueError(f"register needs a make_env that makes {num_actors} envs, its first argument, but got {env.env}.")
+            raise ValueError(f"register needs make_env({num_actors}) to make {num_actors} envs, but got {env.env}.")
         return env
 
     vecenv.register(name, create)
@@ -144,5 +144,5 @@ def _check_action(space: Space[Any]) -> None:
     is_vector = isinstance(space, Box) and len(space.shape) == 1 and space.dtype == np.float32 and space.is_bounded()
     if not is_vector and not isinstance(space, Discrete):
         needed = "actions in a Discrete space or a bounded float32 Box with one dimension, to which rl_games rescales them"
-        remedy = "take transforms.ClipAction off the env, or put transforms.TransformAction on it"
+        remedy = "leave out transforms.ClipAction, or put transforms.TransformAction on the env"
         raise ValueError(f"to_rl_games needs {needed}, but got {space}: {remedy}.")

@@ -129,7 +129,7 @@ def _check_space(what: str, space: Space[Any], flatten: str = "", cast: str = ""
 
 
 class PPO(algorithms.PPO):
-    """rsl_rl's PPO, with the value of the true final observation at a time-out instead of that of the observation before.
+    """rsl_rl's PPO, which adds the value of the true final observation at a time-out, not of the observation before.
 
     Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict", which is loaded unless `load_cfg` has
     `"env": False`.
@@ -143,7 +143,7 @@ class PPO(algorithms.PPO):
     def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         if "time_outs" in extras:
             if "final_obs" not in extras:
-                remedy = "wrap a torchwrap env with to_rsl_rl, or take rsl_rl's own PPO"
+                remedy = "wrap a torchwrap env with to_rsl_rl, or use rsl_rl's own PPO"
                 raise ValueError(f'{__name__}:PPO needs extras["final_obs"] from the env, but got {sorted(extras)}: {remedy}.')
             hidden_state = self.critic.get_hidden_state()
             values = self.critic(extras["final_obs"].to(self.device)).detach().squeeze(-1)

@@ -28,7 +28,7 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
 
     `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict` space), rewards `(num_envs,)`
     float32, dones `(num_envs,)` bool, and infos. On the CPU they share memory with tensors that no later step changes; from
-    another device they are copied. Actions are copied. The info of a live env is empty. That of a finished env holds
+    another device they are copied. Actions are copied. The info of a live env is empty. The info of a finished env holds
     `terminal_observation`, `TimeLimit.truncated`, the env's own info, numbers as Python scalars, and, if the env has
     `RecordEpisodeStatistics`, `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are
     then not needed, but for `info_keywords`.
@@ -112,13 +112,13 @@ class SB3VecEnv(VecEnv):
         return self.env.render()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        own = attr_name in ("observation_space", "action_space")  # those of a single env, as in SB3
+        own = attr_name in ("observation_space", "action_space")  # of a single env, as in SB3
         return self._repeat(getattr(self, attr_name) if own else self.env.get_wrapper_attr(attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
-            raise ValueError(f"to_sb3 needs set_attr for all {self.num_envs} envs, which share one, but got indices {chosen}.")
+            raise ValueError(f"to_sb3 needs set_attr for all {self.num_envs} envs, which share it, but got indices {chosen}.")
         self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
@@ -127,10 +127,10 @@ class SB3VecEnv(VecEnv):
             changed = [key for key in inner if key.endswith("_goal") and outer.get(key) is not inner[key]]
             changed += ["reward" for part in self.env.modules() if isinstance(part, RewardTransform | NormalizeReward)]
             if changed:
-                needed = f"to_sb3 needs goals and rewards that no transform changes for HER, but got {changed} changed"
-                raise ValueError(f"{needed}: leave it to VecNormalize, around to_sb3(env).")
+                needed = "to_sb3 needs goals and rewards that no transform changes for HER"
+                raise ValueError(f"{needed}, but transforms change {changed}: use VecNormalize, around to_sb3(env), instead.")
             func_env: Any = getattr(self.env.unwrapped, "func_env", None)
-            if hasattr(func_env, method_name):  # like the other functions, that of a single env; infos of live envs are empty
+            if hasattr(func_env, method_name):  # of a single env, like the other functions; infos of live envs are empty
                 goals = [torch.as_tensor(goal, device=self.env.device) for goal in args[:2]]
                 compute, broadcasts = func_env.compute_reward, getattr(func_env, "broadcasts", False)
                 rewards = (compute if broadcasts else torch.vmap(compute, in_dims=(0, 0, None)))(*goals, {})
@@ -149,11 +149,11 @@ class SB3VecEnv(VecEnv):
 
 
 class SB3VecNormalize(VecNormalize):
-    """A `VecEnv` of an env that learns, whose state SB3 saves, loads and copies as that of a `VecNormalize`."""
+    """A `VecEnv` of an env that learns, whose state SB3 saves, loads and copies like a `VecNormalize`."""
 
     def _refuse(self, value: bool) -> None:
-        remedy = "evaluate_policy reads raw returns if RecordEpisodeStatistics is below NormalizeReward"
-        raise AttributeError(f"to_sb3 needs another env for another normalization, which its transforms do: {remedy}.")
+        remedy = "for raw returns in evaluate_policy, put RecordEpisodeStatistics below NormalizeReward"
+        raise AttributeError(f"norm_obs and norm_reward cannot be set, because the transforms of the env normalize: {remedy}.")
 
     norm_obs = norm_reward = property(lambda self: False, _refuse)  # nothing comes on top of the transforms
     training = property(lambda self: self._learning.training, lambda self, mode: self._learning.train(mode))
@@ -163,7 +163,7 @@ class SB3VecNormalize(VecNormalize):
     def __init__(self, venv: VecEnv) -> None:
         base = venv.unwrapped
         if not isinstance(base, SB3VecEnv):
-            raise TypeError(f"VecNormalize.load needs a venv from to_sb3, as the one that was saved, but got {venv}.")
+            raise TypeError(f"VecNormalize.load needs a venv from to_sb3, like the one that was saved, but got {venv}.")
         self._learning = base.env
         VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
 

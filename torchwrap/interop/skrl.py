@@ -81,7 +81,7 @@ def _record(
     finals = infos.get("final_observations")
     if finals is None or finals.shape != next_observations.shape:
         got = "none" if finals is None else f"{len(finals)} for an agent with {len(next_observations)}"
-        remedy = "to_skrl makes an env that has them" if finals is None else "use one agent for all envs"
+        remedy = "make the env with to_skrl" if finals is None else "use one agent for all envs"
         raise ValueError(f'true_successors needs infos["final_observations"] of each env, but got {got}: {remedy}.')
     record(next_observations=finals, terminated=terminated, truncated=truncated & ~terminated, infos=infos, **others)
 

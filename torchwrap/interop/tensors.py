@@ -123,8 +123,8 @@ class TensorEnv(_checks.SimulatorEnv):
 
     def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:
         if seed is not None and self.functions["seed"] is None:
-            remedy = "seed the simulator where it is made, or pass from_functions a function as seed"
-            raise ValueError(f"{self._name()}.reset needs no seed without a function that takes it, but got {seed}: {remedy}.")
+            remedy = "seed the simulator where it is made, or pass a function as seed to from_functions"
+            raise ValueError(f"{self._name()}.reset takes no seed without a function for it, but got {seed}: {remedy}.")
         return super()._choose_seed(seed, is_first)
 
     def _seed(self, seed: int, mask: RowMask) -> None:

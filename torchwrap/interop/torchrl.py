@@ -43,7 +43,7 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
         env: any env, compiled or not. The result owns it from now on.
 
     Returns:
-        The `EnvBase`, of batch size `(num_envs,)`. Its tensors are those of `env`: nothing is copied. `env` is its `.env`.
+        The `EnvBase`, of batch size `(num_envs,)`. It shares the tensors of `env`: nothing is copied. `env` is its `.env`.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_torchrl(ScriptedEnv(2, (1,), episode_lengths=(2, 3)))
@@ -116,7 +116,7 @@ class TorchRLEnvBase(EnvBase):
 
 
 def _extra_values(env: Env) -> TensorDict:
-    """The keys of a successor besides those that every env has, from a step of a copy: `env` and its streams do not move."""
+    """The extra keys of a successor, which not every env has, from a step of a copy: `env` and its streams do not move."""
     memo: dict[int, Any] = {} if env.can_snapshot else {id(env.unwrapped): _StandIn(env.unwrapped)}
     for layer in reversed(layers(env)):
         if isinstance(layer, RecordVideo):  # it would write frames

@@ -83,7 +83,7 @@ class StickyAction(Transform):
         self.repeat_action_probability, self.repeat_action_duration = probability, repeat_action_duration
         bounds = repeat_action_duration if isinstance(repeat_action_duration, tuple | list) else (repeat_action_duration,) * 2
         if len(bounds) != 2:
-            raise ValueError(f"StickyAction needs {name} as one number or two, but got {bounds!r}.")
+            raise ValueError(f"StickyAction needs {name} as a number or a pair, but got {bounds!r}.")
         self.shortest = validation.integer("StickyAction", name, bounds[0], 1, limit)
         self.longest = validation.integer("StickyAction", name, bounds[1], self.shortest, limit)
 

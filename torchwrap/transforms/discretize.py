@@ -27,7 +27,7 @@ class _Discretize(Transform):
         super().__init__()
         name = type(self).__name__
         if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
-            self.bins = tuple([validation.integer(name, "bins", count, at_least=1) for count in bins])
+            self.bins = tuple([validation.integer(name, "each of bins", count, at_least=1) for count in bins])
         else:
             self.bins = validation.integer(name, "bins", bins, at_least=1)
         self.multidiscrete = validation.flag(name, "multidiscrete", multidiscrete)

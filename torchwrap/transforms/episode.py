@@ -29,7 +29,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class RecordEpisodeStatistics(Transform):
-    """Records the return and length of the running episode at every step, and those of the latest finished episodes.
+    """Records the return and length of the running episode at every step, and of the latest finished episodes.
 
     It adds two keys: `("next", f"{stats_key}_return")` and `("next", f"{stats_key}_length")`. At the last step of an episode
     they hold its totals. An episode counts as finished when its env is reset, whatever the cause. The latest finished ones are
@@ -72,26 +72,26 @@ class RecordEpisodeStatistics(Transform):
         if not isinstance(stats_key, str) or not stats_key:
             raise TypeError(f"RecordEpisodeStatistics needs a non-empty string as stats_key, but got {stats_key!r}.")
         self.stats_key, self.metrics = stats_key, dict(metrics or {})
-        validation.names("RecordEpisodeStatistics", "metrics", list(self.metrics))
+        validation.names("RecordEpisodeStatistics", "the names of metrics", list(self.metrics))
         self._sources = {name: (name, each) if isinstance(each, str) else tuple(each) for name, each in self.metrics.items()}
         for name, source in self._sources.items():
             if name in ("return", "length") or len(source) != 2 or source[1] not in _REDUCTIONS:
-                needed = f"RecordEpisodeStatistics needs metrics with one of {[*_REDUCTIONS]}, not under return or length"
+                needed = f"RecordEpisodeStatistics needs metrics with one of {[*_REDUCTIONS]}, and not named return or length"
                 raise ValueError(f"{needed}, but got {name!r}: {self.metrics[name]!r}.")
 
     @staticmethod
     def of(env: nn.Module) -> list[RecordEpisodeStatistics]:
-        """Those of an env, innermost first."""
+        """The recorders of an env, innermost first."""
         return [module for module in env.modules() if isinstance(module, RecordEpisodeStatistics)]
 
     def setup(self, signature: Signature) -> Signature:
         num_envs, device = signature.num_envs, signature.device
         every_step = [name for name, kind in self._sources.values() if kind != "last"]
         if lost := [] if signature.summed_info is None else sorted(set(every_step) - signature.summed_info):
-            got = f"{lost} from a layer that repeats actions and returns the last ones: make it with summed_info={lost}"
-            raise ValueError(f"RecordEpisodeStatistics needs metrics of every step, but got {got}.")
+            got = f"a layer that repeats actions returns only the last {lost}: make that layer with summed_info={lost}"
+            raise ValueError(f"RecordEpisodeStatistics needs metrics of every step, but {got}.")
         self.keys = {name: f"{self.stats_key}_{name}" for name in ("return", "length", *self.metrics)}
-        # A ring of (return, length, *metrics) with room for all envs to finish at once. The last `num_envs` rows are scratch
+        # A ring of (return, length, *metrics) with room for all envs to finish together. The last `num_envs` rows are scratch
         # space, so that `reset` has an index to write each row to, finished or not.
         self.ring_size = max(self.buffer_length, num_envs)
         records = torch.zeros(self.ring_size + num_envs, len(self.keys), dtype=torch.float64, device=device)
@@ -215,7 +215,7 @@ class TimeAwareObservation(Transform):
     def setup(self, signature: Signature) -> Signature:
         limit, below = signature.max_episode_steps, signature.single_observation_space
         if limit is None:
-            raise ValueError("TimeAwareObservation needs an env with a step limit, but got none: put TimeLimit below it.")
+            raise ValueError("TimeAwareObservation needs a step limit, but got an env without one: put TimeLimit below it.")
         if limit > np.iinfo(np.int32).max and not self.normalize_time:
             needed = "a step limit that int32 holds, or normalize_time=True"
             raise ValueError(f"TimeAwareObservation needs {needed}, but got {limit}.")

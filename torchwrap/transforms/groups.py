@@ -42,7 +42,7 @@ class _Parts(Transform):
             expected = own.replace(single_observation_space=found[name], num_streams=above.num_streams)
             acts = [each for each in part.flat() if each.is_passive or type(each).action is not Transform.action]
             if above != expected or acts:
-                got = f"{part!r} of {name!r}: put those of actions, rewards, episode ends and policies beside it"
+                got = f"{part!r} in {name!r}: put transforms of actions, rewards, episode ends and policies next to it"
                 raise ValueError(f"{type(self).__name__} needs transforms of observations, but got {got}.")
             signature = signature.replace(num_streams=above.num_streams)
         return found, signature

@@ -88,7 +88,7 @@ class _History(Transform):
 def _padding(owner: str, padding_type: Any, *names: str) -> Any:
     if isinstance(padding_type, str | bytes) and padding_type not in names:
         needed = ", ".join(f'"{name}"' for name in names)
-        raise ValueError(f"{owner} needs padding_type {needed} or a member of the space, but got {padding_type!r}.")
+        raise ValueError(f"{owner} needs padding_type={needed} or a member of the space, but got {padding_type!r}.")
     return copy.deepcopy(padding_type)
 
 
@@ -126,14 +126,14 @@ class FrameStackObservation(_History):
 
     def _joined(self, leaf: Space[Any]) -> Space[Any]:
         if not isinstance(leaf, gymnasium.spaces.Box) or self.axis not in range(-len(leaf.shape), len(leaf.shape)):
-            raise ValueError(f"FrameStackObservation needs a Box with an axis {self.axis!r}, but got {leaf}.")
+            raise ValueError(f"FrameStackObservation needs a Box with the axis {self.axis!r}, but got {leaf}.")
         low, high = (np.concatenate([bound] * self.stack_size, self.axis) for bound in (leaf.low, leaf.high))
         return gymnasium.spaces.Box(low, high, dtype=leaf.dtype.type)
 
     def _shown(self, frames: Tensor) -> Tensor:
         if self.axis is None:
             return frames
-        return torch.cat(frames.unbind(1), self.axis + (self.axis >= 0))  # the first dimension is that of the envs
+        return torch.cat(frames.unbind(1), self.axis + (self.axis >= 0))  # the first dimension is the batch of envs
 
 
 class _Delay(_History):
@@ -151,7 +151,7 @@ class _Delay(_History):
                 raise ValueError(f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {got}.")
             bounds = int(delay.min()), int(delay.max())
         if len(bounds) != 2:
-            raise ValueError(f"{owner} needs delay as one number, a pair, or a tensor (num_envs,), but got {bounds!r}.")
+            raise ValueError(f"{owner} needs delay as a number, a pair, or a tensor (num_envs,), but got {bounds!r}.")
         self.shortest = validation.integer(owner, "delay", bounds[0], at_least=0)
         self.longest = validation.integer(owner, "delay", bounds[1], at_least=self.shortest)
         self.delay, self.padding_type = delay, _padding(owner, padding_type, *self.paddings)
@@ -172,9 +172,8 @@ class _Delay(_History):
     def _frozen(self) -> Transform:
         if isinstance(self.delay, Tensor):
             name = type(self).__name__
-            raise ValueError(
-                f'deploy cannot use {name}, because its delay depends on the env. `without=["{name}"]` leaves it out.'
-            )
+            fault = "because its delay depends on the env"
+            raise ValueError(f'deploy cannot use {name}, {fault}. Leave it out with `without=["{name}"]`.')
         return self
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:

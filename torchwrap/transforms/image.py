@@ -50,7 +50,7 @@ class GrayscaleObservation(ObservationTransform):
         super().__init__()
         self.keep_dim = validation.flag("GrayscaleObservation", "keep_dim", keep_dim)
         if formula not in ("gymnasium", "opencv"):
-            raise ValueError(f'GrayscaleObservation needs formula "gymnasium" or "opencv", but got {formula!r}.')
+            raise ValueError(f'GrayscaleObservation needs formula="gymnasium" or "opencv", but got {formula!r}.')
         self.formula = formula
 
     def setup(self, signature: Signature) -> Signature:
@@ -98,7 +98,7 @@ class ResizeObservation(ObservationTransform):
         space = _require_images("ResizeObservation", signature)
         old, new = space.shape[:2], self.shape
         if new[0] > old[0] or new[1] > old[1]:
-            raise ValueError(f"ResizeObservation needs a shape of at most {old}, but got {new}: it makes images smaller.")
+            raise ValueError(f"ResizeObservation only shrinks images and needs a shape of at most {old}, but got {new}.")
         self.row, self.column = (-3, -2) if len(space.shape) == 3 else (-2, -1)
         # The pixels (height, width) per new pixel, if both are integers.
         self.block = (old[0] // new[0], old[1] // new[1]) if old[0] % new[0] == old[1] % new[1] == 0 else None

@@ -162,8 +162,8 @@ class RunningMeanStd(BatchedModule):
 
     def _warn_untrained(self, owner: str) -> None:
         if not self.count.is_meta and not self.count.any():
-            remedy = "load_state_dict() loads those of a trained env, and train() learns them"
-            warnings.warn(f"{owner} normalizes in eval() with statistics that have no sample: {remedy}.", stacklevel=4)
+            remedy = "load those of a trained env with load_state_dict(), or learn them in train()"
+            warnings.warn(f"{owner} normalizes in eval() with statistics that have no samples: {remedy}.", stacklevel=4)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
@@ -185,8 +185,8 @@ class NormalizeObservation(ObservationTransform):
 
     The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once:
     successors, final observations included, and initial observations; NaN and infinity pass, but do not count. All envs share
-    the statistics, which are the transform's `state_dict`: a `RunningMeanStd`, `statistics`, whose `set_moments` takes those
-    of other libraries; of a `Dict`, `statistics_of[("key",)]` is that of an entry.
+    the statistics, which are the transform's `state_dict`: a `RunningMeanStd`, `statistics`, whose `set_moments` takes
+    statistics of other libraries; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
 
     Args:
         epsilon: added to the variance.

@@ -80,7 +80,7 @@ class AddNoise(ObservationTransform):
         if numbers.dtype.kind not in "iuf" or not (np.isfinite(numbers) & (numbers >= 0)).all():
             raise ValueError(f"AddNoise needs a scale of finite numbers of at least 0, but got {scale!r}.")
         if distribution not in ("normal", "uniform"):
-            raise ValueError(f'AddNoise needs a distribution "normal" or "uniform", but got {distribution!r}.')
+            raise ValueError(f'AddNoise needs distribution="normal" or "uniform", but got {distribution!r}.')
         self.scale, self.distribution, self.in_eval = numbers, distribution, validation.flag("AddNoise", "in_eval", in_eval)
 
     def setup(self, signature: Signature) -> Signature:
@@ -133,7 +133,7 @@ class ClipObservation(ObservationTransform):
         elif fits:
             self.low, self.high = math.ceil(max(self.min_obs, limits.min)), math.floor(min(self.max_obs, limits.max))
         if not fits or self.low > self.high:
-            raise ValueError(f"ClipObservation needs bounds with a value of {space.dtype} between, but got {self!r}.")
+            raise ValueError(f"ClipObservation needs bounds with a {space.dtype} value between them, but got {self!r}.")
         low, high = (np.clip(bound, self.low, self.high).astype(space.dtype) for bound in (space.low, space.high))
         return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, space.shape, space.dtype))
 
@@ -224,7 +224,7 @@ class FilterObservation(ObservationTransform):
     Args:
         filter_keys: the keys to keep, or the indices for a `Tuple`.
 
-    Shape: a `Dict` or `Tuple` to the same kind of space with those parts; those of a `Tuple` in the order of `filter_keys`.
+    Shape: a `Dict` or `Tuple` to the same kind of space with these parts; for a `Tuple` in the order of `filter_keys`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Discrete(5), right=gymnasium.spaces.Discrete(5))
@@ -238,7 +238,7 @@ class FilterObservation(ObservationTransform):
         if not isinstance(filter_keys, list | tuple) or not all(type(key) in (str, int) for key in filter_keys):
             raise TypeError(f"FilterObservation needs filter_keys as a list of strings or integers, but got {filter_keys!r}.")
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
-            raise ValueError(f"FilterObservation needs filter_keys, each once, but got {filter_keys!r}.")
+            raise ValueError(f"FilterObservation needs filter_keys with one or more distinct keys, but got {filter_keys!r}.")
         self.filter_keys = filter_keys
 
     def setup(self, signature: Signature) -> Signature:

@@ -58,8 +58,8 @@ class PolicyState(Transform):
             raise TypeError(f'PolicyState needs shapes by name, such as {{"hidden": (64,)}}, but got {shapes!r}.')
         for name, shape in shapes.items():
             if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
-                raise ValueError(f"PolicyState needs names that roots and steps do not use, but got {name!r}.")
-            validation.sizes("PolicyState", f"shape of {name}", shape, at_least=1)
+                raise ValueError(f"PolicyState needs identifiers that roots and steps do not use as names, but got {name!r}.")
+            validation.sizes("PolicyState", f"the shape of {name}", shape, at_least=1)
         self.shapes, self.dtype = {name: tuple(shape) for name, shape in shapes.items()}, dtype
         self.fill = validation.fill("PolicyState", fill, dtype)
 
@@ -75,12 +75,12 @@ class PolicyState(Transform):
 
 
 def keys(signature: Signature) -> list[str]:
-    """The keys of a root besides `observation`."""
+    """The keys of a root, without `observation`."""
     return [*signature.policy_state, IS_INIT] if signature.policy_state else []
 
 
 def initial(signature: Signature) -> State:
-    """The entries of a root, besides `observation`, where every episode starts."""
+    """The entries of a root, without `observation`, where every episode starts."""
     n, device = signature.num_envs, signature.device
     entries = {name: row.allocate(None, n, device) for name, row in signature.policy_state.items()}
     return {**entries, IS_INIT: torch.ones(n, 1, dtype=torch.bool, device=device)} if entries else {}
@@ -100,7 +100,7 @@ def read(owner: str, signature: Signature, td: TensorDict) -> State:
     for key, row in signature.policy_state.items():
         value, shape = state[key], (signature.num_envs, *row.shape)
         if not isinstance(value, Tensor):
-            remedy = f'`td["next", "{key}"] = ...` sets it, as PolicyState needs'
+            remedy = f'set it with `td["next", "{key}"] = ...`, as PolicyState asks for'
             raise ValueError(f'{owner} needs the state of the policy in ("next", "{key}"), but got {value!r}: {remedy}.')
         if value.shape != shape or value.dtype != row.dtype:
             got = validation.described(value)

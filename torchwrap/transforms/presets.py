@@ -33,7 +33,7 @@ def atari(preset: AtariPreset) -> Compose:
     ['ResizeObservation', 'FrameStackObservation']
     """
     if preset not in ("cleanrl", "gymnasium", "sb3"):
-        raise ValueError(f'atari needs the preset "cleanrl", "gymnasium" or "sb3", but got {preset!r}.')
+        raise ValueError(f'atari needs preset="cleanrl", "gymnasium" or "sb3", but got {preset!r}.')
     pixels: list[Transform] = [ResizeObservation((84, 84))]
     if preset != "gymnasium":
         gray = GrayscaleObservation(formula="opencv")

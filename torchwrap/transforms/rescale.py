@@ -45,7 +45,7 @@ class _Rescale(Transform):
             raise ValueError(f"{name} needs {what} space with low < high, but got {box}.")
         for new, old in ((low, box.low), (high, box.high)):
             if not np.array_equal(np.where(np.isinf(new), new, 0), np.where(np.isinf(old), old, 0)):
-                raise ValueError(f"{name} needs bounds that are infinite where those of {box} are, but got {self.shown}.")
+                raise ValueError(f"{name} needs bounds that are infinite where {box} is unbounded, but got {self.shown}.")
         bounded_below, bounded_above = np.isfinite(low), np.isfinite(high)
         bounded = bounded_below & bounded_above
         gradient, intercept = np.ones(box.shape, box.dtype), np.zeros(box.shape, box.dtype)
@@ -64,12 +64,12 @@ class _Rescale(Transform):
 class RescaleObservation(_Rescale, ObservationTransform):
     """Maps observations affinely from the bounds of their space to [min_obs, max_obs], without clipping.
 
-    The formula is that of Gymnasium's `rescale_box`.
+    The formula is the one of Gymnasium's `rescale_box`.
 
     Args:
         min_obs: the new lower bound, a number or an array that broadcasts to the shape of the observation. It must be infinite
             exactly where the old bound is.
-        max_obs: the new upper bound, likewise.
+        max_obs: the new upper bound, with the same rules.
 
     Shape: a Box of floats to a Box of the same shape and dtype. For integers, such as images, put `DtypeObservation` below.
 
@@ -96,11 +96,11 @@ class RescaleObservation(_Rescale, ObservationTransform):
 class RescaleAction(_Rescale, ActionTransform):
     """Maps actions affinely from [min_action, max_action] to the bounds of the action space below, without clipping.
 
-    The formula is that of Gymnasium's `rescale_box`.
+    The formula is the one of Gymnasium's `rescale_box`.
 
     Args:
         min_action: the agent's lower bound, a number or an array that broadcasts to the shape of the action.
-        max_action: the agent's upper bound, likewise.
+        max_action: the agent's upper bound, with the same rules.
 
     Shape: a Box of floats with finite bounds; the space above has the same shape and dtype.
 
@@ -119,7 +119,7 @@ class RescaleAction(_Rescale, ActionTransform):
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")
         if not (np.isfinite(box.low) & np.isfinite(box.high)).all():
-            raise ValueError(f"RescaleAction needs an action space with finite bounds, low < high, but got {box}.")
+            raise ValueError(f"RescaleAction needs an action space with finite bounds, but got {box}.")
         return signature.replace(single_action_space=self._rescale("an action", box, signature.device))
 
     def action(self, action: Tensor) -> Tensor:

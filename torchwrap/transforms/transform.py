@@ -52,7 +52,7 @@ class Transform(BatchedModule):
     """
 
     attached = False
-    """Whether the transform belongs to an env. It has room for the state of one."""
+    """Whether the transform belongs to an env. It holds the state of one env only."""
 
     is_passive = False
     """Whether observations and actions pass as they are, so that `deploy` leaves the transform out."""
@@ -65,8 +65,8 @@ class Transform(BatchedModule):
         env = args[0] if args else kwargs.get("env")
         if hasattr(env, "step") and hasattr(env, "render"):
             given = [*map(repr, args[1:]), *(f"{name}={value!r}" for name, value in kwargs.items() if name != "env")]
-            remedy = f"`env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`"
-            raise TypeError(f"{type(self).__name__} needs no env, but got a {type(env).__name__}: {remedy}.")
+            remedy = f"write `env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`"
+            raise TypeError(f"{type(self).__name__} is a transform and takes no env, but got {type(env).__name__}: {remedy}.")
 
     def setup(self, signature: Signature) -> Signature:
         return signature
@@ -82,22 +82,22 @@ class Transform(BatchedModule):
 
     def forward(self, td: TensorDict) -> TensorDict:
         """Transforms a TensorDict of any batch size outside an env. Only stateless transforms can be called so."""
-        raise TypeError(f"{self!r} is stateful and cannot be called standalone; put it in a TransformedEnv.")
+        raise TypeError(f"{self!r} is stateful and cannot be called standalone: put it in a TransformedEnv.")
 
     def flat(self) -> Iterator[Transform]:
         """The transforms that this one consists of, innermost first."""
         yield self
 
     def _frozen(self) -> Transform:
-        """What takes the place of a copy of this transform in `deploy`: it learns nothing, and its rows share no state."""
+        """Returns the transform that replaces a copy of this one in `deploy`: it learns nothing, and rows share no state."""
         return self
 
     def _standalone(self, td: TensorDict, key: str, function: Callable[[Value], Value]) -> TensorDict:
         try:
             value = function(td[key].clone())  # which it may write to
         except AttributeError as error:
-            message = f"{self!r} learns the spaces from an env; put it in a TransformedEnv before a standalone call: {error}"
-            raise RuntimeError(message) from error
+            remedy = "put it in a TransformedEnv before a standalone call"
+            raise RuntimeError(f"{self!r} learns the spaces from an env ({error}): {remedy}.") from error
         return td.copy().set(key, value)
 
     def extra_repr(self) -> str:
@@ -123,7 +123,7 @@ class ObservationTransform(Transform):
     """Whether a reset should compute the rows of the mask only, if it can. For expensive transforms of a single tensor."""
 
     def observation(self, observation: Value) -> Value:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not implement observation(observation).")
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self.observation(td["observation"]))
@@ -150,7 +150,7 @@ class RewardTransform(Transform):
     is_passive = True
 
     def reward(self, reward: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not implement reward(reward).")
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("reward", self.reward(td["reward"]))
@@ -170,7 +170,7 @@ class ActionTransform(Transform):
     """
 
     def action(self, action: Value) -> Value:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not implement action(action).")
 
     def forward(self, td: TensorDict) -> TensorDict:
         return self._standalone(td, "action", self.action)
@@ -215,19 +215,19 @@ class Compose(Transform):
             if not isinstance(transform, Transform):
                 got, remedy = type(transform).__name__, ""
                 if isinstance(transform, type) and issubclass(transform, Transform):
-                    got, remedy = f"the class {transform.__name__}", f": `{construction(transform)}` makes an instance"
+                    got, remedy = f"the class {transform.__name__}", f": pass an instance, `{construction(transform)}`"
                 raise TypeError(f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}.")
             if not self.is_named:
                 kind = type(transform).__name__
                 numbered = (f"{kind}_{number}" if number > 1 else kind for number in itertools.count(1))
                 name = next(name for name in numbered if not hasattr(self, name))
             elif not str(name).isidentifier() or hasattr(self, name):
-                raise ValueError(f"Compose needs names that are free and can be attributes, but got {name!r}.")
+                raise ValueError(f"Compose needs names that are identifiers and not attributes of Compose, but got {name!r}.")
             self.add_module(name, transform)
         parts = list(self.flat())
         for position, part in enumerate(parts):
             if any(part is other for other in parts[:position]):
-                raise ValueError(f"Compose needs each transform once, but got {part!r} twice: each has state of its own.")
+                raise ValueError(f"Compose needs each transform once, but got {part!r} twice: make a second one.")
 
     @property
     def transforms(self) -> list[Transform] | dict[str, Transform]:
@@ -288,7 +288,7 @@ class Compose(Transform):
         for position, transform in reversed(parts) if hook == "action" else parts:
             owner = f"transforms[{position}] ({type(transform).__name__}).{hook}"
             below, above = (signature.replace(device=device) for signature in self._signatures[position : position + 2])
-            with no_foreign_draws(owner, "from a stream of `signature.stream()`", None if traced else device):
+            with no_foreign_draws(owner, "draw from a stream of `signature.stream()`", None if traced else device):
                 value = getattr(transform, hook)(value, *mask)
             if hook == "action":
                 spaces.check(owner, "to return actions", below.single_action_space, value, below.num_envs, device)

@@ -61,7 +61,7 @@ class RenderWrapper(Wrapper):
     def _check_envs(self, envs: Sequence[int]) -> list[int]:
         if not len(envs):
             raise ValueError(f"{type(self).__name__} needs at least one index in envs, but got none.")
-        return [validation.integer(type(self).__name__, "envs", row, 0, self.num_envs - 1) for row in envs]
+        return [validation.integer(type(self).__name__, "each index in envs", row, 0, self.num_envs - 1) for row in envs]
 
 
 class AddRenderObservation(RenderWrapper):
@@ -86,7 +86,7 @@ class AddRenderObservation(RenderWrapper):
         self.render_only = validation.flag("AddRenderObservation", "render_only", render_only)
         for name, key in (("render_key", render_key), ("obs_key", obs_key)):
             if not isinstance(key, str) or not key:
-                raise TypeError(f"AddRenderObservation needs {name} as a string, but got {key!r}.")
+                raise TypeError(f"AddRenderObservation needs {name} as a non-empty string, but got {key!r}.")
         below = env.single_observation_space
         below = below if isinstance(below, gymnasium.spaces.Dict) else gymnasium.spaces.Dict({obs_key: below})
         if not render_only and render_key in below.spaces:

@@ -58,7 +58,7 @@ class _Repeat(Wrapper):
             # Transforms would count and learn from the steps that an env takes after its end, while others continue.
             raise ValueError(f"{name} needs an env without transforms, but got {env!r}: put them on top of it.")
         if not env.unwrapped.can_repeat and env.num_envs > 1:
-            remedy = "let the simulator repeat its actions, such as by Gymnasium's wrapper around each of its envs"
+            remedy = "let the simulator repeat actions, such as with Gymnasium's wrapper around each of its envs"
             raise ValueError(f"{name} needs a simulator that can step some of its envs alone, but got {env!r}: {remedy}.")
         self.summed_info = validation.names(name, "summed_info", summed_info)
         below, own, limit = env.signature.summed_info, frozenset(self.summed_info), env.signature.max_episode_steps
@@ -80,7 +80,7 @@ class _Repeat(Wrapper):
 class RepeatAction(_Repeat):
     """Repeats each action, until the episode ends at most, and sums the rewards.
 
-    Observation, flags and other infos are those of the last step taken. The env's own limit of steps counts each step.
+    Observation, flags and other infos come from the last step taken. The env's own limit of steps counts each step.
 
     Args:
         env: the env to wrap, without transforms.

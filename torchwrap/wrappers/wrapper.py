@@ -41,8 +41,8 @@ class Wrapper(Env):
 
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
-            hint = "torchwrap.make and torchwrap.from_gymnasium make one"
-            raise TypeError(f"{type(self).__name__} needs a torchwrap.Env first, but got {type(env).__name__}: {hint}.")
+            got = f"{type(env).__name__}: make one with torchwrap.make or torchwrap.from_gymnasium"
+            raise TypeError(f"{type(self).__name__} needs an Env as its first argument, but got {got}.")
         if env.is_compiled:
             raise ValueError(f"{type(self).__name__} needs an env that is not compiled, but got {env!r}: compile it last.")
         super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
@@ -164,7 +164,7 @@ class TransformedEnv(Wrapper):
         parts = [module for module in composed.modules() if isinstance(module, Transform) and not isinstance(module, Compose)]
         for part in parts:
             if part.attached:
-                got = f"{part!r} of another one. Make a new one; load_state_dict() copies what the old one has learned"
+                got = f"{part!r} of another one: make a new one; load_state_dict() copies what the old one has learned"
                 raise ValueError(f"TransformedEnv needs transforms that belong to no other env, but got {got}.")
         super().__init__(env)
         self.signature = composed.setup(env.signature)
