@@ -264,3 +264,25 @@ def test_step_takes_the_values_of_an_action_that_requires_grad(name):
         assert transition["action"] is action and action.requires_grad
         assert_same(transition["next"], expected["next"])
         assert not any(leaf.requires_grad for leaf in (*transition["next"].values(True, True), *td.values(True, True)))
+
+
+class Forgetful(T.RewardTransform):
+    def reward(self, reward):
+        reward.clamp(0, 1)
+
+
+LAMBDA = "T.TransformObservation(lambda obs: obs[:, :2])"
+SLIPS = {
+    "env.reset(mask=torch.ones(2, 1, dtype=torch.bool))": r"but got \(2, 1\) torch\.bool on cpu: use `mask\.squeeze\(-1\)`",
+    "TransformedEnv(env, [T.TimeLimit(3)])": r"Compose needs Transforms, but got list at .*: write `\*transforms`",
+    f"TransformedEnv(env, {LAMBDA})": r"observations of shape \(2, 4\) .*, but got \(2, 2\): pass the new space too",
+    "make('CartPole-v1', 2, backend='gymnasium').reset(options={'reset_mask': [True, False]})": "pass mask=torch.as_tensor",
+    "rollout(TransformedEnv(env, T.RecordEpisodeStatistics(metrics={'wins': 'max'})), None, 1)": "the argument info_keys",
+    "rollout(TransformedEnv(env, Forgetful()), None, 1)": r"step needs to return \['reward'\] too, but got",
+}
+
+
+def test_slips_of_the_sessions_of_new_users_name_their_remedy():
+    for line, message in SLIPS.items():
+        with pytest.raises((TypeError, ValueError), match=message):
+            eval(line, {**vars(tw), "T": T, "torch": torch, "Forgetful": Forgetful, "env": tw.make("CartPole-v1", 2)})

@@ -59,8 +59,8 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     what `PolicyState` declares), as `module(observation, state) -> (action, state)`, with a dict of tensors `(batch, ...)`.
     Its entry `is_first`, bool `(batch, 1)`, is set in `initial_state(batch)`; set rows of it to start episodes in them.
 
-    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports need torch
-    2.11, as `tw.compile` does:
+    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports were
+    run with torch 2.11 and later:
 
         program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
         torch.export.save(program, "policy.pt2", extra_files={"metadata.json": json.dumps(module.metadata)})

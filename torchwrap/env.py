@@ -544,8 +544,9 @@ class Env(BatchedModule):
         shape = (self.num_envs,)
         if not isinstance(value, Tensor) or (value.dtype, value.shape, value.device) != (torch.bool, shape, self.device):
             got = f"{validation.described(value)} on {value.device}" if isinstance(value, Tensor) else repr(value)
+            remedy = ": use `mask.squeeze(-1)`" if isinstance(value, Tensor) and value.shape == (*shape, 1) else ""
             needed = f"a mask of shape {shape} torch.bool on {self.device}"
-            raise ValueError(f"{self._name()}.{call} needs {needed}, but got {got}.")
+            raise ValueError(f"{self._name()}.{call} needs {needed}, but got {got}{remedy}.")
         if self._root is None and not value.all():
             raise RuntimeError(f"{self._name()} needs a first reset of every env, but got a mask of some: call reset() first.")
 

@@ -67,8 +67,10 @@ class FunctionalEnv(Env):
     `reset(options={"state": {...}})` starts episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives
     the other ones.
 
-    A class that sets `broadcasts = True` is called without `torch.vmap`, which takes less time. All tensors then have the
-    leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and `observation`, any number of its rows.
+    A class that is an `nn.Module` too names it first, `class Levels(nn.Module, FuncEnv)`. Its buffers, such as prepared
+    levels, are moved and saved with the env. A class that sets `broadcasts = True` is called without `torch.vmap`, which takes
+    less time. All tensors then have the leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and
+    `observation`, any number of its rows.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.

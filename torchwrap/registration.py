@@ -50,7 +50,8 @@ def register(id: str, func_env: Callable[..., Functions], *, max_episode_steps: 
     """Registers an id for an env of your own, written as a `FuncEnv`, so that `make(id, num_envs)` makes it in this process.
 
     The id is registered with Gymnasium too, so that it is known there, but `gymnasium.make` refuses it: it makes single envs.
-    Other processes register it by importing the same module: `make("module:id")` imports it.
+    Other processes register it by importing the same module: `make("module:id")` imports it. A script that registers an id
+    uses the bare id, because it would be imported a second time.
 
     Args:
         id: "namespace/Name-v0", or "Name-v0".

@@ -268,8 +268,8 @@ def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> No
         got = f"batch size {tuple(td.batch_size)}" if isinstance(td, TensorDictBase) else type(td).__name__
         raise TypeError(f"{owner} needs to return a TensorDict of batch size ({n},), but got {got}.")
     dtypes = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool} if flags else {}
-    if missing := [key for key in ("observation", *dtypes) if key not in td.keys()]:
-        raise ValueError(f"{owner} needs to return {missing} too, but got {sorted(td.keys())}.")
+    if missing := [key for key in ("observation", *dtypes) if key not in td.keys() or td[key] is None]:
+        raise ValueError(f"{owner} needs to return {missing} too, but got {sorted(td.keys() - {*missing})}.")
     # After a reset, rows that go on may hold anything.
     check(owner, "to return observations", signature.single_observation_space, td["observation"], n, device, bounds=flags)
     for key, to in dtypes.items():
@@ -285,7 +285,8 @@ def infos(owner: str, td: TensorDict, names: Sequence[str]) -> list[Tensor]:
     try:
         return [td["info", name] for name in names]  # type: ignore[misc]
     except KeyError as error:
-        raise ValueError(f"{owner} needs an env with {list(names)} in its info: {error.args[0]}.") from error
+        remedy = "give an env of Gymnasium's the argument info_keys, and a FunctionalEnv the function state_info"
+        raise ValueError(f"{owner} needs {list(names)} in the env's info: {remedy}. {error.args[0]}.") from error
 
 
 def check_function(
@@ -299,7 +300,11 @@ def check_function(
         except Exception as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{owner} needs a func that takes {what}, but it raised {type(error).__name__}: {error}") from error
-    check(owner, f"func to return {what}", returns, result, num_envs, device)
+    try:
+        check(owner, f"func to return {what}", returns, result, num_envs, device)
+    except (TypeError, ValueError) as error:
+        remedy = ": pass the new space too" if what != "rewards" and isinstance(result, Tensor) else ""
+        raise type(error)(f"{str(error)[:-1]}{remedy}.") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,6 +44,8 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
     compilation takes about half a minute. The logger "torchwrap" reports the start and the end of each at level INFO:
     `logging.basicConfig(level=logging.INFO)` shows them.
 
+    A compiled collector on CUDA does not check the bounds of actions, because the host would wait for them.
+
     Your own `torch.compile(fullgraph=True)` of a function that steps an env works as well.
 
     Args:

@@ -27,8 +27,8 @@ class Engine:
 
     modes: tuple[AutoresetMode, ...] = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
     remedy = (
-        'Pass vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} to make_vec, '
-        'or make it with torchwrap.make(id, num_envs, backend="gymnasium").'
+        'Make it with torchwrap.make(id, num_envs, backend="gymnasium"), or pass vectorization_mode="sync" '
+        'and vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} to make_vec.'
     )
     takes_options = True
     can_repeat = False  # as `Env.can_repeat`

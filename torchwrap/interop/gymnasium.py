@@ -287,6 +287,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         return tensordict({"observation": self._to_tensors(self._engine.observation)}, self.num_envs)
 
     def _check_options(self, options: Options) -> None:
+        if "reset_mask" in options:
+            raise ValueError(f"{self._name()}.reset takes no option reset_mask: pass mask=torch.as_tensor(reset_mask).")
         if not self._engine.takes_options:
             super()._check_options(options)
 

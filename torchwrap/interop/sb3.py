@@ -42,9 +42,9 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     `HerReplayBuffer` calls `compute_reward(achieved_goal, desired_goal, info)`: of a Gymnasium env with batches in NumPy, and
     of the functions of a `FunctionalEnv` for a single env, with tensors. No transform may change goals or rewards.
 
-    `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means `env.reset(seed)`. `get_attr`,
-    `set_attr` and `env_method` reach what `env.get_wrapper_attr` does, the envs of a simulator too; what belongs to the whole
-    batch is read and called once, and each index gets the result.
+    The env is `venv.unwrapped.env`. `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means
+    `env.reset(seed)`. `get_attr`, `set_attr` and `env_method` reach what `env.get_wrapper_attr` does, the envs of a simulator
+    too; what belongs to the whole batch is read and called once, and each index gets the result.
 
     Args:
         env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`, no unbounded actions, one
@@ -202,7 +202,7 @@ def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
     if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
         raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {actions}.")
     if isinstance(actions, Box) and not np.isfinite([actions.low, actions.high]).all():
-        remedy = "put transforms.TransformAction(func, action_space) on the env"
+        remedy = "leave out ClipAction, because SB3 clips, or put transforms.TransformAction(func, action_space) on the env"
         raise ValueError(f"to_sb3 needs actions with finite bounds, but got {actions}: {remedy}.")
     if isinstance(actions, MultiBinary) and len(actions.shape) != 1:
         raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {actions}.")

@@ -213,7 +213,7 @@ class Compose(Transform):
         given = list(transforms.items() if isinstance(transforms, Mapping) else enumerate(transforms))
         for position, (name, transform) in enumerate(given):
             if not isinstance(transform, Transform):
-                got, remedy = type(transform).__name__, ""
+                got, remedy = type(transform).__name__, ": write `*transforms`" if isinstance(transform, list) else ""
                 if isinstance(transform, type) and issubclass(transform, Transform):
                     got, remedy = f"the class {transform.__name__}", f": pass an instance, `{construction(transform)}`"
                 raise TypeError(f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}.")
