@@ -258,3 +258,11 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     parts = first["snapshot"]["buffers"], second["snapshot"]["buffers"]
     for key, value in checkpoint["env"].items():
         assert all(torch.equal(part[key], value) for part in parts)
+
+
+def test_processes_of_torchrun_without_a_process_group_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"one of 2 processes.*: call torch\.distributed\.init_process_group\(\) first\.$"):
+        tw.sync_statistics(tw.make("CartPole-v1", 1))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    tw.sync_statistics(tw.make("CartPole-v1", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from typing import Any
 
@@ -32,8 +33,9 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
     Raises:
         TypeError: if `env` is no module.
-        RuntimeError: if processes have statistics of other names, shapes or order, or have loaded different ones (on each of
-            them, before anything has changed); if the collective fails, because a process has ended.
+        RuntimeError: if torchrun has started several processes without a process group; if they have statistics of other
+            names, shapes or order, or have loaded different ones (on each of them, before anything has changed); if the
+            collective fails, because a process has ended.
 
     >>> import torchwrap as tw
     >>> env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=4, first_index=0), tw.transforms.NormalizeObservation())
@@ -43,6 +45,9 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     if not isinstance(env, nn.Module):
         raise TypeError(f"sync_statistics needs an Env or another nn.Module, but got {type(env).__name__}.")
     if _world_size(group) == 1:
+        if not (dist.is_available() and dist.is_initialized()) and os.environ.get("WORLD_SIZE", "1") != "1":  # of torchrun
+            fault = f"sync_statistics runs in one of {os.environ['WORLD_SIZE']} processes, which have no process group"
+            raise RuntimeError(f"{fault}: call torch.distributed.init_process_group() first.")
         return
     found = {name: part for name, part in env.named_modules() if isinstance(part, RunningMeanStd) and part.total.numel()}
     own = next(iter(found.values())).total.device if found else torch.device("cpu")
