@@ -271,10 +271,16 @@ class Forgetful(T.RewardTransform):
         reward.clamp(0, 1)
 
 
+class Silent(T.Transform):
+    def setup(self, signature):
+        self.scale = 1.0
+
+
 LAMBDA = "T.TransformObservation(lambda obs: obs[:, :2])"
 SLIPS = {
     "env.reset(mask=torch.ones(2, 1, dtype=torch.bool))": r"but got \(2, 1\) torch\.bool on cpu: use `mask\.squeeze\(-1\)`",
     "TransformedEnv(env, [T.TimeLimit(3)])": r"Compose needs Transforms, but got list at .*: write `\*transforms`",
+    "TransformedEnv(env, Silent())": r"\(Silent\)\.setup needs to return the signature, but got NoneType",
     f"TransformedEnv(env, {LAMBDA})": r"observations of shape \(2, 4\) .*, but got \(2, 2\): pass the new space too",
     "make('CartPole-v1', 2, backend='gymnasium').reset(options={'reset_mask': [True, False]})": "pass mask=torch.as_tensor",
     "rollout(TransformedEnv(env, T.RecordEpisodeStatistics(metrics={'wins': 'max'})), None, 1)": "the argument info_keys",
@@ -285,4 +291,14 @@ SLIPS = {
 def test_slips_of_the_sessions_of_new_users_name_their_remedy():
     for line, message in SLIPS.items():
         with pytest.raises((TypeError, ValueError), match=message):
-            eval(line, {**vars(tw), "T": T, "torch": torch, "Forgetful": Forgetful, "env": tw.make("CartPole-v1", 2)})
+            eval(
+                line,
+                {
+                    **vars(tw),
+                    "T": T,
+                    "torch": torch,
+                    "Forgetful": Forgetful,
+                    "Silent": Silent,
+                    "env": tw.make("CartPole-v1", 2),
+                },
+            )

@@ -256,6 +256,9 @@ class Compose(Transform):
             except (TypeError, ValueError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"transforms[{position}] ({type(transform).__name__}): {error}") from error
+            if not isinstance(signature, Signature):
+                owner = f"transforms[{position}] ({type(transform).__name__}).setup"
+                raise TypeError(f"{owner} needs to return the signature, but got {type(signature).__name__}.")
             self._signatures.append(signature)
         return signature
 
