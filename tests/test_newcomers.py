@@ -280,6 +280,7 @@ LAMBDA = "T.TransformObservation(lambda obs: obs[:, :2])"
 SLIPS = {
     "env.reset(mask=torch.ones(2, 1, dtype=torch.bool))": r"but got \(2, 1\) torch\.bool on cpu: use `mask\.squeeze\(-1\)`",
     "TransformedEnv(env, [T.TimeLimit(3)])": r"Compose needs Transforms, but got list at .*: write `\*transforms`",
+    "Collector(to_gymnasium(env), None, 1)": "needs an Env, but got TorchwrapVectorEnv: pass its `.env`",
     "TransformedEnv(env, Silent())": r"\(Silent\)\.setup needs to return the signature, but got NoneType",
     f"TransformedEnv(env, {LAMBDA})": r"observations of shape \(2, 4\) .*, but got \(2, 2\): pass the new space too",
     "make('CartPole-v1', 2, backend='gymnasium').reset(options={'reset_mask': [True, False]})": "pass mask=torch.as_tensor",

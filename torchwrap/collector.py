@@ -281,7 +281,8 @@ def progress_bar(show: bool, total: int, unit: str) -> Iterator[Callable[[int], 
 
 def _check(owner: str, env: Any, policy: Any) -> None:
     if not isinstance(env, Env):
-        raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}.")
+        remedy = ": pass its `.env`" if isinstance(getattr(env, "env", None), Env) else ""  # of an adapter
+        raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}{remedy}.")
     if policy is not None and not callable(policy):
         raise TypeError(f"{owner} needs a callable policy, or None, but got {policy!r}.")
 
