@@ -609,6 +609,7 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         "env_steps_to_target": reached and reached[0],
         "seconds_to_target": reached and reached[1],
         "final_mean_return": curve[-1][1] if curve else None,
+        **{f"final_mean_{name}": queue.mean().item() for name, queue in statistics.metric_queues.items() if len(queue)},
         "eval_mean_return": eval_returns.mean().item(),
     }
     (out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")

@@ -5,6 +5,7 @@ Comments compare the numbers of lines. Those of Isaac Lab are written from memor
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 
@@ -196,6 +197,7 @@ def test_ppo_of_an_own_env(tmp_path, monkeypatch):
     ppo, threads = load_example("ppo"), torch.get_num_threads()
     small = ppo.Args(num_envs=4, num_steps=16, total_timesteps=128, out=tmp_path, tensorboard=True, num_threads=threads)
     ppo.main(tyro.cli(ppo.Args, args=["--env-id", "own:Own-v0", "--metrics", "is_success", "max"], default=small))
+    assert 0 <= json.loads((tmp_path / "metrics.json").read_text())["final_mean_is_success"] <= 1
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("charts/is_success")
     assert [event.step for event in events] == [64, 128] and all(0 <= event.value <= 1 for event in events)
 

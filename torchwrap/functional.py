@@ -120,7 +120,8 @@ class FunctionalEnv(Env):
         for name, value in (params or {}).items():
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"FunctionalEnv needs params[{name!r}] as a tensor ({num_envs}, ...), but got {got}.")
+                needed = f"params[{name!r}] as a tensor ({num_envs}, ...)"
+                raise ValueError(f"FunctionalEnv needs {needed}, but got {got}: pass other `params`.")
             self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
         self.parameter_names = list(params or {})
         self.stream = Stream(num_envs, first_index, tag=0, device=device)

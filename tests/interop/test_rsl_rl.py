@@ -191,6 +191,17 @@ def test_a_trained_policy_is_deployed():
         assert module(raw).numpy() == pytest.approx(2 * network(groups).clamp(-1, 1).numpy(), abs=1e-6)
 
 
+def test_observations_follow_a_restored_env():
+    env = make_learned()
+    venv = to_rsl_rl(env, seed=0)
+    venv.step(torch.zeros(3, 1))
+    snapshot, before = env.snapshot(), venv.get_observations()["policy"].clone()
+    after, *_ = venv.step(torch.ones(3, 1))
+    td = env.restore(snapshot)
+    assert (venv.get_observations()["policy"] == td["observation"]).all() and (after["policy"] != before).any()
+    assert (before == td["observation"]).all()
+
+
 # The bootstrap.
 
 

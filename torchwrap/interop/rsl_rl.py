@@ -73,7 +73,7 @@ class RslRlVecEnv(VecEnv):
         _check_space("actions", actions)
         self.num_envs, self.num_actions, self.device = env.num_envs, math.prod(actions.shape or ()), env.device
         self._log_keys = [key for record in RecordEpisodeStatistics.of(env) for key in record.keys.values()]
-        self._observations = self._groups(env.reset(seed=seed)["observation"])
+        env.reset(seed=seed)
 
     @property
     def max_episode_length(self) -> int:
@@ -93,11 +93,12 @@ class RslRlVecEnv(VecEnv):
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
         """Starts new episodes in every env. The runner does not call it."""
-        self._observations = self._groups(self.env.reset()["observation"])
-        return self._observations, {}
+        self.env.reset()
+        return self.get_observations(), {}
 
     def get_observations(self) -> TensorDict:
-        return self._observations
+        """Those of the last step or reset, or of `env.restore`."""
+        return self._groups(self.env._check_ready("get_observations()")["observation"])
 
     # Because the runner steps in inference mode: a tensor made there, and kept, cannot be written to outside.
     @torch.inference_mode(False)
@@ -113,8 +114,7 @@ class RslRlVecEnv(VecEnv):
             log |= {key: successor[key][done, 0].float() for key in self._log_keys}
         if log:
             extras["log"] = log
-        self._observations = self._groups(td["observation"])
-        return self._observations, successor["reward"].squeeze(-1), done.long(), extras
+        return self._groups(td["observation"]), successor["reward"].squeeze(-1), done.long(), extras
 
     def _groups(self, observation: spaces.Value) -> TensorDict:
         groups = {"policy": observation} if isinstance(observation, Tensor) else dict(observation.items())
