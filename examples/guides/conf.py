@@ -19,6 +19,7 @@ default_role = "code"  # docstrings put names into single backquotes
 napoleon_custom_sections = ["Shape"]
 autodoc_default_options = {"members": True, "member-order": "bysource", "exclude-members": "extra_repr"}
 autodoc_typehints = "none"  # the text of each argument gives types and shapes
+ATTRIBUTES = {}  # their texts, by name
 autodoc_mock_imports = ["brax", "jax", "rl_games", "rsl_rl", "skrl", "stable_baselines3", "torchrl"]
 
 
@@ -36,5 +37,13 @@ def markdown(app, what, name, obj, options, lines):
             lines[i] += ":"
 
 
+def keep(app, what, name, obj, options, lines):
+    """Keep the text of an attribute from napoleon, which takes what precedes a colon for a type."""
+    if what in ("attribute", "property"):
+        lines[:] = ATTRIBUTES.setdefault(name, list(lines))
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", markdown, priority=400)  # before napoleon, at 500
+    app.connect("autodoc-process-docstring", keep, priority=401)
+    app.connect("autodoc-process-docstring", keep, priority=600)
