@@ -47,25 +47,18 @@ OWNER = "This deployed policy"
 def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> DeployedPolicy:
     """One module from the raw observation to the env's action, for where there is no env: on a robot, in a game, in a service.
 
-    It consists of the env's observation transforms, the policy, and the env's action transforms, with frozen statistics, and
-    computes the actions of `evaluate`, bit for bit. It leaves out what affects neither observations nor actions, such as
-    rewards, time limits and statistics of episodes.
-
-    Transforms and the policy are copied, so that later training does not change them: an `nn.Module` in eval mode; of a
-    function, the weights of the modules that it names or closes over, which it computes with. Observations, state and weights
-    that no action depends on, such as those of a critic, are neither inputs nor in the file.
+    It consists of copies of the env's observation transforms, the policy, and the env's action transforms, with frozen
+    statistics, and computes the actions of `evaluate`, bit for bit. A function computes with copies of the modules that it
+    names or closes over. Rewards, time limits, statistics of episodes, and observations, state and weights that no action
+    depends on, such as those of a critic, are left out.
 
     The result is called as `module(observation) -> action`; where something lasts from step to step (frames, delays, clocks,
     what `PolicyState` declares), as `module(observation, state) -> (action, state)`, with a dict of tensors `(batch, ...)`.
     Its entry `is_first`, bool `(batch, 1)`, is set in `initial_state(batch)`; set rows of it to start episodes in them.
 
-    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports were
-    run with torch 2.11 and later:
+    With torch 2.11 or later, PyTorch alone, ONNX Runtime and AOTInductor can run the exported program:
 
         program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
-        torch.export.save(program, "policy.pt2", extra_files={"metadata.json": json.dumps(module.metadata)})
-        torch.onnx.export(program, dynamo=True, **module.onnx_names()).save("policy.onnx")
-        torch._inductor.aoti_compile_and_package(program, package_path="policy_aoti.pt2")
 
     Args:
         env: the env that the policy was trained in, or a sibling with its `state_dict`.

@@ -42,8 +42,7 @@ class Collector:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
             log probability), or returns the action alone. It may modify its input. None acts at random. A recurrent one
-            declares its state with `transforms.PolicyState`. An actor of TorchRL's takes its mode instead of a sample unless
-            `torchrl.envs.utils.set_exploration_type(ExplorationType.RANDOM)` is set.
+            declares its state with `transforms.PolicyState`.
         num_steps: transitions per env and call.
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
             images without `("next", "observation")` take half the memory.

@@ -57,9 +57,6 @@ class Env(BatchedModule):
     running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden. What they return is checked the
     first time, layer by layer, and a global random generator that they draw from is an error. They get a copy of the action.
 
-    If an exception, such as Ctrl-C, leaves a call before it returns, the state may belong to two different steps. The next
-    call then raises, and asks for `reset()` or `restore()`.
-
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
         spec: Gymnasium's `EnvSpec`, if there is one.
@@ -247,9 +244,7 @@ class Env(BatchedModule):
         """Takes an action in every env, and resets none: for libraries that reset by themselves.
 
         The second result holds the observation of `transition["next"]` in every row. Reset the finished rows before the next
-        step: `td = env.reset(mask=transition["next", "done"].squeeze(-1))`. Both together are a `step`.
-
-        Args, Returns: as for `step`.
+        step: `td = env.reset(mask=transition["next", "done"].squeeze(-1))`. Both together are a `step`, with its arguments.
 
         >>> from torchwrap.testing import ScriptedEnv
         >>> env = ScriptedEnv(1, (1,), episode_lengths=1)
@@ -323,9 +318,7 @@ class Env(BatchedModule):
     # State.
 
     def snapshot(self) -> TensorDict:
-        """The whole state of the env (simulator, RNG streams, frames, returns, statistics) and the last root.
-
-        The root's observation is saved as you left it.
+        """The whole state of the env (simulator, RNG streams, frames, returns, statistics) and the last root, as you left it.
 
         A RuntimeError says that a simulator outside of PyTorch holds state.
         """

@@ -62,15 +62,12 @@ class FunctionalEnv(Env):
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
     for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
-    argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes
-    are fixed. Keyword arguments of `initial` are the env's reset options, with one value for all envs.
-    `reset(options={"state": {...}})` starts episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives
-    the other ones.
+    argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`. Keyword arguments of
+    `initial` are the env's reset options; `reset(options={"state": {...}})` gives fields of the state, each `(num_envs, ...)`.
 
-    A class that is an `nn.Module` too names it first, `class Levels(nn.Module, FuncEnv)`. Its buffers, such as prepared
-    levels, are moved and saved with the env. A class that sets `broadcasts = True` is called without `torch.vmap`, which takes
-    less time. All tensors then have the leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and
-    `observation`, any number of its rows.
+    Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that sets `broadcasts = True` is
+    called without `torch.vmap`: all tensors then have the leading dimension of `rng.env.shape`, which in `initial` and
+    `observation` is any number of rows of the batch.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.
@@ -222,8 +219,7 @@ class FunctionalEnv(Env):
         Args:
             state: as `env.state`, whose buffers it never writes to: clone them before you require their gradients.
             action: of all envs.
-            offset: number of steps to add to the clock: *h* for step *h*, counted from 0, of a plan that starts now. Note that
-                such a plan knows the env's own random numbers.
+            offset: number of steps to add to the clock: *h* for step *h*, counted from 0, of a plan that starts now.
 
         Returns:
             successor: a TensorDict, as `transition["next"]`: `observation`, `reward`, the three flags, and `info` if any.

@@ -49,9 +49,8 @@ _REGISTERED: dict[str, Callable[..., Any]] = {}  # by `register`
 def register(id: str, func_env: Callable[..., Functions], *, max_episode_steps: int | None = None) -> None:
     """Registers an id for an env of your own, written as a `FuncEnv`, so that `make(id, num_envs)` makes it in this process.
 
-    The id is registered with Gymnasium too, so that it is known there, but `gymnasium.make` refuses it: it makes single envs.
-    Other processes register it by importing the same module: `make("module:id")` imports it. A script that registers an id
-    uses the bare id, because it would be imported a second time.
+    The id is registered with Gymnasium too, but `gymnasium.make`, which makes single envs, refuses it. Other processes
+    register it by importing the module: `make("module:id")`. The script itself uses the bare id, or it is imported twice.
 
     Args:
         id: "namespace/Name-v0", or "Name-v0".

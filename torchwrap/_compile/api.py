@@ -33,26 +33,20 @@ Target = TypeVar("Target", Env, Collector)
 def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, options: Options | None = None) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs. Results agree up to rounding.
 
-    A graph reads and writes the buffers and parameters of the env and of the policy. They can be written, replaced and moved,
-    as can the policy, its modules and their modes: where needed, another graph is compiled at the next call. A policy is an
-    `nn.Module`, or a function over modules that it names or closes over. Python numbers and NumPy arrays keep the value that
-    they have now. Code that cannot be followed is refused. Do not use the modules in another thread meanwhile.
+    A graph reads and writes the buffers and parameters of the env and of the policy, which is an `nn.Module`, or a function
+    over modules that it names or closes over. Python numbers and NumPy arrays keep the value that they have now. If the next
+    call finds other modules, modes or devices, it compiles another graph. Code that cannot be followed is refused.
 
-    Checks of the input stay outside. The step is one graph. If a simulator on the host steps the env, its transforms are
-    compiled, in one graph for steps and one for resets. On CUDA, a graph is captured as a CUDA graph. Compile the outermost
-    env, last: a compiled env cannot be wrapped. Copies run eagerly. PyTorch keeps compiled graphs in a cache on disk. A first
-    compilation takes about half a minute. The logger "torchwrap" reports the start and the end of each at level INFO:
-    `logging.basicConfig(level=logging.INFO)` shows them.
-
-    A compiled collector on CUDA does not check the bounds of actions, because the host would wait for them.
-
-    Your own `torch.compile(fullgraph=True)` of a function that steps an env works as well.
+    If a simulator on the host steps the env, its transforms are compiled alone. Compile the outermost env, last: a compiled
+    env cannot be wrapped, and copies run eagerly. Do not use the modules in another thread meanwhile. On CUDA, graphs are
+    captured as CUDA graphs, and a compiled collector does not check the bounds of actions, because the host would wait for
+    them. The logger "torchwrap" reports each compilation at level INFO.
 
     Args:
         target: an env or a collector. It is compiled in place, and returned.
         backend: as for `torch.compile`; "eager" runs the operators of the graph one by one.
-        unroll: steps of a collector per graph. For a few dozen envs, several take less time per step, because a call of a
-            graph takes as long as its computation. Compilation takes that many times longer.
+        unroll: steps of a collector per graph. For a few dozen envs, several take less time per step. Compilation takes that
+            many times longer.
         options: for Inductor.
 
     Raises:

@@ -49,10 +49,9 @@ def from_jax(
     | `reset(key)` | `(state, observation)`. The state is any pytree of numbers and PRNG keys |
     | `step(state, action)` | `(state, observation, reward, terminated, truncated, info)`, with a dict as `info` |
 
-    The functions are pure, and know nothing of auto-reset. A `step` that draws random numbers keeps a key in the state. Both
-    are compiled once each, with `jax.vmap` around them. Arrays pass between JAX and PyTorch by DLPack, without a copy on the
-    host. Values of a `Dict` space are dicts, of a `Tuple` space tuples. Values of spaces of 64 bits are converted, unless JAX
-    is configured for 64 bits.
+    The functions are pure, and know nothing of auto-reset. A `step` that draws random numbers keeps a key in the state. Arrays
+    pass between JAX and PyTorch by DLPack. Values of a `Dict` space are dicts, of a `Tuple` space tuples. Values of spaces of
+    64 bits are converted, unless JAX is configured for 64 bits.
 
     Args:
         reset, step: the functions.

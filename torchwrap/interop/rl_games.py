@@ -54,10 +54,8 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
 def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
     """Wraps an env for rl_games. Its `Runner` takes a function that makes one: see `register`.
 
-    Tensors are passed on without copies. The config's `device` has to be the env's.
-
-    At a time-out, rl_games' PPO adds gamma * V(s_t) to the reward, the value of the observation acted in, and SAC stores that
-    observation as the next one. No env can change this: rl_games 1.6.5 does not read `infos["final_observation"]`.
+    Tensors are passed on without copies. The config's `device` has to be the env's. At a time-out, rl_games bootstraps from
+    the observation acted in: it does not read `infos["final_observation"]`.
 
     Args:
         env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension. rl_games clips actions to [-1, 1]

@@ -72,16 +72,13 @@ def from_functions(
         first_index: global index of the first env, for a shard of a larger run.
 
     >>> from gymnasium.spaces import Box
-    >>> height = torch.zeros(3, 1)
-    >>> def step(push):
-    ...     fallen = height.add_(push).squeeze(-1) < -1
-    ...     return height, -height, fallen, torch.zeros(3), {}
+    >>> height = torch.zeros(2, 1)
     >>> reset = lambda mask: height.masked_fill_(mask.unsqueeze(-1), 0.5)
-    >>> env = from_functions(reset, step, 3, Box(-9, 9, (1,)), Box(-2, 2, (1,)), max_episode_steps=100)
-    >>> td = env.reset()
-    >>> transition, td = env.step(torch.tensor([[-2.0], [0.0], [1.0]]))
+    >>> step = lambda push: (height.add_(push), -height, height < -1, torch.zeros(2), {})
+    >>> env = from_functions(reset, step, 2, Box(-9, 9, (1,)), Box(-2, 2, (1,)))
+    >>> transition, td = env.step(env.reset().set("action", torch.tensor([[-2.0], [1.0]])))
     >>> transition["next", "observation"].flatten(), td["observation"].flatten()
-    (tensor([-1.5000,  0.5000,  1.5000]), tensor([0.5000, 0.5000, 1.5000]))
+    (tensor([-1.5000,  1.5000]), tensor([0.5000, 1.5000]))
     """
     owner = "from_functions"
     functions = {"reset": reset, "step": step, "clock": clock, "seed": seed, "close": close}
