@@ -392,12 +392,16 @@ class Env(BatchedModule):
             raise ValueError(f"{self._name()} needs elapsed_steps of at least 0, but got {int(steps.min())}.")
         self._write_clock(steps.to(self.device))
 
+    def _clocks(self) -> list[Tensor]:
+        """The tensors in which this layer counts the steps."""
+        return EpisodeClock.of(self)
+
     def _read_clock(self) -> Tensor | None:
         """The elapsed steps; None if this env has no clock."""
-        return next(iter(EpisodeClock.of(self)), None)
+        return next(iter(self._clocks()), None)
 
     def _write_clock(self, steps: Tensor) -> None:
-        for clock in EpisodeClock.of(self):
+        for clock in self._clocks():
             clock.copy_(steps.view_as(clock))
 
     # Properties, under the names of Gymnasium's VectorEnv.

@@ -242,11 +242,8 @@ class FunctionalEnv(Env):
         following, successor = self._advance(current, action.clone(), key._replace(draw=key.draw + offset + 1))
         return successor.set("done", successor["terminated"] | successor["truncated"]), following
 
-    def _read_clock(self) -> Tensor:
-        return self.stream.draw
-
-    def _write_clock(self, steps: Tensor) -> None:
-        self.stream.draw.copy_(steps)
+    def _clocks(self) -> list[Tensor]:
+        return [self.stream.draw]
 
     def has_wrapper_attr(self, name: str) -> bool:
         return name in self.parameter_names or hasattr(self, name) or hasattr(self.func_env, name)

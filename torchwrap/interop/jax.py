@@ -195,11 +195,8 @@ class JaxEnv(_checks.SimulatorEnv):
         remaining, space = iter(leaves), self.single_observation_space
         return spaces.build(space, lambda _, leaf: next(remaining).to(spaces.dtype(leaf)), len(leaves[0]))
 
-    def _read_clock(self) -> Tensor:
-        return self.stream.draw
-
-    def _write_clock(self, steps: Tensor) -> None:
-        self.stream.draw.copy_(steps)
+    def _clocks(self) -> list[Tensor]:
+        return [self.stream.draw]
 
     def _name(self) -> str:
         return self._simulator

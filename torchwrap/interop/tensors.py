@@ -150,7 +150,7 @@ class TensorEnv(_checks.SimulatorEnv):
         if self.functions["clock"] is None:
             self.elapsed.add_(1)
         if self.signature.max_episode_steps is not None:
-            truncated = truncated | (self._read_clock().view(-1, 1).to(self.device) >= self.signature.max_episode_steps)
+            truncated = truncated | (self._clocks()[0].view(-1, 1).to(self.device) >= self.signature.max_episode_steps)
         successor = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
         if self.info_spaces:
             entries = {name: self._column(info[name], torch.float32) for name in self.info_spaces}
@@ -210,12 +210,8 @@ class TensorEnv(_checks.SimulatorEnv):
         needed = f"{what}, a tensor of shape {shape} on {self._simulator_device}"
         raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
 
-    def _read_clock(self) -> Tensor:
-        return self.elapsed if self.functions["clock"] is None else self.functions["clock"]()
-
-    def _write_clock(self, steps: Tensor) -> None:
-        clock = self._read_clock()
-        clock.copy_(steps.view_as(clock))
+    def _clocks(self) -> list[Tensor]:
+        return [self.elapsed if self.functions["clock"] is None else self.functions["clock"]()]
 
     def close(self) -> None:
         if self.functions["close"] is not None:

@@ -20,7 +20,7 @@ from torchwrap.wrappers.wrapper import Wrapper
 
 
 class RenderWrapper(Wrapper):
-    """Base for wrappers that render the env after each step, before finished rows are reset, and after each reset."""
+    """Base for wrappers that show the env after each step, before finished rows are reset, and after each reset."""
 
     def __init__(self, env: Env, from_observation: bool = False) -> None:
         super().__init__(env)
@@ -34,34 +34,6 @@ class RenderWrapper(Wrapper):
             fault = "cannot render the final frames of a SAME_STEP vector env"
             raise ValueError(f"{name} {fault}: make it in AutoresetMode.DISABLED.")
         self._env_fps = validation.positive(name, 'metadata["render_fps"]', env.metadata.get("render_fps") or 30)
-
-    def _render(self, td: TensorDict) -> TensorDict:
-        return td
-
-    def _picture(self, envs: Sequence[int], td: TensorDict) -> np.ndarray[Any, Any]:
-        """The frames of some envs as tiles of one RGB picture."""
-        source = td["observation"][list(envs)].cpu().numpy() if self.from_observation else self.env.render(envs)
-        frames = [np.asarray(frame) for frame in source]
-        for index, frame in enumerate(frames):
-            if self.from_observation and (frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))):
-                frame = frame[-1]  # the latest of a stack
-            if frame.dtype != np.uint8 or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
-                needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
-                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype}.")
-            gray = frame.reshape(*frame.shape[:2], -1)
-            frames[index] = np.repeat(gray, 3, 2) if gray.shape[2] == 1 else gray[..., :3]
-        return tiled(frames)
-
-    def _step(self, action: spaces.Value) -> TensorDict:
-        return self._render(super()._step(action))
-
-    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        return self._render(super()._reset(mask, options))
-
-    def _check_envs(self, envs: Sequence[int]) -> list[int]:
-        if not len(envs):
-            raise ValueError(f"{type(self).__name__} needs at least one index in envs, but got none.")
-        return [validation.integer(type(self).__name__, "each index in envs", row, 0, self.num_envs - 1) for row in envs]
 
 
 class AddRenderObservation(RenderWrapper):
@@ -96,6 +68,12 @@ class AddRenderObservation(RenderWrapper):
         pixels = gymnasium.spaces.Box(0, 255, np.shape(env.render([0])[0]), np.uint8)
         space = pixels if render_only else spaces.dict_like(below, {render_key: pixels, **below.spaces})
         self.signature = env.signature.replace(single_observation_space=space)
+
+    def _step(self, action: spaces.Value) -> TensorDict:
+        return self._render(super()._step(action))
+
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
+        return self._render(super()._reset(mask, options))
 
     def _render(self, td: TensorDict) -> TensorDict:
         pixels = spaces.tensor(np.stack(self.env.render()), self.device)
@@ -154,7 +132,9 @@ class RecordVideo(RenderWrapper):
         if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
             got = f"{video_folder!r} and {name_prefix!r}"
             raise TypeError(f"RecordVideo needs video_folder and name_prefix as strings, but got {got}.")
-        self.envs = self._check_envs(envs)
+        if not len(envs):
+            raise ValueError("RecordVideo needs at least one index in envs, but got none.")
+        self.envs = [validation.integer("RecordVideo", "each index in envs", row, 0, self.num_envs - 1) for row in envs]
         self.fps = self._env_fps if fps is None else validation.positive("RecordVideo", "fps", fps)
         self.video_length = validation.integer("RecordVideo", "video_length", video_length, at_least=0)
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
@@ -195,6 +175,20 @@ class RecordVideo(RenderWrapper):
         temporary: Any = path.with_name(f".{path.name}")
         self._writer = imageio.v2.get_writer(temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2)
         self._complete = Finalize(self, _complete, (self._writer, temporary, path), exitpriority=10)  # without close()
+
+    def _picture(self, envs: Sequence[int], td: TensorDict) -> np.ndarray[Any, Any]:
+        """The frames of some envs as tiles of one RGB picture."""
+        source = td["observation"][list(envs)].cpu().numpy() if self.from_observation else self.env.render(envs)
+        frames = [np.asarray(frame) for frame in source]
+        for index, frame in enumerate(frames):
+            if self.from_observation and (frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))):
+                frame = frame[-1]  # the latest of a stack
+            if frame.dtype != np.uint8 or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
+                needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
+                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype}.")
+            gray = frame.reshape(*frame.shape[:2], -1)
+            frames[index] = np.repeat(gray, 3, 2) if gray.shape[2] == 1 else gray[..., :3]
+        return tiled(frames)
 
     def _capture_frame(self, td: TensorDict) -> None:
         if self._writer is not None:
