@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from torchwrap import spaces
+from torchwrap._compile.inputs import Root
 from torchwrap._compile.trace import dependencies
 from torchwrap._core import rows
 from torchwrap._core.contract import no_foreign_draws
@@ -196,14 +197,14 @@ class DeployedPolicy(nn.Module):
         return (plain, {name: following[name].detach() for name in self._inputs}) if self._inputs else plain
 
     @functools.cached_property
-    def _root(self) -> _Root:
+    def _root(self) -> Root:
         """The transforms, and the modules that functions name."""
         kinds: Any = (FunctionType, MethodType, functools.partial)
         parts = [part for module in self.modules() for part in vars(module).values()]
         functions = [part for part in parts if isinstance(part, kinds) or part is vars(self).get("policy")]
         found, known = [module for function in functions for module in modules_of(function)], set(self.modules())
         originals = nn.ModuleList(module for module in dict.fromkeys(found) if module not in known)
-        return _Root({"transforms": self.transforms, "start": self.start, "networks": originals})
+        return Root({"transforms": self.transforms, "start": self.start, "networks": originals})
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_root"}  # a copy finds its own
@@ -307,13 +308,6 @@ class DeployedPolicy(nn.Module):
                 constant = torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False) if is_read else None
                 delattr(module, key)
                 module.register_buffer(key, constant, persistent=False)
-
-
-class _Root(nn.ModuleDict):
-    """The module to which `functional_call` gives other tensors while a function runs."""
-
-    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
 
 
 def _tensors(root: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor]]:

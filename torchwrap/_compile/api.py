@@ -169,7 +169,8 @@ class CompiledCollector:
         # Eager mode looks for actions out of bounds on the CPU.
         self.checks_actions = is_discrete and policy is not None and not graph.captures(env.device)
         self.known, _ = self.inputs.current()
-        kept = self.collector._kept(cast(TensorDict, trace(self._first_step, self.inputs, (root,)).result))
+        first = trace(lambda root: self.collector._transition(root, _step_of(env))[0], self.inputs, (root,))
+        kept = self.collector._kept(cast(TensorDict, first.result))
         number, self.layout = self.collector.num_steps, Storage()  # in the order of `rows.leaves`
         for key, leaf in sorted(kept.items(), key=lambda item: str(item[0])):
             self.layout[key] = torch.empty((number, *leaf.shape), dtype=leaf.dtype, device="meta")
@@ -195,9 +196,6 @@ class CompiledCollector:
                 outside += results[self.num_root :]
                 advance(len(part[0]))
         return [*leaves, *outside]
-
-    def _first_step(self, root: Root) -> TensorDict:
-        return self.collector._transition(root, _step_of(self.collector.env))[0]
 
     def _rollout(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:
         env, step = self.collector.env, _step_of(self.collector.env)
