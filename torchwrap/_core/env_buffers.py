@@ -27,10 +27,8 @@ class _Declaration:
     def __get__(self, module: nn.Module | None, owner: type) -> _Declaration | Tensor:
         if module is None:
             return self
-        try:
-            return module._buffers[self.name]  # type: ignore[return-value]
-        except KeyError:
-            raise AttributeError(f"{type(module).__name__} has no {self.name!r} before it is registered.") from None
+        is_registered = self.name in module._buffers
+        return module._buffers[self.name] if is_registered else nn.Module.__getattr__(module, self.name)  # type: ignore[return-value]
 
 
 class ConstantBuffer(_Declaration):

@@ -48,6 +48,9 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
             raise ValueError(f"{needed}, but got low={low} and high={high}.")
         return random.uniform(rng, low, high, shape, self.dtype)
 
+    def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
+        return torch.stack([state[field] for field in self.fields], -1).to(torch.float32)
+
     def render_init(self, params: Any = None, **kwargs: Any) -> Any:
         renderer = self.renderer(render_mode="rgb_array")
         renderer.reset(seed=0)  # Pendulum's arrow shows the last torque, which is not part of the state, so none is drawn

@@ -59,9 +59,6 @@ class MountainCar(ClassicControl):
         stopped = (position <= self.min_position) & (velocity < 0)  # at the left wall
         return {"position": position, "velocity": velocity.masked_fill(stopped, 0)}
 
-    def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
-        return torch.stack([state["position"], state["velocity"]], -1).to(torch.float32)
-
     def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
         return -torch.ones_like(next_state["position"])
 

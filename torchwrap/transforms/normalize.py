@@ -207,7 +207,8 @@ class NormalizeObservation(ObservationTransform):
         self.statistics_of = {path: _statistics(leaf, signature.device, path) for path, leaf in spaces.leaves(below)}
         each = list(self.statistics_of.values())
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
-        return signature.replace(single_observation_space=spaces.map_leaves(_unbounded, below))
+        above = spaces.map_leaves(lambda leaf: gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32), below)
+        return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
         return spaces.apply(lambda path, leaf: self.statistics_of[path].normalize(leaf, self.epsilon), observation)
@@ -253,10 +254,6 @@ def _statistics(leaf: gymnasium.Space[Any], device: torch.device, path: Path) ->
     box = spaces.box("NormalizeObservation", "observation", leaf, "numbers", path)
     wide = box.dtype in (np.float64, np.int32, np.int64)
     return RunningMeanStd(box.shape or (1,), device, torch.float64 if wide else torch.float32)
-
-
-def _unbounded(leaf: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    return gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)
 
 
 class NormalizeReward(Transform):
