@@ -302,9 +302,8 @@ class DeployedPolicy(nn.Module):
         self._inputs = [name for name, row in state.items() if row in needed]
         for module, key, name, weight in list(_tensors(self)):
             if weight not in needed and weight.numel() and name not in self._rows.values():
-                is_read = weight in used or not isinstance(
-                    weight, nn.Parameter
-                )  # then one of the same sign and range would do
+                # What is only read may be any number of the same sign and range.
+                is_read = weight in used or not isinstance(weight, nn.Parameter)
                 constant = torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False) if is_read else None
                 delattr(module, key)
                 module.register_buffer(key, constant, persistent=False)

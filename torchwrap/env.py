@@ -218,9 +218,8 @@ class Env(BatchedModule):
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets the finished rows.
 
-        Discrete actions are checked on the CPU; numbers of a `Box` are not, and NaN reaches the env (`PassiveEnvChecker` finds
-        it). No gradient flows through a step; `FunctionalEnv.simulate` is a differentiable one. The env takes the values of an
-        action that requires grad; `next` and the root never do, and the transition keeps the action as you set it.
+        Discrete actions are checked on the CPU; numbers of a `Box` are not (`PassiveEnvChecker` does it). No gradient flows
+        through a step; `FunctionalEnv.simulate` is a differentiable one. The transition keeps the action as you set it.
 
         Args:
             td: the root TensorDict with `action` set; or the bare action, which is then set in the last root. It must not

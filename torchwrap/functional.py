@@ -213,8 +213,7 @@ class FunctionalEnv(Env):
         """Takes a step from any state, differentiably. The env itself does not change, and nothing is reset.
 
         From `env.state`, it returns what `env.step(action)` would, with the same random numbers and the same truncation: those
-        of the clock. Gradients flow to the state and the action, which are copied, so that later steps do not disturb them.
-        Wrappers and transforms take no part.
+        of the clock. Gradients flow to the state and the action. Wrappers and transforms take no part.
 
         Args:
             state: as `env.state`, whose buffers it never writes to: clone them before you require their gradients.
@@ -229,9 +228,8 @@ class FunctionalEnv(Env):
         >>> env = FunctionalEnv(Pendulum(), num_envs=2)
         >>> action = torch.ones(2, 1, requires_grad=True)
         >>> successor, state = env.simulate(env.state, action)
-        >>> torch.autograd.grad(successor["reward"].sum(), action)  # of -0.001 * action**2
-        (tensor([[-0.0020],
-                [-0.0020]]),)
+        >>> torch.autograd.grad(successor["reward"].sum(), action)[0].flatten()  # of -0.001 * action**2
+        tensor([-0.0020, -0.0020])
         """
         owner = f"{self._name()}.simulate"
         _check_state(f"{owner} needs", state, self.state)

@@ -91,13 +91,6 @@ class BatchedModule(nn.Module):
 
     What it was made with stays: its dtypes, constructor arguments and submodules, from which later code has computed values. A
     buffer, a parameter, and a property with a setter can be assigned under the name of an argument.
-
-    >>> class Clock(BatchedModule):
-    ...     elapsed = EnvBuffer((1,), torch.int64)
-    >>> clock = Clock()
-    >>> clock.allocate(num_envs=3)
-    >>> clock.elapsed.shape, clock.state_dict()
-    (torch.Size([3, 1]), OrderedDict())
     """
 
     _env_buffer_names: tuple[str, ...] = ()

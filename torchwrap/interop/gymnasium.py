@@ -342,9 +342,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset come from its root. If the env
-    has `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
-    `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. If the env has `RecordEpisodeStatistics`, the infos
+    of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does `final_info`.
 
     Args:
         env: the env. The result owns it from now on, and its `close()` closes it.

@@ -181,10 +181,9 @@ class RunningMeanStd(BatchedModule):
 class NormalizeObservation(ObservationTransform):
     """Shifts and scales each component of the observation to mean 0 and variance 1 over all observations seen.
 
-    The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once:
-    successors, final observations included, and initial observations; NaN and infinity pass, but do not count. All envs share
-    the statistics, which are the transform's `state_dict`: a `RunningMeanStd`, `statistics`, whose `set_moments` takes
-    statistics of other libraries; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
+    The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once, final
+    and initial ones included; NaN and infinity pass, but do not count. All envs share the statistics, which are the
+    transform's `state_dict`: a `RunningMeanStd`, `statistics`; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
 
     Args:
         epsilon: added to the variance.

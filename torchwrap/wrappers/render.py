@@ -88,9 +88,9 @@ class AddRenderObservation(RenderWrapper):
 class RecordVideo(RenderWrapper):
     """Records mp4 videos of one env, or of several envs as tiles of one picture.
 
-    A video shows an episode of the first of `envs`, from the initial to the final observation, or a fixed number of frames.
-    Without a trigger, Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes the last
-    file, and so does the end of the env or of the program. It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
+    A video shows an episode of the first of `envs`, or a fixed number of frames. Without a trigger, Gymnasium's schedule
+    applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes the last file, and so does the end of the program.
+    It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
 
     Args:
         env: the env to wrap, made with `render_mode="rgb_array"`, unless observations are recorded.
@@ -100,8 +100,8 @@ class RecordVideo(RenderWrapper):
         name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and `{name_prefix}-step-{number}.mp4`.
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
-        from_observation: whether to record observations that are images, or the latest one of a stack, instead of `render()`:
-            for ALE's vector env, which renders nothing, and for frames as the agent sees them.
+        from_observation: whether to record observations that are images, or the latest one of a stack, instead of `render()`.
+            ALE's vector env needs it.
 
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -86,12 +86,9 @@ class RepeatAction(_Repeat):
         ValueError: for a simulator of several envs that cannot leave out those whose episode is over.
 
     >>> from torchwrap.testing import ScriptedEnv
-    >>> env = RepeatAction(ScriptedEnv(1, episode_lengths=3), 2)
-    >>> td = env.reset()
-    >>> for _ in range(2):  # rewards 1 + 2, and 3
-    ...     transition, td = env.step(td.set("action", env.sample_action()))
-    >>> transition["next", "reward"], transition["next", "done"]
-    (tensor([[3.]]), tensor([[True]]))
+    >>> env = RepeatAction(ScriptedEnv(2, episode_lengths=(2, 1)), 2)
+    >>> env.step(env.reset().set("action", env.sample_action()))[0]["next", "reward"].flatten()  # 1 + 2, and 1
+    tensor([3., 1.])
     """
 
     def __init__(self, env: Env, num_repeats: int, *, summed_info: Sequence[str] = ()) -> None:
