@@ -66,14 +66,12 @@ class Env(BatchedModule):
     >>> from gymnasium.spaces import Box
     >>> class Echo(Env):
     ...     def _step(self, action):
-    ...         terminated, truncated = (action > 0.9), torch.zeros(2, 1, dtype=torch.bool)
-    ...         entries = {"observation": action, "reward": -action, "terminated": terminated, "truncated": truncated}
-    ...         return TensorDict(entries, [2])
+    ...         flags = {"terminated": action > 0.9, "truncated": torch.zeros(2, 1, dtype=torch.bool)}
+    ...         return TensorDict({"observation": action, "reward": -action, **flags}, [2])
     ...     def _reset(self, mask, options=None):
     ...         return TensorDict({"observation": torch.zeros(2, 1)}, [2])
     >>> env = Echo(Signature(2, Box(-1, 1, (1,)), Box(-1, 1, (1,)), torch.device("cpu")))
-    >>> td = env.reset()
-    >>> transition, td = env.step(torch.tensor([[0.5], [1.0]]))
+    >>> transition, td = env.step(env.reset().set("action", torch.tensor([[0.5], [1.0]])))
     >>> transition["next", "observation"].flatten(), td["observation"].flatten()
     (tensor([0.5000, 1.0000]), tensor([0.5000, 0.0000]))
     """
@@ -150,8 +148,7 @@ class Env(BatchedModule):
     def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:
         """The seed that a reset uses if it is given `seed` and `mask`. None continues the random streams.
 
-        A first reset has one, readable as `np_random_seed`, so that an unseeded run can be repeated. Raises for a seed that
-        the simulator does not take.
+        A first reset has one, so that an unseeded run can be repeated. Raises for a seed that the simulator does not take.
         """
         return fresh_seed() if seed is None and is_first else seed
 

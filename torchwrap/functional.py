@@ -327,8 +327,7 @@ class FunctionalEnv(Env):
     def _inspect(self, name: str, *arguments: Any) -> Any:
         """The result of the first call of a function, which must not write to its arguments or draw from global generators.
 
-        The function is called twice. If the two results share memory with each other or with the arguments, or if rows of a
-        result or entries of an info share memory, later calls clone the result.
+        If results of two calls share memory, with each other, the arguments or in themselves, later calls clone the result.
         """
         owner, key, given = f"{type(self.func_env).__name__}.{name}", self.stream.key(), rows.leaves(arguments)
         versions = [leaf.is_inference() or leaf._version for leaf in given]

@@ -105,9 +105,9 @@ def make(
 ) -> Env:
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
 
-    A spec may come from a file, `make(EnvSpec.from_json(text))`: it imports nothing and calls nothing but the constructors of
-    registered envs, Transforms and Wrappers that this process has imported, with the arguments it names, such as the folder of
-    a video. `make("module:id")` imports and so runs the module: pass no id that you have not typed yourself.
+    A spec may come from a file, `make(EnvSpec.from_json(text))`: it imports nothing, and calls only constructors of registered
+    envs, Transforms and Wrappers that this process has imported, with the arguments it names. `make("module:id")` imports and
+    so runs the module: pass no id that you have not typed yourself.
 
     Args:
         id: an id registered with Gymnasium, or the `spec` of an env, whose arguments those given here override. With

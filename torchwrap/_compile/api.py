@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
-from gymnasium import Space
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
@@ -200,22 +199,16 @@ class CompiledCollector:
     def _rollout(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:
         env, step = self.collector.env, _step_of(self.collector.env)
         transitions, outside = list[TensorDict](), list[Tensor]()
+        # Numbers of a Box are not checked in eager mode either.
+        checked = [(path, leaf) for path, leaf in spaces.leaves(env.single_action_space) if not isinstance(leaf, Box)]
         for _ in range(len(next(iter(targets.values())))):
             transition, root = self.collector._transition(root, step)
             transitions.append(transition)
             if self.checks_actions:
-                outside.append(_outside(env.single_action_space, transition["action"]))
+                outside += [spaces.outside(leaf, spaces.at(transition["action"], path)).any() for path, leaf in checked]
         for key, target in targets.items():
             target.copy_(torch.stack([transition.get(key) for transition in transitions]))
         return root, (torch.stack(outside).any(),) if outside else ()
-
-
-def _outside(space: Space[Any], action: Value) -> Tensor:
-    # Whether an action is out of bounds. Numbers of a Box are not checked in eager mode either.
-    parts = [
-        spaces.outside(leaf, spaces.at(action, path)).any() for path, leaf in spaces.leaves(space) if not isinstance(leaf, Box)
-    ]
-    return torch.stack(parts).any()
 
 
 def _step_of(env: Env, resets: bool = True) -> Step:

@@ -20,14 +20,10 @@ Place: TypeAlias = tuple[dict[str, Any], str]
 
 
 class Inputs:
-    """The implicit inputs of a graph: all buffers and parameters of some modules, looked up at each call.
+    """The implicit inputs of a graph: all buffers and parameters of the modules that `find_modules` returns at each call.
 
     So they can be written, moved and replaced, and a module of a policy can be replaced by another. `current` tells when a
-    graph that was made before does not fit any more.
-
-    Args:
-        find_modules: returns the modules. It is called at each call.
-        find_functions: returns functions that belong to them, whose variables no graph can change.
+    graph that was made before does not fit any more. `find_functions` returns functions whose variables no graph can change.
     """
 
     def __init__(
@@ -96,8 +92,7 @@ class Inputs:
     def call(self, function: Function, tensors: Sequence[Tensor], *values: Nested) -> tuple[Nested, list[str]]:
         """The result of a function while these tensors take the place of the modules' own.
 
-        Returns:
-            The result, and the names of tensors that the function has replaced instead of writing to them.
+        Also returns the names of tensors that the function has replaced instead of writing to them.
         """
         state = {f"roots.{name}": tensors[position] for name, position in self.names.items()}
         result = functional_call(Root({"roots": self.modules}), state, (function, *values), tie_weights=False)

@@ -42,9 +42,7 @@ class EnvBuffer(_Declaration):
     it, `.to` moves it, `Env.snapshot` saves it, and `state_dict` leaves it out.
 
     Args:
-        shape: of one row.
-        dtype: of the buffer.
-        fill: the initial value of each element.
+        shape, dtype, fill: of one row, with `fill` in each element.
         row: instead of the three above: gives the initial row as a tensor, from the module. Needed if it depends on a space.
 
     >>> from torchwrap import TransformedEnv, testing, transforms

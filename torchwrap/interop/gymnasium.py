@@ -45,8 +45,6 @@ def from_gymnasium(
 ) -> GymnasiumEnv:
     """Wraps a Gymnasium vector env, or one of EnvPool or ALE, as a torchwrap env, whose `close()` closes it within seconds.
 
-    The transitions are the same in all autoreset modes.
-
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
             result owns it from now on. An `AsyncVectorEnv` of your own casts results before they are checked, and only its own

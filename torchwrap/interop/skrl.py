@@ -58,9 +58,8 @@ AnAgent = TypeVar("AnAgent", bound=Agent)
 def true_successors(agent: AnAgent) -> AnAgent:
     """Lets an skrl agent record the true successors of `to_skrl`'s env as its next observations, and returns it.
 
-    skrl's trainers record the observation that they act on next. Where an episode ended, it is the initial observation of
-    another one: PPO with `time_limit_bootstrap=True`, SAC, TD3 and DDPG then bootstrap from the wrong state. An episode that
-    is both terminated and truncated is recorded as terminated, because PPO bootstraps wherever `truncated` is set.
+    skrl's trainers record the observation that they act on next: where an episode ended, the initial one of another episode.
+    An episode that is both terminated and truncated is recorded as terminated: PPO bootstraps wherever `truncated` is set.
 
     Args:
         agent: an skrl agent, alone in its trainer. Its `record_transition` is replaced, once.

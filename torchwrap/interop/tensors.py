@@ -64,8 +64,7 @@ def from_functions(
         max_episode_steps: truncates episodes at this length, in addition to `truncated`. None disables it.
         clock: returns the simulator's own count of steps of each episode, integers `(num_envs,)`, which `env.elapsed_steps`
             then reads and writes in place. None: the env counts.
-        seed: seeds the simulator with an int below 2**31: `reset(seed=seed)` calls it with `seed + first_index`, before
-            `reset`. The rows share what it seeds. Without it, a reset takes no seed.
+        seed: seeds the simulator with `seed + first_index`, an int below 2**31. Without it, `env.reset` takes no seed.
         close: for `env.close()`.
         info_keys: names of numbers in `info` to pass on under `("next", "info", name)`, as `(num_envs, 1)` float32.
         device: of the simulator's tensors. `.to(device)` moves the env, and not the simulator.

@@ -147,11 +147,7 @@ class _StandIn(Env):
 
 
 def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpec:
-    """The spec of a batch of values of a space.
-
-    A `Box` with an infinite bound is unbounded, because TorchRL cannot draw from one. `Discrete` and `MultiDiscrete` are
-    categorical. Those that do not start at 0 are bounded integers.
-    """
+    """The spec of a batch of values of a space. TorchRL cannot draw from a `Box` with an infinite bound: it is unbounded."""
     parts = spaces.children(space)
     if parts is not None:
         specs = {key: to_spec(part, num_envs, device) for key, part in parts.items()}

@@ -59,8 +59,7 @@ class PolicyState(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         declared = {name: EnvBuffer(shape, self.dtype, self.fill) for name, shape in self.shapes.items()}
-        twice = sorted(declared.keys() & signature.policy_state.keys())
-        if twice:
+        if twice := sorted(declared.keys() & signature.policy_state.keys()):
             raise ValueError(f"PolicyState needs names that no other PolicyState of the env has, but got {twice}.")
         return signature.replace(policy_state={**signature.policy_state, **declared})
 

@@ -154,11 +154,8 @@ class TransformedEnv(Wrapper):
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> from torchwrap import transforms as T
-    >>> env = TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
-    >>> env
+    >>> TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
     <TimeLimit(max_episode_steps=9)<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>
-    >>> env.transforms[-1]
-    TimeLimit(max_episode_steps=9)
     """
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
