@@ -17,8 +17,7 @@
 >>> from torchwrap import transforms as T
 >>> env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=4), T.RecordEpisodeStatistics(), T.NormalizeObservation())
 >>> td = env.reset(seed=0)
->>> td["action"] = env.sample_action()
->>> transition, td = env.step(td)
+>>> transition, td = env.step(td.set("action", env.sample_action()))
 >>> transition["next", "reward"].shape
 torch.Size([4, 1])
 """

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from torchwrap import spaces
+from torchwrap._compile.inputs import Root
 from torchwrap._compile.trace import dependencies
 from torchwrap._core import rows
 from torchwrap._core.contract import no_foreign_draws
@@ -47,25 +48,18 @@ OWNER = "This deployed policy"
 def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> DeployedPolicy:
     """One module from the raw observation to the env's action, for where there is no env: on a robot, in a game, in a service.
 
-    It consists of the env's observation transforms, the policy, and the env's action transforms, with frozen statistics, and
-    computes the actions of `evaluate`, bit for bit. It leaves out what affects neither observations nor actions, such as
-    rewards, time limits and statistics of episodes.
-
-    Transforms and the policy are copied, so that later training does not change them: an `nn.Module` in eval mode; of a
-    function, the weights of the modules that it names or closes over, which it computes with. Observations, state and weights
-    that no action depends on, such as those of a critic, are neither inputs nor in the file.
+    It consists of copies of the env's observation transforms, the policy, and the env's action transforms, with frozen
+    statistics, and computes the actions of `evaluate`, bit for bit. A function computes with copies of the modules that it
+    names or closes over. Rewards, time limits, statistics of episodes, and observations, state and weights that no action
+    depends on, such as those of a critic, are left out.
 
     The result is called as `module(observation) -> action`; where something lasts from step to step (frames, delays, clocks,
     what `PolicyState` declares), as `module(observation, state) -> (action, state)`, with a dict of tensors `(batch, ...)`.
     Its entry `is_first`, bool `(batch, 1)`, is set in `initial_state(batch)`; set rows of it to start episodes in them.
 
-    PyTorch alone loads what `torch.export` has saved; ONNX Runtime and AOTInductor take the same program. Exports were
-    run with torch 2.11 and later:
+    With torch 2.11 or later, PyTorch alone, ONNX Runtime and AOTInductor can run the exported program:
 
         program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
-        torch.export.save(program, "policy.pt2", extra_files={"metadata.json": json.dumps(module.metadata)})
-        torch.onnx.export(program, dynamo=True, **module.onnx_names()).save("policy.onnx")
-        torch._inductor.aoti_compile_and_package(program, package_path="policy_aoti.pt2")
 
     Args:
         env: the env that the policy was trained in, or a sibling with its `state_dict`.
@@ -203,14 +197,14 @@ class DeployedPolicy(nn.Module):
         return (plain, {name: following[name].detach() for name in self._inputs}) if self._inputs else plain
 
     @functools.cached_property
-    def _root(self) -> _Root:
+    def _root(self) -> Root:
         """The transforms, and the modules that functions name."""
         kinds: Any = (FunctionType, MethodType, functools.partial)
         parts = [part for module in self.modules() for part in vars(module).values()]
         functions = [part for part in parts if isinstance(part, kinds) or part is vars(self).get("policy")]
         found, known = [module for function in functions for module in modules_of(function)], set(self.modules())
         originals = nn.ModuleList(module for module in dict.fromkeys(found) if module not in known)
-        return _Root({"transforms": self.transforms, "start": self.start, "networks": originals})
+        return Root({"transforms": self.transforms, "start": self.start, "networks": originals})
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_root"}  # a copy finds its own
@@ -308,19 +302,11 @@ class DeployedPolicy(nn.Module):
         self._inputs = [name for name, row in state.items() if row in needed]
         for module, key, name, weight in list(_tensors(self)):
             if weight not in needed and weight.numel() and name not in self._rows.values():
-                is_read = weight in used or not isinstance(
-                    weight, nn.Parameter
-                )  # then one of the same sign and range would do
+                # What is only read may be any number of the same sign and range.
+                is_read = weight in used or not isinstance(weight, nn.Parameter)
                 constant = torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False) if is_read else None
                 delattr(module, key)
                 module.register_buffer(key, constant, persistent=False)
-
-
-class _Root(nn.ModuleDict):
-    """The module to which `functional_call` gives other tensors while a function runs."""
-
-    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
 
 
 def _tensors(root: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor]]:

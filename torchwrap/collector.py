@@ -42,12 +42,10 @@ class Collector:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
             log probability), or returns the action alone. It may modify its input. None acts at random. A recurrent one
-            declares its state with `transforms.PolicyState`. An actor of TorchRL's takes its mode instead of a sample unless
-            `torchrl.envs.utils.set_exploration_type(ExplorationType.RANDOM)` is set.
+            declares its state with `transforms.PolicyState`.
         num_steps: transitions per env and call.
-        keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything;
-            images without `("next", "observation")` take half the memory.
-        progress: whether calls show a progress bar of tqdm, which long ones may want.
+        keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything.
+        progress: whether calls show a progress bar of tqdm.
 
     Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, each step in one piece.
 

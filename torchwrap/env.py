@@ -57,9 +57,6 @@ class Env(BatchedModule):
     running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden. What they return is checked the
     first time, layer by layer, and a global random generator that they draw from is an error. They get a copy of the action.
 
-    If an exception, such as Ctrl-C, leaves a call before it returns, the state may belong to two different steps. The next
-    call then raises, and asks for `reset()` or `restore()`.
-
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
         spec: Gymnasium's `EnvSpec`, if there is one.
@@ -69,14 +66,12 @@ class Env(BatchedModule):
     >>> from gymnasium.spaces import Box
     >>> class Echo(Env):
     ...     def _step(self, action):
-    ...         terminated, truncated = (action > 0.9), torch.zeros(2, 1, dtype=torch.bool)
-    ...         entries = {"observation": action, "reward": -action, "terminated": terminated, "truncated": truncated}
-    ...         return TensorDict(entries, [2])
+    ...         flags = {"terminated": action > 0.9, "truncated": torch.zeros(2, 1, dtype=torch.bool)}
+    ...         return TensorDict({"observation": action, "reward": -action, **flags}, [2])
     ...     def _reset(self, mask, options=None):
     ...         return TensorDict({"observation": torch.zeros(2, 1)}, [2])
     >>> env = Echo(Signature(2, Box(-1, 1, (1,)), Box(-1, 1, (1,)), torch.device("cpu")))
-    >>> td = env.reset()
-    >>> transition, td = env.step(torch.tensor([[0.5], [1.0]]))
+    >>> transition, td = env.step(env.reset().set("action", torch.tensor([[0.5], [1.0]])))
     >>> transition["next", "observation"].flatten(), td["observation"].flatten()
     (tensor([0.5000, 1.0000]), tensor([0.5000, 0.0000]))
     """
@@ -153,8 +148,7 @@ class Env(BatchedModule):
     def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:
         """The seed that a reset uses if it is given `seed` and `mask`. None continues the random streams.
 
-        A first reset has one, readable as `np_random_seed`, so that an unseeded run can be repeated. Raises for a seed that
-        the simulator does not take.
+        A first reset has one, so that an unseeded run can be repeated. Raises for a seed that the simulator does not take.
         """
         return fresh_seed() if seed is None and is_first else seed
 
@@ -221,9 +215,8 @@ class Env(BatchedModule):
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets the finished rows.
 
-        Discrete actions are checked on the CPU; numbers of a `Box` are not, and NaN reaches the env (`PassiveEnvChecker` finds
-        it). No gradient flows through a step; `FunctionalEnv.simulate` is a differentiable one. The env takes the values of an
-        action that requires grad; `next` and the root never do, and the transition keeps the action as you set it.
+        Discrete actions are checked on the CPU; numbers of a `Box` are not (`PassiveEnvChecker` does it). No gradient flows
+        through a step; `FunctionalEnv.simulate` is a differentiable one. The transition keeps the action as you set it.
 
         Args:
             td: the root TensorDict with `action` set; or the bare action, which is then set in the last root. It must not
@@ -247,9 +240,7 @@ class Env(BatchedModule):
         """Takes an action in every env, and resets none: for libraries that reset by themselves.
 
         The second result holds the observation of `transition["next"]` in every row. Reset the finished rows before the next
-        step: `td = env.reset(mask=transition["next", "done"].squeeze(-1))`. Both together are a `step`.
-
-        Args, Returns: as for `step`.
+        step: `td = env.reset(mask=transition["next", "done"].squeeze(-1))`. Both together are a `step`, with its arguments.
 
         >>> from torchwrap.testing import ScriptedEnv
         >>> env = ScriptedEnv(1, (1,), episode_lengths=1)
@@ -323,9 +314,7 @@ class Env(BatchedModule):
     # State.
 
     def snapshot(self) -> TensorDict:
-        """The whole state of the env (simulator, RNG streams, frames, returns, statistics) and the last root.
-
-        The root's observation is saved as you left it.
+        """The whole state of the env (simulator, RNG streams, frames, returns, statistics) and the last root, as you left it.
 
         A RuntimeError says that a simulator outside of PyTorch holds state.
         """
@@ -399,12 +388,16 @@ class Env(BatchedModule):
             raise ValueError(f"{self._name()} needs elapsed_steps of at least 0, but got {int(steps.min())}.")
         self._write_clock(steps.to(self.device))
 
+    def _clocks(self) -> list[Tensor]:
+        """The tensors in which this layer counts the steps."""
+        return EpisodeClock.of(self)
+
     def _read_clock(self) -> Tensor | None:
         """The elapsed steps; None if this env has no clock."""
-        return next(iter(EpisodeClock.of(self)), None)
+        return next(iter(self._clocks()), None)
 
     def _write_clock(self, steps: Tensor) -> None:
-        for clock in EpisodeClock.of(self):
+        for clock in self._clocks():
             clock.copy_(steps.view_as(clock))
 
     # Properties, under the names of Gymnasium's VectorEnv.

@@ -62,15 +62,12 @@ class FunctionalEnv(Env):
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
     for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
-    argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`; its names and shapes
-    are fixed. Keyword arguments of `initial` are the env's reset options, with one value for all envs.
-    `reset(options={"state": {...}})` starts episodes from given fields of the state, each `(num_envs, ...)`; `initial` gives
-    the other ones.
+    argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`. Keyword arguments of
+    `initial` are the env's reset options; `reset(options={"state": {...}})` gives fields of the state, each `(num_envs, ...)`.
 
-    A class that is an `nn.Module` too names it first, `class Levels(nn.Module, FuncEnv)`. Its buffers, such as prepared
-    levels, are moved and saved with the env. A class that sets `broadcasts = True` is called without `torch.vmap`, which takes
-    less time. All tensors then have the leading dimension of `rng.env.shape`: the whole batch, or, in `initial` and
-    `observation`, any number of its rows.
+    Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that sets `broadcasts = True` is
+    called without `torch.vmap`: all tensors then have the leading dimension of `rng.env.shape`, which in `initial` and
+    `observation` is any number of rows of the batch.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.
@@ -217,14 +214,12 @@ class FunctionalEnv(Env):
         """Takes a step from any state, differentiably. The env itself does not change, and nothing is reset.
 
         From `env.state`, it returns what `env.step(action)` would, with the same random numbers and the same truncation: those
-        of the clock. Gradients flow to the state and the action, which are copied, so that later steps do not disturb them.
-        Wrappers and transforms take no part.
+        of the clock. Gradients flow to the state and the action. Wrappers and transforms take no part.
 
         Args:
             state: as `env.state`, whose buffers it never writes to: clone them before you require their gradients.
             action: of all envs.
-            offset: number of steps to add to the clock: *h* for step *h*, counted from 0, of a plan that starts now. Note that
-                such a plan knows the env's own random numbers.
+            offset: number of steps to add to the clock: *h* for step *h*, counted from 0, of a plan that starts now.
 
         Returns:
             successor: a TensorDict, as `transition["next"]`: `observation`, `reward`, the three flags, and `info` if any.
@@ -234,9 +229,8 @@ class FunctionalEnv(Env):
         >>> env = FunctionalEnv(Pendulum(), num_envs=2)
         >>> action = torch.ones(2, 1, requires_grad=True)
         >>> successor, state = env.simulate(env.state, action)
-        >>> torch.autograd.grad(successor["reward"].sum(), action)  # of -0.001 * action**2
-        (tensor([[-0.0020],
-                [-0.0020]]),)
+        >>> torch.autograd.grad(successor["reward"].sum(), action)[0].flatten()  # of -0.001 * action**2
+        tensor([-0.0020, -0.0020])
         """
         owner = f"{self._name()}.simulate"
         _check_state(f"{owner} needs", state, self.state)
@@ -247,11 +241,8 @@ class FunctionalEnv(Env):
         following, successor = self._advance(current, action.clone(), key._replace(draw=key.draw + offset + 1))
         return successor.set("done", successor["terminated"] | successor["truncated"]), following
 
-    def _read_clock(self) -> Tensor:
-        return self.stream.draw
-
-    def _write_clock(self, steps: Tensor) -> None:
-        self.stream.draw.copy_(steps)
+    def _clocks(self) -> list[Tensor]:
+        return [self.stream.draw]
 
     def has_wrapper_attr(self, name: str) -> bool:
         return name in self.parameter_names or hasattr(self, name) or hasattr(self.func_env, name)
@@ -337,8 +328,7 @@ class FunctionalEnv(Env):
     def _inspect(self, name: str, *arguments: Any) -> Any:
         """The result of the first call of a function, which must not write to its arguments or draw from global generators.
 
-        The function is called twice. If the two results share memory with each other or with the arguments, or if rows of a
-        result or entries of an info share memory, later calls clone the result.
+        If results of two calls share memory, with each other, the arguments or in themselves, later calls clone the result.
         """
         owner, key, given = f"{type(self.func_env).__name__}.{name}", self.stream.key(), rows.leaves(arguments)
         versions = [leaf.is_inference() or leaf._version for leaf in given]

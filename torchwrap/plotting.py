@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 def plot_statistics(env: Env, td: TensorDictBase | None = None) -> Figure:
     """Draws what an env has learned and recorded: is the normalization sane, and do returns rise?
 
-    There is one plot per `RunningMeanStd`: the mean of each component, with its standard deviation as a bar. A component that
-    has never changed is red, because normalization divides it by sqrt(epsilon). There is one per `RecordEpisodeStatistics`,
-    with the returns of the latest episodes, oldest first. There is one per entry of the observations in `td`, with median,
-    quartiles and range of each component. Normalized observations should mostly lie between -3 and 3.
+    There is one plot per `RunningMeanStd`, with mean and standard deviation of each component, red if it has never changed;
+    one per `RecordEpisodeStatistics`, with the returns of the latest episodes, oldest first; and one per entry of the
+    observations in `td`, with median, quartiles and range of each component, mostly between -3 and 3 if they are normalized.
 
     Args:
         env: the env.

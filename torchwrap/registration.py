@@ -49,9 +49,8 @@ _REGISTERED: dict[str, Callable[..., Any]] = {}  # by `register`
 def register(id: str, func_env: Callable[..., Functions], *, max_episode_steps: int | None = None) -> None:
     """Registers an id for an env of your own, written as a `FuncEnv`, so that `make(id, num_envs)` makes it in this process.
 
-    The id is registered with Gymnasium too, so that it is known there, but `gymnasium.make` refuses it: it makes single envs.
-    Other processes register it by importing the same module: `make("module:id")` imports it. A script that registers an id
-    uses the bare id, because it would be imported a second time.
+    The id is registered with Gymnasium too, but `gymnasium.make`, which makes single envs, refuses it. Other processes
+    register it by importing the module: `make("module:id")`. The script itself uses the bare id, or it is imported twice.
 
     Args:
         id: "namespace/Name-v0", or "Name-v0".
@@ -106,9 +105,9 @@ def make(
 ) -> Env:
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
 
-    A spec may come from a file, `make(EnvSpec.from_json(text))`: it imports nothing and calls nothing but the constructors of
-    registered envs, Transforms and Wrappers that this process has imported, with the arguments it names, such as the folder of
-    a video. `make("module:id")` imports and so runs the module: pass no id that you have not typed yourself.
+    A spec may come from a file, `make(EnvSpec.from_json(text))`: it imports nothing, and calls only constructors of registered
+    envs, Transforms and Wrappers that this process has imported, with the arguments it names. `make("module:id")` imports and
+    so runs the module: pass no id that you have not typed yourself.
 
     Args:
         id: an id registered with Gymnasium, or the `spec` of an env, whose arguments those given here override. With

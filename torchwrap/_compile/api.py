@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
-from gymnasium import Space
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
@@ -33,26 +32,20 @@ Target = TypeVar("Target", Env, Collector)
 def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, options: Options | None = None) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs. Results agree up to rounding.
 
-    A graph reads and writes the buffers and parameters of the env and of the policy. They can be written, replaced and moved,
-    as can the policy, its modules and their modes: where needed, another graph is compiled at the next call. A policy is an
-    `nn.Module`, or a function over modules that it names or closes over. Python numbers and NumPy arrays keep the value that
-    they have now. Code that cannot be followed is refused. Do not use the modules in another thread meanwhile.
+    A graph reads and writes the buffers and parameters of the env and of the policy, which is an `nn.Module`, or a function
+    over modules that it names or closes over. Python numbers and NumPy arrays keep the value that they have now. If the next
+    call finds other modules, modes or devices, it compiles another graph. Code that cannot be followed is refused.
 
-    Checks of the input stay outside. The step is one graph. If a simulator on the host steps the env, its transforms are
-    compiled, in one graph for steps and one for resets. On CUDA, a graph is captured as a CUDA graph. Compile the outermost
-    env, last: a compiled env cannot be wrapped. Copies run eagerly. PyTorch keeps compiled graphs in a cache on disk. A first
-    compilation takes about half a minute. The logger "torchwrap" reports the start and the end of each at level INFO:
-    `logging.basicConfig(level=logging.INFO)` shows them.
-
-    A compiled collector on CUDA does not check the bounds of actions, because the host would wait for them.
-
-    Your own `torch.compile(fullgraph=True)` of a function that steps an env works as well.
+    If a simulator on the host steps the env, its transforms are compiled alone. Compile the outermost env, last: a compiled
+    env cannot be wrapped, and copies run eagerly. Do not use the modules in another thread meanwhile. On CUDA, graphs are
+    captured as CUDA graphs, and a compiled collector does not check the bounds of actions, because the host would wait for
+    them. The logger "torchwrap" reports each compilation at level INFO.
 
     Args:
         target: an env or a collector. It is compiled in place, and returned.
         backend: as for `torch.compile`; "eager" runs the operators of the graph one by one.
-        unroll: steps of a collector per graph. For a few dozen envs, several take less time per step, because a call of a
-            graph takes as long as its computation. Compilation takes that many times longer.
+        unroll: steps of a collector per graph. For a few dozen envs, several take less time per step. Compilation takes that
+            many times longer.
         options: for Inductor.
 
     Raises:
@@ -175,7 +168,8 @@ class CompiledCollector:
         # Eager mode looks for actions out of bounds on the CPU.
         self.checks_actions = is_discrete and policy is not None and not graph.captures(env.device)
         self.known, _ = self.inputs.current()
-        kept = self.collector._kept(cast(TensorDict, trace(self._first_step, self.inputs, (root,)).result))
+        first = trace(lambda root: self.collector._transition(root, _step_of(env))[0], self.inputs, (root,))
+        kept = self.collector._kept(cast(TensorDict, first.result))
         number, self.layout = self.collector.num_steps, Storage()  # in the order of `rows.leaves`
         for key, leaf in sorted(kept.items(), key=lambda item: str(item[0])):
             self.layout[key] = torch.empty((number, *leaf.shape), dtype=leaf.dtype, device="meta")
@@ -202,28 +196,19 @@ class CompiledCollector:
                 advance(len(part[0]))
         return [*leaves, *outside]
 
-    def _first_step(self, root: Root) -> TensorDict:
-        return self.collector._transition(root, _step_of(self.collector.env))[0]
-
     def _rollout(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:
         env, step = self.collector.env, _step_of(self.collector.env)
         transitions, outside = list[TensorDict](), list[Tensor]()
+        # Numbers of a Box are not checked in eager mode either.
+        checked = [(path, leaf) for path, leaf in spaces.leaves(env.single_action_space) if not isinstance(leaf, Box)]
         for _ in range(len(next(iter(targets.values())))):
             transition, root = self.collector._transition(root, step)
             transitions.append(transition)
             if self.checks_actions:
-                outside.append(_outside(env.single_action_space, transition["action"]))
+                outside += [spaces.outside(leaf, spaces.at(transition["action"], path)).any() for path, leaf in checked]
         for key, target in targets.items():
             target.copy_(torch.stack([transition.get(key) for transition in transitions]))
         return root, (torch.stack(outside).any(),) if outside else ()
-
-
-def _outside(space: Space[Any], action: Value) -> Tensor:
-    # Whether an action is out of bounds. Numbers of a Box are not checked in eager mode either.
-    parts = [
-        spaces.outside(leaf, spaces.at(action, path)).any() for path, leaf in spaces.leaves(space) if not isinstance(leaf, Box)
-    ]
-    return torch.stack(parts).any()
 
 
 def _step_of(env: Env, resets: bool = True) -> Step:

@@ -12,14 +12,10 @@ _WARM_UPS = 3  # as PyTorch recommends
 
 
 class CudaGraph:
-    """A function of tensors as a CUDA graph, which is one launch.
+    """A function of tensors, always of the same shapes and dtypes, as a CUDA graph, which is one launch.
 
-    A graph reads and writes fixed memory. It is captured again when a buffer lies elsewhere, however it got there. Results
-    are copied out of its memory.
-
-    Args:
-        run: from buffers and inputs to outputs. Shapes and dtypes are the same at each call.
-        num_buffers: number of tensors, at the beginning, that are buffers, which are used in place. The others are copied.
+    A graph reads and writes fixed memory. The first `num_buffers` tensors are used in place, and it is captured again when one
+    of them lies elsewhere, however it got there. The others are copied, and so are the results.
     """
 
     def __init__(self, run: Callable[[list[Tensor]], Sequence[Tensor]], num_buffers: int) -> None:

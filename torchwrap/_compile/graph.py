@@ -63,16 +63,11 @@ class Program(NamedTuple):
 
 
 class Graph:
-    """A function of tensors and TensorDicts, which writes to buffers in place, as one graph.
+    """A function of Tensors, TensorDicts, and tuples and dicts of them, which writes to buffers in place, as one graph.
 
     It is traced and compiled at the first call, and again whenever a call finds another structure of the arguments, another
-    dtype, shape or device, other modules, or another mode of them, such as `train()` and `eval()`.
-
-    Args:
-        function: the function. Its arguments are Tensors, TensorDicts, and tuples and dicts of them.
-        inputs: the tensors that it reads and writes in addition to its arguments.
-        settings: how to compile.
-        captured: whether a call is one CUDA graph, where the tensors are on a CUDA device. False for a part of a larger one.
+    dtype, shape or device, other modules, or another mode of them, such as `train()` and `eval()`. If it is `captured`, a call
+    on a CUDA device is one CUDA graph. It is not if it is a part of a larger one.
     """
 
     def __init__(self, function: Function, inputs: Inputs, settings: Settings, *, captured: bool = True) -> None:
@@ -124,21 +119,11 @@ class _Compiled:
         leaves = list(self.run(*map(tensors.__getitem__, self.used)))
         # Inductor drops a copy of a copy if both are results. Which ones it drops is the same in every run.
         if self.shared is None:
-            self.shared = _shared(leaves)
+            memory = [leaf.untyped_storage().data_ptr() for leaf in leaves]
+            self.shared = [index for index, leaf in enumerate(leaves) if leaf.numel() and memory[index] in memory[:index]]
         for index in self.shared:
             leaves[index] = leaves[index].clone()
         return leaves
-
-
-def _shared(leaves: list[Tensor]) -> list[int]:
-    """The indices of results in the memory of an earlier one."""
-    found, known = [], set()
-    for index, leaf in enumerate(leaves):
-        memory = leaf.untyped_storage().data_ptr()
-        if memory in known and leaf.numel():
-            found.append(index)
-        known.add(memory)
-    return found
 
 
 def _prune(graph: GraphModule) -> list[int]:
@@ -156,8 +141,7 @@ def _prune(graph: GraphModule) -> list[int]:
 def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, options: Options) -> Run:
     """A callable that computes the graph for inputs like the example. It is ready when this returns.
 
-    Inductor is called directly, without the guards of `torch.compile`, because the caller has checked the inputs. Where this
-    PyTorch does not have it, `torch.compile` takes its place, and a call takes longer.
+    Inductor is called directly, if PyTorch has it, without the guards of `torch.compile`: the caller has checked the inputs.
     """
     if backend == "eager":
         return graph

@@ -20,14 +20,10 @@ Place: TypeAlias = tuple[dict[str, Any], str]
 
 
 class Inputs:
-    """The implicit inputs of a graph: all buffers and parameters of some modules, looked up at each call.
+    """The implicit inputs of a graph: all buffers and parameters of the modules that `find_modules` returns at each call.
 
     So they can be written, moved and replaced, and a module of a policy can be replaced by another. `current` tells when a
-    graph that was made before does not fit any more.
-
-    Args:
-        find_modules: returns the modules. It is called at each call.
-        find_functions: returns functions that belong to them, whose variables no graph can change.
+    graph that was made before does not fit any more. `find_functions` returns functions whose variables no graph can change.
     """
 
     def __init__(
@@ -90,19 +86,18 @@ class Inputs:
         # A parameter keeps its identity when `module.half()` gives it other data.
         foreign = tuple(map(_layout, map(tensors.__getitem__, self._foreign)))
         hooks = tuple(map(tuple, self._hooks))
-        autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return (self._state, foreign, hooks, autocast and _autocast_dtypes()), tensors
+        autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        return (self._state, foreign, hooks, *autocast), tensors
 
     def call(self, function: Function, tensors: Sequence[Tensor], *values: Nested) -> tuple[Nested, list[str]]:
         """The result of a function while these tensors take the place of the modules' own.
 
-        Returns:
-            The result, and the names of tensors that the function has replaced instead of writing to them.
+        Also returns the names of tensors that the function has replaced instead of writing to them.
         """
-        state = {f"modules_.{name}": tensors[position] for name, position in self.names.items()}
-        result = functional_call(_Call(self.modules, function), state, values, tie_weights=False)
+        state = {f"roots.{name}": tensors[position] for name, position in self.names.items()}
+        result = functional_call(Root({"roots": self.modules}), state, (function, *values), tie_weights=False)
         # `functional_call` writes what the modules hold in the end to the dict.
-        replaced = [name for name, position in self.names.items() if state[f"modules_.{name}"] is not tensors[position]]
+        replaced = [name for name, position in self.names.items() if state[f"roots.{name}"] is not tensors[position]]
         return result, replaced
 
 
@@ -120,14 +115,8 @@ def _layout(tensor: Tensor) -> Layout:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
-def _autocast_dtypes() -> Layout:
-    return torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
+class Root(nn.ModuleDict):
+    """The module to which `functional_call` gives other tensors while a function runs."""
 
-
-class _Call(nn.Module):
-    def __init__(self, modules: nn.ModuleList, function: Function) -> None:
-        super().__init__()
-        self.modules_, self.function = modules, function
-
-    def forward(self, *values: Nested) -> Nested:
-        return self.function(*values)
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)

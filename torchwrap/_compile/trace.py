@@ -80,10 +80,9 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
 def dependencies(
     function: Callable[..., list[Tensor]], values: list[Tensor], num_state: int
 ) -> tuple[set[Tensor], set[Tensor]] | None:
-    """The tensors that a function uses, arguments and others, and the subset that its results depend on.
+    """The tensors that a function uses, arguments and others, and the subset that its results depend on; None if untraceable.
 
-    None if the function cannot be traced, such as where it reads values on the host. The last `num_state` arguments and
-    results are a state and the next state, which matters where a result depends on that state.
+    The last `num_state` arguments and results are a state and the next state, which matters where a result depends on it.
     """
     try:
         graph = make_fx(functionalize(function))(*values)

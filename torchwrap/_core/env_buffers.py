@@ -27,10 +27,8 @@ class _Declaration:
     def __get__(self, module: nn.Module | None, owner: type) -> _Declaration | Tensor:
         if module is None:
             return self
-        try:
-            return module._buffers[self.name]  # type: ignore[return-value]
-        except KeyError:
-            raise AttributeError(f"{type(module).__name__} has no {self.name!r} before it is registered.") from None
+        is_registered = self.name in module._buffers
+        return module._buffers[self.name] if is_registered else nn.Module.__getattr__(module, self.name)  # type: ignore[return-value]
 
 
 class ConstantBuffer(_Declaration):
@@ -44,9 +42,7 @@ class EnvBuffer(_Declaration):
     it, `.to` moves it, `Env.snapshot` saves it, and `state_dict` leaves it out.
 
     Args:
-        shape: of one row.
-        dtype: of the buffer.
-        fill: the initial value of each element.
+        shape, dtype, fill: of one row, with `fill` in each element.
         row: instead of the three above: gives the initial row as a tensor, from the module. Needed if it depends on a space.
 
     >>> from torchwrap import TransformedEnv, testing, transforms
@@ -93,13 +89,6 @@ class BatchedModule(nn.Module):
 
     What it was made with stays: its dtypes, constructor arguments and submodules, from which later code has computed values. A
     buffer, a parameter, and a property with a setter can be assigned under the name of an argument.
-
-    >>> class Clock(BatchedModule):
-    ...     elapsed = EnvBuffer((1,), torch.int64)
-    >>> clock = Clock()
-    >>> clock.allocate(num_envs=3)
-    >>> clock.elapsed.shape, clock.state_dict()
-    (torch.Size([3, 1]), OrderedDict())
     """
 
     _env_buffer_names: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ Rows = TypeVar("Rows", Tensor, TensorDict)
 Nested: TypeAlias = Tensor | TensorDictBase | Mapping[Any, "Nested"] | tuple["Nested", ...]
 Structure: TypeAlias = tuple[object, ...]
 
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (Tensor, nn.Parameter)
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 # The constructor's checks take most of its time, and a step makes three TensorDicts.
 _unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
@@ -84,11 +84,9 @@ def no_zero(tensor: Tensor) -> bool:
 
 
 def materialize(tensor: Tensor) -> Tensor:
-    """Stores an intermediate result of a compiled graph, instead of computing it again in every consumer.
+    """Stores an intermediate result of a compiled graph, such as statistics that all rows share, or the next state.
 
-    For what several results are computed from, such as statistics that all rows share, or the next state: a division and a
-    root look cheap to Inductor, which would repeat them in each result and each row. It stores the input of a view by strides.
-    In eager mode nothing is stored or copied.
+    Inductor would compute a division or a root again in each result and each row. It stores the input of a view by strides.
     """
     return tensor if is_host_readable(tensor) else tensor.as_strided(tensor.shape, tensor.stride())
 

@@ -25,8 +25,7 @@ class Acrobot(ClassicControl):
     Args:
         book_or_nips: the source of the equations: "book" (Sutton and Barto) or "nips" (Sutton 1996).
         torque_noise_max: adds uniform noise in [-torque_noise_max, torque_noise_max) to each torque, in newton metres.
-        dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding, and 200 steps of random
-            actions up to 1e-12. The system is chaotic, so rounding errors grow in longer episodes, and faster in fast spins.
+        dtype: of the state. With float64, each step is identical to Gymnasium's up to rounding, which grows with the episode.
 
     Shape: observations `(num_envs, 6)` float32 (cos and sin of each angle, then the angular velocities in radians per second),
     actions `(num_envs,)` int64. The reset options `low` and `high` bound all four components of the initial state.

@@ -63,9 +63,6 @@ class CartPole(ClassicControl):
             "theta_dot": theta_dot + self.tau * theta_acc,
         }
 
-    def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
-        return torch.stack([state["x"], state["x_dot"], state["theta"], state["theta_dot"]], -1).to(torch.float32)
-
     def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
         if self.sutton_barto_reward:
             return -self.terminal(next_state, rng).to(self.dtype)

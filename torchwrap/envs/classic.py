@@ -38,15 +38,14 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
         self.metadata = {**self.renderer.metadata, "render_modes": ["rgb_array"]}
 
     def between(self, low: float, high: float, rng: Key, shape: tuple[int, ...] = ()) -> Tensor:
-        """Draws uniform numbers in [low, high), `(*key_shape, *shape)`, for an initial state.
-
-        Raises:
-            ValueError: unless `low` and `high`, which are reset options, are finite and `low <= high`.
-        """
+        """Draws uniform numbers in [low, high), `(*key_shape, *shape)`, for an initial state. The bounds are reset options."""
         if not 0 <= high - low < math.inf:
             needed = f"{type(self).__name__} needs finite reset options with low <= high"
             raise ValueError(f"{needed}, but got low={low} and high={high}.")
         return random.uniform(rng, low, high, shape, self.dtype)
+
+    def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
+        return torch.stack([state[field] for field in self.fields], -1).to(torch.float32)
 
     def render_init(self, params: Any = None, **kwargs: Any) -> Any:
         renderer = self.renderer(render_mode="rgb_array")

@@ -59,9 +59,6 @@ class MountainCar(ClassicControl):
         stopped = (position <= self.min_position) & (velocity < 0)  # at the left wall
         return {"position": position, "velocity": velocity.masked_fill(stopped, 0)}
 
-    def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
-        return torch.stack([state["position"], state["velocity"]], -1).to(torch.float32)
-
     def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
         return -torch.ones_like(next_state["position"])
 
@@ -76,9 +73,8 @@ class MountainCarContinuous(MountainCar):
 
     Args:
         goal_velocity: minimum velocity at the goal.
-        dtype: of cosines, clipped forces and rewards. The state is always float32. Gymnasium's state is float32 too from the
-            second state of an episode on, and with torch.float64 each step from there is bit-identical to Gymnasium's. Its
-            initial state is float64, so it differs from ours by up to 3e-8, and by up to 1e-5 at the end of an episode.
+        dtype: of cosines, clipped forces and rewards. The state is always float32, as Gymnasium's is from the second state of
+            an episode on. With torch.float64, each step from there is bit-identical to Gymnasium's.
 
     Shape: observations `(num_envs, 2)` float32 (position, velocity), actions `(num_envs, 1)` float32, the force, which is
     clipped to [-1, 1] in the dynamics but not in the cost. The reset options `low` and `high` bound the initial position; the

@@ -30,8 +30,7 @@ class Workers:
     """Calls of a vector env, and the processes that its envs are in, of which most kinds have none.
 
     With processes, a thread makes the calls: Ctrl-C ends the wait for a call, but not the call, so that the next one does not
-    get its answers. A call that follows a fault raises. So does one that follows an interrupted one if the vector env has
-    threads of its own, which may still hold the results.
+    get its answers.
     """
 
     def __init__(self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False) -> None:

@@ -45,26 +45,20 @@ def from_gymnasium(
 ) -> GymnasiumEnv:
     """Wraps a Gymnasium vector env, or one of EnvPool or ALE, as a torchwrap env, whose `close()` closes it within seconds.
 
-    The transitions are the same in all autoreset modes.
-
     Args:
         vector_env: in `AutoresetMode.DISABLED` (preferred) or `SAME_STEP`; ALE's in `SAME_STEP`, EnvPool's as it is. The
-            result owns it from now on. An `AsyncVectorEnv` of your own casts results before they are checked, and its `call`,
-            `get_attr` and `set_attr` reach its envs; with envs of `torchwrap.make(..., vectorization_mode="async")`, results
-            are checked in the workers, and `env.get_wrapper_attr` and `env.set_wrapper_attr` reach them. EnvPool seeds its
-            envs when it makes them: the first `reset` reports that seed, and `reset` takes no other.
+            result owns it from now on. An `AsyncVectorEnv` of your own casts results before they are checked, and only its own
+            `call`, `get_attr` and `set_attr` reach its envs: prefer `torchwrap.make(..., vectorization_mode="async")`. EnvPool
+            seeds its envs when it makes them: the first `reset` reports that seed, and `reset` takes no other.
         device: of all tensors.
         info_keys: the entries of `info` to pass on under `("next", "info", name)`: a list of names of numbers, which become
             `(num_envs, 1)` float32, or a mapping from names to spaces. Envs whose info lacks an entry get zeros. A name in a
-            list must appear by the end of the first episode; otherwise it is taken for a typo. Atari games of EnvPool and ALE
-            have "game_return", the sum of the game's rewards so far, and "game_over", 1 at its end, for episodes that end with
-            a life (`episodic_life` of EnvPool, `life_loss_info` of ALE). EnvPool's sum is of unclipped rewards, ALE's of those
-            it returns. ALE has no other info of final steps. Roots have `("info", name)`, which came with their observation,
-            from `reset` or `step`. Strings and other objects: `env.get_wrapper_attr(name)` reads an attribute of each env.
+            list must appear by the end of the first episode; otherwise it is taken for a typo. Roots have `("info", name)`,
+            which came with their observation. Atari games of EnvPool and ALE have "game_return", the sum of the game's rewards
+            so far (EnvPool's of unclipped ones), and "game_over"; ALE has no other info of final steps.
         first_index: global index of the first env; env *i* of a shard is seeded with `seed + first_index + i`.
         worker_timeout: seconds for the processes of an `AsyncVectorEnv` to answer a call. None disables it. If one exits or
-            does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works. After an
-            exception in a step or reset of an env that `make` has made, `reset()` goes on.
+            does not answer, this call and all later ones raise a RuntimeError with its index. `close()` still works.
 
     Raises:
         ValueError: for another vector env in `NEXT_STEP`, whose step after the end of an episode is no transition.
@@ -88,10 +82,7 @@ def make(
     vector_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """Makes a Gymnasium env for `torchwrap.make(..., backend="gymnasium")`. `env` has the arguments of `GymnasiumEnv`.
-
-    As `gymnasium.make_vec`, but the vector env does not copy its observations, because the conversion to tensors does.
-    """
+    """Makes a Gymnasium env for `torchwrap.make(..., backend="gymnasium")`. `env` has the arguments of `GymnasiumEnv`."""
 
     def make_one() -> Any:
         made: Any = gymnasium.make(id, **kwargs)
@@ -100,7 +91,7 @@ def make(
         return made
 
     timeout = env["worker_timeout"] = _seconds("make", env["worker_timeout"])
-    vector_kwargs = {**(vector_kwargs or {}), "autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+    vector_kwargs = {**(vector_kwargs or {}), "autoreset_mode": AutoresetMode.DISABLED, "copy": False}  # tensors are copies
     if vectorization_mode == "sync":
         return GymnasiumEnv(SyncVectorEnv([make_one] * num_envs, **vector_kwargs), **env)
     in_worker = functools.partial(_workers.WorkerEnv, make_one, tuple(env["info_keys"]), os.getpid(), timeout)
@@ -349,9 +340,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
 def to_gymnasium(env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP) -> TorchwrapVectorEnv:
     """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, which takes and returns NumPy arrays.
 
-    Results are as from `SyncVectorEnv`; no later step changes the arrays. Infos of a reset come from its root. If the env
-    has `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does
-    `final_info`. Gymnasium's own vector wrappers of observations need `DISABLED`.
+    Results are as from `SyncVectorEnv`; no later step changes the arrays. If the env has `RecordEpisodeStatistics`, the infos
+    of a step in which episodes end have `episode` with `r`, `l` and `t`, and so does `final_info`.
 
     Args:
         env: the env. The result owns it from now on, and its `close()` closes it.

@@ -49,10 +49,9 @@ def from_jax(
     | `reset(key)` | `(state, observation)`. The state is any pytree of numbers and PRNG keys |
     | `step(state, action)` | `(state, observation, reward, terminated, truncated, info)`, with a dict as `info` |
 
-    The functions are pure, and know nothing of auto-reset. A `step` that draws random numbers keeps a key in the state. Both
-    are compiled once each, with `jax.vmap` around them. Arrays pass between JAX and PyTorch by DLPack, without a copy on the
-    host. Values of a `Dict` space are dicts, of a `Tuple` space tuples. Values of spaces of 64 bits are converted, unless JAX
-    is configured for 64 bits.
+    The functions are pure, and know nothing of auto-reset. A `step` that draws random numbers keeps a key in the state. Arrays
+    pass between JAX and PyTorch by DLPack. Values of a `Dict` space are dicts, of a `Tuple` space tuples. Values of spaces of
+    64 bits are converted, unless JAX is configured for 64 bits.
 
     Args:
         reset, step: the functions.
@@ -196,11 +195,8 @@ class JaxEnv(_checks.SimulatorEnv):
         remaining, space = iter(leaves), self.single_observation_space
         return spaces.build(space, lambda _, leaf: next(remaining).to(spaces.dtype(leaf)), len(leaves[0]))
 
-    def _read_clock(self) -> Tensor:
-        return self.stream.draw
-
-    def _write_clock(self, steps: Tensor) -> None:
-        self.stream.draw.copy_(steps)
+    def _clocks(self) -> list[Tensor]:
+        return [self.stream.draw]
 
     def _name(self) -> str:
         return self._simulator

@@ -18,12 +18,7 @@ from torchwrap.interop import _checks
 
 
 def register(name: str, make_env: Callable[..., Env]) -> None:
-    """Registers an env for rl_games' `Runner`, as `env_name` of its config:
-
-        register("pendulum", lambda num_envs, **kwargs: torchwrap.make("Pendulum-v1", num_envs, **kwargs))
-        runner = rl_games.torch_runner.Runner()
-        runner.load({"params": {..., "config": {"env_name": "pendulum", "num_actors": 64, "env_config": {}, ...}}})
-        runner.run({"train": True})
+    """Registers an env for rl_games' `Runner`, as `env_name` of its config.
 
     Checkpoints contain `env.state_dict()`, what the transforms have learned. Restoring a checkpoint loads it.
 
@@ -54,16 +49,13 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
 def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
     """Wraps an env for rl_games. Its `Runner` takes a function that makes one: see `register`.
 
-    Tensors are passed on without copies. The config's `device` has to be the env's.
-
-    At a time-out, rl_games' PPO adds gamma * V(s_t) to the reward, the value of the observation acted in, and SAC stores that
-    observation as the next one. No env can change this: rl_games 1.6.5 does not read `infos["final_observation"]`.
+    Tensors are passed on without copies. The config's `device` has to be the env's. At a time-out, rl_games bootstraps from
+    the observation acted in: it does not read `infos["final_observation"]`.
 
     Args:
-        env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension. rl_games clips actions to [-1, 1]
-            and rescales them to that Box itself, unless the config has `clip_actions: False`, so that the env needs neither
-            `RescaleAction` nor `ClipAction`. Its observations are a Box of float32, or of uint8, which rl_games divides by
-            255; or a Dict of two such Boxes, "obs" and "states". The states are for a central value network.
+        env: its actions are Discrete from 0 on, or a bounded float32 Box with one dimension, to which rl_games rescales them.
+            Its observations are a Box of float32, or of uint8, which rl_games divides by 255; or a Dict of two such Boxes,
+            "obs" and "states". The states are for a central value network.
         seed: for the first reset. None draws one from the operating system.
 
     Returns:

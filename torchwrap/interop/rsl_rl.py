@@ -27,8 +27,7 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
 
     At a time-out, rsl_rl's PPO adds gamma * V(s_t) to the reward, the value of the observation acted in. With
     "torchwrap.interop.rsl_rl:PPO" as `class_name` of the algorithm in `train_cfg`, it is the value of the final observation,
-    and `runner.save` and `runner.load` include `env.state_dict()`, what the transforms have learned. rsl_rl's own algorithms
-    save none of it: `runner.save(path, infos=env.state_dict())`, then `env.load_state_dict(runner.load(path))`.
+    and `runner.save` and `runner.load` include `env.state_dict()`, what the transforms have learned.
 
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, which becomes the group
@@ -44,8 +43,6 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
         terminated; and "final_obs", the groups of the true successor. `extras["log"]`, of which rsl_rl logs the means, holds
         the numbers of the env's info, such as terms of the reward; and, with `transforms.RecordEpisodeStatistics` on the env,
         the returns and lengths of the episodes that ended in this step.
-
-        `learn(..., init_at_random_ep_len=True)` moves `env.elapsed_steps`, and needs an env with a time limit.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
@@ -132,10 +129,7 @@ class PPO(algorithms.PPO):
     """rsl_rl's PPO, which adds the value of the true final observation at a time-out, not of the observation before.
 
     Its checkpoints contain the `state_dict` of a torchwrap env, under "env_state_dict", which is loaded unless `load_cfg` has
-    `"env": False`.
-
-    In the runner's config: `"algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", ...}`. The env has to put
-    `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does.
+    `"env": False`. The env has to put `extras["final_obs"]` next to `extras["time_outs"]`, as `to_rsl_rl` does.
     """
 
     env: Env | None = None

@@ -33,18 +33,12 @@ def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
     `RecordEpisodeStatistics`, `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are
     then not needed, but for `info_keywords`.
 
-    For an env with a `state_dict`, such as running statistics, the result is a `VecNormalize` to SB3. `venv.save(path)` and
-    `CheckpointCallback(save_vecnormalize=True)` save what the env has learned; `VecNormalize.load(path, to_sb3(env))` loads
-    it; `EvalCallback` and `sync_envs_normalization` copy it to an eval env with the same wrappers; `venv.training = False` is
-    `env.eval()`. As under any `VecNormalize`, off-policy algorithms store observations and rewards as they are here: put
-    torchwrap's transforms on `env` instead of a `VecEnvWrapper` that changes them. `model.save` saves the policy alone.
-
-    `HerReplayBuffer` calls `compute_reward(achieved_goal, desired_goal, info)`: of a Gymnasium env with batches in NumPy, and
-    of the functions of a `FunctionalEnv` for a single env, with tensors. No transform may change goals or rewards.
-
-    The env is `venv.unwrapped.env`. `seed(seed)` takes effect in the next `reset()`, as in SB3, which for torchwrap means
-    `env.reset(seed)`. `get_attr`, `set_attr` and `env_method` reach what `env.get_wrapper_attr` does, the envs of a simulator
-    too; what belongs to the whole batch is read and called once, and each index gets the result.
+    For an env with a `state_dict`, such as running statistics, the result is a `VecNormalize` to SB3: `venv.save`,
+    `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy what the env has learned, and
+    `venv.training = False` is `env.eval()`. The env is `venv.unwrapped.env`. `seed(seed)` takes effect in the next `reset()`.
+    `get_attr`, `set_attr` and `env_method` reach what `env.get_wrapper_attr` does; what belongs to the whole batch is read and
+    called once, and each index gets the result. `HerReplayBuffer` calls `compute_reward(achieved_goal, desired_goal, info)` of
+    a Gymnasium env or of the functions of a `FunctionalEnv`; no transform may change goals or rewards.
 
     Args:
         env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`, no unbounded actions, one

@@ -32,13 +32,11 @@ def to_skrl(env: Env) -> SkrlEnv:
     reward. If the env has `RecordEpisodeStatistics`, it also holds the mean "return" and "length" of the episodes that ended
     in this step.
 
-    An agent saves and loads what the transforms have learned if it knows the env: `agent.checkpoint_modules["env"] = env`,
-    with the torchwrap env or the skrl one. `load` puts it in eval mode, as every module: `env.train()` goes on learning.
+    An agent saves and loads what the transforms have learned if it knows the env: `agent.checkpoint_modules["env"] = env`.
 
     With several envs, `step` returns the initial observations of finished envs. With a single one, skrl's trainers call
-    `reset` at the end of an episode: `step` returns the final observation, and that `reset` the initial one of the next.
-
-    Unless the env has been reset before, the first `reset` seeds it with skrl's own key, which `skrl.utils.set_seed` sets.
+    `reset` at the end of an episode: `step` returns the final observation, and that `reset` the initial one of the next. The
+    first `reset` of an env takes the seed of `skrl.utils.set_seed`.
 
     Args:
         env: its observations are Box, Discrete, one-dimensional MultiDiscrete, or Dict or Tuple of them; its actions are Box,
@@ -60,9 +58,8 @@ AnAgent = TypeVar("AnAgent", bound=Agent)
 def true_successors(agent: AnAgent) -> AnAgent:
     """Lets an skrl agent record the true successors of `to_skrl`'s env as its next observations, and returns it.
 
-    skrl's trainers record the observation that they act on next. Where an episode ended, it is the initial observation of
-    another one: PPO with `time_limit_bootstrap=True`, SAC, TD3 and DDPG then bootstrap from the wrong state. An episode that
-    is both terminated and truncated is recorded as terminated, because PPO bootstraps wherever `truncated` is set.
+    skrl's trainers record the observation that they act on next: where an episode ended, the initial one of another episode.
+    An episode that is both terminated and truncated is recorded as terminated: PPO bootstraps wherever `truncated` is set.
 
     Args:
         agent: an skrl agent, alone in its trainer. Its `record_transition` is replaced, once.

@@ -64,24 +64,20 @@ def from_functions(
         max_episode_steps: truncates episodes at this length, in addition to `truncated`. None disables it.
         clock: returns the simulator's own count of steps of each episode, integers `(num_envs,)`, which `env.elapsed_steps`
             then reads and writes in place. None: the env counts.
-        seed: seeds the simulator with an int below 2**31: `reset(seed=seed)` calls it with `seed + first_index`, before
-            `reset`. The rows share what it seeds. Without it, a reset takes no seed.
+        seed: seeds the simulator with `seed + first_index`, an int below 2**31. Without it, `env.reset` takes no seed.
         close: for `env.close()`.
         info_keys: names of numbers in `info` to pass on under `("next", "info", name)`, as `(num_envs, 1)` float32.
         device: of the simulator's tensors. `.to(device)` moves the env, and not the simulator.
         first_index: global index of the first env, for a shard of a larger run.
 
     >>> from gymnasium.spaces import Box
-    >>> height = torch.zeros(3, 1)
-    >>> def step(push):
-    ...     fallen = height.add_(push).squeeze(-1) < -1
-    ...     return height, -height, fallen, torch.zeros(3), {}
+    >>> height = torch.zeros(2, 1)
     >>> reset = lambda mask: height.masked_fill_(mask.unsqueeze(-1), 0.5)
-    >>> env = from_functions(reset, step, 3, Box(-9, 9, (1,)), Box(-2, 2, (1,)), max_episode_steps=100)
-    >>> td = env.reset()
-    >>> transition, td = env.step(torch.tensor([[-2.0], [0.0], [1.0]]))
+    >>> step = lambda push: (height.add_(push), -height, height < -1, torch.zeros(2), {})
+    >>> env = from_functions(reset, step, 2, Box(-9, 9, (1,)), Box(-2, 2, (1,)))
+    >>> transition, td = env.step(env.reset().set("action", torch.tensor([[-2.0], [1.0]])))
     >>> transition["next", "observation"].flatten(), td["observation"].flatten()
-    (tensor([-1.5000,  0.5000,  1.5000]), tensor([0.5000, 0.5000, 1.5000]))
+    (tensor([-1.5000,  1.5000]), tensor([0.5000, 1.5000]))
     """
     owner = "from_functions"
     functions = {"reset": reset, "step": step, "clock": clock, "seed": seed, "close": close}
@@ -153,7 +149,7 @@ class TensorEnv(_checks.SimulatorEnv):
         if self.functions["clock"] is None:
             self.elapsed.add_(1)
         if self.signature.max_episode_steps is not None:
-            truncated = truncated | (self._read_clock().view(-1, 1).to(self.device) >= self.signature.max_episode_steps)
+            truncated = truncated | (self._clocks()[0].view(-1, 1).to(self.device) >= self.signature.max_episode_steps)
         successor = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
         if self.info_spaces:
             entries = {name: self._column(info[name], torch.float32) for name in self.info_spaces}
@@ -213,12 +209,8 @@ class TensorEnv(_checks.SimulatorEnv):
         needed = f"{what}, a tensor of shape {shape} on {self._simulator_device}"
         raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
 
-    def _read_clock(self) -> Tensor:
-        return self.elapsed if self.functions["clock"] is None else self.functions["clock"]()
-
-    def _write_clock(self, steps: Tensor) -> None:
-        clock = self._read_clock()
-        clock.copy_(steps.view_as(clock))
+    def _clocks(self) -> list[Tensor]:
+        return [self.elapsed if self.functions["clock"] is None else self.functions["clock"]()]
 
     def close(self) -> None:
         if self.functions["close"] is not None:

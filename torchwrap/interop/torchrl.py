@@ -27,17 +27,15 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     """Makes a TorchRL env of a torchwrap env: for its collectors, losses, and transforms.
 
     `step_and_maybe_reset`, which `rollout` and `Collector` call, is one step of `env`, auto-reset included: without a device
-    synchronization, and with true final observations. A TorchRL `TransformedEnv` on it synchronizes in every step: put
-    torchwrap's transforms on `env` instead where there is a choice.
+    synchronization, and with true final observations. Put torchwrap's transforms on `env`, and this adapter last.
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
     categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
     because TorchRL wants to know all keys; roots of new episodes hold infos of the reset, if there are any, or zeros. A step
     of a copy of `env` finds the keys.
 
-    `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. TorchRL's global seeds have
-    no effect. `train`, `eval`, `state_dict`, `to` and `close` reach `env`; a TorchRL `TransformedEnv` passes on the last two.
-    `Collector.state_dict()` leaves out what `env` has learned: `saved["env_state_dict"] = env.state_dict()` adds it.
+    `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. `train`, `eval`,
+    `state_dict`, `to` and `close` reach `env`. `Collector.state_dict()` leaves out what `env` has learned.
 
     Args:
         env: any env, compiled or not. The result owns it from now on.
@@ -149,11 +147,7 @@ class _StandIn(Env):
 
 
 def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpec:
-    """The spec of a batch of values of a space.
-
-    A `Box` with an infinite bound is unbounded, because TorchRL cannot draw from one. `Discrete` and `MultiDiscrete` are
-    categorical. Those that do not start at 0 are bounded integers.
-    """
+    """The spec of a batch of values of a space. TorchRL cannot draw from a `Box` with an infinite bound: it is unbounded."""
     parts = spaces.children(space)
     if parts is not None:
         specs = {key: to_spec(part, num_envs, device) for key, part in parts.items()}

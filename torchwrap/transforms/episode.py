@@ -31,9 +31,8 @@ _REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 class RecordEpisodeStatistics(Transform):
     """Records the return and length of the running episode at every step, and of the latest finished episodes.
 
-    It adds two keys: `("next", f"{stats_key}_return")` and `("next", f"{stats_key}_length")`. At the last step of an episode
-    they hold its totals. An episode counts as finished when its env is reset, whatever the cause. The latest finished ones are
-    in `return_queue` and `length_queue`.
+    It adds `("next", f"{stats_key}_return")` and `("next", f"{stats_key}_length")`, which at the last step of an episode hold
+    its totals. An episode counts as finished when its env is reset. The latest ones are in `return_queue` and `length_queue`.
 
     Args:
         buffer_length: number of finished episodes to keep.
@@ -45,12 +44,10 @@ class RecordEpisodeStatistics(Transform):
     Shape: the return is `(num_envs, 1)` float32, the length `(num_envs, 1)` int64.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(1, episode_lengths=2), RecordEpisodeStatistics())
-    >>> td = env.reset()
-    >>> for _ in range(2):
-    ...     transition, td = env.step(td.set("action", env.sample_action()))
+    >>> env = TransformedEnv(ScriptedEnv(1, episode_lengths=1), RecordEpisodeStatistics())
+    >>> transition, _ = env.step(env.reset().set("action", env.sample_action()))
     >>> transition["next", "episode_return"], env.transforms[0].return_queue
-    (tensor([[3.]]), tensor([3.]))
+    (tensor([[1.]]), tensor([1.]))
     """
 
     is_passive = True

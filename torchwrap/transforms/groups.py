@@ -48,10 +48,10 @@ class _Parts(Transform):
         return found, signature
 
     def _observation_of(self, name: str, observation: Any) -> Value:
-        raise NotImplementedError
+        return observation
 
     def _joined(self, td: TensorDict, found: dict[str, Value]) -> Value:
-        raise NotImplementedError
+        return tensordict({name: found[name] for name in sorted(found)}, td.batch_size[0])
 
     def step(self, td: TensorDict) -> TensorDict:
         return self._apart(td, lambda part, own: part.step(own))
@@ -89,12 +89,6 @@ class ObservationGroups(_Parts):
     def setup(self, signature: Signature) -> Signature:
         found, above = self._set_up(signature, dict.fromkeys(self.parts, signature.single_observation_space))
         return above.replace(single_observation_space=gym_spaces.Dict(found))
-
-    def _observation_of(self, name: str, observation: Any) -> Value:
-        return observation
-
-    def _joined(self, td: TensorDict, found: dict[str, Value]) -> Value:
-        return tensordict({name: found[name] for name in sorted(found)}, td.batch_size[0])
 
 
 class ObservationKeys(_Parts):

@@ -107,8 +107,7 @@ class FrameStackObservation(_History):
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(1,)), FrameStackObservation(3))
-    >>> td = env.reset()
-    >>> env.step(td.set("action", env.sample_action()))[1]["observation"].flatten()
+    >>> env.step(env.reset().set("action", env.sample_action()))[1]["observation"].flatten()
     tensor([0., 0., 1.])
     """
 

@@ -24,14 +24,12 @@ class RunningMeanStd(BatchedModule):
     """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
 
     NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of
-    values, per component.
+    values, per component. There is no pseudo-count prior: before its first value, the mean of a component is 0 and the
+    variance 1.
 
-    The module keeps sums of differences from a reference row, in float64, and int64 counts. There is no pseudo-count prior:
-    before its first value, the mean of a component is 0 and the variance 1.
-
-    The reference is the first row that was counted, so a mean that is large compared to the deviation does not cancel the sums
-    of squares: with R = (mean - reference)^2 / variance, the subtraction amplifies rounding errors R times, and a row that is
-    one of n has R <= n. Even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0.
+    The module keeps float64 sums of differences from a reference, the first row that was counted, and int64 counts. With
+    R = (mean - reference)^2 / variance, the variance has R times the rounding error of the sums; a row that is one of n has
+    R <= n, so even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0.
 
     Args:
         shape: of one row; at least one dimension.
@@ -183,10 +181,9 @@ class RunningMeanStd(BatchedModule):
 class NormalizeObservation(ObservationTransform):
     """Shifts and scales each component of the observation to mean 0 and variance 1 over all observations seen.
 
-    The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once:
-    successors, final observations included, and initial observations; NaN and infinity pass, but do not count. All envs share
-    the statistics, which are the transform's `state_dict`: a `RunningMeanStd`, `statistics`, whose `set_moments` takes
-    statistics of other libraries; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
+    The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once, final
+    and initial ones included; NaN and infinity pass, but do not count. All envs share the statistics, which are the
+    transform's `state_dict`: a `RunningMeanStd`, `statistics`; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
 
     Args:
         epsilon: added to the variance.
@@ -209,7 +206,8 @@ class NormalizeObservation(ObservationTransform):
         self.statistics_of = {path: _statistics(leaf, signature.device, path) for path, leaf in spaces.leaves(below)}
         each = list(self.statistics_of.values())
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
-        return signature.replace(single_observation_space=spaces.map_leaves(_unbounded, below))
+        above = spaces.map_leaves(lambda leaf: gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32), below)
+        return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
         return spaces.apply(lambda path, leaf: self.statistics_of[path].normalize(leaf, self.epsilon), observation)
@@ -257,18 +255,13 @@ def _statistics(leaf: gymnasium.Space[Any], device: torch.device, path: Path) ->
     return RunningMeanStd(box.shape or (1,), device, torch.float64 if wide else torch.float32)
 
 
-def _unbounded(leaf: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    return gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)
-
-
 class NormalizeReward(Transform):
     """Divides rewards by the standard deviation of the discounted return. The mean is not subtracted.
 
     At each step, return = gamma * return + reward; the statistics are updated with it; the reward becomes
-    reward / sqrt(var + epsilon); and where the episode ended, return = 0. This is the order of Stable-Baselines3's
-    `VecNormalize`; in Gymnasium the last reward leaks into the next episode. The first rewards can be large, because there are
-    few returns yet: put `ClipReward` above. After a reward that is not finite, the return of that env is not finite until its
-    episode ends, and does not count.
+    reward / sqrt(var + epsilon); and where the episode ended, return = 0, as in Stable-Baselines3's `VecNormalize`. The first
+    rewards can be large, because there are few returns yet: put `ClipReward` above. After a reward that is not finite, the
+    return of that env is not finite until its episode ends, and does not count.
 
     Args:
         gamma: discount of the return.

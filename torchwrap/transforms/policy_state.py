@@ -29,10 +29,7 @@ class PolicyState(Transform):
     Every root holds the state under its name, and `is_init`, which is set where the observation is an initial one. The policy
     reads `td[name]` and sets `td["next", name]`, as TorchRL's recurrent modules do. In rows whose episode ended, the next root
     holds the initial state, `fill`; elsewhere it is what the policy has set. A bare action, `env.step(action)`, does not
-    change it. `Collector`, compiled or not, and `evaluate` carry it, and a snapshot holds it.
-
-    In a chunk, `data[name][:, 0]` is where truncated backpropagation through time starts; `data["is_init"]` says where the
-    state starts over.
+    change it.
 
     Args:
         shapes: shape of each state by name, for one env, such as `{"hidden": (64,)}`.
@@ -41,13 +38,10 @@ class PolicyState(Transform):
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, episode_lengths=2), PolicyState({"count": ()}))
-    >>> td, counts = env.reset(), []
-    >>> for _ in range(4):  # a policy that counts the steps of the episode
-    ...     counts.append(td["count"].item())
-    ...     td["action"], td["next", "count"] = env.sample_action(), td["count"] + 1
-    ...     _, td = env.step(td)
-    >>> counts
-    [0.0, 1.0, 0.0, 1.0]
+    >>> td = env.reset()
+    >>> td["action"], td["next", "count"] = env.sample_action(), td["count"] + 1
+    >>> env.step(td)[1]["count"]
+    tensor([1.])
     """
 
     is_passive = True
@@ -65,8 +59,7 @@ class PolicyState(Transform):
 
     def setup(self, signature: Signature) -> Signature:
         declared = {name: EnvBuffer(shape, self.dtype, self.fill) for name, shape in self.shapes.items()}
-        twice = sorted(declared.keys() & signature.policy_state.keys())
-        if twice:
+        if twice := sorted(declared.keys() & signature.policy_state.keys()):
             raise ValueError(f"PolicyState needs names that no other PolicyState of the env has, but got {twice}.")
         return signature.replace(policy_state={**signature.policy_state, **declared})
 

@@ -18,14 +18,9 @@ def atari(preset: AtariPreset) -> Compose:
     What starts and ends the episodes drives the game, so it is in the env: `make_atari(id, num_envs, preset)` of
     `examples/atari_game.py` makes it.
 
-    | preset | frames | becomes | stack begins with | reward |
-    |---|---|---|---|---|
-    | "cleanrl" | RGB | 84 x 84, then gray | copies of the initial frame | its sign |
-    | "gymnasium" | gray | 84 x 84 | copies of the initial frame | unchanged |
-    | "sb3" | RGB | gray, then 84 x 84 | zeros | its sign |
-
     Args:
-        preset: whose results to compare with.
+        preset: "cleanrl", "gymnasium" or "sb3": whose results to compare with. They differ in the order of resizing and gray,
+            in what a stack begins with, and in whether rewards are replaced by their sign.
 
     Shape: `(height, width, 3)` uint8, or `(height, width)` for "gymnasium", to `(4, 84, 84)` uint8.
 

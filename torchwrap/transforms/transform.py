@@ -186,20 +186,15 @@ def construction(kind: Any, arguments: str = "") -> str:
 class Compose(Transform):
     """Several transforms as one, innermost first: observations and rewards pass in order, actions in reverse.
 
-    It has `len`, iteration, indexing and slicing; a slice is a list.
-
-    A transform is named after its class, and from the second of a class on with its number: `state_dict` has keys such as
-    "NormalizeObservation.statistics.count" and "NormalizeReward_2.statistics.count". A dict gives other names.
+    It has `len`, iteration, indexing and slicing; a slice is a list. A transform is named after its class, and from the second
+    of a class on with its number: "NormalizeReward_2.statistics.count" is a key of `state_dict`. A dict gives other names.
 
     Args:
         transforms: the transforms, or a dict of them by name. An empty list is the identity.
 
     >>> from torchwrap import transforms as T
-    >>> compose = Compose([T.ClipReward(-1, 1), T.TimeLimit(9)])
-    >>> compose
+    >>> Compose([T.ClipReward(-1, 1), T.TimeLimit(9)])
     Compose([ClipReward(min_reward=-1, max_reward=1), TimeLimit(max_episode_steps=9)])
-    >>> compose[1]
-    TimeLimit(max_episode_steps=9)
     """
 
     _modules: dict[str, Transform]  # type: ignore[assignment]

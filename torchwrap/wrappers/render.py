@@ -20,7 +20,7 @@ from torchwrap.wrappers.wrapper import Wrapper
 
 
 class RenderWrapper(Wrapper):
-    """Base for wrappers that render the env after each step, before finished rows are reset, and after each reset."""
+    """Base for wrappers that show the env after each step, before finished rows are reset, and after each reset."""
 
     def __init__(self, env: Env, from_observation: bool = False) -> None:
         super().__init__(env)
@@ -34,34 +34,6 @@ class RenderWrapper(Wrapper):
             fault = "cannot render the final frames of a SAME_STEP vector env"
             raise ValueError(f"{name} {fault}: make it in AutoresetMode.DISABLED.")
         self._env_fps = validation.positive(name, 'metadata["render_fps"]', env.metadata.get("render_fps") or 30)
-
-    def _render(self, td: TensorDict) -> TensorDict:
-        return td
-
-    def _picture(self, envs: Sequence[int], td: TensorDict) -> np.ndarray[Any, Any]:
-        """The frames of some envs as tiles of one RGB picture."""
-        source = td["observation"][list(envs)].cpu().numpy() if self.from_observation else self.env.render(envs)
-        frames = [np.asarray(frame) for frame in source]
-        for index, frame in enumerate(frames):
-            if self.from_observation and (frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))):
-                frame = frame[-1]  # the latest of a stack
-            if frame.dtype != np.uint8 or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
-                needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
-                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype}.")
-            gray = frame.reshape(*frame.shape[:2], -1)
-            frames[index] = np.repeat(gray, 3, 2) if gray.shape[2] == 1 else gray[..., :3]
-        return tiled(frames)
-
-    def _step(self, action: spaces.Value) -> TensorDict:
-        return self._render(super()._step(action))
-
-    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        return self._render(super()._reset(mask, options))
-
-    def _check_envs(self, envs: Sequence[int]) -> list[int]:
-        if not len(envs):
-            raise ValueError(f"{type(self).__name__} needs at least one index in envs, but got none.")
-        return [validation.integer(type(self).__name__, "each index in envs", row, 0, self.num_envs - 1) for row in envs]
 
 
 class AddRenderObservation(RenderWrapper):
@@ -97,6 +69,12 @@ class AddRenderObservation(RenderWrapper):
         space = pixels if render_only else spaces.dict_like(below, {render_key: pixels, **below.spaces})
         self.signature = env.signature.replace(single_observation_space=space)
 
+    def _step(self, action: spaces.Value) -> TensorDict:
+        return self._render(super()._step(action))
+
+    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
+        return self._render(super()._reset(mask, options))
+
     def _render(self, td: TensorDict) -> TensorDict:
         pixels = spaces.tensor(np.stack(self.env.render()), self.device)
         if self.render_only:
@@ -110,9 +88,9 @@ class AddRenderObservation(RenderWrapper):
 class RecordVideo(RenderWrapper):
     """Records mp4 videos of one env, or of several envs as tiles of one picture.
 
-    A video shows an episode of the first of `envs`, from the initial to the final observation, or a fixed number of frames.
-    Without a trigger, Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes the last
-    file, and so does the end of the env or of the program. It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
+    A video shows an episode of the first of `envs`, or a fixed number of frames. Without a trigger, Gymnasium's schedule
+    applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes the last file, and so does the end of the program.
+    It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
 
     Args:
         env: the env to wrap, made with `render_mode="rgb_array"`, unless observations are recorded.
@@ -122,8 +100,8 @@ class RecordVideo(RenderWrapper):
         name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and `{name_prefix}-step-{number}.mp4`.
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
-        from_observation: whether to record observations that are images, or the latest one of a stack, instead of `render()`:
-            for ALE's vector env, which renders nothing, and for frames as the agent sees them.
+        from_observation: whether to record observations that are images, or the latest one of a stack, instead of `render()`.
+            ALE's vector env needs it.
 
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +132,9 @@ class RecordVideo(RenderWrapper):
         if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
             got = f"{video_folder!r} and {name_prefix!r}"
             raise TypeError(f"RecordVideo needs video_folder and name_prefix as strings, but got {got}.")
-        self.envs = self._check_envs(envs)
+        if not len(envs):
+            raise ValueError("RecordVideo needs at least one index in envs, but got none.")
+        self.envs = [validation.integer("RecordVideo", "each index in envs", row, 0, self.num_envs - 1) for row in envs]
         self.fps = self._env_fps if fps is None else validation.positive("RecordVideo", "fps", fps)
         self.video_length = validation.integer("RecordVideo", "video_length", video_length, at_least=0)
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
@@ -195,6 +175,20 @@ class RecordVideo(RenderWrapper):
         temporary: Any = path.with_name(f".{path.name}")
         self._writer = imageio.v2.get_writer(temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2)
         self._complete = Finalize(self, _complete, (self._writer, temporary, path), exitpriority=10)  # without close()
+
+    def _picture(self, envs: Sequence[int], td: TensorDict) -> np.ndarray[Any, Any]:
+        """The frames of some envs as tiles of one RGB picture."""
+        source = td["observation"][list(envs)].cpu().numpy() if self.from_observation else self.env.render(envs)
+        frames = [np.asarray(frame) for frame in source]
+        for index, frame in enumerate(frames):
+            if self.from_observation and (frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))):
+                frame = frame[-1]  # the latest of a stack
+            if frame.dtype != np.uint8 or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
+                needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
+                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype}.")
+            gray = frame.reshape(*frame.shape[:2], -1)
+            frames[index] = np.repeat(gray, 3, 2) if gray.shape[2] == 1 else gray[..., :3]
+        return tiled(frames)
 
     def _capture_frame(self, td: TensorDict) -> None:
         if self._writer is not None:

@@ -16,38 +16,6 @@ from torchwrap.env import Env
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper, layers
 
 
-def repeat(
-    step: Callable[[Any], TensorDict], action: Any, times: int, summed_info: Sequence[str], simulator: Env | None = None
-) -> TensorDict:
-    """The successor of `times` steps with one action: the latest of each env's episode, with the sum of its rewards.
-
-    An env whose episode is over is stepped too, because a batch is stepped as a whole, and what it returns is ignored: an
-    auto-reset follows. Every step is taken, whatever the other envs do, so that the random numbers of an env do not depend on
-    them. A simulator on the host leaves out what is over, where it can, because its random numbers do not belong to episodes.
-    """
-    whole = step(action.clone())  # which may write to it
-    keys: list[Any] = ["reward", *(("info", name) for name in summed_info)]
-    for key, value in zip(keys[1:], spaces.infos("summed_info", whole, summed_info), strict=True):
-        whole.set(key, value.float())
-    outer = None if simulator is None else simulator._live
-    try:
-        for _ in range(times - 1):
-            alive = RowMask(~(whole["terminated"] | whole["truncated"]), synchronize=simulator is not None)
-            if simulator is not None:
-                if not alive.any():
-                    break
-                simulator._live = alive
-            latest = step(action.clone())
-            sums = [whole[key] + alive.where(latest[key], 0) for key in keys]
-            whole = alive.where(latest, whole)
-            for key, value in zip(keys, sums, strict=True):
-                whole.set(key, value)
-    finally:
-        if simulator is not None:
-            simulator._live = outer
-    return whole
-
-
 class _Repeat(Wrapper):
     """Base for wrappers that step the env below several times."""
 
@@ -67,7 +35,34 @@ class _Repeat(Wrapper):
             self.signature = env.signature.replace(summed_info=summed, max_episode_steps=limit and -(-limit // repeats))
 
     def _repeat(self, step: Callable[[Any], TensorDict], action: spaces.Value) -> TensorDict:
-        return repeat(step, action, self.repeats, self.summed_info, self.unwrapped if self.host_stepped else None)
+        """The successor of several steps with one action: the latest of each env's episode, with the sum of its rewards.
+
+        A batch is stepped as a whole. What an env returns after the end of its episode is ignored. Every step is taken, so
+        that the random numbers of an env do not depend on the other envs. A simulator on the host leaves out the envs whose
+        episode is over, where it can, because its random numbers do not belong to episodes.
+        """
+        simulator = self.unwrapped if self.host_stepped else None
+        whole = step(action.clone())  # which may write to it
+        keys: list[Any] = ["reward", *(("info", name) for name in self.summed_info)]
+        for key, value in zip(keys[1:], spaces.infos("summed_info", whole, self.summed_info), strict=True):
+            whole.set(key, value.float())
+        outer = None if simulator is None else simulator._live
+        try:
+            for _ in range(self.repeats - 1):
+                alive = RowMask(~(whole["terminated"] | whole["truncated"]), synchronize=simulator is not None)
+                if simulator is not None:
+                    if not alive.any():
+                        break
+                    simulator._live = alive
+                latest = step(action.clone())
+                sums = [whole[key] + alive.where(latest[key], 0) for key in keys]
+                whole = alive.where(latest, whole)
+                for key, value in zip(keys, sums, strict=True):
+                    whole.set(key, value)
+        finally:
+            if simulator is not None:
+                simulator._live = outer
+        return whole
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
@@ -91,12 +86,9 @@ class RepeatAction(_Repeat):
         ValueError: for a simulator of several envs that cannot leave out those whose episode is over.
 
     >>> from torchwrap.testing import ScriptedEnv
-    >>> env = RepeatAction(ScriptedEnv(1, episode_lengths=3), 2)
-    >>> td = env.reset()
-    >>> for _ in range(2):  # rewards 1 + 2, and 3
-    ...     transition, td = env.step(td.set("action", env.sample_action()))
-    >>> transition["next", "reward"], transition["next", "done"]
-    (tensor([[3.]]), tensor([[True]]))
+    >>> env = RepeatAction(ScriptedEnv(2, episode_lengths=(2, 1)), 2)
+    >>> env.step(env.reset().set("action", env.sample_action()))[0]["next", "reward"].flatten()  # 1 + 2, and 1
+    tensor([3., 1.])
     """
 
     def __init__(self, env: Env, num_repeats: int, *, summed_info: Sequence[str] = ()) -> None:

@@ -103,13 +103,15 @@ class Wrapper(Env):
     def _owner(self, name: str) -> nn.Module | None:
         return next((part for part in self._parts() if hasattr(part, name)), None)
 
+    def _clocks(self) -> list[Tensor]:
+        return [clock for part in self._parts() for clock in EpisodeClock.of(part)]
+
     def _read_clock(self) -> Tensor | None:
-        clocks = [clock for part in self._parts() for clock in EpisodeClock.of(part)]
-        return clocks[0] if clocks else self.env._read_clock()
+        own = super()._read_clock()
+        return self.env._read_clock() if own is None else own
 
     def _write_clock(self, steps: Tensor) -> None:
-        for clock in [clock for part in self._parts() for clock in EpisodeClock.of(part)]:
-            clock.copy_(steps.view_as(clock))
+        super()._write_clock(steps)
         self.env._write_clock(steps)
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -152,11 +154,8 @@ class TransformedEnv(Wrapper):
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> from torchwrap import transforms as T
-    >>> env = TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
-    >>> env
+    >>> TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
     <TimeLimit(max_episode_steps=9)<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>
-    >>> env.transforms[-1]
-    TimeLimit(max_episode_steps=9)
     """
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
