@@ -41,8 +41,7 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
         The `VecEnv`. Its `step(actions)`, float32 `(num_envs, num_actions)`, returns the groups in a TensorDict, rewards
         `(num_envs,)` float32, dones `(num_envs,)` int64, and `extras` with "time_outs", `(num_envs,)` bool: truncated and not
         terminated; and "final_obs", the groups of the true successor. `extras["log"]`, of which rsl_rl logs the means, holds
-        the numbers of the env's info, such as terms of the reward; and, with `transforms.RecordEpisodeStatistics` on the env,
-        the returns and lengths of the episodes that ended in this step.
+        the numbers of the env's info, and those of `transforms.RecordEpisodeStatistics` for the episodes that ended.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))
