@@ -19,8 +19,7 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     process has counted since the last call. Counts are exact, and sums equal a single process's up to the order of addition.
     Compiled envs and CUDA graphs stay valid. Without an initialized process group, the call does nothing.
 
-    What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
-    the last call, so a process that restores one goes on as before.
+    What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared.
 
     Args:
         env: an `Env`, or any other module that contains statistics.

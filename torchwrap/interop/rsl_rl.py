@@ -31,8 +31,8 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
 
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, which becomes the group
-            "policy", or a Dict of them, which become groups of the same names, such as "actor" and "critic". rsl_rl's actions
-            are unbounded: put `transforms.ClipAction` on an env that does not clip them.
+            "policy", or a Dict of them, which become groups of the same names. rsl_rl's actions are unbounded: put
+            `transforms.ClipAction` on an env that does not clip them.
         cfg: for the runner's loggers; it is kept, not copied. `{"is_finite_horizon": True}` leaves `extras["time_outs"]` out,
             as in Isaac Lab, so that nothing is added to the reward at a time-out.
         seed: for the reset. None draws one from the operating system.
