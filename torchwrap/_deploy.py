@@ -57,9 +57,8 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     what `PolicyState` declares), as `module(observation, state) -> (action, state)`, with a dict of tensors `(batch, ...)`.
     Its entry `is_first`, bool `(batch, 1)`, is set in `initial_state(batch)`; set rows of it to start episodes in them.
 
-    With torch 2.11 or later, PyTorch alone, ONNX Runtime and AOTInductor can run the exported program:
-
-        program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+    `torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())` makes a program that PyTorch
+    alone, ONNX Runtime and AOTInductor can run, with torch 2.11 or later.
 
     Args:
         env: the env that the policy was trained in, or a sibling with its `state_dict`.

@@ -16,13 +16,11 @@ from torchwrap.transforms.normalize import RunningMeanStd
 def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Merges the running statistics of all processes. Each process then has the statistics of the rows that all have seen.
 
-    Call it once per rollout, on every process of the group, in train() and eval() alike. Every `RunningMeanStd` keeps sums, so
-    one float64 all-reduce adds what each process has counted since the last call. Counts are exact, and sums equal a single
-    process's up to the order of addition. Buffers keep their addresses, so compiled envs and CUDA graphs stay valid. Without
-    an initialized process group, the call does nothing.
+    Call it once per rollout, on every process of the group, in train() and eval() alike. One float64 all-reduce adds what each
+    process has counted since the last call. Counts are exact, and sums equal a single process's up to the order of addition.
+    Compiled envs and CUDA graphs stay valid. Without an initialized process group, the call does nothing.
 
-    What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared at
-    the last call, so a process that restores one goes on as before.
+    What `load_state_dict` has loaded counts as shared: every process has to load the same. A snapshot holds what was shared.
 
     Args:
         env: an `Env`, or any other module that contains statistics.

@@ -128,10 +128,7 @@ class CompiledTransforms:
 
 
 class CompiledCollector:
-    """Takes the place of `Collector._collect`: a graph of `unroll` steps, policy included, that runs again and again.
-
-    On CUDA the whole rollout is captured as one CUDA graph.
-    """
+    """Takes the place of `Collector._collect`: a graph of `unroll` steps, run repeatedly; on CUDA, all is one CUDA graph."""
 
     def __init__(self, collector: Collector, unroll: int, settings: Settings) -> None:
         env = collector.env

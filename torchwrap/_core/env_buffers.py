@@ -42,7 +42,8 @@ class EnvBuffer(_Declaration):
     it, `.to` moves it, `Env.snapshot` saves it, and `state_dict` leaves it out.
 
     Args:
-        shape, dtype, fill: of one row, with `fill` in each element.
+        shape, dtype: of one row.
+        fill: the initial value of each element.
         row: instead of the three above: gives the initial row as a tensor, from the module. Needed if it depends on a space.
 
     >>> from torchwrap import TransformedEnv, testing, transforms

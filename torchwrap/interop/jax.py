@@ -95,7 +95,7 @@ def from_brax(
         env: a name, as for `brax.envs.get_environment`, or the env itself, without Brax's training wrappers; of MuJoCo
             Playground with `config_overrides={"impl": "jax"}`, because Warp computes outside of JAX.
         num_envs, device, first_index: as for `from_jax`.
-        max_episode_steps: truncates episodes at this length. None disables it. Brax's own default is 1000.
+        max_episode_steps: truncates episodes at this length. None disables it.
         info_keys: names among the numbers in `state.metrics` and `state.info`; see `from_jax`.
 
     >>> env = from_brax("inverted_pendulum", num_envs=4096)  # doctest: +SKIP

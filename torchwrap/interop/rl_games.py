@@ -62,7 +62,7 @@ def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
         The `IVecEnv`. Its `step(actions)`, `(num_envs,)` int64 or `(num_envs, n)` float32, returns the observations to act on
         next, rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and `infos` with "time_outs", `(num_envs,)` bool:
         truncated and not terminated; "final_observation", the true successor; and, if the env has an info, "episode" with its
-        numbers `(num_envs,)`, such as terms of the reward, of which rl_games' `IsaacAlgoObserver` logs the means.
+        numbers `(num_envs,)`, of which rl_games' `IsaacAlgoObserver` logs the means.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rl_games(ScriptedEnv(2, (1,), episode_lengths=1, ending="truncated"))

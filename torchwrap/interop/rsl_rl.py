@@ -31,8 +31,8 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
 
     Args:
         env: its actions are a float32 Box with one dimension. Its observations are such a Box, which becomes the group
-            "policy", or a Dict of them, which become groups of the same names, such as "actor" and "critic". rsl_rl's actions
-            are unbounded: put `transforms.ClipAction` on an env that does not clip them.
+            "policy", or a Dict of them, which become groups of the same names. rsl_rl's actions are unbounded: put
+            `transforms.ClipAction` on an env that does not clip them.
         cfg: for the runner's loggers; it is kept, not copied. `{"is_finite_horizon": True}` leaves `extras["time_outs"]` out,
             as in Isaac Lab, so that nothing is added to the reward at a time-out.
         seed: for the reset. None draws one from the operating system.
@@ -41,8 +41,7 @@ def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None =
         The `VecEnv`. Its `step(actions)`, float32 `(num_envs, num_actions)`, returns the groups in a TensorDict, rewards
         `(num_envs,)` float32, dones `(num_envs,)` int64, and `extras` with "time_outs", `(num_envs,)` bool: truncated and not
         terminated; and "final_obs", the groups of the true successor. `extras["log"]`, of which rsl_rl logs the means, holds
-        the numbers of the env's info, such as terms of the reward; and, with `transforms.RecordEpisodeStatistics` on the env,
-        the returns and lengths of the episodes that ended in this step.
+        the numbers of the env's info, and those of `transforms.RecordEpisodeStatistics` for the episodes that ended.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = to_rsl_rl(ScriptedEnv(2, (3,), episode_lengths=1, ending="truncated"))

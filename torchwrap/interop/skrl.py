@@ -28,9 +28,8 @@ def to_skrl(env: Env) -> SkrlEnv:
     `truncated` `(num_envs, 1)` bool. All tensors stay on the env's device, are not copied, and are the caller's.
 
     `infos` holds the true successors, `(num_envs, D)`, under "final_observations" (see `true_successors`), and the env's own
-    info. "episode", which skrl's trainers log, holds the means over envs of the numbers in that info, such as terms of the
-    reward. If the env has `RecordEpisodeStatistics`, it also holds the mean "return" and "length" of the episodes that ended
-    in this step.
+    info. "episode", which skrl's trainers log, holds the means over envs of the numbers in that info, and, if the env has
+    `RecordEpisodeStatistics`, the mean "return" and "length" of the episodes that ended in this step.
 
     An agent saves and loads what the transforms have learned if it knows the env: `agent.checkpoint_modules["env"] = env`.
 

@@ -114,7 +114,7 @@ class TensorEnv(_checks.SimulatorEnv):
         self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, spaces.REWARD)
         self._simulator_device, self.can_repeat = signature.device, final_key is None
         self._unchecked = {"reset", "step", "step's final observations"}
-        # Of the rows that are already reset.
+        # Initial observations of the rows that are already reset.
         self._initial = spaces.zeros(signature.single_observation_space, signature.num_envs, signature.device)
 
     def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:

@@ -30,9 +30,8 @@ def to_torchrl(env: Env) -> TorchRLEnvBase:
     synchronization, and with true final observations. Put torchwrap's transforms on `env`, and this adapter last.
 
     Observations are under "observation"; `Dict` and `Tuple` spaces are nested. Actions of `Discrete` and `MultiDiscrete` are
-    categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too,
-    because TorchRL wants to know all keys; roots of new episodes hold infos of the reset, if there are any, or zeros. A step
-    of a copy of `env` finds the keys.
+    categorical, not one-hot. `info` and other keys that transforms add, such as "episode_return", are observation keys too;
+    roots of new episodes hold infos of the reset, if there are any, or zeros. A step of a copy of `env` finds the keys.
 
     `set_seed` takes effect at the next reset: call it before a `Collector` is made, which resets. `train`, `eval`,
     `state_dict`, `to` and `close` reach `env`. `Collector.state_dict()` leaves out what `env` has learned.

@@ -55,8 +55,8 @@ class TransformAction(ActionTransform):
 class StickyAction(Transform):
     """Repeats the previous action at random (sticky actions).
 
-    At each step a series of repeats starts with probability `repeat_action_probability`, unless one is running. The first
-    action of an episode is always the agent's. Source: Machado et al., "Revisiting the Arcade Learning Environment", 2018.
+    At each step a series of repeats starts, unless one is running. The first action of an episode is always the agent's.
+    Source: Machado et al., "Revisiting the Arcade Learning Environment", 2018.
 
     Args:
         repeat_action_probability: probability that a series starts, in [0, 1).
@@ -65,11 +65,9 @@ class StickyAction(Transform):
     Shape: any action space, unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Discrete(9)), StickyAction(0.999, (2, 3)))
-    >>> td = env.reset(seed=0)
-    >>> for action in range(3):
-    ...     transition, td = env.step(td.set("action", torch.tensor([action])))
-    >>> transition["next", "info", "action"]  # the action that the env received
+    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Discrete(9)), StickyAction(0.999))
+    >>> _, td = env.step(env.reset(seed=0).set("action", torch.tensor([0])))
+    >>> env.step(td.set("action", torch.tensor([1])))[0]["next", "info", "action"]  # the action that the env received
     tensor([0])
     """
 

@@ -1,4 +1,4 @@
-"""PolicyState: the hidden state of a recurrent policy, which travels in the root from step to step."""
+"""PolicyState: the hidden state of a recurrent policy, and the functions with which `Env` and `Collector` carry it."""
 
 from __future__ import annotations
 
@@ -62,9 +62,6 @@ class PolicyState(Transform):
         if twice := sorted(declared.keys() & signature.policy_state.keys()):
             raise ValueError(f"PolicyState needs names that no other PolicyState of the env has, but got {twice}.")
         return signature.replace(policy_state={**signature.policy_state, **declared})
-
-
-# How the state travels: `Env` and `Collector` call these.
 
 
 def keys(signature: Signature) -> list[str]:
