@@ -126,8 +126,8 @@ def test_scores_compare_at_equal_steps_and_at_equal_cpu_seconds(load):
     ]
 
 
-def test_project_readme_has_the_scores(load):
-    scores, text = load("scores"), " ".join((ROOT / "README.md").read_text().split())
+def test_the_guide_of_ppo_has_the_scores(load):
+    scores, text = load("scores"), " ".join((ROOT / "examples" / "guides" / "ppo.md").read_text().split())
     runs = json.loads(scores.FILE.read_text())["runs"]
     for name in ("Hopper", "Walker2d", "HalfCheetah", "InvertedPendulum", "Humanoid"):
         found = [run["final_mean_return"] for key, run in runs.items() if key.startswith(f"torchwrap/{name}-v5/")]

@@ -139,7 +139,7 @@ def test_repeat_wrappers_wrong_arguments_raise():
         (lambda: W.RepeatAction(transformed, 2), ValueError, "an env without transforms, but got <RecordEpisodeStatistics"),
         (lambda: W.RepeatAction(whole, 2), ValueError, "RepeatAction needs a simulator .* but got <GymnasiumEnv"),
         (lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"), TypeError, "summed_info as a list of .* strings, .* 'a'"),
-        (lambda: step(lacking, lacking.reset()), ValueError, r"summed_info needs an env with \['speed'\] in its info: "),
+        (lambda: step(lacking, lacking.reset()), ValueError, r"summed_info needs \['speed'\] in the env's info: "),
         (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip as an integer of at least 2, but got 1"),
         (lambda: W.MaxAndSkipObservation(dictionary), TypeError, "MaxAndSkipObservation needs a Box .* but got Dict"),
     ):
