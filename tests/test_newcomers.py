@@ -266,16 +266,9 @@ def test_step_takes_the_values_of_an_action_that_requires_grad(name):
         assert not any(leaf.requires_grad for leaf in (*transition["next"].values(True, True), *td.values(True, True)))
 
 
-class Forgetful(T.RewardTransform):
-    def reward(self, reward):
-        reward.clamp(0, 1)
-
-
-class Silent(T.Transform):
-    def setup(self, signature):
-        self.scale = 1.0
-
-
+# Without `return`.
+Forgetful = type("Forgetful", (T.RewardTransform,), {"reward": lambda self, reward: None})
+Silent = type("Silent", (T.Transform,), {"setup": lambda self, signature: None})
 LAMBDA = "T.TransformObservation(lambda obs: obs[:, :2])"
 SLIPS = {
     "env.reset(mask=torch.ones(2, 1, dtype=torch.bool))": r"but got \(2, 1\) torch\.bool on cpu: use `mask\.squeeze\(-1\)`",

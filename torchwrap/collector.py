@@ -45,7 +45,7 @@ class Collector:
             declares its state with `transforms.PolicyState`.
         num_steps: transitions per env and call.
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything.
-        progress: whether calls show a progress bar of tqdm.
+        progress: whether calls show a progress bar of tqdm. A rollout that is one CUDA graph shows none.
 
     Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, each step in one piece.
 

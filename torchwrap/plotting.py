@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -42,7 +43,7 @@ def plot_statistics(env: Env, td: TensorDictBase | None = None) -> Figure:
     parts: list[tuple[str, Any]] = []
     for name, module in env.named_modules():
         if isinstance(module, RunningMeanStd | RecordEpisodeStatistics):
-            parts.append((name.replace("env.", "").replace("transforms.", ""), module))
+            parts.append((".".join(part for part in name.split(".") if part not in ("env", "transforms")), module))
     if td is not None:
         for path, leaf in spaces.leaves(env.single_observation_space):
             values = spaces.at(td["observation"], path).double().cpu().reshape(-1, max(1, math.prod(leaf.shape or ())))
@@ -61,6 +62,9 @@ def plot_statistics(env: Env, td: TensorDictBase | None = None) -> Figure:
                 axes.errorbar(torch.arange(len(mean))[kept], mean[kept], std[kept], fmt="o", color=color)
             axes.set(ylabel=f"mean, std of {int(part.count.max()):,}")
         else:
-            axes.boxplot(part.numpy(), whis=(0, 100), positions=range(part.shape[1]))
-            axes.set(ylabel="value")
+            low, first, median, third, high = np.quantile(part, (0, 0.25, 0.5, 0.75, 1), axis=0)
+            axes.vlines(range(len(median)), low, high, color="C7")
+            axes.vlines(range(len(median)), first, third, color="C0", linewidth=4)
+            axes.plot(median, "k_")
+            axes.set(ylabel="range, quartiles, median")
     return figure

@@ -286,7 +286,7 @@ def infos(owner: str, td: TensorDict, names: Sequence[str]) -> list[Tensor]:
         return [td["info", name] for name in names]  # type: ignore[misc]
     except KeyError as error:
         remedy = "give an env of Gymnasium's the argument info_keys, and a FunctionalEnv the function state_info"
-        raise ValueError(f"{owner} needs {list(names)} in the env's info: {remedy}. {error.args[0]}.") from error
+        raise ValueError(f"{owner} needs {list(names)} in the env's info ({error.args[0]}): {remedy}.") from error
 
 
 def check_function(

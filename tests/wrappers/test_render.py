@@ -195,10 +195,9 @@ def test_render_wrappers_wrong_arguments_raise(tmp_path):
 
 def test_record_video_of_observations_shows_the_latest_frame_of_each_stack(tmp_path):
     for stacked, space in ((False, (32, 16)), (False, (32, 16, 3)), (True, (32, 16)), (True, (32, 16, 3))):
-        images = ScriptedEnv(2, observation_space=gymnasium.spaces.Box(0, 255, space, np.uint8))
-        bright = T.TransformObservation(
-            lambda obs: torch.stack([0 * obs, 0 * obs + 200], 1), gymnasium.spaces.Box(0, 255, (2, *space), np.uint8)
-        )
+        one, two = (gymnasium.spaces.Box(0, 255, shape, np.uint8) for shape in (space, (2, *space)))
+        images = ScriptedEnv(2, observation_space=one)
+        bright = T.TransformObservation(lambda obs: torch.stack([0 * obs, 0 * obs + 200], 1), two)
         images = tw.TransformedEnv(images, bright) if stacked else images
         env = W.RecordVideo(images, tmp_path, step_trigger=lambda number: number == 0, envs=(0, 1), from_observation=True)
         expected = env.step(env.reset(seed=0).set("action", env.sample_action()))[0]["next", "observation"].double()

@@ -132,14 +132,18 @@ def test_repeat_wrappers_wrong_arguments_raise():
     transformed = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
     dictionary = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))
     whole = tw.from_gymnasium(AsyncVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled"))
-    lacking = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
+    bare = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
     for make, error, words in (
         (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats as an integer .* but got 0"),
         (lambda: W.RepeatAction(ScriptedEnv(1), 1.5), TypeError, "RepeatAction needs num_repeats as an integer .* got 1.5"),
         (lambda: W.RepeatAction(transformed, 2), ValueError, "an env without transforms, but got <RecordEpisodeStatistics"),
         (lambda: W.RepeatAction(whole, 2), ValueError, "RepeatAction needs a simulator .* but got <GymnasiumEnv"),
         (lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"), TypeError, "summed_info as a list of .* strings, .* 'a'"),
-        (lambda: step(lacking, lacking.reset()), ValueError, r"summed_info needs \['speed'\] in the env's info: "),
+        (
+            lambda: step(bare, bare.reset()),
+            ValueError,
+            r"summed_info needs \['speed'\] in the env's info \(key .*\): give an ",
+        ),
         (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip as an integer of at least 2, but got 1"),
         (lambda: W.MaxAndSkipObservation(dictionary), TypeError, "MaxAndSkipObservation needs a Box .* but got Dict"),
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from gymnasium.spaces import Box
@@ -145,7 +145,8 @@ class CompiledCollector:
         tensors = [*buffers, *rows.leaves(root)]
         if self.captured is None:
             storage = self._allocate()
-            results = self._run_all(storage, tensors)
+            with progress_bar(self.collector.progress, self.collector.num_steps, "step") as advance:
+                results = self._run_all(storage, tensors, advance)
         else:
             captured, memory = self.captured
             results = captured(tensors)
@@ -175,22 +176,21 @@ class CompiledCollector:
         self.programs: dict[int, Program] = {}  # by their number of steps
         for steps in (min(self.unroll, number), number % self.unroll or self.unroll):
             self.programs[steps], _ = self.steps.prepare(root, {key: value[:steps] for key, value in storage.items()})
-        run = functools.partial(self._run_all, storage)
+        run = functools.partial(self._run_all, storage, advance=lambda number: None)
         self.captured = (CudaGraph(run, self.inputs.num_tensors), storage) if graph.captures(env.device) else None
 
     def _allocate(self) -> Storage:
         empty = functools.partial(torch.empty_like, device=self.collector.env.signature.device)
         return dict(zip(self.layout, map(empty, self.layout.values()), strict=True))
 
-    def _run_all(self, storage: Storage, tensors: list[Tensor]) -> Sequence[Tensor]:
+    def _run_all(self, storage: Storage, tensors: list[Tensor], advance: Callable[[int], Any]) -> Sequence[Tensor]:
         buffers, leaves, outside = tensors[: self.inputs.num_tensors], tensors[self.inputs.num_tensors :], list[Tensor]()
         split = functools.partial(torch.split, split_size_or_sections=self.unroll)
-        with progress_bar(self.collector.progress, self.collector.num_steps, "step") as advance:
-            for part in zip(*map(split, storage.values()), strict=True):  # where each graph writes to
-                results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
-                leaves = list(results[: self.num_root])
-                outside += results[self.num_root :]
-                advance(len(part[0]))
+        for part in zip(*map(split, storage.values()), strict=True):  # where each graph writes to
+            results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
+            leaves = list(results[: self.num_root])
+            outside += results[self.num_root :]
+            advance(len(part[0]))
         return [*leaves, *outside]
 
     def _rollout(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:

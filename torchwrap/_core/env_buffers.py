@@ -27,8 +27,10 @@ class _Declaration:
     def __get__(self, module: nn.Module | None, owner: type) -> _Declaration | Tensor:
         if module is None:
             return self
-        is_registered = self.name in module._buffers
-        return module._buffers[self.name] if is_registered else nn.Module.__getattr__(module, self.name)  # type: ignore[return-value]
+        try:
+            return module._buffers[self.name]  # type: ignore[return-value]
+        except KeyError:
+            raise AttributeError(self.name) from None  # Python then calls nn.Module.__getattr__, which has the message
 
 
 class ConstantBuffer(_Declaration):

@@ -93,7 +93,7 @@ class RslRlVecEnv(VecEnv):
         return self.get_observations(), {}
 
     def get_observations(self) -> TensorDict:
-        """Those of the last step or reset, or of `env.restore`."""
+        """The observations of the last step, reset or `env.restore`."""
         return self._groups(self.env._check_ready("get_observations()")["observation"])
 
     # Because the runner steps in inference mode: a tensor made there, and kept, cannot be written to outside.
