@@ -28,7 +28,7 @@ class RunningMeanStd(BatchedModule):
     variance 1.
 
     The module keeps float64 sums of differences from a reference, the first row that was counted, and int64 counts. With
-    R = (mean - reference)^2 / variance, the variance has R times the rounding error of the sums; a row that is one of n has
+    R = (mean - reference)^2 / variance, the variance has R times the rounding error of the sums. A reference among n rows has
     R <= n, so even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0.
 
     Args:
