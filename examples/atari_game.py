@@ -27,7 +27,12 @@ INFO_KEYS = ("game_over", "game_return", "lives")
 """What `make_atari` passes on under `("next", "info", name)`."""
 
 
-def make_atari(id: str, num_envs: int, preset: Literal["cleanrl", "gymnasium", "sb3"] = "cleanrl", **kwargs: Any) -> tw.Env:
+def make_atari(
+    id: str,
+    num_envs: int,
+    preset: Literal["cleanrl", "gymnasium", "sb3"] = "cleanrl",
+    **kwargs: Any,
+) -> tw.Env:
     """Makes Atari games whose episodes start and end as in CleanRL's, Gymnasium's or Stable-Baselines3's stack.
 
     Observations are raw frames: `torchwrap.transforms.atari(preset)` does the rest.
@@ -55,8 +60,15 @@ def make_atari(id: str, num_envs: int, preset: Literal["cleanrl", "gymnasium", "
         raise ValueError(f"make_atari needs a preset among {sorted(_GAME)}, but got {preset!r}.")
     spec: Any = gymnasium.registry.get(id)
     if spec is None or not str(spec.entry_point).startswith(ale_py.__name__):
-        raise ValueError(f'make_atari needs the id of a game of ALE, such as "ALE/Pong-v5", but got {id!r}.')
-    return tw.make(f"{__name__}:{_ID}", num_envs, game=id, **{"info_keys": INFO_KEYS, **_GAME[preset], **kwargs})
+        raise ValueError(
+            f'make_atari needs the id of a game of ALE, such as "ALE/Pong-v5", but got {id!r}.'
+        )
+    return tw.make(
+        f"{__name__}:{_ID}",
+        num_envs,
+        game=id,
+        **{"info_keys": INFO_KEYS, **_GAME[preset], **kwargs},
+    )
 
 
 class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
@@ -101,7 +113,9 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
         self.observation_space = gymnasium.spaces.Box(0, 255, self._frames.shape[1:], np.uint8)
         self._lost_life, self._game_over, self._game_return, self._lives = False, False, 0.0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._begin_episode(seed)
         for action in (1, 2) if self.fire_reset else ():
             self._act(action)
@@ -152,7 +166,11 @@ class AtariGame(gymnasium.Env[NDArray[np.uint8], int]):
         return np.maximum(*self._frames)
 
     def _info(self) -> dict[str, Any]:
-        return {"game_over": self._game_over, "game_return": self._game_return, "lives": self._lives}
+        return {
+            "game_over": self._game_over,
+            "game_return": self._game_return,
+            "lives": self._lives,
+        }
 
     def render(self) -> Any:
         return self.env.render()

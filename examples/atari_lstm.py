@@ -77,7 +77,7 @@ def make_env(args: Args, num_envs: int, life_loss_info: bool = True) -> tw.Env:
         reward_clipping=False,  # so that game_return is the score; ClipReward clips for the agent
         info_keys=["game_return", "game_over"],
     )
-    state = T.PolicyState({"hidden": (args.hidden_size,), "cell": (args.hidden_size,)})
+    state = tw.PolicyState({"hidden": (args.hidden_size,), "cell": (args.hidden_size,)})
     return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.ClipReward(-1, 1), state)
 
 
@@ -86,26 +86,36 @@ class Agent(nn.Module):
         super().__init__()
         sizes = [(1, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
         layers = [layer for size in sizes for layer in (layer_init(nn.Conv2d(*size)), nn.ReLU())]
-        self.network = nn.Sequential(*layers, nn.Flatten(), layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU())
+        self.network = nn.Sequential(
+            *layers, nn.Flatten(), layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()
+        )
         self.lstm = nn.LSTMCell(512, args.hidden_size)
         for name, parameter in self.lstm.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        self.actor = layer_init(nn.Linear(args.hidden_size, int(env.single_action_space.n)), std=0.01)
+        self.actor = layer_init(
+            nn.Linear(args.hidden_size, int(env.single_action_space.n)), std=0.01
+        )
         self.critic = layer_init(nn.Linear(args.hidden_size, 1), std=1.0)
 
     def get_distribution_and_value(self, hidden: Tensor) -> tuple[Categorical, Tensor]:
-        return Categorical(logits=self.actor(hidden), validate_args=False), self.critic(hidden).squeeze(-1)
+        return Categorical(logits=self.actor(hidden), validate_args=False), self.critic(
+            hidden
+        ).squeeze(-1)
 
     def remember(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         """The hidden and the cell state after the frames `(n, 1, 84, 84)` of `td`."""
         return self.lstm(self.network(td["observation"] / 255), (td["hidden"], td["cell"]))
 
-    def remember_all(self, observation: Tensor, is_init: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
+    def remember_all(
+        self, observation: Tensor, is_init: Tensor, hidden: Tensor, cell: Tensor
+    ) -> Tensor:
         """The hidden states `(num_envs, num_steps, hidden_size)` of a rollout, from the state before its first step."""
         features = self.network(observation.flatten(0, 1) / 255).unflatten(0, observation.shape[:2])
         states = []
         for feature, first in zip(features.unbind(1), is_init.unbind(1)):
-            hidden, cell = self.lstm(feature, (hidden.masked_fill(first, 0), cell.masked_fill(first, 0)))
+            hidden, cell = self.lstm(
+                feature, (hidden.masked_fill(first, 0), cell.masked_fill(first, 0))
+            )
             states.append(hidden)
         return torch.stack(states, 1)
 
@@ -125,7 +135,9 @@ class Agent(nn.Module):
 
 def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> dict[str, Tensor]:
     """The tensors of an update, each with one row per env, so that a minibatch is a choice of rows."""
-    reward, terminated, done = (data["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    reward, terminated, done = (
+        data["next", key].squeeze(-1) for key in ("reward", "terminated", "done")
+    )
     following = torch.cat([data["value"][:, 1:], agent.get_value(td).unsqueeze(1)], 1)
     truncated = done & ~terminated
     if truncated.any():  # the value after it is that of another game: take that of the final frame, with the state before
@@ -142,7 +154,9 @@ def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
     distribution, value = agent.get_distribution_and_value(hidden)
     ratio = (distribution.log_prob(mb["action"]) - mb["logprob"]).exp()
     advantage = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-8)
-    pg_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)).mean()
+    pg_loss = -torch.min(
+        advantage * ratio, advantage * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    ).mean()
     clipped = mb["value"] + (value - mb["value"]).clamp(-args.clip_coef, args.clip_coef)
     v_loss = 0.5 * torch.max((value - mb["ret"]).square(), (clipped - mb["ret"]).square()).mean()
     return pg_loss - args.ent_coef * distribution.entropy().mean() + args.vf_coef * v_loss
@@ -164,7 +178,9 @@ def main(args: Args) -> dict[str, list[float]]:
         data, td = collect(td)
         batch, minibatch_losses = make_batch(agent, data, td, args), []
         for _ in range(args.update_epochs):
-            for rows in torch.randperm(args.num_envs, device=args.device).chunk(args.num_minibatches):
+            for rows in torch.randperm(args.num_envs, device=args.device).chunk(
+                args.num_minibatches
+            ):
                 loss = ppo_loss(agent, {name: value[rows] for name, value in batch.items()}, args)
                 optimizer.zero_grad()
                 loss.backward()
@@ -182,7 +198,9 @@ def main(args: Args) -> dict[str, list[float]]:
     env.close()
 
     test_env = make_env(args, args.eval_games, life_loss_info=False)
-    games = tw.evaluate(test_env, agent.act, args.eval_games, seed=args.seed + 1_000_000)["episode_return"].tolist()
+    games = tw.evaluate(test_env, agent.act, args.eval_games, seed=args.seed + 1_000_000)[
+        "episode_return"
+    ].tolist()
     test_env.close()
     print(f"evaluation: mean return {sum(games) / len(games):.1f} of {len(games)} games")
     return {"losses": losses, "returns": returns, "evaluation": games}

@@ -60,10 +60,22 @@ class Args:
 
 DEFAULTS = {
     "discrete": dict(
-        total_timesteps=150_000, num_envs=32, num_steps=64, learning_rate=2e-3, gamma=0.98, num_minibatches=4, update_epochs=8
+        total_timesteps=150_000,
+        num_envs=32,
+        num_steps=64,
+        learning_rate=2e-3,
+        gamma=0.98,
+        num_minibatches=4,
+        update_epochs=8,
     ),
     "continuous": dict(
-        total_timesteps=200_000, num_envs=32, num_steps=64, learning_rate=1e-3, gamma=0.9, num_minibatches=8, update_epochs=10
+        total_timesteps=200_000,
+        num_envs=32,
+        num_steps=64,
+        learning_rate=1e-3,
+        gamma=0.9,
+        num_minibatches=8,
+        update_epochs=10,
     ),
 }
 
@@ -78,7 +90,13 @@ def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
 
 
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
-    layers = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
+    layers = [
+        nn.Linear(inputs, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, outputs),
+    ]
     for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std)):
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
@@ -102,7 +120,9 @@ class Agent(nn.Module):
         out = self.actor(obs)
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        return Independent(Normal(out, self.logstd.exp(), validate_args=False), 1, validate_args=False)
+        return Independent(
+            Normal(out, self.logstd.exp(), validate_args=False), 1, validate_args=False
+        )
 
 
 def to_tensor(array: np.ndarray) -> Tensor:
@@ -112,7 +132,9 @@ def to_tensor(array: np.ndarray) -> Tensor:
 def main(args: Args) -> dict[str, float]:
     start_time = time.perf_counter()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # minibatches of a few hundred rows lose more by sharing work than they gain
+    torch.set_num_threads(
+        1
+    )  # minibatches of a few hundred rows lose more by sharing work than they gain
 
     probe = gymnasium.make(args.env_id)
     kind = "discrete" if isinstance(probe.action_space, gymnasium.spaces.Discrete) else "continuous"
@@ -129,7 +151,11 @@ def main(args: Args) -> dict[str, float]:
 
     shape = (args.num_steps, args.num_envs)
     obs = torch.zeros(*shape, *envs.single_observation_space.shape)
-    actions = torch.zeros(*shape, *envs.single_action_space.shape, dtype=torch.int64 if agent.discrete else torch.float32)
+    actions = torch.zeros(
+        *shape,
+        *envs.single_action_space.shape,
+        dtype=torch.int64 if agent.discrete else torch.float32,
+    )
     logprobs, rewards, values, dones = (torch.zeros(shape) for _ in range(4))
     returns: deque[float] = deque(maxlen=100)  # of the latest episodes
 
@@ -148,7 +174,9 @@ def main(args: Args) -> dict[str, float]:
             rewards[step] = to_tensor(reward)
             dones[step] = to_tensor(terminated | truncated)
             cut = np.flatnonzero(truncated & ~terminated)
-            if len(cut):  # bootstrap from the final observation; next_obs is already that of a new episode
+            if len(
+                cut
+            ):  # bootstrap from the final observation; next_obs is already that of a new episode
                 with torch.no_grad():
                     final_values = agent.value(to_tensor(np.stack(infos["final_obs"][cut])))
                 rewards[step, torch.from_numpy(cut)] += args.gamma * final_values
@@ -156,7 +184,11 @@ def main(args: Args) -> dict[str, float]:
                 returns.extend(infos["episode"]["r"][infos["_episode"]].tolist())
 
         with torch.no_grad():
-            advantages, ahead, next_value = torch.zeros(shape), torch.zeros(args.num_envs), agent.value(to_tensor(next_obs))
+            advantages, ahead, next_value = (
+                torch.zeros(shape),
+                torch.zeros(args.num_envs),
+                agent.value(to_tensor(next_obs)),
+            )
             for step in reversed(range(args.num_steps)):
                 not_done = 1.0 - dones[step]
                 delta = rewards[step] + args.gamma * next_value * not_done - values[step]
@@ -167,10 +199,14 @@ def main(args: Args) -> dict[str, float]:
         batch = [value.flatten(0, 1) for value in (obs, actions, logprobs, advantages, targets)]
         for _ in range(args.update_epochs):
             for rows in torch.randperm(batch_size).chunk(args.num_minibatches):
-                mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_targets = (value[rows] for value in batch)
+                mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_targets = (
+                    value[rows] for value in batch
+                )
                 policy = agent.policy(mb_obs)
                 ratio = (policy.log_prob(mb_actions) - mb_logprobs).exp()
-                mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std(correction=0) + 1e-8)
+                mb_advantages = (mb_advantages - mb_advantages.mean()) / (
+                    mb_advantages.std(correction=0) + 1e-8
+                )
                 clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped).mean()
                 v_loss = 0.5 * (agent.value(mb_obs) - mb_targets).square().mean()
@@ -182,11 +218,17 @@ def main(args: Args) -> dict[str, float]:
 
         if returns and (iteration % 10 == 9 or iteration + 1 == num_iterations):
             steps, seconds = (iteration + 1) * batch_size, time.perf_counter() - start_time
-            print(f"global_step={steps}, episodic_return={sum(returns) / len(returns):.1f}, SPS={steps / seconds:.0f}")
+            print(
+                f"global_step={steps}, episodic_return={sum(returns) / len(returns):.1f}, SPS={steps / seconds:.0f}"
+            )
     envs.close()
     seconds = time.perf_counter() - start_time
     mean_return = sum(returns) / len(returns) if returns else float("nan")
-    return {"mean_return": mean_return, "env_steps": num_iterations * batch_size, "seconds": seconds}
+    return {
+        "mean_return": mean_return,
+        "env_steps": num_iterations * batch_size,
+        "seconds": seconds,
+    }
 
 
 if __name__ == "__main__":

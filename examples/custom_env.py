@@ -18,7 +18,9 @@ class PointMass(FuncEnv):
     observation_space = Box(-10, 10, (6,))
     action_space = Box(-1, 1, (2,))
 
-    def initial(self, rng, params=None):  # the state is a dict of tensors; rng is a key, so equal calls draw equal numbers
+    def initial(
+        self, rng, params=None
+    ):  # the state is a dict of tensors; rng is a key, so equal calls draw equal numbers
         position, target = random.uniform(rng, -1, 1, (2, 2))
         return {"position": position, "velocity": torch.zeros_like(position), "target": target}
 
@@ -29,7 +31,9 @@ class PointMass(FuncEnv):
         return {"position": position, "velocity": velocity, "target": state["target"]}
 
     def observation(self, state, rng, params=None):
-        return torch.cat([state["position"], state["velocity"] * 10, state["target"] - state["position"]])
+        return torch.cat(
+            [state["position"], state["velocity"] * 10, state["target"] - state["position"]]
+        )
 
     def reward(self, state, action, next_state, rng, params=None):
         return -torch.linalg.vector_norm(next_state["target"] - next_state["position"])
@@ -43,4 +47,13 @@ def make(id, num_envs, *, device="cpu", **_):
 
 
 if __name__ == "__main__":
-    ppo.main(ppo.Args(env_id="PointMass", num_envs=64, num_steps=64, total_timesteps=150_000, num_minibatches=8), make)
+    ppo.main(
+        ppo.Args(
+            env_id="PointMass",
+            num_envs=64,
+            num_steps=64,
+            total_timesteps=150_000,
+            num_minibatches=8,
+        ),
+        make,
+    )

@@ -12,7 +12,9 @@ from torchwrap.testing import check_transform
 
 
 class HideSpeeds(T.ObservationTransform):
-    def setup(self, signature):  # the space changes together with the value: (x, x_dot, theta, theta_dot) to (x, theta)
+    def setup(
+        self, signature
+    ):  # the space changes together with the value: (x, x_dot, theta, theta_dot) to (x, theta)
         space = signature.single_observation_space
         return signature.replace(single_observation_space=Box(space.low[::2], space.high[::2]))
 
@@ -23,7 +25,9 @@ class HideSpeeds(T.ObservationTransform):
 class ContinuousAction(T.ActionTransform):
     def setup(self, signature):
         if signature.single_action_space != Discrete(2):
-            raise ValueError(f"ContinuousAction needs the actions Discrete(2), but got {signature.single_action_space}.")
+            raise ValueError(
+                f"ContinuousAction needs the actions Discrete(2), but got {signature.single_action_space}."
+            )
         return signature.replace(single_action_space=Box(-1, 1, (1,)))
 
     def action(self, action):  # the agent's action (num_envs, 1) to the env's (num_envs,): 0 or 1
@@ -35,10 +39,14 @@ class LogReward(T.RewardTransform):
         return reward.log1p()
 
 
-class StreakReward(T.Transform):  # stateful: adds the number of consecutive steps with an upright pole to the reward
+class StreakReward(
+    T.Transform
+):  # stateful: adds the number of consecutive steps with an upright pole to the reward
     streak = tw.EnvBuffer((1,))  # one row per env; snapshots hold it, state_dict does not
 
-    def step(self, td):  # the successor, final observations included: write buffers in place, return new tensors
+    def step(
+        self, td
+    ):  # the successor, final observations included: write buffers in place, return new tensors
         self.streak.add_(1).mul_(td["observation"][:, 2:3].abs() < 0.1)
         return td.set("reward", td["reward"] + self.streak)
 
@@ -47,8 +55,12 @@ class StreakReward(T.Transform):  # stateful: adds the number of consecutive ste
         return td
 
 
-class Progress(T.Transform):  # needs the previous observation: gamma * potential(s') - potential(s), Ng et al. (1999)
-    potential = tw.EnvBuffer((1,))  # of the observation before; a whole observation is kept in the same way
+class Progress(
+    T.Transform
+):  # needs the previous observation: gamma * potential(s') - potential(s), Ng et al. (1999)
+    potential = tw.EnvBuffer(
+        (1,)
+    )  # of the observation before; a whole observation is kept in the same way
 
     def of(self, observation):
         return -observation[:, :1].abs()  # distance of the cart from the center
@@ -64,13 +76,17 @@ class Progress(T.Transform):  # needs the previous observation: gamma * potentia
         return td
 
 
-class SwitchCost(T.Transform):  # needs this step's action, and the one before; and a number that changes during training
+class SwitchCost(
+    T.Transform
+):  # needs this step's action, and the one before; and a number that changes during training
     previous = tw.EnvBuffer((), torch.int64, fill=-1)  # -1: there was none
     switched = tw.EnvBuffer((1,), torch.bool)
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("cost", torch.tensor(0.1))  # constructor arguments are constants, a buffer is read at each step
+        self.register_buffer(
+            "cost", torch.tensor(0.1)
+        )  # constructor arguments are constants, a buffer is read at each step
 
     def action(self, action):  # runs before the step; the agent's action is never modified
         self.switched.copy_(((action != self.previous) & (self.previous >= 0)).unsqueeze(-1))
@@ -85,7 +101,9 @@ class SwitchCost(T.Transform):  # needs this step's action, and the one before; 
         return td
 
 
-class Novelty(T.Transform):  # holds a module that trains outside: random network distillation, Burda et al. (2018)
+class Novelty(
+    T.Transform
+):  # holds a module that trains outside: random network distillation, Burda et al. (2018)
     def __init__(self, seed=0):
         super().__init__()
         self.seed = seed
@@ -94,7 +112,9 @@ class Novelty(T.Transform):  # holds a module that trains outside: random networ
             self.target, self.predictor = nn.Linear(4, 16).requires_grad_(False), nn.Linear(4, 16)
 
     def error(self, observation):
-        return (self.predictor(observation) - self.target(observation)).square().mean(-1, keepdim=True)
+        return (
+            (self.predictor(observation) - self.target(observation)).square().mean(-1, keepdim=True)
+        )
 
     def step(self, td):  # no gradient is recorded in a step; parameters are in the state_dict
         return td.set("reward", td["reward"] + self.error(td["observation"]))
@@ -111,22 +131,42 @@ def train(novelty, observation, steps=50):
 
 
 def main():
-    stack = [StreakReward, LogReward, HideSpeeds, ContinuousAction]  # innermost first: StreakReward reads theta at index 2
-    for transform in [*stack, Progress, SwitchCost, Novelty]:  # an error names the broken promise: masks, aliasing, ...
+    stack = [
+        StreakReward,
+        LogReward,
+        HideSpeeds,
+        ContinuousAction,
+    ]  # innermost first: StreakReward reads theta at index 2
+    for transform in [
+        *stack,
+        Progress,
+        SwitchCost,
+        Novelty,
+    ]:  # an error names the broken promise: masks, aliasing, ...
         check_transform(transform, functools.partial(tw.make, "CartPole-v1"))
-    env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), *(transform() for transform in stack))
-    data, _ = tw.rollout(env, lambda td: td["observation"][:, 1:].sign(), num_steps=60, td=env.reset(seed=0))
-    print(f"{env}\n1 + streak, in one env: {data['next', 'reward'][0, :, 0].expm1().round().int().tolist()}")
+    env = tw.TransformedEnv(
+        tw.make("CartPole-v1", num_envs=64), *(transform() for transform in stack)
+    )
+    data, _ = tw.rollout(
+        env, lambda td: td["observation"][:, 1:].sign(), num_steps=60, td=env.reset(seed=0)
+    )
+    print(
+        f"{env}\n1 + streak, in one env: {data['next', 'reward'][0, :, 0].expm1().round().int().tolist()}"
+    )
 
     # What trains or changes outside is followed by a compiled step; and the critic sees what is hidden from the actor.
     groups = T.ObservationGroups({"actor": [HideSpeeds(), T.NormalizeObservation()], "critic": []})
-    env = tw.compile(tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), Novelty(), SwitchCost(), groups))
+    env = tw.compile(
+        tw.TransformedEnv(tw.make("CartPole-v1", num_envs=64), Novelty(), SwitchCost(), groups)
+    )
     novelty, switch_cost, _ = env.transforms
     data, td = tw.rollout(env, None, num_steps=60, td=env.reset(seed=0))
     before, after = data["next", "reward"].mean(), train(novelty, data["observation", "critic"])
     switch_cost.cost.fill_(0.05)  # a schedule
     data, _ = tw.rollout(env, None, num_steps=60, td=td)
-    print(f"mean reward {before:.2f}; after training, with a novelty of {after:.2f}: {data['next', 'reward'].mean():.2f}")
+    print(
+        f"mean reward {before:.2f}; after training, with a novelty of {after:.2f}: {data['next', 'reward'].mean():.2f}"
+    )
 
 
 if __name__ == "__main__":

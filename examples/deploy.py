@@ -25,10 +25,15 @@ def serve(path: str) -> None:
     files = {"metadata.json": ""}
     policy = torch.export.load(path, extra_files=files).module()
     entries = json.loads(files["metadata.json"])["state"].items()
-    state = {name: torch.zeros(1, *entry["shape"], dtype=getattr(torch, entry["dtype"])) for name, entry in entries}
+    state = {
+        name: torch.zeros(1, *entry["shape"], dtype=getattr(torch, entry["dtype"]))
+        for name, entry in entries
+    }
     for line in sys.stdin:
         message = json.loads(line)
-        state["is_first"] = torch.tensor([[message["is_first"]]])  # the other entries start over with it
+        state["is_first"] = torch.tensor(
+            [[message["is_first"]]]
+        )  # the other entries start over with it
         action, state = policy(torch.tensor([message["observation"]]), state)
         print(json.dumps(action.tolist()[0]), flush=True)
     imported = {"torchwrap", "tensordict", "gymnasium"} & set(sys.modules)
@@ -61,10 +66,14 @@ def main(args: Args) -> tuple[list[float], list[float]]:
 
     def make(id: str, num_envs: int, **arguments: object) -> tw.Env:
         hidden = T.TransformObservation(positions, Box(-10, 10, (2,)))
-        return tw.TransformedEnv(tw.make(id, num_envs, **arguments), hidden, T.FrameStackObservation(2))
+        return tw.TransformedEnv(
+            tw.make(id, num_envs, **arguments), hidden, T.FrameStackObservation(2)
+        )
 
     folder = args.out or Path(tempfile.mkdtemp())
-    flags = ppo.Args(seed=args.seed, total_timesteps=args.total_timesteps, normalize=True, out=folder)
+    flags = ppo.Args(
+        seed=args.seed, total_timesteps=args.total_timesteps, normalize=True, out=folder
+    )
     ppo.main(flags, make)
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
     env = ppo.make_env(flags, 1, make)
@@ -77,17 +86,23 @@ def main(args: Args) -> tuple[list[float], list[float]]:
 
     # The whole of deployment.
     module = tw.deploy(env, act)
-    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+    program = torch.export.export(
+        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
+    )
     path = folder / "policy.pt2"
     torch.export.save(program, path, extra_files={"metadata.json": json.dumps(module.metadata)})
     print(json.dumps(module.metadata, indent=2))
 
-    here = tw.evaluate(env, act, args.num_episodes, seed=args.seed + 1000)["episode_return"].tolist()
+    here = tw.evaluate(env, act, args.num_episodes, seed=args.seed + 1000)[
+        "episode_return"
+    ].tolist()
     there, total, is_first = [], 0.0, True
     bare = tw.make("CartPole-v1", 1)  # whose observations are raw
     td = bare.reset(seed=args.seed + 1000)
     command = [sys.executable, __file__, "--serve", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         while len(there) < args.num_episodes:
             print(
                 json.dumps({"observation": td["observation"][0].tolist(), "is_first": is_first}),
@@ -95,7 +110,10 @@ def main(args: Args) -> tuple[list[float], list[float]]:
                 flush=True,
             )
             transition, td = bare.step(torch.tensor([json.loads(process.stdout.readline())]))
-            total, is_first = total + transition["next", "reward"].item(), transition["next", "done"].item()
+            total, is_first = (
+                total + transition["next", "reward"].item(),
+                transition["next", "done"].item(),
+            )
             if is_first:
                 there.append(total)
                 total = 0.0

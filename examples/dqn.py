@@ -90,7 +90,9 @@ class Args:
 def make_env(args: Args, num_envs: int) -> tw.Env:
     env = tw.make(args.env_id, num_envs, device=args.device)
     if not isinstance(env.single_action_space, Discrete):
-        raise ValueError(f"dqn.py needs an env with Discrete actions, but got {env.single_action_space}: sac.py takes a Box.")
+        raise ValueError(
+            f"dqn.py needs an env with Discrete actions, but got {env.single_action_space}: sac.py takes a Box."
+        )
     return tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FlattenObservation())
 
 
@@ -107,7 +109,9 @@ class QNetwork(nn.Module):
             nn.ReLU(),
             nn.Linear(84, self.num_actions),
         )
-        self.register_buffer("epsilon", torch.ones(()))  # a buffer, because a graph would keep the value of a number
+        self.register_buffer(
+            "epsilon", torch.ones(())
+        )  # a buffer, because a graph would keep the value of a number
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.network(observation.float())
@@ -124,7 +128,9 @@ class QNetwork(nn.Module):
 def td_loss(q_network: QNetwork, target_network: QNetwork, batch: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
         # `discount` is 0 where the episode terminated. Where it was truncated, the next observation is its final one.
-        target = batch["reward"] + batch["discount"] * target_network(batch["next_observation"]).amax(-1)
+        target = batch["reward"] + batch["discount"] * target_network(
+            batch["next_observation"]
+        ).amax(-1)
     value = q_network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
     return nn.functional.mse_loss(value, target)
 
@@ -133,13 +139,20 @@ def adam_step(tensors: dict[str, Any], grads: Sequence[Tensor], compiled: bool) 
     """One step of Adam. No optimizer object and no backward(), so that one graph can hold a whole update."""
     implementation = dict(foreach=True, capturable=True) if compiled else dict(fused=True)
     settings = dict(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0, amsgrad=False, maximize=False)
-    state = [tensors[name] for name in ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")]
+    state = [
+        tensors[name] for name in ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")
+    ]
     with torch.no_grad():
         adam(tensors["params"], list(grads), *state, lr=tensors["lr"], **settings, **implementation)
 
 
 def update(
-    q_network: QNetwork, target_network: QNetwork, tensors: dict[str, Any], batch: dict[str, Tensor], syncs: bool, args: Args
+    q_network: QNetwork,
+    target_network: QNetwork,
+    tensors: dict[str, Any],
+    batch: dict[str, Tensor],
+    syncs: bool,
+    args: Args,
 ) -> None:
     """One gradient step, and one of the target network if `syncs`."""
     loss = td_loss(q_network, target_network, batch)
@@ -151,7 +164,13 @@ def update(
 
 
 def write_metrics(
-    out: Path, args: Any, env_steps: int, updates: int, seconds: float, curve: list[tuple[int, float, float]], returns: Tensor
+    out: Path,
+    args: Any,
+    env_steps: int,
+    updates: int,
+    seconds: float,
+    curve: list[tuple[int, float, float]],
+    returns: Tensor,
 ) -> dict[str, object]:
     metrics = {
         "env": args.env_id,
@@ -162,7 +181,10 @@ def write_metrics(
         "final_mean_return": round(curve[-1][1], 2) if curve else None,
         "eval_mean_return": round(returns.mean().item(), 2),
     }
-    short = [(step, round(value, 2), round(at, 1)) for step, value, at in curve[:: max(1, len(curve) // 50)]]
+    short = [
+        (step, round(value, 2), round(at, 1))
+        for step, value, at in curve[:: max(1, len(curve) // 50)]
+    ]
     (out / "metrics.json").write_text(json.dumps({**metrics, "curve": short}) + "\n")
     print(json.dumps(metrics, indent=2))
     return metrics
@@ -186,7 +208,11 @@ def main(args: Args) -> dict[str, object]:
     buffer = buffer_class(args.buffer_size, args.gamma, args.n_step, args.device)
 
     # ("next", "observation") is the true successor in every step, so nothing has to be done where an episode ended.
-    keys = ["observation", "action", *(("next", name) for name in ("observation", "reward", "terminated", "done"))]
+    keys = [
+        "observation",
+        "action",
+        *(("next", name) for name in ("observation", "reward", "terminated", "done")),
+    ]
     collect, step = tw.Collector(env, q_network.act, args.num_steps, keys=keys), update
     if args.compile:
         tw.compile(collect if isinstance(env.unwrapped, tw.FunctionalEnv) else env)
@@ -197,7 +223,9 @@ def main(args: Args) -> dict[str, object]:
     curve, updates, global_step = [], 0, 0
     progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True)
     while global_step < args.total_timesteps:
-        done = max(0, global_step - args.learning_starts) / (args.exploration_fraction * args.total_timesteps)
+        done = max(0, global_step - args.learning_starts) / (
+            args.exploration_fraction * args.total_timesteps
+        )
         q_network.epsilon.fill_(max(args.end_e, args.start_e + (args.end_e - args.start_e) * done))
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - global_step / args.total_timesteps))
@@ -210,7 +238,10 @@ def main(args: Args) -> dict[str, object]:
         samples = buffer.sample(due * args.batch_size).split(args.batch_size) if due > 0 else ()
         for batch in samples:
             updates += 1
-            syncs = updates * args.train_frequency % args.target_network_frequency < args.train_frequency
+            syncs = (
+                updates * args.train_frequency % args.target_network_frequency
+                < args.train_frequency
+            )
             step(q_network, target_network, tensors, batch.to_dict(), syncs, args)
 
         returns = env.transforms[0].return_queue
@@ -221,7 +252,9 @@ def main(args: Args) -> dict[str, object]:
     seconds = time.perf_counter() - start_time
     torch.save({"q_network": q_network.state_dict()}, out / "checkpoint.pt")
 
-    eval_returns = tw.evaluate(make_env(args, 20), q_network.greedy, 20, seed=args.seed + 1_000_000)["episode_return"]
+    eval_returns = tw.evaluate(
+        make_env(args, 20), q_network.greedy, 20, seed=args.seed + 1_000_000
+    )["episode_return"]
     return write_metrics(out, args, global_step, updates, seconds, curve, eval_returns)
 
 

@@ -20,14 +20,18 @@ class KeyAndDoor(FuncEnv):
 
     size, tile = 8, 6
     action_space = Discrete(4)  # up, down, left, right
-    observation_space = Dict(pixels=Box(0, 255, (size * tile, size * tile, 3), "uint8"), has_key=Discrete(2))
+    observation_space = Dict(
+        pixels=Box(0, 255, (size * tile, size * tile, 3), "uint8"), has_key=Discrete(2)
+    )
 
     def initial(self, rng, params=None):
         cells = torch.arange(self.size**2, device=rng.env.device)
         inner = torch.zeros(self.size, self.size, dtype=torch.bool, device=cells.device)
         inner[1:-1, 1:-1].fill_(True)
         # Agent, key and door take three distinct inner cells, the first of a random order. Walls avoid these.
-        order = torch.where(inner.flatten(), random.uniform(rng, shape=(self.size**2,)), 2.0).argsort()
+        order = torch.where(
+            inner.flatten(), random.uniform(rng, shape=(self.size**2,)), 2.0
+        ).argsort()
         agent, key, door = order[0], order[1], order[2]
         is_wall = random.uniform(rng.fold_in(1), shape=(self.size**2,)) < 0.15
         walls = is_wall & (cells != agent) & (cells != key) & (cells != door)
@@ -67,7 +71,9 @@ def main():
     env = tw.FunctionalEnv(KeyAndDoor(), num_envs=1024, max_episode_steps=100)
     env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.FilterObservation(["pixels"]))
     data, td = tw.rollout(env, None, num_steps=100, td=env.reset(seed=0))
-    print(f"{env}\n{data['next', 'terminated'].sum().item()} of {data['next', 'done'].sum().item()} episodes found the door")
+    print(
+        f"{env}\n{data['next', 'terminated'].sum().item()} of {data['next', 'done'].sum().item()} episodes found the door"
+    )
     signs = {FLOOR: ".", WALL: "#", KEY: "k", DOOR: "D", AGENT: "A"}
     for row in td["observation", "pixels"][0, :: KeyAndDoor.tile, :: KeyAndDoor.tile].tolist():
         print(" ".join(signs[red << 16 | green << 8 | blue] for red, green, blue in row))

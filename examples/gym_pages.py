@@ -40,9 +40,13 @@ class DiscreteActions(T.ActionTransform):
             raise TypeError(f"DiscreteActions needs a Box action space, but got {space}.")
         actions = [np.asarray(action, space.dtype) for action in self.disc_to_cont]
         if not actions or not all(space.contains(action) for action in actions):
-            raise ValueError(f"DiscreteActions needs disc_to_cont with actions in {space}, but got {self.disc_to_cont}.")
+            raise ValueError(
+                f"DiscreteActions needs disc_to_cont with actions in {space}, but got {self.disc_to_cont}."
+            )
         # A buffer, so that it moves with the env. Not persistent, because it is not learned.
-        self.register_buffer("table", torch.as_tensor(np.stack(actions), device=signature.device), persistent=False)
+        self.register_buffer(
+            "table", torch.as_tensor(np.stack(actions), device=signature.device), persistent=False
+        )
         return signature.replace(single_action_space=Discrete(len(actions)))
 
     def action(self, action: Tensor) -> Tensor:
@@ -55,11 +59,18 @@ class RelativePosition(T.ObservationTransform):
     def setup(self, signature: tw.Signature) -> tw.Signature:
         space = signature.single_observation_space
         if not isinstance(space, Dict) or not {"agent", "target"} <= space.keys():
-            raise TypeError(f'RelativePosition needs a Dict observation space with "agent" and "target", but got {space}.')
+            raise TypeError(
+                f'RelativePosition needs a Dict observation space with "agent" and "target", but got {space}.'
+            )
         agent, target = space["agent"], space["target"]
         boxes = isinstance(agent, Box) and isinstance(target, Box)
         # Signed, because a difference of unsigned integers wraps around.
-        if not boxes or agent.shape != target.shape or agent.dtype != target.dtype or agent.dtype.kind == "u":
+        if (
+            not boxes
+            or agent.shape != target.shape
+            or agent.dtype != target.dtype
+            or agent.dtype.kind == "u"
+        ):
             raise TypeError(
                 f'RelativePosition needs "agent" and "target" as Boxes of one shape and signed dtype, but got {space}.'
             )
@@ -81,7 +92,9 @@ class ClipReward(T.RewardTransform):
     def __init__(self, min_reward: float, max_reward: float) -> None:
         super().__init__()
         if not min_reward <= max_reward:
-            raise ValueError(f"ClipReward needs min_reward <= max_reward, but got {min_reward} and {max_reward}.")
+            raise ValueError(
+                f"ClipReward needs min_reward <= max_reward, but got {min_reward} and {max_reward}."
+            )
         self.min_reward = min_reward
         self.max_reward = max_reward
 
@@ -107,8 +120,13 @@ class ReacherRewardWrapper(T.Transform):
         # Checked here and not in setup, because a signature does not describe info.
         if not {"reward_dist", "reward_ctrl"} <= set(info.keys()):
             got = f"but got {sorted(info.keys())}"
-            raise ValueError(f'ReacherRewardWrapper needs info_keys=["reward_dist", "reward_ctrl"] of its env, {got}.')
-        reward = self.reward_dist_weight * info["reward_dist"] + self.reward_ctrl_weight * info["reward_ctrl"]
+            raise ValueError(
+                f'ReacherRewardWrapper needs info_keys=["reward_dist", "reward_ctrl"] of its env, {got}.'
+            )
+        reward = (
+            self.reward_dist_weight * info["reward_dist"]
+            + self.reward_ctrl_weight * info["reward_ctrl"]
+        )
         return td.set("reward", reward.float())
 
 
@@ -120,7 +138,10 @@ def auto_reset_step(env: tw.Env, action: Any) -> tuple[Any, Tensor, Tensor, dict
     """
     transition, td = env.step(action)
     successor = transition["next"]
-    info = {"terminal_observation": successor["observation"], "terminal_info": successor.get("info", {})}
+    info = {
+        "terminal_observation": successor["observation"],
+        "terminal_info": successor.get("info", {}),
+    }
     return td["observation"], successor["reward"], successor["done"], info
 
 
@@ -147,7 +168,9 @@ class GridWorld(gymnasium.Env):
 
 
 def main() -> None:
-    env = tw.TransformedEnv(tw.make("Pendulum-v1", num_envs=3), DiscreteActions([[-2.0], [0.0], [2.0]]))
+    env = tw.TransformedEnv(
+        tw.make("Pendulum-v1", num_envs=3), DiscreteActions([[-2.0], [0.0], [2.0]])
+    )
     actions = torch.tensor([0, 1, 2])
     env.step(env.reset(seed=0).set("action", actions))
     torques = env.transforms[0].action(actions).flatten().tolist()
@@ -155,19 +178,28 @@ def main() -> None:
 
     # An env without a registered id goes through from_gymnasium. With an id, tw.make does the same.
     grids = tw.from_gymnasium(SyncVectorEnv([GridWorld] * 3, autoreset_mode=AutoresetMode.DISABLED))
-    agent, target = (grids.reset(seed=0)["observation", name].tolist() for name in ("agent", "target"))
+    agent, target = (
+        grids.reset(seed=0)["observation", name].tolist() for name in ("agent", "target")
+    )
     env = tw.TransformedEnv(grids, RelativePosition())
     print(f"{env}\n  {target} from {agent}: {env.reset(seed=0)['observation'].tolist()}")
 
     env = tw.TransformedEnv(tw.make("Pendulum-v1", num_envs=3), ClipReward(-5, -1))
     data, _ = tw.rollout(env, None, num_steps=100, td=env.reset(seed=0))
-    print(f"{env}\n  rewards: from {data['next', 'reward'].min():g} to {data['next', 'reward'].max():g}")
+    print(
+        f"{env}\n  rewards: from {data['next', 'reward'].min():g} to {data['next', 'reward'].max():g}"
+    )
 
     reacher = tw.make("Reacher-v5", num_envs=3, info_keys=["reward_dist", "reward_ctrl"])
-    env = tw.TransformedEnv(reacher, ReacherRewardWrapper(reward_dist_weight=1.0, reward_ctrl_weight=0.1))
+    env = tw.TransformedEnv(
+        reacher, ReacherRewardWrapper(reward_dist_weight=1.0, reward_ctrl_weight=0.1)
+    )
     data, _ = tw.rollout(env, None, num_steps=50, td=env.reset(seed=0))
     successor = data["next"]
-    terms = {name: round(successor["info", name].mean().item(), 3) for name in ("reward_dist", "reward_ctrl")}
+    terms = {
+        name: round(successor["info", name].mean().item(), 3)
+        for name in ("reward_dist", "reward_ctrl")
+    }
     print(f"{env}\n  reward: {successor['reward'].mean():.3f} of {terms}")
 
     env = tw.make("InvertedPendulum-v5", num_envs=3, info_keys=["reward_survive"])
@@ -178,7 +210,9 @@ def main() -> None:
             break
     print(f"{env}, as an episode ends:\n  done: {done.flatten().tolist()}")
     row = done.flatten().nonzero()[0, 0]
-    print(f"  new observation: {new_obs[row].tolist()}\n  terminal reward: {terminal_reward[row].item()}")
+    print(
+        f"  new observation: {new_obs[row].tolist()}\n  terminal reward: {terminal_reward[row].item()}"
+    )
     print(f"  terminal observation: {info['terminal_observation'][row].tolist()}")
     print(f"  terminal info: {info['terminal_info'][row].to_dict()}")
 

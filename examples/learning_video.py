@@ -16,7 +16,11 @@ import torchwrap as tw
 from torchwrap import wrappers as W
 
 NUM_ENVS, FRAMES = 64, 48
-STARTS = (0, 800, 6_000)  # the steps of each env at which a video starts; all episodes start at multiples of 200
+STARTS = (
+    0,
+    800,
+    6_000,
+)  # the steps of each env at which a video starts; all episodes start at multiples of 200
 SIZE, CAPTION = 576, 20  # pixels; a tile is an eighth of the width
 TARGET = Path(__file__).parent / "media" / "learning.gif"
 
@@ -26,7 +30,13 @@ def record(folder: Path) -> None:
         if num_envs != NUM_ENVS:  # the script also makes a probe and envs for evaluation
             return tw.make(id, num_envs, **arguments)
         env = tw.make(id, num_envs, render_mode="rgb_array", **arguments)
-        return W.RecordVideo(env, folder, step_trigger=lambda step: step in STARTS, video_length=FRAMES, envs=range(NUM_ENVS))
+        return W.RecordVideo(
+            env,
+            folder,
+            step_trigger=lambda step: step in STARTS,
+            video_length=FRAMES,
+            envs=range(NUM_ENVS),
+        )
 
     ppo.main(ppo.Args(env_id="Pendulum-v1", num_envs=NUM_ENVS, num_steps=64, out=folder), make)
 
@@ -36,13 +46,17 @@ def convert(folder: Path) -> None:
     for start in STARTS:
         for frame in imageio.v2.get_reader(folder / f"rl-video-step-{start}.mp4"):
             picture = Image.new("RGB", (SIZE, SIZE + CAPTION), "white")
-            picture.paste(Image.fromarray(frame).resize((SIZE, SIZE), Image.Resampling.BOX), (0, CAPTION))
+            picture.paste(
+                Image.fromarray(frame).resize((SIZE, SIZE), Image.Resampling.BOX), (0, CAPTION)
+            )
             caption = f"PPO on Pendulum-v1, {NUM_ENVS} envs, after {start * NUM_ENVS:,} env steps"
             ImageDraw.Draw(picture).text((6, 4), caption, fill="black", font_size=13)
             pictures.append(picture.quantize(8, dither=Image.Dither.NONE))
     TARGET.parent.mkdir(exist_ok=True)
     durations = [50] * (len(pictures) - 1) + [1_500]  # ms; the last frame stays
-    pictures[0].save(TARGET, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True)
+    pictures[0].save(
+        TARGET, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ class Market(FuncEnv):
     cost, storage = 1.0, 0.5  # of a unit when ordered, and per night
     action_space = MultiDiscrete([10] * goods + [3])  # units of each good, and the price
     observation_space = Dict(
-        stock=Box(0, 1, (goods,)), demand=Box(0, 1, (goods,)), money=Box(-torch.inf, torch.inf, (1,)), weekday=Discrete(7)
+        stock=Box(0, 1, (goods,)),
+        demand=Box(0, 1, (goods,)),
+        money=Box(-torch.inf, torch.inf, (1,)),
+        weekday=Discrete(7),
     )
 
     def initial(self, rng, params=None):
@@ -45,12 +48,21 @@ class Market(FuncEnv):
         ordered, price = stock - state["stock"], action[-1]  # what does not fit is not bought
         # Half of the customers come on weekends only, and a higher price keeps customers away.
         comes = torch.where(state["day"] % 7 >= 5, self.visitors, self.visitors // 2)
-        wants = random.uniform(rng, shape=(self.goods, self.visitors)) < state["appeal"].unsqueeze(-1) * (1 - 0.3 * price)
+        wants = random.uniform(rng, shape=(self.goods, self.visitors)) < state["appeal"].unsqueeze(
+            -1
+        ) * (1 - 0.3 * price)
         demand = (wants & (torch.arange(self.visitors, device=wants.device) < comes)).sum(-1)
         sold = torch.minimum(demand, stock)
         left = stock - sold
-        profit = (1.5 + 0.5 * price) * sold.sum() - self.cost * ordered.sum() - self.storage * left.sum()
-        next_state = {"stock": left, "sold": sold, "missed": demand - sold, "appeal": state["appeal"]}
+        profit = (
+            (1.5 + 0.5 * price) * sold.sum() - self.cost * ordered.sum() - self.storage * left.sum()
+        )
+        next_state = {
+            "stock": left,
+            "sold": sold,
+            "missed": demand - sold,
+            "appeal": state["appeal"],
+        }
         return {**next_state, "money": state["money"] + profit, "day": state["day"] + 1}
 
     def observation(self, state, rng, params=None):
@@ -111,7 +123,13 @@ def main(args: Args) -> dict[str, dict[str, float]]:
     for name, policy in {"random": None, "trained": agent.act}.items():
         episodes = tw.evaluate(env, policy, args.num_episodes, seed=args.seed + 1_000)
         results[name] = {key: value.float().mean().item() for key, value in episodes.items()}
-        print(name, *[f"{key.removeprefix('episode_')} {value:.1f}" for key, value in results[name].items()])
+        print(
+            name,
+            *[
+                f"{key.removeprefix('episode_')} {value:.1f}"
+                for key, value in results[name].items()
+            ],
+        )
     return results
 
 

@@ -197,12 +197,29 @@ DISCRETE = gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete
 INDUCTOR = {"cpp.use_decompose_tanh": True}
 
 
-def make_env(args: Args, num_envs: int, make: Callable[..., tw.Env] = tw.make, rank: int = 0, world_size: int = 1) -> tw.Env:
-    infos = {"info_keys": list(args.metrics)} if args.metrics and args.backend == "gymnasium" else {}
-    env = make(args.env_id, num_envs, backend=args.backend, device=args.device, first_index=rank * num_envs, **infos)
+def make_env(
+    args: Args,
+    num_envs: int,
+    make: Callable[..., tw.Env] = tw.make,
+    rank: int = 0,
+    world_size: int = 1,
+) -> tw.Env:
+    infos = (
+        {"info_keys": list(args.metrics)} if args.metrics and args.backend == "gymnasium" else {}
+    )
+    env = make(
+        args.env_id,
+        num_envs,
+        backend=args.backend,
+        device=args.device,
+        first_index=rank * num_envs,
+        **infos,
+    )
     discrete = isinstance(env.single_action_space, DISCRETE)
     # 100 episodes of all processes
-    statistics = T.RecordEpisodeStatistics(buffer_length=-(-100 // world_size), metrics=args.metrics)
+    statistics = T.RecordEpisodeStatistics(
+        buffer_length=-(-100 // world_size), metrics=args.metrics
+    )
     transforms = [*([] if discrete else [T.ClipAction()]), statistics, T.FlattenObservation()]
     if args.normalize:
         transforms += [T.NormalizeObservation(), T.ClipObservation(-10, 10)]
@@ -248,8 +265,14 @@ class Agent(nn.Module):
         super().__init__()
         inputs, action_space = env.single_observation_space.shape[0], env.single_action_space
         self.discrete = isinstance(action_space, DISCRETE)
-        self.sizes = action_space.nvec.tolist() if isinstance(action_space, gymnasium.spaces.MultiDiscrete) else None
-        outputs = gymnasium.spaces.flatdim(action_space)  # one for each choice, or for each dimension of a Box
+        self.sizes = (
+            action_space.nvec.tolist()
+            if isinstance(action_space, gymnasium.spaces.MultiDiscrete)
+            else None
+        )
+        outputs = gymnasium.spaces.flatdim(
+            action_space
+        )  # one for each choice, or for each dimension of a Box
         self.critic = mlp(inputs, 1, std=1.0)
         self.actor = mlp(inputs, outputs, std=0.01)
         self.actor_logstd = None if self.discrete else nn.Parameter(torch.zeros(outputs))
@@ -264,7 +287,9 @@ class Agent(nn.Module):
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
         # Independent sums log probability and entropy over the dimensions of an action.
-        return Independent(Normal(out, self.actor_logstd.exp(), validate_args=False), 1, validate_args=False)
+        return Independent(
+            Normal(out, self.actor_logstd.exp(), validate_args=False), 1, validate_args=False
+        )
 
     def act(self, td: TensorDict) -> TensorDict:
         return td.set("action", self.get_distribution(td["observation"]).sample())
@@ -286,10 +311,14 @@ def gae(delta: Tensor, decay: Tensor) -> Tensor:
 @torch.no_grad()
 def make_batch(agent: Agent, data: dict[str, Any], args: Args) -> dict[str, Tensor]:
     """Flatten a rollout `(num_envs, num_steps)`, with log probabilities, values, advantages and returns."""
-    reward, terminated, done = (data["next"][key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    reward, terminated, done = (
+        data["next"][key].squeeze(-1) for key in ("reward", "terminated", "done")
+    )
     values = agent.get_value(data["observation"])
     # ["next"]["observation"] is the final observation where an episode ended, so a truncated episode is bootstrapped from it.
-    delta = reward + args.gamma * agent.get_value(data["next"]["observation"]) * ~terminated - values
+    delta = (
+        reward + args.gamma * agent.get_value(data["next"]["observation"]) * ~terminated - values
+    )
     advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
     logprobs = agent.get_distribution(data["observation"]).log_prob(data["action"])
     batch = dict(observation=data["observation"], action=data["action"], logprob=logprobs)
@@ -320,7 +349,9 @@ def ppo_loss(agent: Agent, mb: dict[str, Tensor], args: Args) -> tuple[Tensor, d
     with torch.no_grad():
         stats = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy_loss}
         stats["old_approx_kl"] = -logratio.mean()
-        stats["approx_kl"] = ((ratio - 1) - logratio).mean()  # http://joschu.net/blog/kl-approx.html
+        stats["approx_kl"] = (
+            (ratio - 1) - logratio
+        ).mean()  # http://joschu.net/blog/kl-approx.html
         stats["clipfrac"] = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
     return loss, {name: value.detach() for name, value in stats.items()}
 
@@ -331,9 +362,19 @@ def adam_tensors(optimizer: optim.Adam) -> dict[str, Any]:
     for parameter in group["params"]:
         if parameter not in state:  # optimizer.step() would make it at the first call
             state[parameter] = {"step": torch.zeros((), device=parameter.device)}
-            state[parameter] |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-    steps, averages, squares = ([state[p][name] for p in group["params"]] for name in ("step", "exp_avg", "exp_avg_sq"))
-    tensors = dict(params=group["params"], lr=group["lr"], state_steps=steps, exp_avgs=averages, exp_avg_sqs=squares)
+            state[parameter] |= {
+                name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")
+            }
+    steps, averages, squares = (
+        [state[p][name] for p in group["params"]] for name in ("step", "exp_avg", "exp_avg_sq")
+    )
+    tensors = dict(
+        params=group["params"],
+        lr=group["lr"],
+        state_steps=steps,
+        exp_avgs=averages,
+        exp_avg_sqs=squares,
+    )
     return {**tensors, "max_exp_avg_sqs": []}
 
 
@@ -342,11 +383,15 @@ def average(tensors: Sequence[Tensor]) -> None:
     if dist.is_available() and dist.is_initialized():
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         dist.all_reduce(flat)
-        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, total in zip(
+            tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
+        ):
             tensor.copy_(total.view_as(tensor) / dist.get_world_size())
 
 
-def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_inds: Tensor, args: Args) -> dict[str, Tensor]:
+def update(
+    agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_inds: Tensor, args: Args
+) -> dict[str, Tensor]:
     """One step of Adam on a minibatch. No optimizer object and no backward(), so that one graph can hold all of it."""
     loss, stats = ppo_loss(agent, {name: value[mb_inds] for name, value in batch.items()}, args)
     grads = torch.autograd.grad(loss, tensors["params"])
@@ -357,26 +402,45 @@ def update(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], mb_i
             grad *= scale
         # The fused kernel is the fastest one for eager mode; Inductor makes its own from PyTorch's operators.
         implementation = dict(foreach=True, capturable=True) if args.compile else dict(fused=True)
-        settings = dict(beta1=0.9, beta2=0.999, eps=1e-5, weight_decay=0, amsgrad=False, maximize=False)
+        settings = dict(
+            beta1=0.9, beta2=0.999, eps=1e-5, weight_decay=0, amsgrad=False, maximize=False
+        )
         # By position: with `state_steps` as a keyword on a GPU, PyTorch would not compile it, whatever `capturable` says.
-        state = [tensors[name] for name in ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")]
+        state = [
+            tensors[name] for name in ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")
+        ]
         adam(tensors["params"], list(grads), *state, lr=tensors["lr"], **settings, **implementation)
     return stats
 
 
-def plot(path: Path, args: Any, curve: list[tuple[int, float, float, float]], window: int = 100) -> None:
+def plot(
+    path: Path, args: Any, curve: list[tuple[int, float, float, float]], window: int = 100
+) -> None:
     from matplotlib.figure import Figure  # imported here so that training does not wait for it
 
     steps, returns, seconds, deviations = zip(*curve)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, returns, label=f"return of the latest {window} episodes, mean and standard deviation")
-    bounds = [[mean + sign * deviation for mean, deviation in zip(returns, deviations)] for sign in (-1, 1)]
+    axes.plot(
+        steps, returns, label=f"return of the latest {window} episodes, mean and standard deviation"
+    )
+    bounds = [
+        [mean + sign * deviation for mean, deviation in zip(returns, deviations)]
+        for sign in (-1, 1)
+    ]
     axes.fill_between(steps, *bounds, alpha=0.2)
     low, high = min(returns), max(returns)
-    if args.target_return is not None and args.target_return <= 2 * high - low:  # a distant target would flatten the curve
-        axes.axhline(args.target_return, color="gray", linestyle="--", label=f"target {args.target_return:g}")
-    axes.set(title=f"PPO on {args.env_id}, seed {args.seed}, {seconds[-1]:.0f} s", xlabel="env steps", ylabel="return")
+    if (
+        args.target_return is not None and args.target_return <= 2 * high - low
+    ):  # a distant target would flatten the curve
+        axes.axhline(
+            args.target_return, color="gray", linestyle="--", label=f"target {args.target_return:g}"
+        )
+    axes.set(
+        title=f"PPO on {args.env_id}, seed {args.seed}, {seconds[-1]:.0f} s",
+        xlabel="env steps",
+        ylabel="return",
+    )
     axes.legend()
     figure.savefig(path, dpi=120)
 
@@ -393,8 +457,14 @@ def load(path: Path, run: dict[str, str]) -> dict[str, object] | None:
         return None
     checkpoint = torch.load(path, weights_only=True)
     if checkpoint["run"] != run:
-        other = {name: checkpoint["run"].get(name) for name, value in run.items() if checkpoint["run"].get(name) != value}
-        raise ValueError(f"ppo.py --resume needs the arguments of the run in {path.parent}, which had {other}.")
+        other = {
+            name: checkpoint["run"].get(name)
+            for name, value in run.items()
+            if checkpoint["run"].get(name) != value
+        }
+        raise ValueError(
+            f"ppo.py --resume needs the arguments of the run in {path.parent}, which had {other}."
+        )
     return checkpoint
 
 
@@ -437,14 +507,18 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     kind = "discrete" if isinstance(probe.single_action_space, DISCRETE) else "continuous"
     args.backend = "torch" if isinstance(probe.unwrapped, tw.FunctionalEnv) else "gymnasium"
     probe.close()
-    for name, value in PRESETS.get(args.env_id, PRESETS[f"any other env with {kind} actions"]).items():
+    for name, value in PRESETS.get(
+        args.env_id, PRESETS[f"any other env with {kind} actions"]
+    ).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     batch_size = args.num_envs * args.num_steps
     num_iterations = -(-args.total_timesteps // batch_size)
     num_envs = args.num_envs // world_size
     if num_envs * world_size != args.num_envs:
-        raise ValueError(f"ppo.py needs --num-envs that {world_size} processes can share, but got {args.num_envs}.")
+        raise ValueError(
+            f"ppo.py needs --num-envs that {world_size} processes can share, but got {args.num_envs}."
+        )
 
     env = make_env(args, num_envs, make, rank, world_size)
     native = isinstance(env.unwrapped, tw.FunctionalEnv)
@@ -457,12 +531,19 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     if rank > 0:  # the same network everywhere, but other actions
         torch.manual_seed(args.seed + 1_000_003 * rank)
     # The learning rate is a tensor because a graph would keep the value of a number.
-    optimizer = optim.Adam(agent.parameters(), lr=torch.tensor(args.learning_rate, device=args.device), eps=1e-5)
-    statistics = next(module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics))
+    optimizer = optim.Adam(
+        agent.parameters(), lr=torch.tensor(args.learning_rate, device=args.device), eps=1e-5
+    )
+    statistics = next(
+        module for module in env.modules() if isinstance(module, T.RecordEpisodeStatistics)
+    )
 
     successor = ["observation", "reward", "terminated", "done", *statistics.keys.values()]
     collect = tw.Collector(
-        env, agent.act, args.num_steps, keys=["observation", "action", *(("next", key) for key in successor)]
+        env,
+        agent.act,
+        args.num_steps,
+        keys=["observation", "action", *(("next", key) for key in successor)],
     )
     to_batch, step, compile_seconds = make_batch, update, 0.0
     if args.compile:
@@ -473,7 +554,8 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         torch._dynamo.config.trace_autograd_ops = True  # else autograd.grad would end a graph
         # Sizes are constants of a graph. A last minibatch of another size gets graphs of its own.
         to_batch, step = (
-            torch.compile(function, fullgraph=True, dynamic=False, options=INDUCTOR) for function in (make_batch, update)
+            torch.compile(function, fullgraph=True, dynamic=False, options=INDUCTOR)
+            for function in (make_batch, update)
         )
     td = env.reset(seed=args.seed)
 
@@ -482,7 +564,9 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
     run = {
-        name: str(value) for name, value in vars(args).items() if name not in ("out", "resume", "save_every", "tensorboard")
+        name: str(value)
+        for name, value in vars(args).items()
+        if name not in ("out", "resume", "save_every", "tensorboard")
     }
     run |= {"device": torch.device(args.device).type, "world_size": str(world_size)}
     curve, reached, seconds_before, first_iteration = [], None, 0.0, 0
@@ -525,7 +609,9 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         batch = to_batch(agent, data.to_dict(), args)
         clipfracs = []
         for _ in range(args.update_epochs):
-            for mb_inds in torch.randperm(num_envs * args.num_steps, device=args.device).chunk(args.num_minibatches):
+            for mb_inds in torch.randperm(num_envs * args.num_steps, device=args.device).chunk(
+                args.num_minibatches
+            ):
                 stats = step(agent, tensors, batch, mb_inds, args)
                 clipfracs.append(stats["clipfrac"])
             if args.target_kl is not None:
@@ -544,10 +630,17 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         average([sums])
         if sums[0] > 0:
             mean_return, mean_square = (sums[1:] / sums[0]).tolist()
-            curve.append((global_step, mean_return, seconds, max(0.0, mean_square - mean_return**2) ** 0.5))
+            curve.append(
+                (global_step, mean_return, seconds, max(0.0, mean_square - mean_return**2) ** 0.5)
+            )
             progress.set_postfix({"return": f"{mean_return:.1f}"}, refresh=False)
             full = sums[0] == statistics.buffer_length
-            if reached is None and args.target_return is not None and full and mean_return >= args.target_return:
+            if (
+                reached is None
+                and args.target_return is not None
+                and full
+                and mean_return >= args.target_return
+            ):
                 reached = (global_step, seconds)
         if writer is not None:
             done = data["next", "done"]
@@ -555,22 +648,40 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
                 # Means over the episodes that ended in this rollout. CleanRL has two of the names.
                 names = {"return": "episodic_return", "length": "episodic_length"}
                 for name, key in statistics.keys.items():
-                    writer.add_scalar(f"charts/{names.get(name, name)}", data["next", key][done].float().mean(), global_step)
+                    writer.add_scalar(
+                        f"charts/{names.get(name, name)}",
+                        data["next", key][done].float().mean(),
+                        global_step,
+                    )
             writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
-            stats["clipfrac"] = torch.stack(clipfracs).mean()  # the other losses are those of the last minibatch
+            stats["clipfrac"] = torch.stack(
+                clipfracs
+            ).mean()  # the other losses are those of the last minibatch
             for name, value in stats.items():
                 writer.add_scalar(f"losses/{name}", value, global_step)
-            explained_var = 1 - (batch["ret"] - batch["value"]).var(correction=0) / batch["ret"].var(correction=0)
+            explained_var = 1 - (batch["ret"] - batch["value"]).var(correction=0) / batch[
+                "ret"
+            ].var(correction=0)
             writer.add_scalar("losses/explained_variance", explained_var, global_step)
             writer.add_scalar("charts/SPS", int(global_step / seconds), global_step)
         if (iteration + 1) % args.save_every == 0 or iteration + 1 == num_iterations:
-            state = {"agent": agent.state_dict(), "env": env.state_dict(), "optimizer": optimizer.state_dict()}
+            state = {
+                "agent": agent.state_dict(),
+                "env": env.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
             if env.can_snapshot:
-                part = {"snapshot": env.snapshot().to_dict(), "rng": [generator.get_state() for generator in generators]}
+                part = {
+                    "snapshot": env.snapshot().to_dict(),
+                    "rng": [generator.get_state() for generator in generators],
+                }
                 state |= {"processes": gather(part, rank, world_size), "iteration": iteration + 1}
             seconds = time.perf_counter() - start_time
             if rank == 0:
-                save(out / "checkpoint.pt", {**state, "run": run, "curve": curve, "reached": reached, "seconds": seconds})
+                save(
+                    out / "checkpoint.pt",
+                    {**state, "run": run, "curve": curve, "reached": reached, "seconds": seconds},
+                )
             if writer is not None:
                 writer.flush()
     progress.close()
@@ -583,7 +694,9 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     wall_seconds = end - start_time
     # Steady state is what follows the first iteration, which compiles the update.
     steady_iterations = num_iterations - first_iteration - 1
-    steady = steady_iterations * batch_size / (end - steady_start) if steady_iterations > 0 else None
+    steady = (
+        steady_iterations * batch_size / (end - steady_start) if steady_iterations > 0 else None
+    )
     if args.compile:
         compile_seconds += steady_start - loop_start - (batch_size / steady if steady else 0.0)
 
@@ -591,7 +704,9 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
     # because early in training the mode of the policy can be far worse than the policy that was optimized.
     eval_env = make_env(args, 20, make, world_size=world_size)
     eval_env.load_state_dict(env.state_dict())
-    eval_returns = tw.evaluate(eval_env, agent.act, 20, seed=args.seed + 1_000_000)["episode_return"]
+    eval_returns = tw.evaluate(eval_env, agent.act, 20, seed=args.seed + 1_000_000)[
+        "episode_return"
+    ]
 
     metrics = {
         "env": args.env_id,
@@ -609,7 +724,11 @@ def train(args: Args, make: Callable[..., tw.Env], rank: int, world_size: int) -
         "env_steps_to_target": reached and reached[0],
         "seconds_to_target": reached and reached[1],
         "final_mean_return": curve[-1][1] if curve else None,
-        **{f"final_mean_{name}": queue.mean().item() for name, queue in statistics.metric_queues.items() if len(queue)},
+        **{
+            f"final_mean_{name}": queue.mean().item()
+            for name, queue in statistics.metric_queues.items()
+            if len(queue)
+        },
         "eval_mean_return": eval_returns.mean().item(),
     }
     (out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")

@@ -87,12 +87,20 @@ def has_bfloat16(device: str) -> bool:
     """Whether a processor has instructions for bfloat16. Other CPUs emulate them, and are slower than in float32."""
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    flags = Path("/proc/cpuinfo")  # avx512_bf16 and amx_bf16, or bf16 on Arm; without the file, in float32
+    flags = Path(
+        "/proc/cpuinfo"
+    )  # avx512_bf16 and amx_bf16, or bf16 on Arm; without the file, in float32
     return flags.exists() and "bf16" in flags.read_text()
 
 
 def make_env(args: Args, num_envs: int, videos: Path | None = None) -> tw.Env:
-    env = make_atari(args.env_id, num_envs, args.preset, device=args.device, render_mode="rgb_array" if videos else None)
+    env = make_atari(
+        args.env_id,
+        num_envs,
+        args.preset,
+        device=args.device,
+        render_mode="rgb_array" if videos else None,
+    )
     if videos is not None:
         env = RecordVideo(env, str(videos), episode_trigger=lambda episode: True)
     return tw.TransformedEnv(env, T.atari(args.preset))
@@ -102,10 +110,16 @@ class Agent(nn.Module):
     def __init__(self, env: tw.Env, args: Args) -> None:
         super().__init__()
         if args.network == "nature":
-            convolutions, pixels, features = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)], 64 * 7 * 7, 512
+            convolutions, pixels, features = (
+                [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)],
+                64 * 7 * 7,
+                512,
+            )
         else:
             convolutions, pixels, features = [(4, 16, 8, 4), (16, 32, 4, 2)], 32 * 9 * 9, 256
-        layers = [layer for sizes in convolutions for layer in (layer_init(nn.Conv2d(*sizes)), nn.ReLU())]
+        layers = [
+            layer for sizes in convolutions for layer in (layer_init(nn.Conv2d(*sizes)), nn.ReLU())
+        ]
         layers = [*layers, nn.Flatten(), layer_init(nn.Linear(pixels, features)), nn.ReLU()]
         self.network = nn.Sequential(*layers).to(memory_format=torch.channels_last)
         self.actor = layer_init(nn.Linear(features, int(env.single_action_space.n)), std=0.01)
@@ -123,13 +137,17 @@ class Agent(nn.Module):
     def act(self, td: TensorDict) -> TensorDict:
         distribution, value = self(td["observation"])
         action = distribution.sample()
-        return td.update({"action": action, "logprob": distribution.log_prob(action), "value": value})
+        return td.update(
+            {"action": action, "logprob": distribution.log_prob(action), "value": value}
+        )
 
 
 @torch.no_grad()
 def make_batch(agent: Agent, data: TensorDict, td: TensorDict, args: Args) -> dict[str, Tensor]:
     """Flatten a rollout `(num_envs, num_steps)`, with advantages and returns."""
-    reward, terminated, done = (data["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    reward, terminated, done = (
+        data["next", key].squeeze(-1) for key in ("reward", "terminated", "done")
+    )
     following = torch.cat([data["value"][:, 1:], agent(td["observation"])[1].unsqueeze(1)], 1)
     truncated = done & ~terminated  # there, the next value is that of another episode
     if truncated.any():
@@ -158,7 +176,9 @@ def main(args: Args) -> dict[str, object]:
         torch.set_num_threads(args.num_threads)
     if args.bfloat16 is None:
         args = replace(args, bfloat16=has_bfloat16(args.device))
-    print(f"{args.network} network in {'bfloat16' if args.bfloat16 else 'float32'} on {args.device}")
+    print(
+        f"{args.network} network in {'bfloat16' if args.bfloat16 else 'float32'} on {args.device}"
+    )
     out = args.out or Path("runs") / f"ppo-atari-{args.env_id.rpartition('/')[2]}"
     out.mkdir(parents=True, exist_ok=True)
 
@@ -194,10 +214,15 @@ def main(args: Args) -> dict[str, object]:
         returns = [*returns, *info["game_return"][info["game_over"].bool()].tolist()][-20:]
         if returns:
             mean = sum(returns) / len(returns)
-            curve.append(((iteration + 1) * batch_size, mean, time.perf_counter() - start, pstdev(returns)))
+            curve.append(
+                ((iteration + 1) * batch_size, mean, time.perf_counter() - start, pstdev(returns))
+            )
             progress.set_postfix({"return": f"{mean:.1f}"}, refresh=False)
         if iteration % 50 == 49 or iteration + 1 == num_iterations:
-            torch.save({"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}, out / "checkpoint.pt")
+            torch.save(
+                {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()},
+                out / "checkpoint.pt",
+            )
     progress.close()
     seconds = time.perf_counter() - start
     env.close()

@@ -65,7 +65,7 @@ def make_env(args: Args, num_envs: int) -> tw.Env:
         T.TransformObservation(positions, Box(-10, 10, (2,))),
         T.NormalizeObservation(),
         T.NormalizeReward(gamma=args.gamma),
-        T.PolicyState({"hidden": (args.hidden_size,)}),
+        tw.PolicyState({"hidden": (args.hidden_size,)}),
     )
 
 
@@ -102,15 +102,25 @@ class Agent(nn.Module):
 
 @torch.no_grad()
 def make_batch(agent: Agent, data: TensorDict, args: Args) -> dict[str, Tensor]:
-    reward, terminated, done = (data["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    reward, terminated, done = (
+        data["next", key].squeeze(-1) for key in ("reward", "terminated", "done")
+    )
     values = agent.critic(data["next", "hidden"]).squeeze(-1)
     # The successor with the state that was carried into it: right at truncations too, where the next root is another episode.
-    successor = agent.critic(agent.remember(data["next", "observation"], data["next", "hidden"])).squeeze(-1)
+    successor = agent.critic(
+        agent.remember(data["next", "observation"], data["next", "hidden"])
+    ).squeeze(-1)
     delta = reward + args.gamma * successor * ~terminated - values
     advantages = gae(delta, args.gamma * args.gae_lambda * ~done)
     logprob = agent.get_distribution(data["next", "hidden"]).log_prob(data["action"])
     batch = {name: data[name] for name in ("observation", "action", "is_init")}
-    return {**batch, "hidden": data["hidden"][:, 0], "logprob": logprob, "advantage": advantages, "ret": advantages + values}
+    return {
+        **batch,
+        "hidden": data["hidden"][:, 0],
+        "logprob": logprob,
+        "advantage": advantages,
+        "ret": advantages + values,
+    }
 
 
 def loss_of(agent: Agent, mb: dict[str, Tensor], args: Args) -> Tensor:
@@ -137,7 +147,9 @@ def main(args: Args) -> float:
         data, td = collect(td)
         batch = make_batch(agent, data, args)
         for _ in range(args.update_epochs):
-            for rows in torch.randperm(args.num_envs).chunk(args.num_minibatches):  # whole envs, to keep time in order
+            for rows in torch.randperm(args.num_envs).chunk(
+                args.num_minibatches
+            ):  # whole envs, to keep time in order
                 loss = loss_of(agent, {name: value[rows] for name, value in batch.items()}, args)
                 optimizer.zero_grad()
                 loss.backward()
@@ -145,10 +157,14 @@ def main(args: Args) -> float:
                 optimizer.step()
         if iteration % 25 == 24:
             mean = env.transforms[0].return_queue.mean()
-            print(f"{(iteration + 1) * args.num_envs * args.num_steps:>8} env steps: mean return {mean:.0f}")
+            print(
+                f"{(iteration + 1) * args.num_envs * args.num_steps:>8} env steps: mean return {mean:.0f}"
+            )
     test_env = make_env(args, 20)
     test_env.load_state_dict(env.state_dict())
-    result = tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1000)["episode_return"].mean().item()
+    result = (
+        tw.evaluate(test_env, agent.act, 20, seed=args.seed + 1000)["episode_return"].mean().item()
+    )
     print(f"evaluation: mean return {result:.0f} of 20 episodes")
     return result
 

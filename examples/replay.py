@@ -19,7 +19,9 @@ from torch import Tensor
 FLAGS = ("reward", "terminated", "done")
 
 
-def n_step_returns(reward: Tensor, terminated: Tensor, done: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
+def n_step_returns(
+    reward: Tensor, terminated: Tensor, done: Tensor, gamma: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns of the first step of each window `(..., n)` of successive steps of an env, up to the end of its episode.
 
     Sutton and Barto (2018), section 7.1. With *m* steps up to that end, or *n*:
@@ -51,7 +53,9 @@ class ReplayBuffer:
 
     history = 0  # number of the oldest steps that are not sampled
 
-    def __init__(self, size: int, gamma: float, n_step: int = 1, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, size: int, gamma: float, n_step: int = 1, device: torch.device | str | None = None
+    ) -> None:
         self.size, self.gamma, self.n_step, self.device = size, gamma, n_step, device
         self.storage: TensorDict | None = None
         self.written = 0  # steps of each env
@@ -64,17 +68,24 @@ class ReplayBuffer:
             self.num_envs, self.capacity = data.shape[0], max(1, self.size // data.shape[0])
             shape = [self.capacity, self.num_envs]
             self.storage = data[:, 0].apply(
-                lambda leaf: torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype, device=self.device), batch_size=shape
+                lambda leaf: torch.zeros(
+                    *shape, *leaf.shape[1:], dtype=leaf.dtype, device=self.device
+                ),
+                batch_size=shape,
             )
         data = data[:, -self.capacity :].transpose(0, 1).to(self.device)
-        rows = torch.arange(self.written, self.written + len(data), device=self.device) % self.capacity
+        rows = (
+            torch.arange(self.written, self.written + len(data), device=self.device) % self.capacity
+        )
         self.storage[rows] = data
         self.written += len(data)
 
     def sample(self, batch_size: int) -> TensorDict:
         """Draws transitions uniformly, with replacement, by PyTorch's global generator; see `get`."""
         if self.num_steps <= self.history:
-            raise ValueError(f"sample needs more than {self.history} steps of each env, but got {self.num_steps} so far.")
+            raise ValueError(
+                f"sample needs more than {self.history} steps of each env, but got {self.num_steps} so far."
+            )
         steps = torch.randint(self.history, self.num_steps, (batch_size,), device=self.device)
         return self.get(steps, torch.randint(self.num_envs, (batch_size,), device=self.device))
 
@@ -89,8 +100,15 @@ class ReplayBuffer:
         reward, terminated, done = (successors[name].squeeze(-1) for name in FLAGS)
         is_newest = window >= self.num_steps - 1
         reward, discount, last = n_step_returns(reward, terminated, done | is_newest, self.gamma)
-        batch = {"observation": self.observation(steps, envs), "action": self.at(steps, envs, "action")}
-        batch |= {"reward": reward, "discount": discount, "next_observation": self.next_observation(steps + last, envs)}
+        batch = {
+            "observation": self.observation(steps, envs),
+            "action": self.at(steps, envs, "action"),
+        }
+        batch |= {
+            "reward": reward,
+            "discount": discount,
+            "next_observation": self.next_observation(steps + last, envs),
+        }
         return TensorDict(batch, [len(steps)])
 
     @property
@@ -105,7 +123,9 @@ class ReplayBuffer:
     # How observations are stored.
 
     def encode(self, data: TensorDictBase) -> TensorDictBase:
-        return data.select("observation", "action", ("next", "observation"), *(("next", name) for name in FLAGS))
+        return data.select(
+            "observation", "action", ("next", "observation"), *(("next", name) for name in FLAGS)
+        )
 
     def observation(self, steps: Tensor, envs: Tensor) -> Tensor | TensorDict:
         return self.at(steps, envs, "observation")
@@ -130,19 +150,34 @@ class FrameReplayBuffer(ReplayBuffer):
     def __init__(self, stack_size: int, *args, padding_type: str = "reset", **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.history, self.padding_type = stack_size - 1, padding_type
-        self.elapsed: Tensor | int = 0  # steps of each env since its episode began, or since the first one that was stored
+        self.elapsed: Tensor | int = (
+            0  # steps of each env since its episode began, or since the first one that was stored
+        )
 
     def encode(self, data: TensorDictBase) -> TensorDictBase:
-        observation, done, (num_envs, num_steps) = data["observation"], data["next", "done"].squeeze(-1), data.shape
+        observation, done, (num_envs, num_steps) = (
+            data["observation"],
+            data["next", "done"].squeeze(-1),
+            data.shape,
+        )
         if observation.shape[2] != self.history + 1:
             got = tuple(observation.shape[2:])
-            raise ValueError(f"FrameReplayBuffer needs observations of {self.history + 1} frames, but got {got}.")
+            raise ValueError(
+                f"FrameReplayBuffer needs observations of {self.history + 1} frames, but got {got}."
+            )
         following = torch.arange(1, num_steps + 1, device=done.device)
         before = torch.zeros(num_envs, 1, dtype=torch.int64, device=done.device) - self.elapsed
-        starts = torch.cat([before, torch.where(done, following, before).cummax(1)[0]], 1)  # of the episode of each step
+        starts = torch.cat(
+            [before, torch.where(done, following, before).cummax(1)[0]], 1
+        )  # of the episode of each step
         self.elapsed = num_steps - starts[:, -1:]
         elapsed = (following - 1 - starts[:, :-1]).clamp(max=self.history)
-        encoded = super().encode(data).set("observation", observation[:, :, -1]).set("elapsed", elapsed.int())
+        encoded = (
+            super()
+            .encode(data)
+            .set("observation", observation[:, :, -1])
+            .set("elapsed", elapsed.int())
+        )
         return encoded.set(("next", "observation"), data["next", "observation"][:, :, -1])
 
     def observation(self, steps: Tensor, envs: Tensor) -> Tensor:
@@ -163,10 +198,14 @@ class FrameReplayBuffer(ReplayBuffer):
 class TorchRLReplayBuffer:
     """The same from TorchRL's `ReplayBuffer`, which stores n-step returns; a step is stored when its window is complete."""
 
-    def __init__(self, size: int, gamma: float, n_step: int = 1, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, size: int, gamma: float, n_step: int = 1, device: torch.device | str = "cpu"
+    ) -> None:
         import torchrl.data
 
-        self.buffer = torchrl.data.ReplayBuffer(storage=torchrl.data.LazyTensorStorage(size, device=device))
+        self.buffer = torchrl.data.ReplayBuffer(
+            storage=torchrl.data.LazyTensorStorage(size, device=device)
+        )
         self.gamma, self.n_step, self.device = gamma, n_step, device
         self.recent: ReplayBuffer | None = None
 
@@ -174,10 +213,16 @@ class TorchRLReplayBuffer:
         """Stores transitions `(num_envs, num_steps)`, the same number of steps at each call."""
         num_envs, num_steps = data.shape
         if self.recent is None:
-            self.recent = ReplayBuffer(num_envs * (num_steps + self.n_step - 1), self.gamma, self.n_step, self.device)
+            self.recent = ReplayBuffer(
+                num_envs * (num_steps + self.n_step - 1), self.gamma, self.n_step, self.device
+            )
         self.recent.extend(data)
-        complete = torch.arange(max(0, self.recent.num_steps - self.n_step + 1), device=self.device)[-num_steps:]
-        steps, envs = torch.meshgrid(complete, torch.arange(num_envs, device=self.device), indexing="ij")
+        complete = torch.arange(
+            max(0, self.recent.num_steps - self.n_step + 1), device=self.device
+        )[-num_steps:]
+        steps, envs = torch.meshgrid(
+            complete, torch.arange(num_envs, device=self.device), indexing="ij"
+        )
         if len(complete) > 0:
             self.buffer.extend(self.recent.get(steps.flatten(), envs.flatten()))
 

@@ -54,23 +54,33 @@ class Arm(FuncEnv):
     dt, gravity, max_torque = 0.05, 10.0, 2.0
 
     def initial(self, rng, params=None):
-        low, high = (torch.tensor(bounds, device=rng.env.device) for bounds in ([0.8, 0.9, 0.0, 0.9], [1.2, 1.1, 0.1, 1.2]))
+        low, high = (
+            torch.tensor(bounds, device=rng.env.device)
+            for bounds in ([0.8, 0.9, 0.0, 0.9], [1.2, 1.1, 0.1, 1.2])
+        )
         return {
             "angle": random.uniform(rng, -torch.pi, torch.pi),
             "speed": random.uniform(rng.fold_in(1), -1, 1),
-            "robot": random.uniform(rng.fold_in(2), low, high),  # mass, length, friction, motor gain: new in each episode
+            "robot": random.uniform(
+                rng.fold_in(2), low, high
+            ),  # mass, length, friction, motor gain: new in each episode
         }
 
     def transition(self, state, action, rng, params=None):
         mass, length, friction, gain = state["robot"]
         torque = gain * self.max_torque * action[0] - friction * state["speed"]
-        acceleration = 1.5 * self.gravity / length * torch.sin(state["angle"]) + 3 * torque / (mass * length**2)
+        acceleration = 1.5 * self.gravity / length * torch.sin(state["angle"]) + 3 * torque / (
+            mass * length**2
+        )
         speed = (state["speed"] + self.dt * acceleration).clamp(-8, 8)
         return {"angle": state["angle"] + self.dt * speed, "speed": speed, "robot": state["robot"]}
 
     def observation(self, state, rng, params=None):
         sensor = torch.stack([torch.cos(state["angle"]), torch.sin(state["angle"])])
-        return {"policy": sensor, "critic": torch.cat([sensor, state["speed"].unsqueeze(0), state["robot"]])}
+        return {
+            "policy": sensor,
+            "critic": torch.cat([sensor, state["speed"].unsqueeze(0), state["robot"]]),
+        }
 
     def reward(self, state, action, next_state, rng, params=None):
         angle = torch.remainder(next_state["angle"] + torch.pi, 2 * torch.pi) - torch.pi
@@ -103,29 +113,45 @@ def train(env: tw.Env, args: Args) -> nn.Module:
 
     from torchwrap.interop.rsl_rl import to_rsl_rl
 
-    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "elu", "obs_normalization": True}
+    network = {
+        "class_name": "MLPModel",
+        "hidden_dims": [64, 64],
+        "activation": "elu",
+        "obs_normalization": True,
+    }
     train_cfg = {
         "num_steps_per_env": 24,
         "save_interval": 50,
         "obs_groups": {"actor": ["policy"], "critic": ["critic"]},
-        "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
+        "actor": {
+            **network,
+            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0},
+        },
         "critic": network,
         "algorithm": {
             **{"class_name": "torchwrap.interop.rsl_rl:PPO", "gamma": 0.97, "entropy_coef": 0.002},
             **{"learning_rate": 1e-3, "schedule": "adaptive", "desired_kl": 0.01},
         },
     }
-    runner = OnPolicyRunner(to_rsl_rl(env, seed=args.seed), train_cfg, log_dir=str(args.out), device=args.device)
+    runner = OnPolicyRunner(
+        to_rsl_rl(env, seed=args.seed), train_cfg, log_dir=str(args.out), device=args.device
+    )
     runner.learn(args.iterations, init_at_random_ep_len=True)
-    return runner.get_inference_policy().as_jit()  # the normalization and the network, without the distribution
+    return (
+        runner.get_inference_policy().as_jit()
+    )  # the normalization and the network, without the distribution
 
 
 def deploy(env: tw.Env, policy, path: Path) -> nn.Module:
     """Writes the ONNX file. A robot has noise and delays of its own, so those of the simulation stay out."""
     module = tw.deploy(env, policy, without=["AddNoise", "DelayObservation", "DelayAction"])
-    program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+    program = torch.export.export(
+        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
+    )
     torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names()).save(path)
-    path.with_suffix(".json").write_text(json.dumps(module.metadata, indent=2))  # shapes, bounds, and what the state is
+    path.with_suffix(".json").write_text(
+        json.dumps(module.metadata, indent=2)
+    )  # shapes, bounds, and what the state is
     return module
 
 
@@ -133,7 +159,10 @@ def play(path: Path, module: nn.Module, seed: int) -> tuple[float, float]:
     """Plays an episode of a bare arm with the ONNX file. Returns the fraction of steps upright, and the largest error."""
     import onnxruntime
 
-    session, names = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]), module.onnx_names()["input_names"]
+    session, names = (
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]),
+        module.onnx_names()["input_names"],
+    )
     env = tw.FunctionalEnv(Arm(), 1, max_episode_steps=200)
     td, state, upright, error = env.reset(seed=seed), module.initial_state(1), 0.0, 0.0
     for _ in range(200):
@@ -163,7 +192,9 @@ def main(args: Args) -> dict[str, float]:
     results = {name: episodes[name].mean().item() for name in ("episode_return", "episode_upright")}
     network.cpu()
     module = deploy(make_env(1), policy, args.out / "policy.onnx")
-    results["onnx_upright"], results["onnx_error"] = play(args.out / "policy.onnx", module, args.seed)
+    results["onnx_upright"], results["onnx_error"] = play(
+        args.out / "policy.onnx", module, args.seed
+    )
     print(json.dumps(results, indent=2))
     return results
 

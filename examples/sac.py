@@ -93,11 +93,19 @@ def make_env(args: Args, num_envs: int) -> tw.Env:
         raise ValueError(
             f"sac.py needs an env with actions in a Box, but got {env.single_action_space}: dqn.py takes Discrete."
         )
-    return tw.TransformedEnv(env, T.RescaleAction(-1, 1), T.RecordEpisodeStatistics(), T.FlattenObservation())
+    return tw.TransformedEnv(
+        env, T.RescaleAction(-1, 1), T.RecordEpisodeStatistics(), T.FlattenObservation()
+    )
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    layers = (nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    layers = (
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, outputs),
+    )
     return nn.Sequential(*layers)
 
 
@@ -107,7 +115,9 @@ class Actor(nn.Module):
     def __init__(self, env: tw.Env, args: Args) -> None:
         super().__init__()
         self.shape = env.single_action_space.shape
-        self.network = mlp(env.single_observation_space.shape[0], args.hidden_size, 2 * math.prod(self.shape))
+        self.network = mlp(
+            env.single_observation_space.shape[0], args.hidden_size, 2 * math.prod(self.shape)
+        )
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Actions `(n, *shape)` and their log probabilities `(n,)`."""
@@ -146,14 +156,19 @@ class Agent(nn.Module):
         super().__init__()
         self.actor, self.critic = Actor(env, args), Critic(env, args)
         self.target_critic = copy.deepcopy(self.critic)
-        self.log_alpha = nn.Parameter(torch.tensor(0.0 if args.autotune else math.log(args.alpha)), args.autotune)
+        self.log_alpha = nn.Parameter(
+            torch.tensor(0.0 if args.autotune else math.log(args.alpha)), args.autotune
+        )
         self.target_entropy = -math.prod(env.single_action_space.shape)
 
 
 def critic_loss(agent: Agent, batch: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
         action, log_prob = agent.actor(batch["next_observation"])
-        value = agent.target_critic(batch["next_observation"], action).amin(0) - agent.log_alpha.exp() * log_prob
+        value = (
+            agent.target_critic(batch["next_observation"], action).amin(0)
+            - agent.log_alpha.exp() * log_prob
+        )
         # `discount` is 0 where the episode terminated. Where it was truncated, the next observation is its final one.
         target = batch["reward"] + batch["discount"] * value
     return (agent.critic(batch["observation"], batch["action"]) - target).square().mean(1).sum()
@@ -166,19 +181,27 @@ def actor_loss(agent: Agent, batch: dict[str, Tensor]) -> Tensor:
     return (policy_loss - alpha * (log_prob.detach() + agent.target_entropy)).mean()
 
 
-def update_critic(agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], syncs: bool, args: Args) -> None:
+def update_critic(
+    agent: Agent, tensors: dict[str, Any], batch: dict[str, Tensor], syncs: bool, args: Args
+) -> None:
     """One gradient step of the Q networks, and one of their targets if `syncs`."""
-    adam_step(tensors, torch.autograd.grad(critic_loss(agent, batch), tensors["params"]), args.compile)
+    adam_step(
+        tensors, torch.autograd.grad(critic_loss(agent, batch), tensors["params"]), args.compile
+    )
     if syncs:
         with torch.no_grad():
             for target, parameter in zip(agent.target_critic.parameters(), tensors["params"]):
                 target.lerp_(parameter, args.tau)
 
 
-def update_actor(agent: Agent, groups: list[dict[str, Any]], batch: dict[str, Tensor], args: Args) -> None:
+def update_actor(
+    agent: Agent, groups: list[dict[str, Any]], batch: dict[str, Tensor], args: Args
+) -> None:
     """One gradient step of the policy, and one of the entropy coefficient if it is learned."""
     loss = actor_loss(agent, batch)
-    grads = iter(torch.autograd.grad(loss, [parameter for group in groups for parameter in group["params"]]))
+    grads = iter(
+        torch.autograd.grad(loss, [parameter for group in groups for parameter in group["params"]])
+    )
     for group in groups:
         adam_step(group, [next(grads) for _ in group["params"]], args.compile)
 
@@ -202,19 +225,29 @@ def main(args: Args) -> dict[str, object]:
     buffer = buffer_class(args.buffer_size, args.gamma, args.n_step, args.device)
 
     # ("next", "observation") is the true successor in every step, so nothing has to be done where an episode ended.
-    keys = ["observation", "action", *(("next", name) for name in ("observation", "reward", "terminated", "done"))]
+    keys = [
+        "observation",
+        "action",
+        *(("next", name) for name in ("observation", "reward", "terminated", "done")),
+    ]
     collect = tw.Collector(env, agent.actor.act, args.num_steps, keys=keys)
     critic_step, actor_step = update_critic, update_actor
     if args.compile:
         tw.compile(collect if isinstance(env.unwrapped, tw.FunctionalEnv) else env)
         torch._dynamo.config.trace_autograd_ops = True  # else autograd.grad would end a graph
-        critic_step, actor_step = (torch.compile(step, fullgraph=True, dynamic=False) for step in (critic_step, actor_step))
+        critic_step, actor_step = (
+            torch.compile(step, fullgraph=True, dynamic=False) for step in (critic_step, actor_step)
+        )
 
     td = env.reset(seed=args.seed)
     curve, updates, global_step = [], 0, 0
     progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True)
     while global_step < args.total_timesteps:
-        data, td = collect(td) if global_step >= args.learning_starts else tw.rollout(env, None, args.num_steps, td)
+        data, td = (
+            collect(td)
+            if global_step >= args.learning_starts
+            else tw.rollout(env, None, args.num_steps, td)
+        )
         buffer.extend(data)
         global_step += data.numel()
         progress.update(data.numel())
@@ -229,13 +262,17 @@ def main(args: Args) -> dict[str, object]:
 
         returns = env.transforms[1].return_queue
         if len(returns) > 0:
-            curve.append((global_step, returns[-10:].mean().item(), time.perf_counter() - start_time))
+            curve.append(
+                (global_step, returns[-10:].mean().item(), time.perf_counter() - start_time)
+            )
             progress.set_postfix({"return": f"{curve[-1][1]:.1f}"}, refresh=False)
     progress.close()
     seconds = time.perf_counter() - start_time
     torch.save(agent.state_dict(), out / "checkpoint.pt")
 
-    eval_returns = tw.evaluate(make_env(args, 20), agent.actor.greedy, 20, seed=args.seed + 1_000_000)["episode_return"]
+    eval_returns = tw.evaluate(
+        make_env(args, 20), agent.actor.greedy, 20, seed=args.seed + 1_000_000
+    )["episode_return"]
     return write_metrics(out, args, global_step, updates, seconds, curve, eval_returns)
 
 

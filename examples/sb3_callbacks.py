@@ -65,12 +65,16 @@ class LogMetrics(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         for name in ("distance", "effort"):
-            self.logger.record(f"rollout/{name}", safe_mean([info[name] for info in self.model.ep_info_buffer]))
+            self.logger.record(
+                f"rollout/{name}", safe_mean([info[name] for info in self.model.ep_info_buffer])
+            )
 
 
 def main(args: Args) -> dict[str, float]:
     torch.set_num_threads(1)  # the networks are small
-    venv = to_sb3(make_env(args.num_envs))  # a VecNormalize to SB3, because the env has running statistics
+    venv = to_sb3(
+        make_env(args.num_envs)
+    )  # a VecNormalize to SB3, because the env has running statistics
     if args.resume:
         steps = max(int(path.stem.split("_")[2]) for path in args.out.glob("rl_model_*_steps.zip"))
         venv = VecNormalize.load(str(args.out / f"rl_model_vecnormalize_{steps}_steps.pkl"), venv)
@@ -79,13 +83,25 @@ def main(args: Args) -> dict[str, float]:
     else:
         rollout = dict(n_steps=args.num_steps, batch_size=256, n_epochs=10, gamma=0.95)
         log = dict(verbose=1, tensorboard_log=str(args.out))
-        model = PPO("MlpPolicy", venv, **rollout, **log, learning_rate=1e-3, seed=args.seed, device="cpu")
+        model = PPO(
+            "MlpPolicy", venv, **rollout, **log, learning_rate=1e-3, seed=args.seed, device="cpu"
+        )
 
-    every = max(args.save_every // args.num_envs, 1)  # callbacks count steps of all envs together as one
-    eval_venv = to_sb3(make_env(8).eval())  # EvalCallback copies the statistics into it; eval mode freezes them
+    every = max(
+        args.save_every // args.num_envs, 1
+    )  # callbacks count steps of all envs together as one
+    eval_venv = to_sb3(
+        make_env(8).eval()
+    )  # EvalCallback copies the statistics into it; eval mode freezes them
     callbacks = [
         CheckpointCallback(every, str(args.out), save_vecnormalize=True),
-        EvalCallback(eval_venv, n_eval_episodes=24, eval_freq=every, best_model_save_path=str(args.out), verbose=0),
+        EvalCallback(
+            eval_venv,
+            n_eval_episodes=24,
+            eval_freq=every,
+            best_model_save_path=str(args.out),
+            verbose=0,
+        ),
         LogMetrics(),
     ]
     model.learn(args.total_timesteps - model.num_timesteps, callbacks, reset_num_timesteps=False)
@@ -99,7 +115,10 @@ def main(args: Args) -> dict[str, float]:
 
     episodes = tw.evaluate(test_env, policy, num_episodes=128, seed=args.seed + 1000)
     result = {name: value.mean().item() for name, value in episodes.float().items()}
-    print(f"after {model.num_timesteps} steps: " + ", ".join(f"{name} {value:.3f}" for name, value in result.items()))
+    print(
+        f"after {model.num_timesteps} steps: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+    )
     return {**result, "env_steps": model.num_timesteps}
 
 

@@ -32,7 +32,9 @@ State = dict[str, Tensor]
 def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
     """mjlab 1.6.0, run: a `ManagerBasedRlEnv` with `cfg.auto_reset = False`."""
     if env.cfg.auto_reset:
-        raise ValueError("from_mjlab needs an env that does not reset itself: set cfg.auto_reset = False before it is made.")
+        raise ValueError(
+            "from_mjlab needs an env that does not reset itself: set cfg.auto_reset = False before it is made."
+        )
 
     def space(value: Any) -> Space[Any]:  # mjlab has spaces of its own
         if hasattr(value, "spaces"):
@@ -40,10 +42,14 @@ def from_mjlab(env: Any, **kwargs: Any) -> tw.Env:
         return Box(value.low, value.high, value.shape, np.dtype(value.dtype))
 
     spaces = space(env.single_observation_space), space(env.single_action_space)
-    episodes = dict(max_episode_steps=env.max_episode_length or None, clock=lambda: env.episode_length_buf)
+    episodes = dict(
+        max_episode_steps=env.max_episode_length or None, clock=lambda: env.episode_length_buf
+    )
     around = dict(seed=env.seed, close=env.close, device=env.device)
     reset = lambda ids: env.reset(env_ids=ids)[0]  # noqa: E731
-    return from_functions(reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs)
+    return from_functions(
+        reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs
+    )
 
 
 def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
@@ -55,7 +61,9 @@ def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
     """
     env = env.unwrapped
     if not getattr(env.cfg, "compute_final_obs", True):
-        raise ValueError("from_isaac_lab needs final observations: set cfg.compute_final_obs = True before the env is made.")
+        raise ValueError(
+            "from_isaac_lab needs final observations: set cfg.compute_final_obs = True before the env is made."
+        )
 
     def step(action: Tensor) -> tuple[Any, ...]:
         env.extras.pop("final_obs", None)  # of an earlier step
@@ -65,15 +73,27 @@ def from_isaac_lab(env: Any, **kwargs: Any) -> tw.Env:
         return env.reset(**({} if len(ids) == env.num_envs else {"env_ids": ids}))[0]
 
     if not hasattr(env.cfg, "compute_final_obs"):
-        observe = env.observation_manager.compute if hasattr(env, "observation_manager") else env._get_observations
+        observe = (
+            env.observation_manager.compute
+            if hasattr(env, "observation_manager")
+            else env._get_observations
+        )
         step = keep_final(env, env.step, observe)
     spaces = env.single_observation_space, env.single_action_space
-    episodes = dict(max_episode_steps=env.max_episode_length, clock=lambda: env.episode_length_buf, final_key="final_obs")
+    episodes = dict(
+        max_episode_steps=env.max_episode_length,
+        clock=lambda: env.episode_length_buf,
+        final_key="final_obs",
+    )
     around = dict(seed=env.seed, close=env.close, device=env.device)
-    return from_functions(reset, step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs)
+    return from_functions(
+        reset, step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs
+    )
 
 
-def keep_final(env: Any, step: Callable[[Tensor], Any], observe: Callable[[], Any]) -> Callable[[Tensor], Any]:
+def keep_final(
+    env: Any, step: Callable[[Tensor], Any], observe: Callable[[], Any]
+) -> Callable[[Tensor], Any]:
     """`step`, with what `observe()` returns before `env._reset_idx` in the info, under "final_obs"."""
 
     def keeping_step(action: Tensor) -> tuple[Any, ...]:
@@ -97,7 +117,10 @@ def keep_final(env: Any, step: Callable[[Tensor], Any], observe: Callable[[], An
 def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
     """ManiSkill 3.0.1, run: `gymnasium.make(id, num_envs=...)`, without `ManiSkillVectorEnv`. Other wrappers are left out."""
     seeds: list[list[int]] = []
-    limit, env = env.get_wrapper_attr("_max_episode_steps"), env.unwrapped  # of ManiSkill's TimeLimitWrapper; no spec has it
+    limit, env = (
+        env.get_wrapper_attr("_max_episode_steps"),
+        env.unwrapped,
+    )  # of ManiSkill's TimeLimitWrapper; no spec has it
 
     def reset(ids: Tensor) -> Any:
         return env.reset(seed=seeds.pop() if seeds else None, options={"env_idx": ids})[0]
@@ -109,7 +132,9 @@ def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
     spaces = env.single_observation_space, env.single_action_space
     episodes = dict(max_episode_steps=limit, clock=lambda: env.elapsed_steps)
     around = dict(seed=seed, close=env.close, device=env.device)
-    return from_functions(reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs)
+    return from_functions(
+        reset, env.step, env.num_envs, *spaces, reset_by="ids", **episodes, **around, **kwargs
+    )
 
 
 def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
@@ -129,9 +154,21 @@ def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
         return observe()
 
     spaces = (Dict(policy=_box(observe()["policy"].shape[1])), _box(env.num_actions))
-    episodes = dict(max_episode_steps=env.max_episode_length + 1, clock=lambda: env.episode_length_buf, final_key="final_obs")
+    episodes = dict(
+        max_episode_steps=env.max_episode_length + 1,
+        clock=lambda: env.episode_length_buf,
+        final_key="final_obs",
+    )
     around = dict(seed=torch.manual_seed, device=env.device)
-    return from_functions(reset, keep_final(env, flags, observe), env.num_envs, *spaces, **episodes, **around, **kwargs)
+    return from_functions(
+        reset,
+        keep_final(env, flags, observe),
+        env.num_envs,
+        *spaces,
+        **episodes,
+        **around,
+        **kwargs,
+    )
 
 
 def from_newton(
@@ -176,7 +213,9 @@ def from_newton(
         return observe()
 
     num_dofs, device = observe().shape[1] // 2, warp.device_to_torch(model.device)
-    return from_functions(reset, step, view.world_count, _box(2 * num_dofs), _box(num_dofs), device=device, **kwargs)
+    return from_functions(
+        reset, step, view.world_count, _box(2 * num_dofs), _box(num_dofs), device=device, **kwargs
+    )
 
 
 def from_pufferlib(env: Any, **kwargs: Any) -> tw.Env:
@@ -186,7 +225,9 @@ def from_pufferlib(env: Any, **kwargs: Any) -> tw.Env:
     harm where it is not bootstrapped from. Their time limits are terminations or, as in Ocean's `Cartpole`, no end at all.
     """
     if env.emulated:
-        raise ValueError("from_pufferlib needs a native env of PufferLib: pass one of Gymnasium to tw.make instead.")
+        raise ValueError(
+            "from_pufferlib needs a native env of PufferLib: pass one of Gymnasium to tw.make instead."
+        )
     last, seeds = [torch.zeros(0)], [0]
 
     def step(action: Tensor) -> tuple[Any, ...]:
@@ -196,16 +237,24 @@ def from_pufferlib(env: Any, **kwargs: Any) -> tw.Env:
 
     def reset(mask: Tensor) -> Tensor:
         if not mask.all():
-            raise ValueError("PufferLib resets all rows at once: leave out mask and max_episode_steps.")
+            raise ValueError(
+                "PufferLib resets all rows at once: leave out mask and max_episode_steps."
+            )
         last[0] = torch.from_numpy(env.reset(seed=seeds[-1])[0]).clone()
-        seeds[:] = [seeds[-1] + 1]  # most envs have a default seed, and would begin with the same episodes again
+        seeds[:] = [
+            seeds[-1] + 1
+        ]  # most envs have a default seed, and would begin with the same episodes again
         return last[0]
 
     described = env.num_agents, env.single_observation_space, env.single_action_space
-    return from_functions(reset, step, *described, final_key="final_obs", seed=seeds.append, close=env.close, **kwargs)
+    return from_functions(
+        reset, step, *described, final_key="final_obs", seed=seeds.append, close=env.close, **kwargs
+    )
 
 
-def from_torchrl(env: Any, observation_space: Space[Any], action_space: Space[Any], **kwargs: Any) -> tw.Env:
+def from_torchrl(
+    env: Any, observation_space: Space[Any], action_space: Space[Any], **kwargs: Any
+) -> tw.Env:
     """TorchRL 0.14, run: an `EnvBase` of batch size `(num_envs,)` that does not reset itself, with categorical actions.
 
     The observation is the entry "observation", or all observation keys as a `Dict`.
@@ -219,7 +268,11 @@ def from_torchrl(env: Any, observation_space: Space[Any], action_space: Space[An
     def reset(rows: Tensor) -> Any:
         nonlocal root
         is_partial = root is not None and not rows.all()
-        root = env.reset(root.set("_reset", rows.unsqueeze(-1)), select_reset_only=True) if is_partial else env.reset()
+        root = (
+            env.reset(root.set("_reset", rows.unsqueeze(-1)), select_reset_only=True)
+            if is_partial
+            else env.reset()
+        )
         return observe(root)
 
     def step(action: Any) -> tuple[Any, ...]:
@@ -227,10 +280,22 @@ def from_torchrl(env: Any, observation_space: Space[Any], action_space: Space[An
         stepped = env.step(root.set("action", action))
         root, following = env.step_mdp(stepped), stepped["next"]
         ended, terminated = following["done"], following["terminated"]
-        return observe(following), following["reward"], terminated, following.get("truncated", ended & ~terminated), {}
+        return (
+            observe(following),
+            following["reward"],
+            terminated,
+            following.get("truncated", ended & ~terminated),
+            {},
+        )
 
-    around = dict(seed=env.set_seed, close=lambda: env.close(raise_if_closed=False), device=env.device or "cpu")
-    return from_functions(reset, step, env.batch_size[0], observation_space, action_space, **around, **kwargs)
+    around = dict(
+        seed=env.set_seed,
+        close=lambda: env.close(raise_if_closed=False),
+        device=env.device or "cpu",
+    )
+    return from_functions(
+        reset, step, env.batch_size[0], observation_space, action_space, **around, **kwargs
+    )
 
 
 def from_gymnax(env: Any, num_envs: int, params: Any = None, **kwargs: Any) -> tw.Env:
@@ -254,8 +319,13 @@ def from_gymnax(env: Any, num_envs: int, params: Any = None, **kwargs: Any) -> t
         observation, state, reward, terminated, info = env.step_env(step_key, state, action, params)
         return (state, key), observation, reward, terminated, env.is_truncated(state, params), info
 
-    spaces = [gymnax_space_to_gym_space(space) for space in (env.observation_space(params), env.action_space(params))]
-    return from_jax(reset, step, num_envs, *spaces, max_episode_steps=int(params.max_steps_in_episode), **kwargs)
+    spaces = [
+        gymnax_space_to_gym_space(space)
+        for space in (env.observation_space(params), env.action_space(params))
+    ]
+    return from_jax(
+        reset, step, num_envs, *spaces, max_episode_steps=int(params.max_steps_in_episode), **kwargs
+    )
 
 
 def from_mujoco_torch(
@@ -285,7 +355,9 @@ def from_mujoco_torch(
     start = mujoco_torch.make_data(physics).to(device)
     advance = torch.vmap(lambda data: mujoco_torch.step(physics, data, fixed_iterations=True))
     names = ["qpos", "qvel", "qacc_warmstart", *(["act"] if model.na else [])]
-    bounds = np.where(model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, [-np.inf, np.inf]).astype(np.float32)
+    bounds = np.where(
+        model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, [-np.inf, np.inf]
+    ).astype(np.float32)
 
     class World(FuncEnv):
         broadcasts = True
@@ -294,9 +366,14 @@ def from_mujoco_torch(
 
         def initial(self, rng: tw.random.Key, params: Any = None) -> State:
             state = {name: getattr(start, name).repeat(len(rng.env), 1) for name in names}
-            return {**state, "qvel": state["qvel"] + tw.random.normal(rng, 0, noise, (model.nv,), torch.float64)}
+            return {
+                **state,
+                "qvel": state["qvel"] + tw.random.normal(rng, 0, noise, (model.nv,), torch.float64),
+            }
 
-        def transition(self, state: State, action: Tensor, rng: tw.random.Key, params: Any = None) -> State:
+        def transition(
+            self, state: State, action: Tensor, rng: tw.random.Key, params: Any = None
+        ) -> State:
             # Its own copy for each row, because a step writes to some fields in place.
             data = start.expand(len(action)).clone().replace(**state, ctrl=action.double())
             for _ in range(frame_skip):
@@ -306,7 +383,9 @@ def from_mujoco_torch(
         def observation(self, state: State, rng: tw.random.Key, params: Any = None) -> Tensor:
             return torch.cat([state["qpos"], state["qvel"]], -1)
 
-        def reward(self, state: State, action: Tensor, after: State, rng: tw.random.Key, params: Any = None) -> Tensor:
+        def reward(
+            self, state: State, action: Tensor, after: State, rng: tw.random.Key, params: Any = None
+        ) -> Tensor:
             return reward(state, action, after)
 
         def terminal(self, state: State, rng: tw.random.Key, params: Any = None) -> Tensor:
@@ -320,7 +399,6 @@ def _box(size: int) -> Box:
 
 
 def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
-    import mjlab.tasks  # noqa: F401
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.tasks.registry import load_env_cfg
     from rsl_rl.runners import OnPolicyRunner
@@ -336,7 +414,10 @@ def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
         "num_steps_per_env": 24,
         "save_interval": 1000,
         "obs_groups": {"actor": ["actor"], "critic": ["critic"]},
-        "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
+        "actor": {
+            **network,
+            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0},
+        },
         "critic": network,
         "algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", "entropy_coef": 0.01},
     }
@@ -346,7 +427,9 @@ def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", default="Mjlab-Velocity-Flat-Unitree-Go1")
     parser.add_argument("--num-envs", type=int, default=1024)
     parser.add_argument("--num-iterations", type=int, default=300)

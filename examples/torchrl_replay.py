@@ -69,12 +69,16 @@ def main(args: Args) -> dict[str, float]:
     action_spec = env.action_spec_unbatched  # of one env: the modules below draw for any batch
     network = MLP(num_inputs, action_spec.n, num_cells=[120, 84], activation_class=torch.nn.ReLU)
     policy = QValueActor(network, spec=action_spec, action_space="categorical")
-    exploration = EGreedyModule(action_spec, annealing_num_steps=args.total_frames // 5, eps_end=args.end_e)
+    exploration = EGreedyModule(
+        action_spec, annealing_num_steps=args.total_frames // 5, eps_end=args.end_e
+    )
     loss_module = DQNLoss(policy, loss_function="l2", delay_value=True, action_space="categorical")
     loss_module.make_value_estimator(gamma=args.gamma)
     updater = SoftUpdate(loss_module, tau=args.tau)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=args.learning_rate)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(args.buffer_size), batch_size=args.batch_size)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(args.buffer_size), batch_size=args.batch_size
+    )
 
     collector = Collector(
         env,
@@ -98,11 +102,15 @@ def main(args: Args) -> dict[str, float]:
             updater.step()
         returns = (returns + data["next", "episode_return"][data["next", "done"]].tolist())[-50:]
         if num_frames % 5_120 == 0 and returns:
-            print(f"{num_frames} frames: mean return {sum(returns) / len(returns):.0f} of the latest 50 episodes")
+            print(
+                f"{num_frames} frames: mean return {sum(returns) / len(returns):.0f} of the latest 50 episodes"
+            )
     collector.shutdown()
 
     test_env = make_env(args, args.num_eval_episodes)
-    episodes = tw.evaluate(test_env, policy, args.num_eval_episodes, seed=args.seed + 1_000)  # greedy: no exploration module
+    episodes = tw.evaluate(
+        test_env, policy, args.num_eval_episodes, seed=args.seed + 1_000
+    )  # greedy: no exploration module
     mean_return = episodes["episode_return"].mean().item()
     print(f"evaluation: mean return {mean_return:.0f} of {len(episodes)} episodes")
     return {"frames": num_frames, "mean_return": mean_return}

@@ -37,11 +37,19 @@ LEARNING_RATE, GAMMA, GAE_LAMBDA = 3e-3, 0.98, 0.95
 
 
 def make_cartpole(num_envs: int = NUM_ENVS) -> tw.Env:
-    return tw.TransformedEnv(tw.make("CartPole-v1", num_envs), T.RecordEpisodeStatistics(), T.NormalizeObservation())
+    return tw.TransformedEnv(
+        tw.make("CartPole-v1", num_envs), T.RecordEpisodeStatistics(), T.NormalizeObservation()
+    )
 
 
 def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs))
+    return nn.Sequential(
+        nn.Linear(num_inputs, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, num_outputs),
+    )
 
 
 def train_torchrl(seed: int) -> Trained:
@@ -61,17 +69,23 @@ def train_torchrl(seed: int) -> Trained:
     actor = ProbabilisticActor(module, in_keys=["logits"], spec=base.action_spec, **distribution)
     critic = ValueOperator(mlp(4, 1), in_keys=["observation"])
     advantage = GAE(gamma=GAMMA, lmbda=GAE_LAMBDA, value_network=critic)
-    coefficients = dict(entropy_coeff=0.0, critic_coeff=0.5, loss_critic_type="l2", normalize_advantage=True)
+    coefficients = dict(
+        entropy_coeff=0.0, critic_coeff=0.5, loss_critic_type="l2", normalize_advantage=True
+    )
     loss_module = ClipPPOLoss(actor, critic, **coefficients)
     optimizer = torch.optim.Adam(loss_module.parameters(), eps=1e-5)
     frames = dict(frames_per_batch=BATCH_SIZE, total_frames=BATCH_SIZE * NUM_UPDATES)
-    collector = Collector(base, actor, **frames, auto_register_policy_transforms=False)  # no InitTracker: nothing is recurrent
+    collector = Collector(
+        base, actor, **frames, auto_register_policy_transforms=False
+    )  # no InitTracker: nothing is recurrent
     for update, data in enumerate(collector):  # data["next", "observation"] is the true successor
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - update / NUM_UPDATES)
         with torch.no_grad():
             advantage(data)
         flat = data.reshape(-1)
-        for rows in torch.cat([torch.randperm(BATCH_SIZE) for _ in range(EPOCHS)]).split(MINIBATCH_SIZE):
+        for rows in torch.cat([torch.randperm(BATCH_SIZE) for _ in range(EPOCHS)]).split(
+            MINIBATCH_SIZE
+        ):
             losses = loss_module(flat[rows])
             optimizer.zero_grad()
             (losses["loss_objective"] + losses["loss_critic"]).backward()
@@ -98,10 +112,17 @@ def train_rsl_rl(seed: int) -> Trained:
         "num_steps_per_env": 32,
         "save_interval": 1000,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
+        "actor": {
+            **network,
+            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0},
+        },
         "critic": network,
         # rsl_rl's own "PPO" would add the value of the observation acted in at a time-out.
-        "algorithm": {"class_name": "torchwrap.interop.rsl_rl:PPO", "gamma": 0.95, "entropy_coef": 0.0},
+        "algorithm": {
+            "class_name": "torchwrap.interop.rsl_rl:PPO",
+            "gamma": 0.95,
+            "entropy_coef": 0.0,
+        },
     }
     runner = OnPolicyRunner(to_rsl_rl(env, seed=seed), train_cfg)
     runner.learn(25, init_at_random_ep_len=True)
@@ -139,12 +160,27 @@ def train_skrl(seed: int) -> Trained:
     set_seed(seed)  # the env's first reset takes it too
     env = make_cartpole()
     skrl_env = to_skrl(env)
-    spaces = dict(observation_space=skrl_env.observation_space, action_space=skrl_env.action_space, device=skrl_env.device)
+    spaces = dict(
+        observation_space=skrl_env.observation_space,
+        action_space=skrl_env.action_space,
+        device=skrl_env.device,
+    )
     cfg = {
-        **dict(rollouts=NUM_STEPS, learning_epochs=EPOCHS, mini_batches=BATCH_SIZE // MINIBATCH_SIZE),
-        **dict(discount_factor=GAMMA, gae_lambda=GAE_LAMBDA, learning_rate=LEARNING_RATE, time_limit_bootstrap=True),
+        **dict(
+            rollouts=NUM_STEPS, learning_epochs=EPOCHS, mini_batches=BATCH_SIZE // MINIBATCH_SIZE
+        ),
+        **dict(
+            discount_factor=GAMMA,
+            gae_lambda=GAE_LAMBDA,
+            learning_rate=LEARNING_RATE,
+            time_limit_bootstrap=True,
+        ),
         **dict(learning_rate_scheduler=torch.optim.lr_scheduler.LambdaLR),
-        **dict(learning_rate_scheduler_kwargs={"lr_lambda": lambda epoch: 1 - epoch / (NUM_UPDATES * EPOCHS)}),
+        **dict(
+            learning_rate_scheduler_kwargs={
+                "lr_lambda": lambda epoch: 1 - epoch / (NUM_UPDATES * EPOCHS)
+            }
+        ),
         **dict(value_loss_scale=0.5, value_clip=0.0),  # skrl's defaults suit values near 1
         **dict(experiment={"write_interval": 0, "checkpoint_interval": 0}),
     }
@@ -162,7 +198,12 @@ def train_rl_games(seed: int) -> Trained:
 
     from torchwrap.interop.rl_games import register
 
-    register("pendulum", lambda num_envs: tw.TransformedEnv(tw.make("Pendulum-v1", num_envs), T.NormalizeObservation()))
+    register(
+        "pendulum",
+        lambda num_envs: tw.TransformedEnv(
+            tw.make("Pendulum-v1", num_envs), T.NormalizeObservation()
+        ),
+    )
     continuous = {
         **{"mu_activation": "None", "mu_init": {"name": "default"}, "fixed_sigma": True},
         **{"sigma_activation": "None", "sigma_init": {"name": "const_initializer", "val": 0}},
@@ -170,20 +211,57 @@ def train_rl_games(seed: int) -> Trained:
     network = {"units": [64, 64], "activation": "tanh", "initializer": {"name": "default"}}
     with tempfile.TemporaryDirectory() as folder:
         config = {
-            **{"env_name": "pendulum", "env_config": {}, "num_actors": 256},  # the Runner seeds an env with an env_config
-            **{"name": "pendulum", "full_experiment_name": "run", "train_dir": folder, "save_best_after": 1000},
+            **{
+                "env_name": "pendulum",
+                "env_config": {},
+                "num_actors": 256,
+            },  # the Runner seeds an env with an env_config
+            **{
+                "name": "pendulum",
+                "full_experiment_name": "run",
+                "train_dir": folder,
+                "save_best_after": 1000,
+            },
             **{"device": "cpu", "device_name": "cpu", "torch_compile": False, "print_stats": False},
-            **{"max_epochs": 40, "horizon_length": 32, "minibatch_size": 2048, "mini_epochs": 5, "gamma": 0.95, "tau": 0.95},
-            **{"learning_rate": 1e-3, "lr_schedule": "adaptive", "schedule_type": "standard", "kl_threshold": 0.01},
-            **{"e_clip": 0.2, "clip_value": False, "critic_coef": 1, "entropy_coef": 0.0, "bounds_loss_coef": 0.0},
-            **{"truncate_grads": True, "grad_norm": 1.0, "reward_shaper": {"scale_value": 0.1}, "value_bootstrap": True},
+            **{
+                "max_epochs": 40,
+                "horizon_length": 32,
+                "minibatch_size": 2048,
+                "mini_epochs": 5,
+                "gamma": 0.95,
+                "tau": 0.95,
+            },
+            **{
+                "learning_rate": 1e-3,
+                "lr_schedule": "adaptive",
+                "schedule_type": "standard",
+                "kl_threshold": 0.01,
+            },
+            **{
+                "e_clip": 0.2,
+                "clip_value": False,
+                "critic_coef": 1,
+                "entropy_coef": 0.0,
+                "bounds_loss_coef": 0.0,
+            },
+            **{
+                "truncate_grads": True,
+                "grad_norm": 1.0,
+                "reward_shaper": {"scale_value": 0.1},
+                "value_bootstrap": True,
+            },
             # The env has NormalizeObservation, whose statistics are in the checkpoint too.
             **{"normalize_input": False, "normalize_value": True, "normalize_advantage": True},
         }
         params = {
             **{"seed": seed, "torch_threads": 1, "config": config},
             **{"algo": {"name": "a2c_continuous"}, "model": {"name": "continuous_a2c_logstd"}},
-            "network": {"name": "actor_critic", "separate": True, "space": {"continuous": continuous}, "mlp": network},
+            "network": {
+                "name": "actor_critic",
+                "separate": True,
+                "space": {"continuous": continuous},
+                "mlp": network,
+            },
         }
         runner = Runner()
         runner.load({"params": params})
@@ -203,7 +281,13 @@ def train_sb3(seed: int) -> Trained:
     model = PPO(
         "MlpPolicy",
         to_sb3(env),
-        **dict(n_steps=NUM_STEPS, batch_size=MINIBATCH_SIZE, n_epochs=EPOCHS, gamma=GAMMA, gae_lambda=GAE_LAMBDA),
+        **dict(
+            n_steps=NUM_STEPS,
+            batch_size=MINIBATCH_SIZE,
+            n_epochs=EPOCHS,
+            gamma=GAMMA,
+            gae_lambda=GAE_LAMBDA,
+        ),
         **dict(learning_rate=lambda remaining: LEARNING_RATE * remaining, seed=seed, device="cpu"),
     )
     model.learn(BATCH_SIZE * NUM_UPDATES)
@@ -227,7 +311,10 @@ def main(library: str, seed: int = 1) -> float:
         )
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # some print a page per update
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):  # some print a page per update
         env, policy = train(seed)
     test_env = tw.make(env.spec, num_envs=64)
     test_env.load_state_dict(env.state_dict())
@@ -237,7 +324,9 @@ def main(library: str, seed: int = 1) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("--seed", type=int, default=1, help="seed of the envs and of PyTorch")
     main(**vars(parser.parse_args()))

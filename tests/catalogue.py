@@ -22,7 +22,8 @@ DICT = spaces.Dict(
     rest=spaces.Tuple([spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])]),
 )
 BOXES = spaces.Dict(
-    speed=spaces.Box(-9, 9, (2,)), more=spaces.Tuple([spaces.Box(0, 255, (2, 2), "uint8"), spaces.Box(-1, 1, (), "float64")])
+    speed=spaces.Box(-9, 9, (2,)),
+    more=spaces.Tuple([spaces.Box(0, 255, (2, 2), "uint8"), spaces.Box(-1, 1, (), "float64")]),
 )
 IMAGE = spaces.Box(0, 255, (4, 4, 3), "uint8")
 FINITE = spaces.Box(0, 40, (3,))
@@ -43,7 +44,9 @@ class AddNoise(T.ObservationTransform):
         return signature
 
     def observation(self, observation):
-        return (observation + random.normal(self.stream.key(), shape=observation.shape[1:])).to(observation.dtype)
+        return (observation + random.normal(self.stream.key(), shape=observation.shape[1:])).to(
+            observation.dtype
+        )
 
 
 def seven():
@@ -60,15 +63,30 @@ TRANSFORMS = {
     "NormalizeObservation of images": (T.NormalizeObservation, observing(IMAGE)),
     "ClipObservation": (lambda: T.ClipObservation(-5, 5), ScriptedEnv),
     "FrameStackObservation": (lambda: T.FrameStackObservation(3), ScriptedEnv),
-    "FrameStackObservation of images": (lambda: T.FrameStackObservation(3, padding_type="zero"), observing(IMAGE)),
-    "FrameStackObservation of numbers": (lambda: T.FrameStackObservation(2, padding_type=2), observing(spaces.Discrete(3))),
+    "FrameStackObservation of images": (
+        lambda: T.FrameStackObservation(3, padding_type="zero"),
+        observing(IMAGE),
+    ),
+    "FrameStackObservation of numbers": (
+        lambda: T.FrameStackObservation(2, padding_type=2),
+        observing(spaces.Discrete(3)),
+    ),
     "FrameStackObservation of a Dict": (lambda: T.FrameStackObservation(2), observing(DICT)),
-    "FrameStackObservation of channels": (lambda: T.FrameStackObservation(3, axis=-1), observing(IMAGE)),
+    "FrameStackObservation of channels": (
+        lambda: T.FrameStackObservation(3, axis=-1),
+        observing(IMAGE),
+    ),
     "DelayObservation": (lambda: T.DelayObservation(2), ScriptedEnv),
-    "DelayObservation, drawn": (lambda: T.DelayObservation((1, 3), padding_type="reset"), ScriptedEnv),
+    "DelayObservation, drawn": (
+        lambda: T.DelayObservation((1, 3), padding_type="reset"),
+        ScriptedEnv,
+    ),
     "DelayAction": (lambda: T.DelayAction((0, 2)), ScriptedEnv),
     "DelayObservation of a Dict": (lambda: T.DelayObservation(3), observing(DICT)),
-    "TimeAwareObservation": (lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]), observing(DICT)),
+    "TimeAwareObservation": (
+        lambda: T.Compose([T.TimeLimit(9), T.TimeAwareObservation()]),
+        observing(DICT),
+    ),
     "TimeAwareObservation unflattened": (
         lambda: T.Compose([T.TimeLimit(3), T.TimeAwareObservation(False, True)]),
         observing(IMAGE),
@@ -79,7 +97,10 @@ TRANSFORMS = {
     "RescaleObservation": (lambda: T.RescaleObservation(0, 1), observing(FINITE)),
     "DiscretizeObservation": (lambda: T.DiscretizeObservation(4), observing(FINITE)),
     "GrayscaleObservation": (T.GrayscaleObservation, observing(IMAGE)),
-    "GrayscaleObservation of OpenCV": (lambda: T.GrayscaleObservation(formula="opencv"), observing(IMAGE)),
+    "GrayscaleObservation of OpenCV": (
+        lambda: T.GrayscaleObservation(formula="opencv"),
+        observing(IMAGE),
+    ),
     "ResizeObservation": (lambda: T.ResizeObservation((3, 3)), observing(IMAGE)),
     "ResizeObservation to half": (lambda: T.ResizeObservation((2, 2)), observing(IMAGE)),
     "AddWhiteNoise": (lambda: T.AddWhiteNoise(0.3, True), observing(IMAGE)),
@@ -101,20 +122,31 @@ TRANSFORMS = {
     "AddNoise of torchwrap": (lambda: T.AddNoise(0.1, "uniform"), ScriptedEnv),
     "ObservationGroups": (
         lambda: T.ObservationGroups(
-            {"policy": [T.NormalizeObservation()], "noisy": [AddNoise()], "again": [AddNoise()], "raw": []}
+            {
+                "policy": [T.NormalizeObservation()],
+                "noisy": [AddNoise()],
+                "again": [AddNoise()],
+                "raw": [],
+            }
         ),
         ScriptedEnv,
     ),
     "ObservationGroups of a Dict": (
-        lambda: T.ObservationGroups({"flat": [T.FlattenObservation()], "image": [T.FilterObservation(["image"])], "raw": []}),
+        lambda: T.ObservationGroups(
+            {"flat": [T.FlattenObservation()], "image": [T.FilterObservation(["image"])], "raw": []}
+        ),
         observing(DICT),
     ),
     "ObservationKeys": (
-        lambda: T.ObservationKeys({"image": [T.NormalizeObservation(), AddNoise()], "position": [T.DelayObservation(1)]}),
+        lambda: T.ObservationKeys(
+            {"image": [T.NormalizeObservation(), AddNoise()], "position": [T.DelayObservation(1)]}
+        ),
         observing(DICT),
     ),
     "PolicyState": (
-        lambda: T.Compose([T.PolicyState({"hidden": (3,)}), T.PolicyState({"count": ()}, torch.int64, -1)]),
+        lambda: T.Compose(
+            [tw.PolicyState({"hidden": (3,)}), tw.PolicyState({"count": ()}, torch.int64, -1)]
+        ),
         ScriptedEnv,
     ),
     "Compose of none": (lambda: T.Compose([]), ScriptedEnv),
@@ -129,9 +161,15 @@ TRANSFORMS = {
 # Edge cases that only compilation distinguishes.
 COMPILED = {
     **TRANSFORMS,
-    "RecordEpisodeStatistics of 50 episodes": (lambda: T.RecordEpisodeStatistics(50, stats_key="whole"), ScriptedEnv),
+    "RecordEpisodeStatistics of 50 episodes": (
+        lambda: T.RecordEpisodeStatistics(50, stats_key="whole"),
+        ScriptedEnv,
+    ),
     "FrameStackObservation of one": (lambda: T.FrameStackObservation(1), ScriptedEnv),
-    "Compose of two": (lambda: T.Compose([T.NormalizeReward(), T.FrameStackObservation(2)]), ScriptedEnv),
+    "Compose of two": (
+        lambda: T.Compose([T.NormalizeReward(), T.FrameStackObservation(2)]),
+        ScriptedEnv,
+    ),
     "Compose of none, Dict spaces": (
         lambda: T.Compose([]),
         functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
@@ -166,14 +204,21 @@ def stack(name, num_envs=NUM_ENVS, **arguments):
 
 
 def cartpole(num_envs=NUM_ENVS, **arguments):
-    transforms = T.TimeLimit(30), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.FrameStackObservation(2)
+    transforms = (
+        T.TimeLimit(30),
+        T.RecordEpisodeStatistics(),
+        T.NormalizeObservation(),
+        T.FrameStackObservation(2),
+    )
     return tw.TransformedEnv(tw.make("CartPole-v1", num_envs, **arguments), *transforms)
 
 
 def gymnasium_cartpole(num_envs=4, vectorization_mode="sync", **arguments):
     """Gymnasium's CartPole with all of the seven but ClipAction, because its actions are discrete."""
     arguments = {"vectorization_mode": vectorization_mode, "max_episode_steps": 25, **arguments}
-    return tw.TransformedEnv(tw.make("CartPole-v1", num_envs, backend="gymnasium", **arguments), *seven()[1:])
+    return tw.TransformedEnv(
+        tw.make("CartPole-v1", num_envs, backend="gymnasium", **arguments), *seven()[1:]
+    )
 
 
 # Policies.
@@ -200,7 +245,9 @@ class ActorCritic(nn.Module):
     def act(self, td):
         hidden = self.body(td["observation"].flatten(1))
         logits = self.logits(hidden)
-        return td.update({"action": logits.argmax(-1), "logits": logits, "value": self.value(hidden)})
+        return td.update(
+            {"action": logits.argmax(-1), "logits": logits, "value": self.value(hidden)}
+        )
 
     forward = act
 
@@ -219,7 +266,14 @@ def rendered(wrapper, **arguments):
     """A wrapper that renders, on Gymnasium's CartPole."""
 
     def make(num_envs, **more):
-        env = tw.make("CartPole-v1", num_envs, backend="gymnasium", render_mode="rgb_array", max_episode_steps=9, **more)
+        env = tw.make(
+            "CartPole-v1",
+            num_envs,
+            backend="gymnasium",
+            render_mode="rgb_array",
+            max_episode_steps=9,
+            **more,
+        )
         return wrapper(env, **arguments)
 
     return make
@@ -228,11 +282,15 @@ def rendered(wrapper, **arguments):
 WRAPPERS = {
     "TransformedEnv": lambda num_envs, **more: tw.TransformedEnv(ScriptedEnv(num_envs, **more)),
     "RepeatAction": lambda num_envs, **more: W.RepeatAction(ScriptedEnv(num_envs, **more), 3),
-    "RepeatAction of CartPole": lambda num_envs, **more: W.RepeatAction(tw.make("CartPole-v1", num_envs, **more), 3),
+    "RepeatAction of CartPole": lambda num_envs, **more: W.RepeatAction(
+        tw.make("CartPole-v1", num_envs, **more), 3
+    ),
     "RepeatAction of Gymnasium's CartPole": lambda num_envs, **more: W.RepeatAction(
         tw.make("CartPole-v1", num_envs, backend="gymnasium", max_episode_steps=10, **more), 4
     ),
-    "MaxAndSkipObservation": lambda num_envs, **more: W.MaxAndSkipObservation(ScriptedEnv(num_envs, **more), 3),
+    "MaxAndSkipObservation": lambda num_envs, **more: W.MaxAndSkipObservation(
+        ScriptedEnv(num_envs, **more), 3
+    ),
     "MaxAndSkipObservation of images": lambda num_envs, **more: W.MaxAndSkipObservation(
         ScriptedEnv(num_envs, observation_space=IMAGE, **more), 2
     ),

@@ -24,28 +24,50 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="also run the tests marked `full`, which take most of the time")
-    parser.addoption("--fresh-seeds", action="store_true", help="use seeds that nobody used before; the first one is printed")
-    parser.addoption("--first-seed", type=int, default=0, help="use the seeds from this one on, to repeat a run")
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="also run the tests marked `full`, which take most of the time",
+    )
+    parser.addoption(
+        "--fresh-seeds",
+        action="store_true",
+        help="use seeds that nobody used before; the first one is printed",
+    )
+    parser.addoption(
+        "--first-seed", type=int, default=0, help="use the seeds from this one on, to repeat a run"
+    )
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs only with --full")
-    config.addinivalue_line("markers", "long: a minute of `full` that .ci/run leaves out, unless it is told to run all")
-    config.addinivalue_line("markers", "cuda: needs a CUDA device, and is skipped where there is none")
+    config.addinivalue_line(
+        "markers", "long: a minute of `full` that .ci/run leaves out, unless it is told to run all"
+    )
+    config.addinivalue_line(
+        "markers", "cuda: needs a CUDA device, and is skipped where there is none"
+    )
     config.addinivalue_line("markers", "compiles: compiles graphs, for -m")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has started in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # because tests interrupt themselves and their workers
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as in a job that a script has started in the background
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # because tests interrupt themselves and their workers
     worker = getattr(config, "workerinput", None)  # of pytest-xdist
     if worker is not None:
         torch.set_num_threads(max(1, torch.get_num_threads() // worker["workercount"]))
-    elif config.getoption("--fresh-seeds"):  # workers get the option from the process that starts them
+    elif config.getoption(
+        "--fresh-seeds"
+    ):  # workers get the option from the process that starts them
         config.option.first_seed = secrets.randbelow(10**9)
 
 
 def pytest_sessionstart(session):
     config = session.config
-    if config.getoption("--fresh-seeds") and not hasattr(config, "workerinput"):  # not in the header, which -q leaves out
+    if config.getoption("--fresh-seeds") and not hasattr(
+        config, "workerinput"
+    ):  # not in the header, which -q leaves out
         first = f"--first-seed={config.getoption('--first-seed')}"
         config.get_terminal_writer().line(f"fresh seeds, which {first} repeats")
 
@@ -53,10 +75,14 @@ def pytest_sessionstart(session):
 @pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("full")]
+        )
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
-        if not COMPARES and re.search(r"gymnasiums|test_differences", item.nodeid.partition("[")[0]):
+        if not COMPARES and re.search(
+            r"gymnasiums|test_differences", item.nodeid.partition("[")[0]
+        ):
             item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
     if not torch.cuda.is_available():
         for item in items:
@@ -100,7 +126,9 @@ def through_inductor():
 
     def as_new(name, *arguments):
         make = functools.partial(getattr(catalogue, name), *arguments)
-        env = compiled.get((name, *arguments)) or compiled.setdefault((name, *arguments), tw.compile(make()))
+        env = compiled.get((name, *arguments)) or compiled.setdefault(
+            (name, *arguments), tw.compile(make())
+        )
         for key, buffer in make().named_buffers():
             env.get_buffer(key).copy_(buffer)
         return env.train()
@@ -130,12 +158,22 @@ def bridge():
     """Makes a torchwrap env from constructors of single Gymnasium envs. Its vector env is closed after the test."""
     opened = []
 
-    def build(makers, kind=None, mode=AutoresetMode.DISABLED, info_keys=(), first_index=0, device="cpu", **kwargs):
+    def build(
+        makers,
+        kind=None,
+        mode=AutoresetMode.DISABLED,
+        info_keys=(),
+        first_index=0,
+        device="cpu",
+        **kwargs,
+    ):
         from helpers import OtherVectorEnv
 
         kind = kind or (SyncVectorEnv if mode is AutoresetMode.DISABLED else OtherVectorEnv)
         opened.append(kind(makers, autoreset_mode=mode, **kwargs))
-        return tw.from_gymnasium(opened[-1], info_keys=info_keys, first_index=first_index, device=device)
+        return tw.from_gymnasium(
+            opened[-1], info_keys=info_keys, first_index=first_index, device=device
+        )
 
     yield build
     for vector_env in opened:

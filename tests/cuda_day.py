@@ -49,7 +49,15 @@ class Part(NamedTuple):
 
 def tests(*arguments: str) -> Step:
     workers = ["-n", str(max(2, os.cpu_count() or 2) // 2)] if find_spec("xdist") else []
-    flags = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark"]  # which warns beside xdist
+    flags = [
+        "-q",
+        "-rfE",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+    ]  # which warns beside xdist
     return Step([sys.executable, "-m", "pytest", *flags, *workers, *arguments], read_tests)
 
 
@@ -62,9 +70,32 @@ def read_tests(output: str, code: int, file: Path) -> dict[str, Any]:
 
 
 def benchmark(device: str, suite: str, num_envs: int) -> Step:
-    small = ["--seconds", "0.01", "--repeats", "1", "--num-steps", "2", "--no-compile"] if device == "cpu" else []
-    flags = ["--device", device, "--num-envs", str(num_envs), "--seconds", "0.2", "--repeats", "5", *small]
-    command = [sys.executable, "-m", "tests.benchmarks", "--json", "{file}", "--suite", suite, *flags]
+    small = (
+        ["--seconds", "0.01", "--repeats", "1", "--num-steps", "2", "--no-compile"]
+        if device == "cpu"
+        else []
+    )
+    flags = [
+        "--device",
+        device,
+        "--num-envs",
+        str(num_envs),
+        "--seconds",
+        "0.2",
+        "--repeats",
+        "5",
+        *small,
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks",
+        "--json",
+        "{file}",
+        "--suite",
+        suite,
+        *flags,
+    ]
     isa = ["--isa", instruction_sets()[-1], "--threads", "1"] if device == "cpu" else []
     return Step([*command, *isa], read_benchmark)
 
@@ -73,8 +104,17 @@ def read_benchmark(output: str, code: int, file: Path) -> dict[str, Any]:
     """The figures by suite, row and size, and the rows that failed. A peer that is skipped is no failure."""
     figures = json.loads(file.read_text()) if file.stat().st_size else {}
     rows = {key.rpartition("/")[0]: row for key, row in figures.items() if key != "machine"}
-    failures = [f"{key}: {row['skipped']}" for key, row in rows.items() if "torchwrap" in key and _has_failed(row)]
-    return {**outcome(code, output), **({"status": "failed"} if failures else {}), "failures": failures, "figures": rows}
+    failures = [
+        f"{key}: {row['skipped']}"
+        for key, row in rows.items()
+        if "torchwrap" in key and _has_failed(row)
+    ]
+    return {
+        **outcome(code, output),
+        **({"status": "failed"} if failures else {}),
+        "failures": failures,
+        "figures": rows,
+    }
 
 
 def _has_failed(row: dict[str, Any]) -> bool:
@@ -87,20 +127,35 @@ def call(function: str, **arguments: Any) -> Step:
 
 
 def read_call(output: str, code: int, file: Path) -> dict[str, Any]:
-    answers = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
+    answers = [
+        json.loads(line)
+        for line in output.splitlines()
+        if line.startswith("{") and line.endswith("}")
+    ]
     if not answers or "skipped" in answers[-1]:
-        return {"status": "failed", "failures": [answers[-1]["trace"] if answers else output[-300:]]}
+        return {
+            "status": "failed",
+            "failures": [answers[-1]["trace"] if answers else output[-300:]],
+        }
     return {**outcome(code, output), "figures": answers[-1]}
 
 
 def outcome(code: int, output: str) -> dict[str, Any]:
-    return {"status": "done"} if code == 0 else {"status": "failed", "failures": [f"ended with {code}: {output[-300:]}"]}
+    return (
+        {"status": "done"}
+        if code == 0
+        else {"status": "failed", "failures": [f"ended with {code}: {output[-300:]}"]}
+    )
 
 
 def parts(device: str) -> dict[str, Part]:
     """The parts in the order of their importance; 25 minutes in all."""
     cuda, (small, middle, large) = device != "cpu", SIZES[torch.device(device).type]
-    marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in path.read_text()]
+    marked = [
+        path
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "mark.cuda" in path.read_text()
+    ]
     marked = [path.relative_to(ROOT).as_posix() for path in marked if path.stem != "test_cuda_day"]
     floor = call("floor", device=device, **({} if cuda else {"num_bytes": 10**6, "seconds": 0.01}))
     learn = {"device": device, "num_envs": small, "total_timesteps": 10_000_000 if cuda else 256}
@@ -114,7 +169,13 @@ def parts(device: str) -> dict[str, Part]:
         "rehearsal": Part(120, {"rehearsal": tests("--full", "tests/test_cuda_rehearsal.py")}),
         "glue": Part(180, sized("glue", small, large, middle)),
         "cartpole": Part(210, sized("cartpole", large, small, middle)),
-        "ppo": Part(150, {f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn) for way in ("eager", "compiled")}),
+        "ppo": Part(
+            150,
+            {
+                f"ppo/{way}": call("ppo", compiled=way == "compiled", **learn)
+                for way in ("eager", "compiled")
+            },
+        ),
         "collector": Part(90, sized("collector", small)),
     }
 
@@ -161,18 +222,37 @@ def end_group(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def run_parts(found: dict[str, Any], chosen: dict[str, Part], deadline: float, keep: Callable[[], None], log: Path) -> None:
+def run_parts(
+    found: dict[str, Any],
+    chosen: dict[str, Part],
+    deadline: float,
+    keep: Callable[[], None],
+    log: Path,
+) -> None:
     """Runs what `found["steps"]` does not have as done, and writes each result there."""
     for name, part in chosen.items():
-        todo = {key: step for key, step in part.steps.items() if found["steps"].get(key, {}).get("status") != "done"}
+        todo = {
+            key: step
+            for key, step in part.steps.items()
+            if found["steps"].get(key, {}).get("status") != "done"
+        }
         until = min(deadline, time.monotonic() + part.seconds)
-        print(f"\n{name}: {len(todo)} steps, at most {max(until - time.monotonic(), 0):.0f} s", flush=True)
+        print(
+            f"\n{name}: {len(todo)} steps, at most {max(until - time.monotonic(), 0):.0f} s",
+            flush=True,
+        )
         for key, step in todo.items():
             seconds = until - time.monotonic()
-            result = {"status": "not run: no time was left"} if seconds < START else run(step, seconds, log)
+            result = (
+                {"status": "not run: no time was left"}
+                if seconds < START
+                else run(step, seconds, log)
+            )
             found["steps"][key] = {"part": name, **result}
             keep()
-            print(f"{name}: {key}: {result['status']}, {result.get('seconds', 0):.0f} s", flush=True)
+            print(
+                f"{name}: {key}: {result['status']}, {result.get('seconds', 0):.0f} s", flush=True
+            )
             for line in result.get("failures", []):
                 print(f"    {line}", flush=True)
 
@@ -183,22 +263,40 @@ def ratios(steps: dict[str, Any]) -> dict[str, dict[str, float]]:
     for step in steps.values():
         rows |= step.get("figures", {}) if step["part"] not in ("machine", "ppo") else {}
     floor, (small, _, large) = steps.get("floor", {}).get("figures", {}), SIZES["cuda"]
-    seven, rollout = rows.get(f"glue/seven torchwrap-compiled/{small}", {}), f"cartpole/torchwrap-rollout/{large}"
+    seven, rollout = (
+        rows.get(f"glue/seven torchwrap-compiled/{small}", {}),
+        f"cartpole/torchwrap-rollout/{large}",
+    )
     step = rows.get(f"cartpole/torchwrap-compiled/{large}", {})
     peer = rows.get(f"collector/torchrl/{small}", {}).get("ratio", {})
     found = {
         "seven transforms, us per step": (seven.get("whole_us"), 60),
-        "seven transforms, launches": (seven.get("whole_us", 0) / floor.get("replay_us", float("inf")), None),
+        "seven transforms, launches": (
+            seven.get("whole_us", 0) / floor.get("replay_us", float("inf")),
+            None,
+        ),
         "CartPole with the stack, step, of copy bandwidth": (step.get("of_copy"), 0.5),
-        "CartPole with the stack, rollout, of copy bandwidth": (rows.get(rollout, {}).get("of_copy"), 0.5),
+        "CartPole with the stack, rollout, of copy bandwidth": (
+            rows.get(rollout, {}).get("of_copy"),
+            0.5,
+        ),
         "rollouts, times TorchRL's Collector": (peer.get("torchwrap-compiled"), 50),
     }
-    return {name: {"value": value, "target": target} for name, (value, target) in found.items() if value}
+    return {
+        name: {"value": value, "target": target} for name, (value, target) in found.items() if value
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.cuda_day", description="Runs all that a GPU is needed for.")
-    parser.add_argument("--json", type=Path, required=True, help="JSON file for all results; one that exists is continued")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cuda_day", description="Runs all that a GPU is needed for."
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        required=True,
+        help="JSON file for all results; one that exists is continued",
+    )
     parser.add_argument("--plot", type=Path, help="PNG file for the plot")
     parser.add_argument("--device", default="cuda", help="cpu tries all of it with tiny sizes")
     parser.add_argument("--parts", nargs="+", choices=list(parts("cuda")), help="defaults to all")
@@ -214,7 +312,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json.exists():
         found = json.loads(arguments.json.read_text())
         if found["device"] != arguments.device:
-            parser.error(f"--json needs a file of --device {arguments.device}, but got one of {found['device']}.")
+            parser.error(
+                f"--json needs a file of --device {arguments.device}, but got one of {found['device']}."
+            )
 
     def keep() -> None:
         found["ratios"] = ratios(found["steps"])
@@ -227,7 +327,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if arguments.plot:
             plot.draw_device(found, str(arguments.plot))
-    print("", *(f"{name}: {row['value']:.3g} (target {row['target']})" for name, row in found["ratios"].items()), sep="\n")
+    print(
+        "",
+        *(
+            f"{name}: {row['value']:.3g} (target {row['target']})"
+            for name, row in found["ratios"].items()
+        ),
+        sep="\n",
+    )
     missing = [
         f"{key}: {found['steps'][key]['status']}"
         for part in chosen.values()

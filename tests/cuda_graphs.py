@@ -14,7 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
-_HOST_READS = {aten._local_scalar_dense, aten.nonzero, aten.equal, aten.is_nonzero, aten.masked_select}
+_HOST_READS = {
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.equal,
+    aten.is_nonzero,
+    aten.masked_select,
+}
 _EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
 
@@ -27,7 +33,9 @@ class CUDAGraph:
     def replay(self):
         with torch.no_grad(), torch.inference_mode(), torch._C._AutoDispatchBelowAutograd():
             for function, args, kwargs, outputs in self.tape:
-                for output, value in zip(outputs, tree_leaves(function(*args, **kwargs)), strict=True):
+                for output, value in zip(
+                    outputs, tree_leaves(function(*args, **kwargs)), strict=True
+                ):
                     if isinstance(output, Tensor) and output.data_ptr() != value.data_ptr():
                         output.copy_(value)
 
@@ -49,25 +57,41 @@ class _Capture(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         # By its memory: a parameter that gets other memory later gets it without the graph.
         args, kwargs = tree_map_only(torch.nn.Parameter, Tensor.detach, (args, kwargs or {}))
-        if function.overloadpacket in _HOST_READS or (function.overloadpacket is aten.index and _has_mask(args[1])):
+        if function.overloadpacket in _HOST_READS or (
+            function.overloadpacket is aten.index and _has_mask(args[1])
+        ):
             raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
         if function.overloadpacket in _EMPTY:
             return function(*args, **kwargs)
         if function._schema.is_mutable:
             return self._write(function, args, kwargs)
         result = function(*args, **kwargs)
-        memory = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        new = [leaf for leaf in tree_leaves(result) if leaf.untyped_storage().data_ptr() not in memory]
+        memory = {
+            leaf.untyped_storage().data_ptr()
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+        }
+        new = [
+            leaf for leaf in tree_leaves(result) if leaf.untyped_storage().data_ptr() not in memory
+        ]
         if new:  # and no view
             for leaf in new:
-                leaf.fill_(leaf.is_floating_point())  # nothing has been computed yet; integers can be indices
+                leaf.fill_(
+                    leaf.is_floating_point()
+                )  # nothing has been computed yet; integers can be indices
             self.tape.append((function, args, kwargs, tree_leaves(result)))
         return result
 
     def _write(self, function, args, kwargs):
         schema = function._schema
-        given = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) | kwargs
-        written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+        given = (
+            dict(zip([argument.name for argument in schema.arguments], args, strict=False)) | kwargs
+        )
+        written = [
+            argument.name
+            for argument in schema.arguments
+            if argument.alias_info and argument.alias_info.is_write
+        ]
         results = [given[name] for name in written][: len(schema.returns)]
         self.tape.append((function, args, kwargs, results))
         return results[0] if len(results) == 1 else tuple(results) or None

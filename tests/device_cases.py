@@ -8,7 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from catalogue import ACTIONS, BOXES, DICT, FINITE, IMAGE, REPRESENTATIVE, TRANSFORMS, UNCAPTURED, WRAPPERS
+from catalogue import (
+    ACTIONS,
+    BOXES,
+    DICT,
+    FINITE,
+    IMAGE,
+    REPRESENTATIVE,
+    TRANSFORMS,
+    UNCAPTURED,
+    WRAPPERS,
+)
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
@@ -35,7 +45,15 @@ SPACES = {  # of observations, and of actions
     "MultiBinary": (MultiBinary(3), MultiBinary(3)),
 }
 # Those that are also moved to the device.
-QUICK = ("CartPole-v1", "custom_env", "pool", "ScriptedEnv, Dict", "RepeatAction", "PassiveEnvChecker", *REPRESENTATIVE)
+QUICK = (
+    "CartPole-v1",
+    "custom_env",
+    "pool",
+    "ScriptedEnv, Dict",
+    "RepeatAction",
+    "PassiveEnvChecker",
+    *REPRESENTATIVE,
+)
 RENDERING = ("AddRenderObservation", "RecordVideo")
 
 
@@ -50,10 +68,16 @@ def cases():
     found["grid_world"] = make(functional, grid_world.KeyAndDoor(), N, max_episode_steps=9)
     found["custom_env"] = make(functional, custom_env.PointMass(), N, max_episode_steps=4)
     for name, (observation, action) in SPACES.items():
-        found[f"ScriptedEnv, {name}"] = make(ScriptedEnv, N, observation_space=observation, action_space=action)
+        found[f"ScriptedEnv, {name}"] = make(
+            ScriptedEnv, N, observation_space=observation, action_space=action
+        )
     for name in {**TRANSFORMS, **UNCAPTURED}:
         found[name] = make(transformed, *{**TRANSFORMS, **UNCAPTURED}[name])
-    found |= {name: make(wrap, N) for name, wrap in WRAPPERS.items() if name not in RENDERING and "Gymnasium" not in name}
+    found |= {
+        name: make(wrap, N)
+        for name, wrap in WRAPPERS.items()
+        if name not in RENDERING and "Gymnasium" not in name
+    }
     return found
 
 
@@ -66,16 +90,26 @@ class Sampler(nn.Module):
 
     def __init__(self, env):
         super().__init__()
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self.observation_space, self.action_space = (
+            env.single_observation_space,
+            env.single_action_space,
+        )
         self.is_discrete = isinstance(self.action_space, Discrete)
-        inputs = spaces.flatten(self.observation_space, spaces.zeros(self.observation_space, 1), torch.float32).shape[1]
+        inputs = spaces.flatten(
+            self.observation_space, spaces.zeros(self.observation_space, 1), torch.float32
+        ).shape[1]
         self.shape = (int(self.action_space.n),) if self.is_discrete else self.action_space.shape
         self.linear = nn.Linear(inputs, int(np.prod(self.shape)), device=env.device)
 
     def forward(self, td):
-        scores = self.linear(spaces.flatten(self.observation_space, td["observation"], torch.float32))
+        scores = self.linear(
+            spaces.flatten(self.observation_space, td["observation"], torch.float32)
+        )
         if self.is_discrete:  # validate_args reads values on the host
-            distribution, start = Categorical(logits=scores, validate_args=False), int(self.action_space.start)
+            distribution, start = (
+                Categorical(logits=scores, validate_args=False),
+                int(self.action_space.start),
+            )
         else:
             mean = scores.view(-1, *self.shape)
             normal = Normal(mean, torch.ones_like(mean), validate_args=False)
@@ -95,7 +129,11 @@ def play(device, env, policy=None):
 
     mask = torch.ones(N, dtype=torch.bool, device=env.device)
     policies = [None, policy] if policy is not None else [None]
-    if policy is None and isinstance(env.single_action_space, Discrete | Box) and not env.signature.policy_state:
+    if (
+        policy is None
+        and isinstance(env.single_action_space, Discrete | Box)
+        and not env.signature.policy_state
+    ):
         policies.append(Sampler(env))
     with device.phase("reset", answer=1):
         td = env.reset(seed=0)
@@ -106,7 +144,7 @@ def play(device, env, policy=None):
     with device.phase("masked reset", answer=env.host_stepped):
         td = env.reset(mask=mask)
     with device.phase("transition"):
-        _, td = env.transition(act(action))
+        _, td = env.step_without_reset(act(action))
     with device.phase("elapsed_steps"), contextlib.suppress(RuntimeError):  # no layer has a clock
         env.elapsed_steps = env.elapsed_steps + 1
     for policy in policies:
@@ -123,6 +161,10 @@ def play(device, env, policy=None):
     with device.phase("evaluate", answer=1):
         tw.evaluate(env, policies[-1], N, seed=1, max_steps=1)
     with device.phase("results"):
-        for name, tensor in (*env.named_buffers(), *data.items(True, True), *transition.items(True, True)):
+        for name, tensor in (
+            *env.named_buffers(),
+            *data.items(True, True),
+            *transition.items(True, True),
+        ):
             if tensor.is_cpu:
                 device.note("tensor made on the host", name)

@@ -39,10 +39,28 @@ DEVICE = "cuda:0" if torch.version.cuda else "fake:0"
 
 aten = torch.ops.aten
 READS = {aten._local_scalar_dense, aten.equal}
-DYNAMIC = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.repeat_interleave}
+DYNAMIC = {
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+    aten.unique_dim,
+    aten.unique_consecutive,
+    aten.repeat_interleave,
+}
 INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index}
 MAKERS = {
-    getattr(aten, name) for name in ("arange", "empty", "full", "linspace", "ones", "scalar_tensor", "zeros", "eye", "rand")
+    getattr(aten, name)
+    for name in (
+        "arange",
+        "empty",
+        "full",
+        "linspace",
+        "ones",
+        "scalar_tensor",
+        "zeros",
+        "eye",
+        "rand",
+    )
 }
 LIFTED = {aten.lift_fresh, aten.lift_fresh_copy, aten.lift}
 
@@ -75,11 +93,15 @@ class FakeDevice(TorchDispatchMode):
 
     def __enter__(self):
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes a tensor on the host and copies it
+        torch._C._set_only_lift_cpu_tensors(
+            True
+        )  # torch.tensor(..., device=...) makes a tensor on the host and copies it
         self._stack.callback(torch._C._set_only_lift_cpu_tensors, False)
         self._stack.enter_context(_Functions())
         backend = torch.get_device_module(DEVICE)
-        backend.synchronize = TensorDictBase._sync_all = lambda *_: self.note("wait for the device", "synchronize")
+        backend.synchronize = TensorDictBase._sync_all = lambda *_: self.note(
+            "wait for the device", "synchronize"
+        )
         backend.get_rng_state = self._get_rng_state
         backend.set_rng_state = lambda *_: None
         return super().__enter__()
@@ -116,16 +138,26 @@ class FakeDevice(TorchDispatchMode):
                 with _disable_current_modes():
                     return func(*args, **kwargs)
             self.note("host read", func)
-            return bool(self.answer) if packet is aten.equal or given[0].dtype == torch.bool else self.answer
+            return (
+                bool(self.answer)
+                if packet is aten.equal or given[0].dtype == torch.bool
+                else self.answer
+            )
         if packet is aten._to_copy and given and "device" in kwargs and target != kinds[0]:
             return self._transfer(func, given[0], kwargs)
         if packet is aten.copy_ and kinds[0] != kinds[1] and given[1].dim():
             self.note("copy to the host" if kinds[0] == "cpu" else "copy from the host", func)
-        elif there and any(kind == "cpu" and tensor.dim() for kind, tensor in zip(kinds, given, strict=True)):
-            self.note("operands on two devices", func)  # numbers are not meant: kernels take them from the host
+        elif there and any(
+            kind == "cpu" and tensor.dim() for kind, tensor in zip(kinds, given, strict=True)
+        ):
+            self.note(
+                "operands on two devices", func
+            )  # numbers are not meant: kernels take them from the host
         elif packet in LIFTED or (packet in MAKERS and target == "cpu"):
             self.note("tensor made on the host", func)
-        elif packet in INDEXED and any(part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1]):
+        elif packet in INDEXED and any(
+            part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1]
+        ):
             self.note("bool mask as an index", func)
             args = (args[0], tree_map(_as_indices, args[1]), *args[2:])
         elif packet in DYNAMIC:
@@ -141,15 +173,21 @@ class FakeDevice(TorchDispatchMode):
     def _transfer(self, func, tensor, kwargs):
         dtype = kwargs.get("dtype") or tensor.dtype
         if _kind(tensor) == "cpu":  # FakeTensorMode would copy the values of a constant
-            self.note("copy without a wait" if kwargs.get("non_blocking") else "copy from the host", func)
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=kwargs["device"])
+            self.note(
+                "copy without a wait" if kwargs.get("non_blocking") else "copy from the host", func
+            )
+            return torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=dtype, device=kwargs["device"]
+            )
         self.note("copy to the host", func)
         with _disable_current_modes():
             return torch.full(tensor.shape, self.answer, dtype=dtype)
 
 
 def _kind(tensor):
-    return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type  # other ways are operators, too
+    return (
+        tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    ).type  # other ways are operators, too
 
 
 def _as_indices(part):
@@ -164,7 +202,11 @@ def place(frame):
     lines = []
     while frame is not None and len(lines) < 2:
         name = frame.f_code.co_filename
-        line = f"{Path(name).relative_to(ROOT)}:{frame.f_lineno}" if name.startswith(FOLDERS) and name not in OWN else None
+        line = (
+            f"{Path(name).relative_to(ROOT)}:{frame.f_lineno}"
+            if name.startswith(FOLDERS) and name not in OWN
+            else None
+        )
         if line is not None and line not in lines:
             lines.append(line)
         frame = frame.f_back
@@ -176,7 +218,9 @@ def prepare():
     if not torch.version.cuda:
         from torch.utils import backend_registration
 
-        backend_registration._setup_privateuseone_for_python_backend("fake", backend_registration._DummyBackendModule())
+        backend_registration._setup_privateuseone_for_python_backend(
+            "fake", backend_registration._DummyBackendModule()
+        )
     rows._PLAIN = (*rows._PLAIN, FakeTensor)
     FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
     functional._storages = lambda tensors: {leaf.data_ptr() for leaf in tensors}
@@ -209,7 +253,11 @@ def run(make, moved):
 def main(*modules):
     warnings.filterwarnings("ignore")
     prepare()
-    more = {name: make for module in modules for name, make in importlib.import_module(module).CASES.items()}
+    more = {
+        name: make
+        for module in modules
+        for name, make in importlib.import_module(module).CASES.items()
+    }
     made, operators = device_cases.cases() | more, 0
     ways = {"made": made, "moved": {name: made[name] for name in (*device_cases.QUICK, *more)}}
     for way, chosen in ways.items():

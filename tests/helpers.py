@@ -31,7 +31,12 @@ class RewardTerms(T.Transform):
 
     def step(self, td):
         info, reward = td.get("info", TensorDict({}, td.batch_size)), td["reward"]
-        return td.set("info", info.update({"twice": 2 * reward, "terms": {"half": reward / 2}, "vector": reward.repeat(1, 2)}))
+        return td.set(
+            "info",
+            info.update(
+                {"twice": 2 * reward, "terms": {"half": reward / 2}, "vector": reward.repeat(1, 2)}
+            ),
+        )
 
 
 # Stepping.
@@ -57,7 +62,11 @@ def play(env, num_steps, td):
     """Transitions, roots and buffers after each step, as (num_steps, ...) tensors; and the last root."""
     seen = []
     for transition, following in steps(env, num_steps, td):
-        seen.append(TensorDict({"transition": transition, "td": following}, []).clone().set("buffers", buffers(env)))
+        seen.append(
+            TensorDict({"transition": transition, "td": following}, [])
+            .clone()
+            .set("buffers", buffers(env))
+        )
         td = following
     return torch.stack(seen), td
 
@@ -77,7 +86,12 @@ def assert_same(first, second, tolerance=0.0):
     assert keys == set(second.keys(True, True))
     for key in keys:
         torch.testing.assert_close(
-            first[key], second[key], rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, k=key: f"{k}: {m}"
+            first[key],
+            second[key],
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            msg=lambda m, k=key: f"{k}: {m}",
         )
 
 
@@ -93,7 +107,9 @@ def assert_transforms_compile(make):
     """Compiled transforms on an env that a simulator on the host steps equal eager ones."""
 
     def stack():
-        return tw.TransformedEnv(make(), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5))
+        return tw.TransformedEnv(
+            make(), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5)
+        )
 
     eager, compiled = stack(), tw.compile(stack(), backend="aot_eager")
     assert compiled.is_compiled and assert_plays_the_same(eager, compiled, 20, 2e-6)["done"].any()
@@ -108,7 +124,7 @@ def assert_transition_and_masked_reset_are_a_step(env, other, num_steps=10):
     for _ in range(num_steps):
         action = env.sample_action()
         expected, root = other.step(action.clone())
-        transition, td = env.transition(td.set("action", action))
+        transition, td = env.step_without_reset(td.set("action", action))
         assert_same(transition["next"], expected["next"])
         assert (td["observation"] == transition["next", "observation"]).all()
         td = env.reset(mask=transition["next", "done"].squeeze(-1))
@@ -127,7 +143,9 @@ def assert_no_overlap(*values):
     for index, leaf in enumerate(leaves(*values)):
         leaf.copy_(torch.full_like(leaf, index % 2 if leaf.dtype == torch.bool else index))
     for index, leaf in enumerate(leaves(*values)):
-        assert (leaf == torch.full_like(leaf, index % 2 if leaf.dtype == torch.bool else index)).all()
+        assert (
+            leaf == torch.full_like(leaf, index % 2 if leaf.dtype == torch.bool else index)
+        ).all()
 
 
 class Held:
@@ -148,7 +166,9 @@ def numpy_2_promotion():
     """Under NumPy 1 too, a float32 with a Python float stays float32 inside (NEP 50): the arithmetic of Gymnasium's envs that
     torchwrap's follow. torchwrap itself stays outside, because its results must not depend on NumPy's version.
     """
-    promotion = getattr(np, "_get_promotion_state", lambda: "weak")()  # NumPy from 2.2 on knows no other
+    promotion = getattr(
+        np, "_get_promotion_state", lambda: "weak"
+    )()  # NumPy from 2.2 on knows no other
     if promotion == "weak":
         yield
         return
@@ -174,7 +194,9 @@ def through_file(snapshot):
     return torch.load(file, weights_only=True)
 
 
-each_copy = pytest.mark.parametrize("replicate", [copy.deepcopy, through_pickle], ids=["deepcopy", "pickle"])
+each_copy = pytest.mark.parametrize(
+    "replicate", [copy.deepcopy, through_pickle], ids=["deepcopy", "pickle"]
+)
 
 
 # Statistics.
@@ -192,13 +214,18 @@ def ks_distance(sample, cdf):
 
 def params(cases, quick):
     """Parameters from a dict of cases, with its keys as ids. Cases that are not in `quick` run only with --full."""
-    return [pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.full) for name, case in cases.items()]
+    return [
+        pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.full)
+        for name, case in cases.items()
+    ]
 
 
 def mostly_full(names, *fast, long=()):
     """The names as parameters for a test. Those that are not listed as fast run with --full only, some before a release."""
     marks = {True: [pytest.mark.full, pytest.mark.long], False: [pytest.mark.full]}
-    return [name if name in fast else pytest.param(name, marks=marks[name in long]) for name in names]
+    return [
+        name if name in fast else pytest.param(name, marks=marks[name in long]) for name in names
+    ]
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -69,17 +69,23 @@ class RandomEnv(gymnasium.Env):
 
 def quick(values, *kept):
     """Parameters of a test, of which only those kept run without --full."""
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
+    return [
+        value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values
+    ]
 
 
 def vector_env(space, num_envs, autoreset_mode=AutoresetMode.DISABLED, **arguments):
     """Gymnasium's batch of random envs."""
-    return SyncVectorEnv([lambda: RandomEnv(space, **arguments)] * num_envs, autoreset_mode=autoreset_mode)
+    return SyncVectorEnv(
+        [lambda: RandomEnv(space, **arguments)] * num_envs, autoreset_mode=autoreset_mode
+    )
 
 
 def make(space, *transforms, num_envs=3, **arguments):
     """The same batch under torchwrap, with transforms on it."""
-    return tw.TransformedEnv(tw.from_gymnasium(vector_env(space, num_envs, **arguments)), *transforms)
+    return tw.TransformedEnv(
+        tw.from_gymnasium(vector_env(space, num_envs, **arguments)), *transforms
+    )
 
 
 def scripted(*transforms, num_envs=3, **arguments):
@@ -90,7 +96,9 @@ def scripted(*transforms, num_envs=3, **arguments):
 def step(env, td, num_steps=1, action=None):
     """Steps with one action, or random ones; returns the last successor and root."""
     for _ in range(num_steps):
-        transition, td = env.step(td.set("action", env.sample_action() if action is None else action.clone()))
+        transition, td = env.step(
+            td.set("action", env.sample_action() if action is None else action.clone())
+        )
     return transition["next"], td
 
 
@@ -115,7 +123,9 @@ def assert_agrees(env, oracles, num_steps=25, *, reward_rtol=0.0):
     assert env.single_observation_space == oracles[0].observation_space
     flags = []
     td = env.reset(seed=5)
-    assert_values_equal(td["observation"], [oracle.reset(seed=5 + i)[0] for i, oracle in enumerate(oracles)])
+    assert_values_equal(
+        td["observation"], [oracle.reset(seed=5 + i)[0] for i, oracle in enumerate(oracles)]
+    )
     for _ in range(num_steps):
         successor, td = step(env, td)
         observations, rewards, *ends, _ = zip(*(oracle.step(0) for oracle in oracles), strict=True)
@@ -126,7 +136,10 @@ def assert_agrees(env, oracles, num_steps=25, *, reward_rtol=0.0):
             assert_values_equal(successor[key][:, 0], expected)
         ended = np.any(ends, axis=0)
         assert_values_equal(successor["done"][:, 0], ended)
-        roots = [oracle.reset()[0] if end else last for oracle, end, last in zip(oracles, ended, observations, strict=True)]
+        roots = [
+            oracle.reset()[0] if end else last
+            for oracle, end, last in zip(oracles, ended, observations, strict=True)
+        ]
         assert_values_equal(td["observation"], roots)
         flags.append(ends)
     assert np.any(flags, axis=1).sum() > num_steps / 4

@@ -33,7 +33,9 @@ class Processes:
         self.folder = tempfile.TemporaryDirectory()
         self.pipes, children = zip(*(context.Pipe() for _ in range(world_size)), strict=True)
         self.processes = [
-            context.Process(target=_serve, args=(rank, world_size, self.folder.name, pipe), daemon=True)
+            context.Process(
+                target=_serve, args=(rank, world_size, self.folder.name, pipe), daemon=True
+            )
             for rank, pipe in enumerate(children)
         ]
         for process in self.processes:
@@ -42,7 +44,9 @@ class Processes:
     def run(self, size, function, *args):
         for pipe in self.pipes[:size]:
             pipe.send((size, function, args))
-        results = [pipe.recv() if pipe.poll(120) else "no answer after 120 s" for pipe in self.pipes[:size]]
+        results = [
+            pipe.recv() if pipe.poll(120) else "no answer after 120 s" for pipe in self.pipes[:size]
+        ]
         failures = [result for result in results if isinstance(result, str)]
         assert not failures, "\n".join(failures)
         return [value for (value,) in results]
@@ -100,7 +104,10 @@ def iteration(out):
 
 
 def workers(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
 
 
 def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
@@ -113,7 +120,9 @@ def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
     process = start(out, total_timesteps, flags)
     try:
         for _ in range(kills):
-            while iteration(out) <= before or len(workers(process)) != 2 or dead & {*workers(process)}:
+            while (
+                iteration(out) <= before or len(workers(process)) != 2 or dead & {*workers(process)}
+            ):
                 assert process.poll() is None, Path(f"{out}.log").read_text()[-3000:]
                 time.sleep(0.01)
             time.sleep(random.uniform(0, 0.3))  # somewhere in a rollout, an update, or in writing
@@ -126,7 +135,9 @@ def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
     for name in ("agent", "optimizer", "env", "processes"):
         torch.testing.assert_close(killed[name], whole[name], rtol=0, atol=0)
     assert killed["iteration"] == whole["iteration"] and len(killed["processes"]) == 2
-    returns = [[(step, value) for step, value, *_ in checkpoint["curve"]] for checkpoint in (killed, whole)]
+    returns = [
+        [(step, value) for step, value, *_ in checkpoint["curve"]] for checkpoint in (killed, whole)
+    ]
     assert returns[0] == returns[1]
     assert "exitcode: -9" in Path(f"{out}.log").read_text()
     return killed

@@ -16,8 +16,12 @@ def module_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-SOURCES = {module_name(path): path.read_text() for path in sorted((ROOT / "torchwrap").rglob("*.py"))}
-PACKAGES = {module_name(path.parent / "__init__.py") for path in (ROOT / "torchwrap").rglob("__init__.py")}
+SOURCES = {
+    module_name(path): path.read_text() for path in sorted((ROOT / "torchwrap").rglob("*.py"))
+}
+PACKAGES = {
+    module_name(path.parent / "__init__.py") for path in (ROOT / "torchwrap").rglob("__init__.py")
+}
 
 
 # Reading files.
@@ -32,7 +36,9 @@ def walk(node, *, at_import=False):
     """All nodes; with `at_import`, only those that run when the module is imported (or checked by a type checker)."""
     yield node
     for child in ast.iter_child_nodes(node):
-        if not (at_import and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
+        if not (
+            at_import and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        ):
             yield from walk(child, at_import=at_import)
 
 
@@ -46,8 +52,12 @@ def imports(source, at_import=False):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports are not resolved here"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and re.search(r"\b(import_module|__import__)$", ast.unparse(node.func)):
-            names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
+        elif isinstance(node, ast.Call) and re.search(
+            r"\b(import_module|__import__)$", ast.unparse(node.func)
+        ):
+            names |= {
+                argument.value for argument in node.args if isinstance(argument, ast.Constant)
+            }
     return names
 
 
@@ -58,7 +68,11 @@ def code_of(source):
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [part for part in body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))]
+            node.body = [
+                part
+                for part in body
+                if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+            ]
     return ast.unparse(tree)
 
 
@@ -75,10 +89,16 @@ def members(package, names):
 TOP = "torchwrap"  # as `here`, every module; as an allowed module, torchwrap/__init__.py alone
 BASES = ["torchwrap.transforms.transform"]
 STACKS = ["torchwrap.transforms.presets"]  # of several families
-FAMILIES = [name for name in SOURCES if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES, *STACKS}]
-OF_ENV = ["torchwrap.transforms.policy_state"]
+FAMILIES = [
+    name
+    for name in SOURCES
+    if within(name, "torchwrap.transforms") and name not in PACKAGES | {*BASES, *STACKS}
+]
+OF_ENV = ["torchwrap.policy"]
 LADDER = members("torchwrap", "_core random spaces env")
-ABOVE_TRANSFORMS = members("torchwrap", "env wrappers envs interop functional collector _compile _deploy")
+ABOVE_TRANSFORMS = members(
+    "torchwrap", "env wrappers envs interop functional collector _compile _deploy"
+)
 
 ARROWS = [  # here, there, allowed modules, allowed targets
     (["torchwrap.transforms"], ABOVE_TRANSFORMS, [], []),
@@ -88,7 +108,12 @@ ARROWS = [  # here, there, allowed modules, allowed targets
     # Gymnasium is a core dependency: `tw.make` and `tw.from_gymnasium` bridge to it.
     ([TOP], ["torchwrap.interop"], [TOP, "torchwrap.interop", "torchwrap.registration"], []),
     ([TOP], ["torchwrap.testing", "tests", "examples"], ["torchwrap.testing"], []),
-    ([TOP], ["torchwrap._compile"], [TOP, "torchwrap._compile", "torchwrap._deploy", "torchwrap.testing"], []),
+    (
+        [TOP],
+        ["torchwrap._compile"],
+        [TOP, "torchwrap._compile", "torchwrap._deploy", "torchwrap.testing"],
+        [],
+    ),
     ([TOP], ["torchwrap._deploy"], [TOP, "torchwrap._deploy"], []),
     # Each package imports from torchwrap only itself and what stands below it.
     # The last one also reads the state of a policy that PolicyState declares.
@@ -115,9 +140,16 @@ def arrows(sources):
 LIBRARIES = {
     **{f"torchwrap.interop.{name}": {name} for name in ("torchrl", "rsl_rl", "skrl", "rl_games")},
     **{"torchwrap.interop.jax": {"jax", "brax"}, "torchwrap.interop._jax_functions": {"jax"}},
-    **{"torchwrap.interop._torchrl_specs": {"torchrl"}, "torchwrap.interop.sb3": {"stable_baselines3"}},
+    **{
+        "torchwrap.interop._torchrl_specs": {"torchrl"},
+        "torchwrap.interop.sb3": {"stable_baselines3"},
+    },
     **{"torchwrap.interop._engines": {"envpool"}},
-    **{"torchwrap.wrappers.render": {"imageio"}, "torchwrap.collector": {"tqdm"}, "torchwrap.plotting": {"matplotlib"}},
+    **{
+        "torchwrap.wrappers.render": {"imageio"},
+        "torchwrap.collector": {"tqdm"},
+        "torchwrap.plotting": {"matplotlib"},
+    },
 }
 FOREIGN = ("torch", "tensordict", "gymnasium", "numpy")
 DEPENDENCIES = {*FOREIGN, "torchwrap", *sys.stdlib_module_names}
@@ -165,19 +197,27 @@ def module_imports_have_no_circle(sources):
 def modules_do_not_shadow_functions(sources):
     found = []
     for package in PACKAGES:
-        children = {name.rpartition(".")[2] for name in sources if name.rpartition(".")[0] == package}
-        public = {target.rpartition(".")[2] for target in imports(sources[package]) if target not in sources}
+        children = {
+            name.rpartition(".")[2] for name in sources if name.rpartition(".")[0] == package
+        }
+        public = {
+            target.rpartition(".")[2]
+            for target in imports(sources[package])
+            if target not in sources
+        }
         found += [f"{package}.{name}" for name in children & public]
     return found
 
 
 # Not a draw: to keep a generator as it was.
-DRAWING = r"torch\.(rand(?!om\.fork_rng)|normal|bernoulli|poisson)|Generator\(|manual_seed|multinomial\("
+DRAWING = (
+    r"torch\.(rand(?!om\.fork_rng)|normal|bernoulli|poisson)|Generator\(|manual_seed|multinomial\("
+)
 DRAWING += r"|np\.random(?!\.[gs]et_state)|secrets"
 HOMES = [  # a pattern, and where it may be used
     (r"torch\.compile\(|make_fx|torch\._inductor|torch\._dynamo", ["torchwrap._compile"]),
     (r"CUDAGraph|cuda\.graph", ["torchwrap._compile.cuda_graph"]),
-    (r"torch\.distributed", ["torchwrap.distributed"]),
+    (r"torch\.distributed", ["torchwrap.statistics"]),
     (rf"{DRAWING}|\.(uniform|normal|random|exponential|bernoulli)_\(", ["torchwrap.random"]),
     (r"weights_only=False|\b(import|from) \w*pickle|\bpickle\.", []),
     (r"getrefcount|weakref\.finalize|gc\.(freeze|disable)", []),
@@ -237,7 +277,9 @@ def private_names_are_in_at_most_four_files(sources):
         foreign = foreign_names(parse(source))
         used = {full for full in imports(source) if full.split(".")[0] in FOREIGN}
         for node in ast.walk(parse(source)):
-            root, _, rest = dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
+            root, _, rest = (
+                dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
+            )
             used |= {f"{foreign[root]}.{rest}"} if root in foreign else set()
         found[name] = sorted(full for full in used if re.search(r"(^|\.)_(?!_)", full))
     files = {name: private for name, private in found.items() if private}
@@ -262,8 +304,13 @@ def transforms_contain_no_host_code(sources):
     for name, source in sources.items():
         if within(name, "torchwrap.transforms"):
             code, allowed = code_of(source), HOST_CODE.get(name, set())
-            used = {*re.findall(names, code), *(word for words in re.findall(acts, code) for word in words if word)}
-            found += [f"{name}: {word}" for word in used - allowed] + [f"{name}: no {word}" for word in allowed - used]
+            used = {
+                *re.findall(names, code),
+                *(word for words in re.findall(acts, code) for word in words if word),
+            }
+            found += [f"{name}: {word}" for word in used - allowed] + [
+                f"{name}: no {word}" for word in allowed - used
+            ]
     return found
 
 
@@ -279,7 +326,11 @@ VIOLATIONS = [
     (arrows, "torchwrap._core.rows", "from torchwrap.random import Key"),
     (arrows, "torchwrap.random", "if TYPE_CHECKING:\n    from torchwrap import spaces"),
     (dependencies_are_known, "torchwrap.wrappers.repeat", "def f():\n    import imageio"),
-    (module_imports_have_no_circle, "torchwrap.env", "from torchwrap.functional import FunctionalEnv"),
+    (
+        module_imports_have_no_circle,
+        "torchwrap.env",
+        "from torchwrap.functional import FunctionalEnv",
+    ),
     (modules_do_not_shadow_functions, "torchwrap.compile", ""),
     (modules_do_not_shadow_functions, "torchwrap.transforms.atari", ""),
     (acts_stay_at_home, "torchwrap.collector", "torch.compile(print)"),
@@ -290,11 +341,23 @@ VIOLATIONS = [
     (acts_stay_at_home, "torchwrap._core.nested", "sys.getrefcount(None)"),
     (acts_stay_at_home, "torchwrap.functional", "exec('pass')"),
     (nothing_is_patched, "torchwrap.env", "import torch\ntorch.backends.cudnn.benchmark = True"),
-    (nothing_is_patched, "torchwrap.env", "from tensordict import TensorDict\nTensorDict.shape = None"),
-    (nothing_is_patched, "torchwrap.env", "import numpy as np\ndef f():\n    setattr(np, 'float', float)"),
+    (
+        nothing_is_patched,
+        "torchwrap.env",
+        "from tensordict import TensorDict\nTensorDict.shape = None",
+    ),
+    (
+        nothing_is_patched,
+        "torchwrap.env",
+        "import numpy as np\ndef f():\n    setattr(np, 'float', float)",
+    ),
     (transforms_contain_no_host_code, "torchwrap.transforms.reward", "reward.item()"),
     (transforms_contain_no_host_code, "torchwrap.transforms.history", "is_host_readable(frames)"),
-    (transforms_contain_no_host_code, "torchwrap.transforms.normalize", "torch.compiler.is_compiling()"),
+    (
+        transforms_contain_no_host_code,
+        "torchwrap.transforms.normalize",
+        "torch.compiler.is_compiling()",
+    ),
 ]
 RULES = [*dict.fromkeys(rule for rule, _, _ in VIOLATIONS), private_names_are_in_at_most_four_files]
 
@@ -310,7 +373,9 @@ def test_library_follows_the_rule(rule):
 
 
 @pytest.mark.parametrize(
-    ("rule", "module", "code"), VIOLATIONS, ids=[f"{rule.__name__}-{name}" for rule, name, _ in VIOLATIONS]
+    ("rule", "module", "code"),
+    VIOLATIONS,
+    ids=[f"{rule.__name__}-{name}" for rule, name, _ in VIOLATIONS],
 )
 def test_rule_reports_a_planted_violation(rule, module, code):
     planted = {**SOURCES, module: f"{SOURCES.get(module, '')}\n{code}\n"}
@@ -318,14 +383,30 @@ def test_rule_reports_a_planted_violation(rule, module, code):
 
 
 def test_private_names_in_five_files_are_reported():
-    planted = ("import torch._inductor", "torch._C._x()", "from tensordict import _td", "np.a._b", "gymnasium.Env._c()")
-    files = {f"torchwrap.f{n}": f"import torch, gymnasium\nimport numpy as np\n{code}\n" for n, code in enumerate(planted)}
+    planted = (
+        "import torch._inductor",
+        "torch._C._x()",
+        "from tensordict import _td",
+        "np.a._b",
+        "gymnasium.Env._c()",
+    )
+    files = {
+        f"torchwrap.f{n}": f"import torch, gymnasium\nimport numpy as np\n{code}\n"
+        for n, code in enumerate(planted)
+    }
     assert len(private_names_are_in_at_most_four_files(files)) == 5
-    assert private_names_are_in_at_most_four_files({**files, "torchwrap.f0": "import torch\ntorch.__version__\n"}) == []
+    assert (
+        private_names_are_in_at_most_four_files(
+            {**files, "torchwrap.f0": "import torch\ntorch.__version__\n"}
+        )
+        == []
+    )
 
 
 def test_importing_torchwrap_imports_no_optional_dependency():
     code = "import sys, torch, tensordict, gymnasium; known = {*sys.modules}; import torchwrap; print(*{*sys.modules} - known)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     added = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names - {*FOREIGN}
     assert {name for name in added if not name.startswith("__editable__")} == {"torchwrap"}

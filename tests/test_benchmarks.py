@@ -30,14 +30,21 @@ def test_torch_and_numpy_scripts_are_equal(load):
     array.elapsed[:] = script.elapsed(3).numpy()
     for _ in range(200):
         successor = env._step(script.actions(3))
-        for key, value in zip(("observation", "reward", "terminated", "truncated"), array.step(), strict=True):
+        for key, value in zip(
+            ("observation", "reward", "terminated", "truncated"), array.step(), strict=True
+        ):
             np.testing.assert_array_equal(successor[key].reshape(value.shape).numpy(), value)
         ended = successor["terminated"] | successor["truncated"]
         env._reset(RowMask(ended))
         array.reset(ended.squeeze(-1).numpy())
     peer = load("gymnasium_peer").Script(1)
     peer.reset()
-    assert [peer.step(None)[1].item() for _ in range(203)] == [*range(1, 201), 0, 1, 2]  # the step after an end is a reset
+    assert [peer.step(None)[1].item() for _ in range(203)] == [
+        *range(1, 201),
+        0,
+        1,
+        2,
+    ]  # the step after an end is a reset
 
 
 # Measurement.
@@ -66,12 +73,19 @@ def test_figures_are_minima_and_medians_without_the_first_round(load, monkeypatc
     monkeypatch.setattr(measure, "Worker", Fake)
 
     def row(name, *times, **more):
-        return measure.Row(*(measure.Case("side", f"{name}{i}", {"times": one, **more}) for i, one in enumerate(times)))
+        return measure.Row(
+            *(
+                measure.Case("side", f"{name}{i}", {"times": one, **more})
+                for i, one in enumerate(times)
+            )
+        )
 
     rows = {
         "ours": row("ours", [0, 30, 35, 50], [0, 10, 25, 20]),  # whole, bare: 20, 10, 30 added
         "theirs": row("theirs", [0, 70, 75, 60], [0, 10, 15, 20]),  # 60, 60, 40
-        "noise": row("noise", [0, 9, 9, 9], [0, 10, 10, 10]),  # nothing is divided by a negative time
+        "noise": row(
+            "noise", [0, 9, 9, 9], [0, 10, 10, 10]
+        ),  # nothing is divided by a negative time
     }
     figures = measure.compare(rows, measure.Options(repeats=3), ["ours", "noise"])
     assert figures["ours"] == {
@@ -79,7 +93,9 @@ def test_figures_are_minima_and_medians_without_the_first_round(load, monkeypatc
         **{"bytes": 3000, "gigabytes_per_second": 0.1},
     }
     assert figures["theirs"]["us"] == 50 and figures["theirs"]["us_median"] == 60
-    assert figures["theirs"]["ratio"] == {"ours": 2.5} and figures["theirs"]["ratio_median"] == {"ours": 3}
+    assert figures["theirs"]["ratio"] == {"ours": 2.5} and figures["theirs"]["ratio_median"] == {
+        "ours": 3
+    }
     assert Fake.turns == ["ours0", "ours1", "theirs0", "theirs1", "noise0", "noise1"] * 4
     rows = {"ours": row("ours", [0, 3], device="cuda"), "peer": row("peer", [0, 3])}
     figures = measure.compare(rows, measure.Options(repeats=1, device="cuda"))
@@ -93,7 +109,10 @@ def test_claims_are_the_worst_of_all_settings_and_never_rounded_up(load):
     report, comparisons = load("report"), {("this", "that"): ("glue/theirs", "ours")}
     figures = {"machine": {}, "cartpole/theirs/64/avx2-2": {}}
     for setting, (ratio, median) in {"avx2-1": (4.0, 2.397), "avx512-1": (2.5, 30.0)}.items():
-        figures[f"glue/theirs/64/{setting}"] = {"ratio": {"ours": ratio}, "ratio_median": {"ours": median}}
+        figures[f"glue/theirs/64/{setting}"] = {
+            "ratio": {"ours": ratio},
+            "ratio_median": {"ours": median},
+        }
     assert report.claims(figures, comparisons, [64]) == ["| this | that | 2.3 |"]
     figures["glue/theirs/64/avx512-1"]["ratio"]["ours"] = 0.0999
     assert report.claims(figures, comparisons, [64]) == ["| this | that | 0.099 |"]
@@ -127,9 +146,16 @@ def test_scores_compare_at_equal_steps_and_at_equal_cpu_seconds(load):
 
 
 def test_the_guide_of_ppo_has_the_scores(load):
-    scores, text = load("scores"), " ".join((ROOT / "examples" / "guides" / "ppo.md").read_text().split())
+    scores, text = (
+        load("scores"),
+        " ".join((ROOT / "examples" / "guides" / "ppo.md").read_text().split()),
+    )
     runs = json.loads(scores.FILE.read_text())["runs"]
     for name in ("Hopper", "Walker2d", "HalfCheetah", "InvertedPendulum", "Humanoid"):
-        found = [run["final_mean_return"] for key, run in runs.items() if key.startswith(f"torchwrap/{name}-v5/")]
+        found = [
+            run["final_mean_return"]
+            for key, run in runs.items()
+            if key.startswith(f"torchwrap/{name}-v5/")
+        ]
         peer, published = "CleanRL " * (name == "Hopper"), scores.PUBLISHED[f"{name}-v5"].mean
         assert f"{np.mean(found):,.0f} on {name} ({peer}{published:,.0f})" in text

@@ -40,7 +40,8 @@ def test_observation_that_policy_replaces_is_kept_as_replaced(compiled):
             return td.update({"observation": change(td["observation"]), "action": torch.ones(3, 6)})
 
         collect, plain = (
-            tw.Collector(ScriptedEnv(3, episode_lengths=(2, 3)), each, 5) for each in (policy, lambda td: torch.ones(3, 6))
+            tw.Collector(ScriptedEnv(3, episode_lengths=(2, 3)), each, 5)
+            for each in (policy, lambda td: torch.ones(3, 6))
         )
         if compiled:
             tw.compile(collect, backend="eager")
@@ -55,32 +56,54 @@ def test_observation_that_policy_replaces_is_kept_as_replaced(compiled):
 
 def test_policy_runs_without_gradient():
     network = torch.nn.Linear(17, 6)
-    data, _ = tw.rollout(ScriptedEnv(2), lambda td: network(td["observation"] / 1000).clamp(-1, 1), 3)
+    data, _ = tw.rollout(
+        ScriptedEnv(2), lambda td: network(td["observation"] / 1000).clamp(-1, 1), 3
+    )
     assert not data["action"].requires_grad and network(data["observation"]).requires_grad
 
 
-DICT = spaces.Dict(where=spaces.Box(-9, 9, (2,)), rest=spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)]))
+DICT = spaces.Dict(
+    where=spaces.Box(-9, 9, (2,)), rest=spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])
+)
 
 
 def test_keys_restrict_what_is_kept():
-    keys = ["action", ("observation", "where"), ("next", "observation", "rest", "1"), ("next", "info"), ("next", "done")]
+    keys = [
+        "action",
+        ("observation", "where"),
+        ("next", "observation", "rest", "1"),
+        ("next", "info"),
+        ("next", "done"),
+    ]
     make = functools.partial(ScriptedEnv, 3, observation_space=DICT, episode_lengths=(2, 3))
     whole, _ = tw.rollout(make(), lambda td: torch.ones(3, 6), 5)
     collect = tw.Collector(make(), lambda td: torch.ones(3, 6), 5, keys=keys)
     for _ in range(2):  # the first call also learns which keys there are
         data, td = collect(collect.env.reset(seed=0))
-        expected = {"action", "observation where", "next observation rest 1", "next info action", "next done"}
-        assert {key if isinstance(key, str) else " ".join(key) for key in data.keys(True, True)} == expected
+        expected = {
+            "action",
+            "observation where",
+            "next observation rest 1",
+            "next info action",
+            "next done",
+        }
+        assert {
+            key if isinstance(key, str) else " ".join(key) for key in data.keys(True, True)
+        } == expected
         assert data.batch_size == (3, 5) and data.names == [None, "time"]
         for key in data.keys(True, True):
             assert data[key].shape == whole[key].shape and data[key].dtype == whole[key].dtype
             assert (data[key] == whole[key]).all()
-        assert set(td.keys(True, True)) == {("observation", *path) for path in (("where",), ("rest", "0"), ("rest", "1"))}
+        assert set(td.keys(True, True)) == {
+            ("observation", *path) for path in (("where",), ("rest", "0"), ("rest", "1"))
+        }
 
 
 def test_repeated_calls_equal_one_run_of_steps():
     assert tw.rollout(ScriptedEnv(3), None, 6)[0].names == [None, "time"]
-    make = lambda: tw.TransformedEnv(ScriptedEnv(3), T.NormalizeObservation(), T.TimeLimit(4), T.FrameStackObservation(2))  # noqa: E731
+    make = lambda: tw.TransformedEnv(  # noqa: E731
+        ScriptedEnv(3), T.NormalizeObservation(), T.TimeLimit(4), T.FrameStackObservation(2)
+    )
     env, other = make(), make()
     collect, td, other_td = tw.Collector(env, None, 6), env.reset(seed=0), other.reset(seed=0)
     for _ in range(4):
@@ -88,8 +111,13 @@ def test_repeated_calls_equal_one_run_of_steps():
         for step in range(6):
             transition, other_td = other.step(other_td.set("action", other.sample_action()))
             assert set(transition.keys(True, True)) == set(data.keys(True, True))
-            assert all((data[key][:, step] == transition[key]).all() for key in transition.keys(True, True))
-        assert set(td.keys()) == {"observation"} and (td["observation"] == other_td["observation"]).all()
+            assert all(
+                (data[key][:, step] == transition[key]).all() for key in transition.keys(True, True)
+            )
+        assert (
+            set(td.keys()) == {"observation"}
+            and (td["observation"] == other_td["observation"]).all()
+        )
     for (name, buffer), (_, same) in zip(env.named_buffers(), other.named_buffers(), strict=True):
         assert (buffer == same).all(), name
 
@@ -100,7 +128,10 @@ def test_call_without_td_resets_the_env_and_leaves_it_at_the_last_root():
         data, td = collect()
         assert data["next", "reward"].squeeze(-1).tolist() == [[1, 2, 3]] * 2
         assert (collect.env.snapshot()["observation"] == td["observation"]).all()
-    assert collect.env.reset(mask=torch.tensor([False, True]))["observation"][:, 0].tolist() == [3, 1000]
+    assert collect.env.reset(mask=torch.tensor([False, True]))["observation"][:, 0].tolist() == [
+        3,
+        1000,
+    ]
 
 
 LIST = "Collector needs keys as a non-empty list of strings and tuples of strings, but got "
@@ -112,8 +143,16 @@ BAD_ARGUMENTS = [  # of Collector
     (dict(keys=3), ValueError, LIST + "3"),
     (dict(keys=[["action"]]), ValueError, LIST + r"\[\['action'\]\]"),
     (dict(keys=[("next", 3)]), ValueError, LIST + r"\[\('next', 3\)\]"),
-    (dict(keys=["action", "value"]), ValueError, r"Collector needs keys among .*reward.*, but got \['value'\]"),
-    (dict(keys=[("next", "value")]), ValueError, r"Collector needs keys among .*, but got \[\('next', 'value'\)\]"),
+    (
+        dict(keys=["action", "value"]),
+        ValueError,
+        r"Collector needs keys among .*reward.*, but got \['value'\]",
+    ),
+    (
+        dict(keys=[("next", "value")]),
+        ValueError,
+        r"Collector needs keys among .*, but got \[\('next', 'value'\)\]",
+    ),
     (dict(num_steps=0), ValueError, AT_LEAST + "0"),
     (dict(num_steps=-1), ValueError, AT_LEAST + "-1"),
     (dict(num_steps=True), ValueError, AT_LEAST + "True"),
@@ -127,9 +166,21 @@ BAD_ARGUMENTS = [  # of Collector
 BAD_ROOTS = [
     (lambda: ScriptedEnv(3).reset(), ValueError, r"shape \(2, 17\) .*but got \(3, 17\)"),
     (lambda: ScriptedEnv(2, (4,)).reset(), ValueError, r"shape \(2, 17\) .*but got \(2, 4\)"),
-    (lambda: TensorDict({"observation": torch.zeros(2, 17).double()}, [2]), TypeError, "dtype torch.float32"),
-    (lambda: ScriptedEnv(2, observation_space=DICT).reset(), TypeError, "as a torch.Tensor, but got"),
-    (lambda: TensorDict({"observation": torch.zeros(2, 17, device="meta")}, [2]), ValueError, "device cpu, but got meta"),
+    (
+        lambda: TensorDict({"observation": torch.zeros(2, 17).double()}, [2]),
+        TypeError,
+        "dtype torch.float32",
+    ),
+    (
+        lambda: ScriptedEnv(2, observation_space=DICT).reset(),
+        TypeError,
+        "as a torch.Tensor, but got",
+    ),
+    (
+        lambda: TensorDict({"observation": torch.zeros(2, 17, device="meta")}, [2]),
+        ValueError,
+        "device cpu, but got meta",
+    ),
     (lambda: TensorDict({"action": torch.zeros(2, 6)}, [2]), ValueError, "observation"),
     (lambda: torch.zeros(2, 17), TypeError, "TensorDict"),
 ]
@@ -148,14 +199,18 @@ def test_bad_arguments_are_refused():
     for arguments, error, message in BAD_ARGUMENTS:
         if not {"keys", "num_steps"} & set(arguments):
             with pytest.raises(error, match=message.replace("Collector", "evaluate")):
-                tw.evaluate(**{"env": ScriptedEnv(2), "policy": None, "num_episodes": 3, **arguments})
+                tw.evaluate(
+                    **{"env": ScriptedEnv(2), "policy": None, "num_episodes": 3, **arguments}
+                )
 
 
 @pytest.mark.parametrize("collected", [False, True])
 def test_root_of_another_env_is_refused_and_changes_nothing(collected):
     env = ScriptedEnv(2)
     collect = tw.Collector(env, None, 3)
-    with pytest.raises(RuntimeError, match=r"ScriptedEnv has not been reset yet: call reset\(\) before a rollout"):
+    with pytest.raises(
+        RuntimeError, match=r"ScriptedEnv has not been reset yet: call reset\(\) before a rollout"
+    ):
         collect(ScriptedEnv(2).reset())
     env.reset()
     if collected:
@@ -188,7 +243,8 @@ def test_outputs_that_are_held_never_overlap():
         del data
     for number, value in enumerate(held):
         assert all(
-            (leaf == number % 2).all() for leaf in ([value] if isinstance(value, torch.Tensor) else value.values(True, True))
+            (leaf == number % 2).all()
+            for leaf in ([value] if isinstance(value, torch.Tensor) else value.values(True, True))
         )
 
 
@@ -213,15 +269,26 @@ def test_collector_keeps_what_it_was_made_with():
     for name, value in (("env", None), ("num_steps", 7), ("keys", ["observation"])):
         before = getattr(collect, name)
         with pytest.raises(
-            AttributeError, match=rf"Collector\.{name} is fixed at construction, but got .*: make a new Collector"
+            AttributeError,
+            match=rf"Collector\.{name} is fixed at construction, but got .*: make a new Collector",
         ):
             setattr(collect, name, value)
         assert getattr(collect, name) is before
 
 
 def test_policy_that_returns_other_keys_or_shapes_in_another_call_is_followed():
-    collect, extra = tw.Collector(ScriptedEnv(2), lambda td: td.update({"action": torch.zeros(2, 6), **extra}), 3), {}
-    for extra in ({"value": torch.ones(2)}, {"value": torch.ones(2, 4)}, {"logits": torch.zeros(2, 1).double()}, {}):
+    collect, extra = (
+        tw.Collector(
+            ScriptedEnv(2), lambda td: td.update({"action": torch.zeros(2, 6), **extra}), 3
+        ),
+        {},
+    )
+    for extra in (
+        {"value": torch.ones(2)},
+        {"value": torch.ones(2, 4)},
+        {"logits": torch.zeros(2, 1).double()},
+        {},
+    ):
         data, _ = collect()
         assert set(extra) == set(data.keys()) - {"observation", "action", "next"}
         for key, value in extra.items():

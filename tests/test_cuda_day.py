@@ -18,19 +18,36 @@ def day(monkeypatch):
     return importlib.import_module("tests.cuda_day")
 
 
-def test_parts_for_cuda_have_every_step_once_and_say_without_a_device_that_they_need_one(day, monkeypatch, tmp_path, capsys):
+def test_parts_for_cuda_have_every_step_once_and_say_without_a_device_that_they_need_one(
+    day, monkeypatch, tmp_path, capsys
+):
     parts = day.parts("cuda")
     assert sum(part.seconds for part in parts.values()) <= 25 * 60
     names = Counter(key for part in parts.values() for key in part.steps)
-    assert set(names.values()) == {1} and {"floor", "rehearsal", "glue/4096", "cartpole/1048576", "ppo/compiled"} <= set(names)
-    assert {"tests/testing/test_checks.py", "tests/test_defaults.py"} <= set(parts["tests"].steps["tests"].command)
+    assert set(names.values()) == {1} and {
+        "floor",
+        "rehearsal",
+        "glue/4096",
+        "cartpole/1048576",
+        "ppo/compiled",
+    } <= set(names)
+    assert {"tests/testing/test_checks.py", "tests/test_defaults.py"} <= set(
+        parts["tests"].steps["tests"].command
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert day.main(["--json", str(tmp_path / "day.json")]) == 1
-    assert capsys.readouterr().out == "cuda_day needs a CUDA device, but got none: --device cpu tries it without.\n"
+    assert (
+        capsys.readouterr().out
+        == "cuda_day needs a CUDA device, but got none: --device cpu tries it without.\n"
+    )
 
 
-def test_failures_of_tests_and_of_our_benchmarks_are_read_and_those_of_a_peer_are_none(day, tmp_path):
-    summary = "FAILED tests/test_some.py::test_bad - assert\n1 failed, 2 passed, 1 skipped in 0.10s\n"
+def test_failures_of_tests_and_of_our_benchmarks_are_read_and_those_of_a_peer_are_none(
+    day, tmp_path
+):
+    summary = (
+        "FAILED tests/test_some.py::test_bad - assert\n1 failed, 2 passed, 1 skipped in 0.10s\n"
+    )
     for code, output, failures in (
         (0, "3 passed in 0.10s\n", []),
         (5, "3 deselected in 0.01s\n", []),
@@ -38,40 +55,74 @@ def test_failures_of_tests_and_of_our_benchmarks_are_read_and_those_of_a_peer_ar
         (139, "Segmentation fault\n", ["pytest ended with 139: Segmentation fault"]),
     ):
         result = day.read_tests(output, code, tmp_path)
-        assert (result["status"], result["failures"]) == ("failed" if failures else "done", failures), output
+        assert (result["status"], result["failures"]) == (
+            "failed" if failures else "done",
+            failures,
+        ), output
     file, ours = tmp_path / "figures.json", "glue/seven torchwrap-compiled/4"
     for row, failures in (
         ({"whole_us": 3}, []),
         ({"skipped": "OutOfMemoryError", "trace": "..."}, [f"{ours}: OutOfMemoryError"]),
         ({"skipped": "the process ended, with -9"}, [f"{ours}: the process ended, with -9"]),
     ):
-        file.write_text(json.dumps({"glue/seven sb3/4/avx2-1": {"skipped": "runs on the CPU only"}, f"{ours}/avx2-1": row}))
+        file.write_text(
+            json.dumps(
+                {
+                    "glue/seven sb3/4/avx2-1": {"skipped": "runs on the CPU only"},
+                    f"{ours}/avx2-1": row,
+                }
+            )
+        )
         result = day.read_benchmark("", 0, file)
         assert (result["failures"], result["figures"][ours]) == (failures, row)
 
 
 @pytest.mark.long
 @pytest.mark.full
-def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(day, monkeypatch, tmp_path, capsys):
+def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(
+    day, monkeypatch, tmp_path, capsys
+):
     def python(code):
-        return day.Step([sys.executable, "-c", code], lambda output, code, file: day.outcome(code, output))
+        return day.Step(
+            [sys.executable, "-c", code], lambda output, code, file: day.outcome(code, output)
+        )
 
-    (tmp_path / "other.py").write_text("import pathlib, time; time.sleep(3); pathlib.Path(__file__).with_name('late').touch()")
+    (tmp_path / "other.py").write_text(
+        "import pathlib, time; time.sleep(3); pathlib.Path(__file__).with_name('late').touch()"
+    )
     count = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
     parts = {
         "machine": day.parts("cpu")["machine"],
         "collector": day.Part(60, {"collector/4": day.benchmark("cpu", "collector", 4)}),
-        "broken": day.Part(60, {"exit": python("print('here'); raise SystemExit(3)"), "fine": python(count)}),
-        "slow": day.Part(
-            1, {"hang": python(f"import runpy; runpy.run_path({str(tmp_path / 'other.py')!r})"), "no": python("")}
+        "broken": day.Part(
+            60, {"exit": python("print('here'); raise SystemExit(3)"), "fine": python(count)}
         ),
-        "last": day.Part(60, {"last": python("import time; time.sleep(3)")}),  # until the one that hangs would be done
+        "slow": day.Part(
+            1,
+            {
+                "hang": python(f"import runpy; runpy.run_path({str(tmp_path / 'other.py')!r})"),
+                "no": python(""),
+            },
+        ),
+        "last": day.Part(
+            60, {"last": python("import time; time.sleep(3)")}
+        ),  # until the one that hangs would be done
     }
     monkeypatch.setattr(day, "START", 0.1)
     monkeypatch.setattr(day, "parts", lambda device: parts)
 
     def run(*more):
-        code = day.main(["--json", str(tmp_path / "day.json"), "--plot", str(tmp_path / "day.png"), "--device", "cpu", *more])
+        code = day.main(
+            [
+                "--json",
+                str(tmp_path / "day.json"),
+                "--plot",
+                str(tmp_path / "day.png"),
+                "--device",
+                "cpu",
+                *more,
+            ]
+        )
         steps = json.loads((tmp_path / "day.json").read_text())["steps"]
         return code, {key: step["status"] for key, step in steps.items()}, steps
 
@@ -79,11 +130,19 @@ def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(d
     hung = {"hang": "stopped after 1 s", "no": "not run: no time was left"}
     done = dict.fromkeys(("floor", "collector/4", "fine", "last"), "done")
     assert code == 1 and status == {**done, "exit": "failed", **hung}
-    assert steps["floor"]["figures"]["copy_gigabytes_per_second"] > 0 and steps["exit"]["failures"] == ["ended with 3: here\n"]
+    assert steps["floor"]["figures"]["copy_gigabytes_per_second"] > 0 and steps["exit"][
+        "failures"
+    ] == ["ended with 3: here\n"]
     assert steps["collector/4"]["figures"]["collector/torchwrap-eager/4"]["whole_us"] > 0
-    assert not (tmp_path / "late").exists() and (tmp_path / "day.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "late").exists() and (tmp_path / "day.png").read_bytes().startswith(
+        b"\x89PNG"
+    )
     printed = capsys.readouterr().out.split("Not done:")[1].split("\n")
-    assert printed[1:4] == ["exit: failed", "hang: stopped after 1 s", "no: not run: no time was left"]
+    assert printed[1:4] == [
+        "exit: failed",
+        "hang: stopped after 1 s",
+        "no: not run: no time was left",
+    ]
     del parts["slow"]
     parts["broken"].steps["exit"] = python("print('mended')")
     assert run()[:2] == (0, {**status, "exit": "done"}) and (tmp_path / "runs").read_text() == "x"

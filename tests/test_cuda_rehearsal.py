@@ -26,10 +26,26 @@ from torchwrap.testing import ScriptedEnv
 
 TESTS = Path(__file__).parent
 ALLOWED = {  # (phase, kind, where): the reason
-    (None, None, "torchwrap/transforms/checker.py"): "PassiveEnvChecker reads values by design: it names what is wrong.",
-    ("elapsed_steps", "host read", "torchwrap/env.py"): "The setter checks the numbers that a caller sets.",
-    ("evaluate", "host read", "torchwrap/collector.py"): "evaluate looks whether every episode has ended.",
-    ("evaluate", "bool mask as an index", "torchwrap/collector.py"): "The result has a row for each finished episode.",
+    (
+        None,
+        None,
+        "torchwrap/transforms/checker.py",
+    ): "PassiveEnvChecker reads values by design: it names what is wrong.",
+    (
+        "elapsed_steps",
+        "host read",
+        "torchwrap/env.py",
+    ): "The setter checks the numbers that a caller sets.",
+    (
+        "evaluate",
+        "host read",
+        "torchwrap/collector.py",
+    ): "evaluate looks whether every episode has ended.",
+    (
+        "evaluate",
+        "bool mask as an index",
+        "torchwrap/collector.py",
+    ): "The result has a row for each finished episode.",
 }
 
 
@@ -62,7 +78,9 @@ def branches(transform, reward):
 
 def writes_masked_rows(transform, reward):
     reward = reward.clone()
-    reward[reward > 1] = reward[:1, 0]  # since 2.15, PyTorch fills with a number without looking at the mask
+    reward[reward > 1] = reward[
+        :1, 0
+    ]  # since 2.15, PyTorch fills with a number without looking at the mask
     return reward
 
 
@@ -71,13 +89,19 @@ def finds_rows(transform, reward):
 
 
 FAULTS = {
-    "operands on two devices": lambda transform, reward: reward + transform.own,  # raises on a GPU, once it is moved
-    "copy from the host": lambda transform, reward: reward * torch.from_numpy(np.ones((1, 1), np.float32)).to(reward.device),
+    "operands on two devices": lambda transform, reward: (
+        reward + transform.own
+    ),  # raises on a GPU, once it is moved
+    "copy from the host": lambda transform, reward: (
+        reward * torch.from_numpy(np.ones((1, 1), np.float32)).to(reward.device)
+    ),
     "copy to the host": lambda transform, reward: reward * float(reward.cpu().numpy()[0, 0]),
     "host read": branches,
     "shape depends on values": finds_rows,
     "bool mask as an index": writes_masked_rows,
-    "tensor made on the host": lambda transform, reward: reward * torch.tensor(2.0, device=reward.device),
+    "tensor made on the host": lambda transform, reward: (
+        reward * torch.tensor(2.0, device=reward.device)
+    ),
     "wait for the device": waits,
 }
 
@@ -101,11 +125,15 @@ class Sums(ScriptedEnv):
 
     def _step(self, action):
         successor = super()._step(action)
-        return successor.set("reward", successor["reward"] + torch.ones(self.num_envs, 1).to(self.device))
+        return successor.set(
+            "reward", successor["reward"] + torch.ones(self.num_envs, 1).to(self.device)
+        )
 
 
 def reading_policy(device="cpu"):
-    return ScriptedEnv(4, device=device), lambda td: td["observation"][:, :6].clamp(-td["observation"].max().item(), 1)
+    return ScriptedEnv(4, device=device), lambda td: td["observation"][:, :6].clamp(
+        -td["observation"].max().item(), 1
+    )
 
 
 CASES = {
@@ -120,7 +148,11 @@ CASES = {
 
 def is_allowed(finding, rule):
     phase, kind, where = rule
-    return phase in (None, finding["phase"]) and kind in (None, finding["kind"]) and where in finding["where"]
+    return (
+        phase in (None, finding["phase"])
+        and kind in (None, finding["kind"])
+        and where in finding["where"]
+    )
 
 
 @pytest.mark.long
@@ -128,12 +160,18 @@ def is_allowed(finding, rule):
 def test_library_and_examples_on_a_gpu_do_nothing_that_waits_and_planted_faults_are_found():
     command = [sys.executable, TESTS / "fake_device.py", Path(__file__).stem]
     env = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
-    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=TESTS.parent, env=env).stdout
+    lines = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, cwd=TESTS.parent, env=env
+    ).stdout
     *findings, total = map(json.loads, lines.splitlines())
     assert total["cases"] > 70 + 2 * len(CASES) and total["operators"] > 300 * total["cases"]
     found = [finding for finding in findings if finding["case"] not in CASES]
-    assert [finding for finding in found if not any(is_allowed(finding, rule) for rule in ALLOWED)] == []
-    assert [rule for rule in ALLOWED if not any(is_allowed(finding, rule) for finding in found)] == []
+    assert [
+        finding for finding in found if not any(is_allowed(finding, rule) for rule in ALLOWED)
+    ] == []
+    assert [
+        rule for rule in ALLOWED if not any(is_allowed(finding, rule) for finding in found)
+    ] == []
 
     def planted(case, phase, way="moved"):
         counts = Counter()
@@ -147,13 +185,17 @@ def test_library_and_examples_on_a_gpu_do_nothing_that_waits_and_planted_faults_
     assert planted("no fault", "step") == planted("no fault", "collect") == {}
     assert planted("env", "step") == {"tensor made on the host": 1, "copy from the host": 1}
     assert planted("policy", "collect") == {"host read": 1}
-    (refused,) = [one for one in findings if (one["way"], one["case"]) == ("made", "global generator")]
+    (refused,) = [
+        one for one in findings if (one["way"], one["case"]) == ("made", "global generator")
+    ]
     assert "initial drew from PyTorch's global generator: draw from its rng" in refused["operator"]
     for way in ("made", "moved"):  # the bridge waits for the actions and for the rows that ended
         step = planted("bridge", "step", way)
         assert step["copy to the host"] == 2 and step["copy from the host"] == 0
         assert step["host read"] <= 1  # whether a row has ended
-        assert step["copy without a wait"] == 5  # observations, rewards, two flags, and initial observations
+        assert (
+            step["copy without a wait"] == 5
+        )  # observations, rewards, two flags, and initial observations
         assert planted("bridge", "masked reset", way)["copy to the host"] == 1
         assert planted("bridge", "reset", way)["copy to the host"] <= 1
 

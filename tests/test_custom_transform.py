@@ -28,11 +28,21 @@ def test_example_runs_and_checks_each_transform(monkeypatch, capsys):
 
     monkeypatch.setattr(torchwrap.testing, "check_transform", checking)
     runpy.run_path(str(path), run_name="__main__")
-    kinds = ["ContinuousAction", "HideSpeeds", "LogReward", "Novelty", "Progress", "StreakReward", "SwitchCost"]
+    kinds = [
+        "ContinuousAction",
+        "HideSpeeds",
+        "LogReward",
+        "Novelty",
+        "Progress",
+        "StreakReward",
+        "SwitchCost",
+    ]
     assert sorted(checked) == kinds
     stack, streaks, rewards = capsys.readouterr().out.splitlines()
     assert float(rewards.split()[2].strip(";")) > float(rewards.split()[-1]) > 0.9
-    assert stack.startswith("<ContinuousAction()<HideSpeeds()<LogReward()<StreakReward()<CartPole-v1(num_envs=64")
+    assert stack.startswith(
+        "<ContinuousAction()<HideSpeeds()<LogReward()<StreakReward()<CartPole-v1(num_envs=64"
+    )
     assert "[2, 3, 4, 5, 6" in streaks and ", 1, " in streaks
 
 
@@ -43,12 +53,16 @@ def test_streak_reward_counts_until_the_streak_or_the_episode_ends(custom):
     def step(*theta):
         observation = torch.full((2, 4), 9.0)
         observation[:, 2] = torch.tensor(theta)
-        return transform.step(TensorDict({"observation": observation, "reward": torch.ones(2, 1)}, [2]))["reward"].tolist()
+        return transform.step(
+            TensorDict({"observation": observation, "reward": torch.ones(2, 1)}, [2])
+        )["reward"].tolist()
 
     assert step(0.0, 0.09) == [[2], [2]]
     assert step(-0.09, -0.11) == [[3], [1]]
     assert step(0.0, 0.0) == [[4], [2]]
-    transform.reset(TensorDict({"observation": torch.zeros(2, 4)}, [2]), tw.RowMask(torch.tensor([True, False])))
+    transform.reset(
+        TensorDict({"observation": torch.zeros(2, 4)}, [2]), tw.RowMask(torch.tensor([True, False]))
+    )
     assert step(0.0, 0.0) == [[2], [3]]
     assert list(transform.state_dict()) == []
 

@@ -45,7 +45,11 @@ class Recorder(tw.Wrapper):
 
     def _reset(self, mask, options=None):
         td = self.env._reset(mask, options)
-        self.raw = td["observation"].clone() if self.raw is None else mask.where(td["observation"], self.raw)
+        self.raw = (
+            td["observation"].clone()
+            if self.raw is None
+            else mask.where(td["observation"], self.raw)
+        )
         self.first = self.first | mask.column
         return td
 
@@ -63,12 +67,16 @@ class Network(nn.Module):
             self.layer = nn.Linear(inputs, size)
 
     def features(self, observation):
-        leaves = observation.values(True, True) if isinstance(observation, TensorDict) else [observation]
+        leaves = (
+            observation.values(True, True) if isinstance(observation, TensorDict) else [observation]
+        )
         return torch.cat([leaf.reshape(leaf.shape[0], -1).float() for leaf in leaves], 1)
 
     def forward(self, td):
         features = self.features(td["observation"])
-        features = features.sign() * features.abs().log1p()  # of similar size, whatever the transforms are
+        features = (
+            features.sign() * features.abs().log1p()
+        )  # of similar size, whatever the transforms are
         for name in self.recurrent:
             features = features + td[name].reshape(features.shape[0], -1)[:, :1].float()
             td["next", name] = td[name] + 1
@@ -76,7 +84,9 @@ class Network(nn.Module):
         if isinstance(self.space, spaces.Box):
             scale = 1.0 if self.space.is_bounded() else 1.5  # what ClipAction is for
             return td.set("action", scale * push.view(-1, *self.space.shape))
-        return td.set("action", (push[:, 0].abs() * 300).long() % int(self.space.n) + int(self.space.start))
+        return td.set(
+            "action", (push[:, 0].abs() * 300).long() % int(self.space.n) + int(self.space.start)
+        )
 
 
 def stack(make_env, *transforms):
@@ -121,7 +131,10 @@ REFUSED = {
 
 
 def of_dicts(td):
-    push, gear = torch.sin(td["observation", "image"][:, 0].float()), td["observation", "position"] - 2
+    push, gear = (
+        torch.sin(td["observation", "image"][:, 0].float()),
+        td["observation", "position"] - 2,
+    )
     return TensorDict({"push": push, "gear": gear}, td.batch_size)
 
 
@@ -131,11 +144,20 @@ def test_every_transform_is_deployed_with_the_actions_of_evaluate_or_refused_by_
         env = stack(make_env, make())
         policy = of_dicts if isinstance(env.single_action_space, spaces.Dict) else Network(env)
         if name in REFUSED:
-            with pytest.raises(ValueError, match=rf"^deploy cannot use {REFUSED[name]}, because it draws random numbers"):
+            with pytest.raises(
+                ValueError,
+                match=rf"^deploy cannot use {REFUSED[name]}, because it draws random numbers",
+            ):
                 tw.deploy(env, policy)
             continue
         module = tw.deploy(env, policy)
-        assert_parity(module, module, evaluated(env, policy), msg=lambda text, name=name: f"{name}: {text}", **EXACT)
+        assert_parity(
+            module,
+            module,
+            evaluated(env, policy),
+            msg=lambda text, name=name: f"{name}: {text}",
+            **EXACT,
+        )
         json.dumps(module.metadata, allow_nan=False)
 
 
@@ -182,7 +204,13 @@ class MarkInitial(T.Transform):
 
 def control():
     normal = [T.NormalizeObservation(), T.ClipObservation(-1, 1), T.FrameStackObservation(3)]
-    return [T.RescaleAction(-1, 1), T.ClipAction(), T.RecordEpisodeStatistics(), *normal, T.NormalizeReward()]
+    return [
+        T.RescaleAction(-1, 1),
+        T.ClipAction(),
+        T.RecordEpisodeStatistics(),
+        *normal,
+        T.NormalizeReward(),
+    ]
 
 
 def timed():
@@ -196,19 +224,36 @@ STACKS = {
         lambda: [T.NormalizeObservation(), T.FrameStackObservation(2)],
     ),
     "images": (
-        lambda n: ScriptedEnv(n, observation_space=spaces.Box(0, 255, (90, 100, 3), "uint8"), action_space=spaces.Discrete(9)),
+        lambda n: ScriptedEnv(
+            n,
+            observation_space=spaces.Box(0, 255, (90, 100, 3), "uint8"),
+            action_space=spaces.Discrete(9),
+        ),
         lambda: [T.atari("cleanrl"), T.TimeLimit(9)],
     ),
-    "a user's state": (continuous, lambda: [T.ClipAction(), Smooth(), T.FrameStackObservation(2), T.FrameStackObservation(2)]),
-    "no state": (continuous, lambda: [T.ClipAction(), T.NormalizeObservation(), T.TimeLimit(3), T.ClipReward(-1, 1)]),
+    "a user's state": (
+        continuous,
+        lambda: [T.ClipAction(), Smooth(), T.FrameStackObservation(2), T.FrameStackObservation(2)],
+    ),
+    "no state": (
+        continuous,
+        lambda: [T.ClipAction(), T.NormalizeObservation(), T.TimeLimit(3), T.ClipReward(-1, 1)],
+    ),
     "initial observations": (continuous, lambda: [T.NormalizeObservation(), MarkInitial()]),
     "a recurrent policy": (
         functools.partial(ScriptedEnv, observation_space=DICT),
-        lambda: [T.PolicyState({"hidden": (3,)}), *timed(), T.PolicyState({"count": ()}, torch.int64, -1)],
+        lambda: [
+            tw.PolicyState({"hidden": (3,)}),
+            *timed(),
+            tw.PolicyState({"count": ()}, torch.int64, -1),
+        ],
     ),
 }
 FAST = ("control", "a recurrent policy")
-EXPORTED = [*FAST, *(pytest.param(name, marks=pytest.mark.full) for name in ("images", "a user's state"))]
+EXPORTED = [
+    *FAST,
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("images", "a user's state")),
+]
 
 
 @functools.cache
@@ -223,7 +268,9 @@ def deployed(name):
 @functools.cache
 def exported(name):
     module = deployed(name)[0]
-    return torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+    return torch.export.export(
+        module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in STACKS if name != "images"] + EXPORTED[2:3])
@@ -236,8 +283,15 @@ def test_stacks_are_deployed_with_the_actions_of_evaluate(name):
 def assert_equal_everywhere(name, run):
     """`run` gives the recorded actions, and what the module gives for several batch sizes, with initial steps in between."""
     module, log, space = deployed(name)
-    for batch_size in (1, 2, 50 if name == "images" else 1000):  # of whose scores a few of a thousand are nearly equal
-        stream, generator = Stream(batch_size, seed=batch_size), torch.Generator().manual_seed(batch_size)
+    for batch_size in (
+        1,
+        2,
+        50 if name == "images" else 1000,
+    ):  # of whose scores a few of a thousand are nearly equal
+        stream, generator = (
+            Stream(batch_size, seed=batch_size),
+            torch.Generator().manual_seed(batch_size),
+        )
         state = module.example_inputs(batch_size)[1:]
         for _ in range(4):
             inputs = (plain(sample(space, stream)), *state)
@@ -255,7 +309,11 @@ def test_exported_programs_take_any_batch_size(name):
     assert_equal_everywhere(name, exported(name).module())
     if name not in ("images", "a recurrent policy"):  # float32 observations
         values = [node.meta.get("val") for node in exported(name).graph.nodes]
-        assert [value for value in values if isinstance(value, torch.Tensor) and value.dtype == torch.float64] == []
+        assert [
+            value
+            for value in values
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float64
+        ] == []
 
 
 @pytest.mark.compiles
@@ -263,18 +321,24 @@ def test_exported_programs_take_any_batch_size(name):
 @pytest.mark.parametrize("name", EXPORTED)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's exporter uses what it has deprecated
 def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
-    _, _, onnxruntime = (pytest.importorskip(library) for library in ("onnx", "onnxscript", "onnxruntime"))
+    _, _, onnxruntime = (
+        pytest.importorskip(library) for library in ("onnx", "onnxscript", "onnxruntime")
+    )
     module = deployed(name)[0]
     names = module.onnx_names()
     program = torch.onnx.export(exported(name), dynamo=True, verbose=False, **names)
     program.save(tmp_path / "policy.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "policy.onnx", providers=["CPUExecutionProvider"]
+    )
     assert [value.name for value in session.get_inputs()] == names["input_names"]
     structure = torch.utils._pytree.tree_structure(module(*module.example_inputs()))
 
     def run(*inputs):
         values = [leaf.numpy() for leaf in torch.utils._pytree.tree_leaves(inputs)]
-        results = session.run(names["output_names"], dict(zip(names["input_names"], values, strict=True)))
+        results = session.run(
+            names["output_names"], dict(zip(names["input_names"], values, strict=True))
+        )
         return torch.utils._pytree.tree_unflatten(list(map(torch.from_numpy, results)), structure)
 
     assert_equal_everywhere(name, run)
@@ -286,7 +350,9 @@ def test_onnx_models_give_the_same_results_in_onnx_runtime(name, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_aot_inductor_compiles_the_same_program(tmp_path):
     name = "a recurrent policy"
-    path = torch._inductor.aoti_compile_and_package(exported(name), package_path=str(tmp_path / "policy.pt2"))
+    path = torch._inductor.aoti_compile_and_package(
+        exported(name), package_path=str(tmp_path / "policy.pt2")
+    )
     assert_equal_everywhere(name, torch._inductor.aoti_load_package(path))
 
 
@@ -309,8 +375,16 @@ def global_act(td, scale=2):
 @pytest.mark.compiles
 @torch.no_grad()
 def test_later_training_and_other_weights_of_a_copy_change_no_deployed_module():
-    env, actor, encoder, raw = stack(continuous, T.NormalizeObservation()), Actor(), nn.Linear(3, 3), torch.randn(4, 3)
-    encoded = stack(continuous, T.TransformObservation(lambda given: encoder(given).detach(), spaces.Box(-9, 9, (3,))))
+    env, actor, encoder, raw = (
+        stack(continuous, T.NormalizeObservation()),
+        Actor(),
+        nn.Linear(3, 3),
+        torch.randn(4, 3),
+    )
+    encoded = stack(
+        continuous,
+        T.TransformObservation(lambda given: encoder(given).detach(), spaces.Box(-9, 9, (3,))),
+    )
     made = {
         "module": tw.deploy(env, actor),
         "function": tw.deploy(env, lambda td: actor.layer(td["observation"])),
@@ -325,24 +399,42 @@ def test_later_training_and_other_weights_of_a_copy_change_no_deployed_module():
     tw.rollout(env, None, 9)  # the statistics are frozen
     for name, module in made.items():
         duplicates = [copy.deepcopy(module)]
-        if name in ("module", "method", "global function"):  # Python pickles functions by their names
+        if name in (
+            "module",
+            "method",
+            "global function",
+        ):  # Python pickles functions by their names
             duplicates.append(pickle.loads(pickle.dumps(module)))
         for duplicate in duplicates:
             assert torch.equal(duplicate(raw), before[name]), name
-            duplicate.load_state_dict({key: value + 1 for key, value in duplicate.state_dict().items()})
+            duplicate.load_state_dict(
+                {key: value + 1 for key, value in duplicate.state_dict().items()}
+            )
             assert not torch.equal(duplicate(raw), before[name]), name
-        assert torch.equal(module(raw), before[name]) and actor.training and actor.layer.weight.requires_grad
+        assert (
+            torch.equal(module(raw), before[name])
+            and actor.training
+            and actor.layer.weight.requires_grad
+        )
         assert any(key.endswith("weight") for key in module.state_dict())
-        program = torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())
+        program = torch.export.export(
+            module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
+        )
         torch.testing.assert_close(program.module()(raw), module(raw))
-    assert made["function"].to("meta").example_inputs()[0].device.type == "meta" != actor.layer.weight.device.type
+    assert (
+        made["function"].to("meta").example_inputs()[0].device.type
+        == "meta"
+        != actor.layer.weight.device.type
+    )
 
 
 def test_torchscript_is_refused_by_name():
     for name in ("no state", "control"):
         module = deployed(name)[0]
         for outer in (module, nn.Sequential(module)):
-            with pytest.raises(TypeError, match=r"^This deployed policy cannot be .* by torch.jit.* `torch.export"):
+            with pytest.raises(
+                TypeError, match=r"^This deployed policy cannot be .* by torch.jit.* `torch.export"
+            ):
                 torch.jit.trace(outer, module.example_inputs()[:1])
 
 
@@ -356,7 +448,9 @@ class ActorCritic(nn.Module):
 
     def forward(self, td):
         if self.calls_critic:
-            td["value"] = self.critic(self.memory(td["observation", "critic"].unsqueeze(1))[0][:, 0])
+            td["value"] = self.critic(
+                self.memory(td["observation", "critic"].unsqueeze(1))[0][:, 0]
+            )
         return td.set("action", self.actor(td["observation", "actor"].flatten(1)[:, -3:]))
 
 
@@ -364,9 +458,17 @@ class ActorCritic(nn.Module):
 def test_what_no_action_depends_on_is_neither_an_input_nor_in_the_file(tmp_path):
     groups = {
         "actor": [T.FilterObservation(["own"]), T.FlattenObservation(), T.FrameStackObservation(2)],
-        "critic": [T.FilterObservation(["privileged"]), T.FlattenObservation(), T.NormalizeObservation()],
+        "critic": [
+            T.FilterObservation(["privileged"]),
+            T.FlattenObservation(),
+            T.NormalizeObservation(),
+        ],
     }
-    space = spaces.Dict(own=spaces.Box(-9, 9, (3,)), privileged=spaces.Box(-9, 9, (5,)), gear=spaces.Discrete(2, start=1))
+    space = spaces.Dict(
+        own=spaces.Box(-9, 9, (3,)),
+        privileged=spaces.Box(-9, 9, (5,)),
+        gear=spaces.Discrete(2, start=1),
+    )
     make_env = functools.partial(ScriptedEnv, observation_space=space, action_space=box(-3, (1, 2)))
     env = stack(make_env, T.ClipAction(), T.ObservationGroups(groups))
     for calls_critic in (False, True):
@@ -375,7 +477,10 @@ def test_what_no_action_depends_on_is_neither_an_input_nor_in_the_file(tmp_path)
             module, log = tw.deploy(env, policy), evaluated(env, policy)
             raw, state = module.example_inputs()
             assert list(raw) == list(module.metadata["observation"]["spaces"]) == ["own"]
-            assert list(state) == ["ObservationGroups.parts.actor.FrameStackObservation.histories.0.frames", "is_first"]
+            assert list(state) == [
+                "ObservationGroups.parts.actor.FrameStackObservation.histories.0.frames",
+                "is_first",
+            ]
             assert {name.split(".")[-2] for name in module.state_dict()} == {"actor"}
             log = [(given.select("own"), first, action) for given, first, action in log]
             assert_parity(module, module, log, **EXACT)
@@ -383,7 +488,10 @@ def test_what_no_action_depends_on_is_neither_an_input_nor_in_the_file(tmp_path)
     assert_parity(module, program.module(), log)
     torch.export.save(program, tmp_path / "policy.pt2")
     weights = [agent.actor.weight, agent.critic.weight, agent.memory.weight_ih_l0]
-    in_file = [weight.detach().numpy().tobytes() in (tmp_path / "policy.pt2").read_bytes() for weight in weights]
+    in_file = [
+        weight.detach().numpy().tobytes() in (tmp_path / "policy.pt2").read_bytes()
+        for weight in weights
+    ]
     assert in_file == [True, False, False]
 
 
@@ -396,7 +504,7 @@ def relay(td):  # the observation reaches the action two steps later
 def test_what_reaches_an_action_through_other_states_only_is_an_input():
     space = spaces.Dict(own=spaces.Box(-9, 9, (3,)), unread=spaces.Box(-9, 9, (5,)))
     make_env = functools.partial(ScriptedEnv, observation_space=space, action_space=box(-9, 9))
-    env = stack(make_env, T.PolicyState({"a": (3,), "b": (3,), "unread": (3,)}))
+    env = stack(make_env, tw.PolicyState({"a": (3,), "b": (3,), "unread": (3,)}))
     raw, state = tw.deploy(env, relay).example_inputs()
     assert list(raw) == ["own"] and list(state) == ["a", "b", "is_first"]
 
@@ -434,7 +542,7 @@ def doubled(td):
 
 FACTOR, LAYERS = torch.ones(1), [nn.Linear(3, 2)]
 ENV, CLIP = continuous(), T.ClipAction
-HIDDEN = functools.partial(T.PolicyState, {"hidden": (1,)})
+HIDDEN = functools.partial(tw.PolicyState, {"hidden": (1,)})
 
 
 def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
@@ -444,34 +552,84 @@ def test_what_cannot_be_deployed_and_wrong_inputs_are_refused_by_name():
     def double(td):
         return td.set(("next", "hidden"), td["hidden"].double()).set("action", zero(td))
 
-    module, nested, stateless = (deployed(name)[0] for name in ("control", "a recurrent policy", "no state"))
+    module, nested, stateless = (
+        deployed(name)[0] for name in ("control", "a recurrent policy", "no state")
+    )
     raw, state = module.example_inputs()
     for call, kind, message in [
         (on(policy=Remembers()), ValueError, "two calls differ.* Declare state with PolicyState"),
-        (on(policy=lambda td: torch.normal(td["observation"][:, :2])), TypeError, "drew from .*generator: take the mode"),
-        (on(policy=lambda td: td["observation"]), ValueError, r"the env's actions of shape \(2, 2\) .*got \(2, 3\)"),
+        (
+            on(policy=lambda td: torch.normal(td["observation"][:, :2])),
+            TypeError,
+            "drew from .*generator: take the mode",
+        ),
+        (
+            on(policy=lambda td: td["observation"]),
+            ValueError,
+            r"the env's actions of shape \(2, 2\) .*got \(2, 3\)",
+        ),
         (on(policy=lambda td: LAYERS[0](td["observation"])), TypeError, "such as one in a list"),
         (on(policy=doubled), TypeError, "the tensor 'FACTOR': make the policy an nn.Module"),
-        (on(policy=lambda td: ENV.sample_action()), TypeError, "^deploy needs a callable policy that contains no Env"),
-        (on(policy=lambda td: td["observation"].numpy()), TypeError, "a policy that returns tensors, but got ndarray"),
+        (
+            on(policy=lambda td: ENV.sample_action()),
+            TypeError,
+            "^deploy needs a callable policy that contains no Env",
+        ),
+        (
+            on(policy=lambda td: td["observation"].numpy()),
+            TypeError,
+            "a policy that returns tensors, but got ndarray",
+        ),
         (
             on(policy=nn.Linear(4, 1)),
             TypeError,
             "needs a policy that takes a TensorDict, .* but got Linear, which raised",
         ),
-        (lambda: tw.deploy(None, zero), TypeError, "an Env as its first argument, but got NoneType"),
+        (
+            lambda: tw.deploy(None, zero),
+            TypeError,
+            "an Env as its first argument, but got NoneType",
+        ),
         (on(Reads()), ValueError, r"Reads, because it reads .*reward.* Set `is_passive = True`"),
-        (on(T.DelayObservation(torch.arange(5))), ValueError, "DelayObservation, because its delay depends on the env"),
+        (
+            on(T.DelayObservation(torch.arange(5))),
+            ValueError,
+            "DelayObservation, because its delay depends on the env",
+        ),
         (on(SharesState()), ValueError, r"they change \['transforms.SharesState.total'\]"),
-        (lambda: tw.deploy(W.RepeatAction(ENV, 3), zero), ValueError, r"RepeatAction, because it drives.*without="),
-        (on(HIDDEN()), ValueError, r'the state of the policy in \("next", "hidden"\), but got None'),
-        (on(HIDDEN(), policy=double), ValueError, r'"hidden"\) of shape \(5, 1\) torch.float32, but got .*torch.float64'),
-        (on(CLIP(), without="ClipAction"), TypeError, "without as a list of names or classes, but got 'ClipAction'"),
+        (
+            lambda: tw.deploy(W.RepeatAction(ENV, 3), zero),
+            ValueError,
+            r"RepeatAction, because it drives.*without=",
+        ),
+        (
+            on(HIDDEN()),
+            ValueError,
+            r'the state of the policy in \("next", "hidden"\), but got None',
+        ),
+        (
+            on(HIDDEN(), policy=double),
+            ValueError,
+            r'"hidden"\) of shape \(5, 1\) torch.float32, but got .*torch.float64',
+        ),
+        (
+            on(CLIP(), without="ClipAction"),
+            TypeError,
+            "without as a list of names or classes, but got 'ClipAction'",
+        ),
         (on(CLIP(), without=["Clip"]), ValueError, r"\['ClipAction', 'Recorder'\], but got 'Clip'"),
         (lambda: module(raw.double(), state), TypeError, "an observation of dtype torch.float32"),
         (lambda: module(raw[0, 0], state), ValueError, r"an observation of shape .* but got \(\)"),
-        (lambda: nested({"image": raw}, {}), TypeError, r"with keys \['image', 'position', 'rest'\], but got"),
-        (lambda: module(raw, module.initial_state(1)), ValueError, r"\(2, 3, 3\).*but got .*\(1, 3, 3\)"),
+        (
+            lambda: nested({"image": raw}, {}),
+            TypeError,
+            r"with keys \['image', 'position', 'rest'\], but got",
+        ),
+        (
+            lambda: module(raw, module.initial_state(1)),
+            ValueError,
+            r"\(2, 3, 3\).*but got .*\(1, 3, 3\)",
+        ),
         (lambda: module(raw), TypeError, "got no state: start with `module.initial_state"),
         (lambda: stateless(raw, state), ValueError, "needs a state with {}, but got"),
     ]:
@@ -490,9 +648,14 @@ def test_without_leaves_out_what_is_named_also_inside_of_groups():
 
 def test_parts_that_change_spaces_can_be_left_out_where_nothing_below_them_does():
     pixels = functools.partial(ScriptedEnv, observation_space=IMAGE)
-    env = stack(pixels, T.GrayscaleObservation(), T.DtypeObservation("float32"), T.FrameStackObservation(2))
+    env = stack(
+        pixels, T.GrayscaleObservation(), T.DtypeObservation("float32"), T.FrameStackObservation(2)
+    )
     module = tw.deploy(env, Network(env), without=["GrayscaleObservation"])
-    assert module.metadata["observation"]["shape"] == [4, 4] and module.metadata["observation"]["high"] == 255
+    assert (
+        module.metadata["observation"]["shape"] == [4, 4]
+        and module.metadata["observation"]["high"] == 255
+    )
     message = r"cannot leave out DtypeObservation, because a transform below it changes the observation: leave that one out"
     with pytest.raises(ValueError, match=message):
         tw.deploy(env, Network(env), without=["DtypeObservation"])
@@ -507,11 +670,26 @@ def test_metadata_describes_spaces_state_and_transforms():
         "is_first": {"shape": [1], "dtype": "bool"},
     }
     parts = metadata["observation"]["spaces"]
-    assert parts["position"] == {"type": "Discrete", "shape": [], "dtype": "int64", "n": 3, "start": 1}
+    assert parts["position"] == {
+        "type": "Discrete",
+        "shape": [],
+        "dtype": "int64",
+        "n": 3,
+        "start": 1,
+    }
     numbers = {"type": "MultiDiscrete", "shape": [2], "dtype": "int64", "nvec": [2, 3], "start": 0}
     assert parts["rest"]["spaces"]["1"] == numbers
-    assert metadata["action"] == {"type": "Box", "shape": [6], "dtype": "float32", "low": -1.0, "high": 1.0}
-    assert [text.partition("(")[0] for text in metadata["transforms"]] == ["TimeAwareObservation", "DiscretizeAction"]
+    assert metadata["action"] == {
+        "type": "Box",
+        "shape": [6],
+        "dtype": "float32",
+        "low": -1.0,
+        "high": 1.0,
+    }
+    assert [text.partition("(")[0] for text in metadata["transforms"]] == [
+        "TimeAwareObservation",
+        "DiscretizeAction",
+    ]
     assert list(deployed("a recurrent policy")[0].initial_state(2)["count"]) == [-1, -1]
     assert list(deployed("a user's state")[0].metadata["state"]) == [
         *("Smooth.average", "Smooth.previous", "FrameStackObservation.histories.0.frames"),
@@ -533,7 +711,9 @@ def test_the_example_plays_the_same_episodes_in_a_process_that_imports_only_torc
 
 def test_a_policy_that_holds_a_graph_of_gradients_is_copied():
     env, network = tw.make("Pendulum-v1", 2), nn.Linear(3, 1)
-    network.latest = torch.distributions.Normal(network(env.reset(seed=0)["observation"]), 1.0)  # as rsl_rl's models keep
+    network.latest = torch.distributions.Normal(
+        network(env.reset(seed=0)["observation"]), 1.0
+    )  # as rsl_rl's models keep
     observation = torch.randn(4, 3)
     expected = network(observation).detach()
     module = tw.deploy(env, lambda td: network(td["observation"]))

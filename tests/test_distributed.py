@@ -36,7 +36,11 @@ def batches(rank, world_size, rounds, kind):
         if kind == "holes":
             rows[rng.random(rows.shape) < 0.3] = rng.choice([np.nan, np.inf, -np.inf])
             rows[:, 2] = np.nan if index < 2 else rows[:, 2]  # whose first values come late
-        nothing = world_size > 1 and (index, rank) in [(0, world_size - 1), (1, world_size - 1), (3, 0)]
+        nothing = world_size > 1 and (index, rank) in [
+            (0, world_size - 1),
+            (1, world_size - 1),
+            (3, 0),
+        ]
         found.append(torch.from_numpy(rows[: 0 if nothing else None]))
     return found
 
@@ -53,22 +57,32 @@ def count_and_sync(rank, group, kind, rounds):
     return buffers(module), module.mean, module.var
 
 
-@pytest.mark.parametrize(("size", "kind"), [pytest.param(1, "numbers", marks=pytest.mark.full), (4, "integers"), (4, "holes")])
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [pytest.param(1, "numbers", marks=pytest.mark.full), (4, "integers"), (4, "holes")],
+)
 def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
     results = processes.run(size, count_and_sync, kind, 5)
-    rows = torch.cat([rows for rank in range(size) for rows in batches(rank, size, 5, kind)]).numpy()
+    rows = torch.cat(
+        [rows for rank in range(size) for rows in batches(rank, size, 5, kind)]
+    ).numpy()
     kept = np.where(np.isfinite(rows), rows, np.nan).astype(np.float64)
     for found, mean, var in results:
         assert_same(found, results[0][0])
         assert found["count"].tolist() == np.isfinite(kept).sum(0).tolist()
-        tolerance = 0 if kind == "integers" else 1e-7  # differences from the reference are rounded to float32
+        tolerance = (
+            0 if kind == "integers" else 1e-7
+        )  # differences from the reference are rounded to float32
         np.testing.assert_allclose(mean, np.nanmean(kept, 0), rtol=1e-12, atol=tolerance)
         np.testing.assert_allclose(var, np.nanvar(kept, 0), rtol=1e-12 + tolerance)
 
 
 def sync_an_env(rank, group, backend):
     env = tw.TransformedEnv(
-        tw.make("Pendulum-v1", 3, first_index=3 * rank), T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-5, 5)
+        tw.make("Pendulum-v1", 3, first_index=3 * rank),
+        T.NormalizeObservation(),
+        T.NormalizeReward(),
+        T.ClipReward(-5, 5),
     )
     if backend:
         tw.compile(env, backend=backend)
@@ -81,7 +95,9 @@ def sync_an_env(rank, group, backend):
     return TensorDict(env.state_dict(), [])
 
 
-@pytest.mark.parametrize("backend", [None, pytest.param("eager", marks=[pytest.mark.compiles, pytest.mark.full])])
+@pytest.mark.parametrize(
+    "backend", [None, pytest.param("eager", marks=[pytest.mark.compiles, pytest.mark.full])]
+)
 def test_statistics_of_an_env(processes, backend):
     results = processes.run(2, sync_an_env, backend)
     assert_same(results[1], results[0])
@@ -155,7 +171,11 @@ def sync_different(rank, group, kind, other):
     parts = STACKS[kind]() if rank == other else [T.NormalizeObservation(), T.NormalizeReward()]
     env = tw.TransformedEnv(tw.make("Pendulum-v1", 3), *parts)
     tw.rollout(env, None, 3)
-    return refused(env, group, "the same names, shapes, order and loaded values on all 2 processes, but others differ")
+    return refused(
+        env,
+        group,
+        "the same names, shapes, order and loaded values on all 2 processes, but others differ",
+    )
 
 
 def test_every_process_refuses_other_statistics_and_goes_on(processes):
@@ -185,7 +205,9 @@ def test_without_processes_nothing_happens():
     before = buffers(module)
     tw.sync_statistics(module)
     assert_same(buffers(module), before)
-    with pytest.raises(TypeError, match=r"sync_statistics needs an Env or another nn\.Module, but got str"):
+    with pytest.raises(
+        TypeError, match=r"sync_statistics needs an Env or another nn\.Module, but got str"
+    ):
         tw.sync_statistics("env")
 
 
@@ -195,7 +217,9 @@ def one_dies(rank, folder, queue):
     module.update(torch.ones(2, 1))
     tw.sync_statistics(module)
     if rank == 0:
-        os._exit(0)  # at once: PyTorch 2.13 can abort while it ends the threads of a group that is still in use
+        os._exit(
+            0
+        )  # at once: PyTorch 2.13 can abort while it ends the threads of a group that is still in use
     start = time.monotonic()
     try:
         tw.sync_statistics(module)
@@ -221,9 +245,16 @@ def update_of_a_part(rank, group, world_size):
     torch.manual_seed(0)
     agent = ppo.Agent(ppo.make_env(args, 2))
     data = torch.Generator().manual_seed(1)
-    batch = dict(observation=torch.randn(64, 4, generator=data), action=torch.randint(2, (64,), generator=data))
-    batch |= {name: torch.randn(64, generator=data) for name in ("logprob", "advantage", "value", "ret")}
-    tensors = ppo.adam_tensors(torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5))
+    batch = dict(
+        observation=torch.randn(64, 4, generator=data),
+        action=torch.randint(2, (64,), generator=data),
+    )
+    batch |= {
+        name: torch.randn(64, generator=data) for name in ("logprob", "advantage", "value", "ret")
+    }
+    tensors = ppo.adam_tensors(
+        torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5)
+    )
     for _ in range(3):
         ppo.update(agent, tensors, batch, torch.arange(64)[rank::world_size], args)
     return TensorDict(agent.state_dict(), [])
@@ -239,19 +270,34 @@ def test_processes_average_their_gradients(processes):
 def train(rank, group, folder):
     ppo = load_example("ppo")
     args = ppo.Args(
-        num_envs=12, num_steps=16, total_timesteps=384, save_every=1, num_minibatches=2, update_epochs=2, out=folder
+        num_envs=12,
+        num_steps=16,
+        total_timesteps=384,
+        save_every=1,
+        num_minibatches=2,
+        update_epochs=2,
+        out=folder,
     )
     args.normalize, args.target_kl = True, 1.0
-    with pytest.raises(ValueError, match=r"ppo\.py needs --num-envs that 4 processes can share, but got 5\."):
+    with pytest.raises(
+        ValueError, match=r"ppo\.py needs --num-envs that 4 processes can share, but got 5\."
+    ):
         ppo.train(ppo.Args(num_envs=5), tw.make, rank, 4)
     return ppo.train(args, tw.make, rank, 4)
 
 
 def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     metrics, *others = processes.run(4, train, tmp_path)
-    assert (metrics["processes"], metrics["num_envs"], metrics["env_steps"], others) == (4, 12, 384, [{}] * 3)
+    assert (metrics["processes"], metrics["num_envs"], metrics["env_steps"], others) == (
+        4,
+        12,
+        384,
+        [{}] * 3,
+    )
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert (checkpoint["env"]["transforms.NormalizeObservation.statistics.count"] > 12 * 33).all()  # of all ranks
+    assert (
+        checkpoint["env"]["transforms.NormalizeObservation.statistics.count"] > 12 * 33
+    ).all()  # of all ranks
     first, second, *_ = checkpoint["processes"]
     assert len(first["snapshot"]["observation"]) == len(second["snapshot"]["observation"]) == 3
     assert not torch.equal(first["rng"][0], second["rng"][0])
@@ -262,7 +308,10 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
 
 def test_processes_of_torchrun_without_a_process_group_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match=r"one of 2 processes.*: call torch\.distributed\.init_process_group\(\) first\.$"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"one of 2 processes.*: call torch\.distributed\.init_process_group\(\) first\.$",
+    ):
         tw.sync_statistics(tw.make("CartPole-v1", 1))
     monkeypatch.setenv("WORLD_SIZE", "1")
     tw.sync_statistics(tw.make("CartPole-v1", 1))

@@ -35,18 +35,25 @@ def test_evaluate_weighs_every_env_equally():
             self.episode.zero_()
             return super()._step(action)
 
-    result = tw.evaluate(Scripted(2, episode_lengths=(1, 4)), None, 5)  # rounded up to a multiple of the number of envs
+    result = tw.evaluate(
+        Scripted(2, episode_lengths=(1, 4)), None, 5
+    )  # rounded up to a multiple of the number of envs
     assert result["episode_return"].tolist() == [1, 1, 1, 10, 10, 10]
     assert result["episode_length"].tolist() == [1, 1, 1, 4, 4, 4]
 
 
 def test_evaluate_leaves_out_what_quick_envs_do_while_others_go_on():
     # Env 0 ends after 1 step, and again after 2 more, while env 2 takes 9.
-    assert values(tw.evaluate(ScriptedEnv(3, episode_lengths=(1, 2, 9)), None, 3)) == ([1, 3, 45], [1, 2, 9])
+    assert values(tw.evaluate(ScriptedEnv(3, episode_lengths=(1, 2, 9)), None, 3)) == (
+        [1, 3, 45],
+        [1, 2, 9],
+    )
 
 
 def test_evaluate_below_reward_transforms_returns_raw_return():
-    env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=3), T.RecordEpisodeStatistics(), T.ClipReward(-1, 1))
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, episode_lengths=3), T.RecordEpisodeStatistics(), T.ClipReward(-1, 1)
+    )
     assert tw.evaluate(env, None, 2)["episode_return"].tolist() == [6, 6]
     without = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=3), T.ClipReward(-1, 1))
     assert tw.evaluate(without, None, 2)["episode_return"].tolist() == [3, 3]
@@ -71,7 +78,9 @@ def impatient(monkeypatch):
 
 
 def test_evaluate_of_an_env_that_never_ends_raises_and_restores_the_modes(impatient):
-    env = tw.TransformedEnv(ScriptedEnv(2, episode_lengths=(2, 10**9)), T.NormalizeReward())  # one env starts with a short one
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, episode_lengths=(2, 10**9)), T.NormalizeReward()
+    )  # one env starts with a short one
     env.step(env.reset().set("action", env.sample_action()))
     message = r"evaluate needs episodes that end, but an episode of .* has taken 7 steps.*TimeLimit.*max_steps"
     with pytest.raises(RuntimeError, match=message):
@@ -80,7 +89,9 @@ def test_evaluate_of_an_env_that_never_ends_raises_and_restores_the_modes(impati
 
 
 def test_evaluate_of_a_long_episode_with_a_time_limit_waits_for_it(impatient):
-    env = tw.TransformedEnv(endless(), T.TimeLimit(25))  # more than _PATIENCE, less than four times the limit
+    env = tw.TransformedEnv(
+        endless(), T.TimeLimit(25)
+    )  # more than _PATIENCE, less than four times the limit
     assert tw.evaluate(env, None, 2)["episode_length"].tolist() == [25, 25]
 
 
@@ -89,15 +100,27 @@ def test_evaluate_with_max_steps_returns_the_episodes_that_ended():
     assert values(tw.evaluate(env, None, 8, max_steps=6)) == ([3, 6, 6, 3], [2, 3, 3, 2])
     result = tw.evaluate(endless(), None, 2, max_steps=20)
     assert result.batch_size == (0,)
-    assert (result["episode_return"].dtype, result["episode_length"].dtype) == (torch.float32, torch.int64)
+    assert (result["episode_return"].dtype, result["episode_length"].dtype) == (
+        torch.float32,
+        torch.int64,
+    )
     env = ScriptedEnv(2, episode_lengths=3)
-    assert tw.evaluate(env, None, 2, max_steps=100)["episode_length"].tolist() == [3, 3]  # enough episodes
+    assert tw.evaluate(env, None, 2, max_steps=100)["episode_length"].tolist() == [
+        3,
+        3,
+    ]  # enough episodes
     assert env.elapsed.flatten().tolist() == [0, 0]
 
 
 def test_evaluate_with_invalid_arguments_raises_and_keeps_the_training_mode():
-    cases = [(name, value) for name in ("max_steps", "num_episodes") for value in (0, -1, 2.5, True, "3")]
-    for name, value in [*cases, ("num_episodes", None), *(("seed", seed) for seed in (-1, 1.5, True, 2**64))]:
+    cases = [
+        (name, value) for name in ("max_steps", "num_episodes") for value in (0, -1, 2.5, True, "3")
+    ]
+    for name, value in [
+        *cases,
+        ("num_episodes", None),
+        *(("seed", seed) for seed in (-1, 1.5, True, 2**64)),
+    ]:
         env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeReward())
         message = f"{'reset' if name == 'seed' else 'evaluate'} needs {name} as an integer of at "
         with pytest.raises((TypeError, ValueError), match=message):
@@ -166,7 +189,9 @@ class Tenths(ScriptedEnv):
 def test_return_of_a_long_episode_is_the_sum_in_float64():
     found = tw.evaluate(Tenths(1, (1,), episode_lengths=1500), None, 1)["episode_return"]
     in_float32 = np.cumsum(np.full(1500, 0.1, np.float32), dtype=np.float32)[-1]
-    assert found.item() == np.float32(np.full(1500, np.float32(0.1), np.float64).sum()) != in_float32
+    assert (
+        found.item() == np.float32(np.full(1500, np.float32(0.1), np.float64).sum()) != in_float32
+    )
 
 
 def test_progress_bars_count_episodes_and_steps(capsys):

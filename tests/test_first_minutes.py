@@ -15,11 +15,15 @@ def threads():
 
 
 @pytest.mark.full
-def test_market_trains_an_own_env_with_dict_observations_and_multidiscrete_actions(tmp_path, registry):
+def test_market_trains_an_own_env_with_dict_observations_and_multidiscrete_actions(
+    tmp_path, registry
+):
     load_example("ppo")
     script = load_example("market")
     results = script.main(script.Args(total_timesteps=16_384, num_episodes=64, out=tmp_path))
-    assert {*results["trained"]} == {f"episode_{name}" for name in ("return", "length", "sold", "missed")}
+    assert {*results["trained"]} == {
+        f"episode_{name}" for name in ("return", "length", "sold", "missed")
+    }
     assert results["trained"]["episode_return"] > results["random"]["episode_return"] > 0
 
 
@@ -29,7 +33,9 @@ def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path):
     small = dict(num_envs=4, num_steps=64, save_every=256, out=tmp_path)
     result = script.main(script.Args(total_timesteps=512, **small))
     assert result["env_steps"] == 512 and result["episode_length"] == 50
-    assert (tmp_path / "best_model.zip").exists() and (tmp_path / "rl_model_vecnormalize_512_steps.pkl").exists()
+    assert (tmp_path / "best_model.zip").exists() and (
+        tmp_path / "rl_model_vecnormalize_512_steps.pkl"
+    ).exists()
     assert script.main(script.Args(total_timesteps=768, resume=True, **small))["env_steps"] == 768
 
 
@@ -37,7 +43,13 @@ def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path):
 def test_torchrl_replay_trains_with_torchrls_collector_and_loss():
     pytest.importorskip("torchrl")
     script = load_example("torchrl_replay")
-    short = dict(num_envs=8, total_frames=1_024, learning_starts=256, updates_per_collection=4, num_eval_episodes=4)
+    short = dict(
+        num_envs=8,
+        total_frames=1_024,
+        learning_starts=256,
+        updates_per_collection=4,
+        num_eval_episodes=4,
+    )
     result = script.main(script.Args(**short))
     assert result["frames"] == 1_024 and 8 < result["mean_return"] <= 500
 
@@ -49,14 +61,20 @@ def test_robot_trains_with_rsl_rl_and_plays_from_an_onnx_file(tmp_path):
     script = load_example("robot")
     results = script.main(script.Args(num_envs=64, iterations=2, num_eval_envs=8, out=tmp_path))
     assert {*results} == {"episode_return", "episode_upright", "onnx_upright", "onnx_error"}
-    assert results["onnx_error"] < 1e-5 and (tmp_path / "policy.onnx").exists() and (tmp_path / "policy.json").exists()
+    assert (
+        results["onnx_error"] < 1e-5
+        and (tmp_path / "policy.onnx").exists()
+        and (tmp_path / "policy.json").exists()
+    )
 
 
 @pytest.mark.full
 def test_atari_lstm_trains_and_plays_whole_games():
     load_example("ppo")
     script = load_example("atari_lstm")
-    small = dict(num_envs=4, num_steps=16, hidden_size=16, num_minibatches=2, update_epochs=1, eval_games=1)
+    small = dict(
+        num_envs=4, num_steps=16, hidden_size=16, num_minibatches=2, update_epochs=1, eval_games=1
+    )
     results = script.main(script.Args(total_timesteps=128, **small))
     assert len(results["losses"]) == 2 and all(map(math.isfinite, results["losses"]))
     assert len(results["evaluation"]) == 1 and -21 <= results["evaluation"][0] <= 21

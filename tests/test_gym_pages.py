@@ -63,7 +63,10 @@ class ReacherRewardWrapper(gymnasium.Wrapper):
     def step(self, action):
         with numpy_2_promotion():  # with a float32, the product is a float32
             observation, _, terminated, truncated, info = self.env.step(action)
-            distance, control = self.reward_dist_weight * info["reward_dist"], self.reward_ctrl_weight * info["reward_ctrl"]
+            distance, control = (
+                self.reward_dist_weight * info["reward_dist"],
+                self.reward_ctrl_weight * info["reward_ctrl"],
+            )
             return observation, distance + control, terminated, truncated, info
 
 
@@ -84,7 +87,9 @@ def single_envs(id):
 
 
 def batch(singles, **arguments):
-    vector_env = SyncVectorEnv([lambda env=env: env for env in singles], autoreset_mode=AutoresetMode.DISABLED)
+    vector_env = SyncVectorEnv(
+        [lambda env=env: env for env in singles], autoreset_mode=AutoresetMode.DISABLED
+    )
     return tw.from_gymnasium(vector_env, **arguments)
 
 
@@ -107,7 +112,10 @@ def assert_equal_to_singles(env, singles, num_steps=60):
             observation, reward, terminated, truncated, _ = single.step(given)
             assert_equal_arrays(after["observation"][row], observation)
             assert_equal_arrays(after["reward"][row, 0], np.float32(reward))
-            assert (after["terminated"][row].item(), after["truncated"][row].item()) == (terminated, truncated)
+            assert (after["terminated"][row].item(), after["truncated"][row].item()) == (
+                terminated,
+                truncated,
+            )
             if terminated or truncated:
                 observation, _ = single.reset()
             assert_equal_arrays(td["observation"][row], observation)
@@ -126,12 +134,17 @@ def ends_are_staggered(data):
 def test_discrete_actions_match_the_page(pages):
     for id, actions in (
         ("Pendulum-v1", [np.float32([-2]), np.float32([0]), np.float32([1.5])]),
-        ("Reacher-v5", [np.array([1, 0]), np.array([-1, 0]), np.array([0, 1]), np.array([0, -1])]),  # the page's integers
+        (
+            "Reacher-v5",
+            [np.array([1, 0]), np.array([-1, 0]), np.array([0, 1]), np.array([0, -1])],
+        ),  # the page's integers
     ):
         env = tw.TransformedEnv(batch(single_envs(id)), pages.DiscreteActions(actions))
         assert env.single_action_space == Discrete(len(actions))
         assert ends_are_staggered(
-            assert_equal_to_singles(env, [DiscreteActions(single, actions) for single in single_envs(id)])
+            assert_equal_to_singles(
+                env, [DiscreteActions(single, actions) for single in single_envs(id)]
+            )
         )
 
 
@@ -148,16 +161,24 @@ def test_relative_position_matches_the_page(pages):
 
 def test_clip_reward_matches_the_page(pages):
     env = tw.TransformedEnv(batch(single_envs("Pendulum-v1")), pages.ClipReward(-5.1, -0.7))
-    data = assert_equal_to_singles(env, [ClipReward(single, -5.1, -0.7) for single in single_envs("Pendulum-v1")])
+    data = assert_equal_to_singles(
+        env, [ClipReward(single, -5.1, -0.7) for single in single_envs("Pendulum-v1")]
+    )
     low, high = np.float32([-5.1, -0.7])
-    assert ends_are_staggered(data) and data["reward"].aminmax() == (low, high) and len(data["reward"].unique()) > 50
+    assert (
+        ends_are_staggered(data)
+        and data["reward"].aminmax() == (low, high)
+        and len(data["reward"].unique()) > 50
+    )
 
 
 def test_reacher_reward_in_float32_matches_the_page(pages):
     env = tw.make("Reacher-v5", 3, info_keys=["reward_dist", "reward_ctrl"])
     singles = [Float32Info(gymnasium.make("Reacher-v5")) for _ in range(3)]
     env = tw.TransformedEnv(env, pages.ReacherRewardWrapper(0.7, 0.3))
-    data = assert_equal_to_singles(env, [ReacherRewardWrapper(single, 0.7, 0.3) for single in singles], 104)
+    data = assert_equal_to_singles(
+        env, [ReacherRewardWrapper(single, 0.7, 0.3) for single in singles], 104
+    )
     assert data["done"].squeeze(-1).nonzero()[:, 1].tolist() == [49, 99] * 3
 
 
@@ -169,7 +190,9 @@ class Reaching(ScriptedEnv):
 
     def _step(self, action):
         after = super()._step(action)
-        after["info"].set("reward_dist", -after["reward"]).set("reward_ctrl", -action.square().sum(-1, keepdim=True))
+        after["info"].set("reward_dist", -after["reward"]).set(
+            "reward_ctrl", -action.square().sum(-1, keepdim=True)
+        )
         return after
 
 
@@ -178,7 +201,11 @@ PARTS = {"agent": Box(0, 4, (2,), np.int64), "target": Box(0, 6, (2,), np.int64)
 
 @pytest.mark.full
 def test_grid_world_and_every_wrapper_keep_the_contract(pages):
-    check_env(lambda num_envs, first_index: batch([pages.GridWorld() for _ in range(num_envs)], first_index=first_index))
+    check_env(
+        lambda num_envs, first_index: batch(
+            [pages.GridWorld() for _ in range(num_envs)], first_index=first_index
+        )
+    )
     grid = functools.partial(ScriptedEnv, observation_space=Dict({**PARTS, "rest": Discrete(3)}))
     for make, make_env in (
         (lambda: pages.DiscreteActions([np.ones(6), -np.ones(6), np.zeros(6)]), ScriptedEnv),
@@ -208,10 +235,16 @@ def test_wrappers_and_arguments_that_do_not_fit_an_env_raise(pages):
     ):
         with pytest.raises(TypeError, match=f"RelativePosition needs .*{needs}"):
             tw.TransformedEnv(ScriptedEnv(2, observation_space=space), pages.RelativePosition())
-    with pytest.raises(ValueError, match=r"ClipReward needs min_reward <= max_reward, but got 1 and 0\."):
+    with pytest.raises(
+        ValueError, match=r"ClipReward needs min_reward <= max_reward, but got 1 and 0\."
+    ):
         pages.ClipReward(1, 0)
-    env = tw.TransformedEnv(tw.make("Reacher-v5", 2, info_keys=["reward_dist"]), pages.ReacherRewardWrapper(1, 1))
-    with pytest.raises(ValueError, match=r"needs info_keys=.* of its env, but got \['reward_dist'\]\."):
+    env = tw.TransformedEnv(
+        tw.make("Reacher-v5", 2, info_keys=["reward_dist"]), pages.ReacherRewardWrapper(1, 1)
+    )
+    with pytest.raises(
+        ValueError, match=r"needs info_keys=.* of its env, but got \['reward_dist'\]\."
+    ):
         env.step(env.reset(seed=0).set("action", env.sample_action()))
 
 

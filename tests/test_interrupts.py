@@ -36,7 +36,12 @@ class Fails(T.Transform):
 
 
 def make():
-    transforms = (T.NormalizeReward(), Fails(), T.FrameStackObservation(2), T.RecordEpisodeStatistics())
+    transforms = (
+        T.NormalizeReward(),
+        Fails(),
+        T.FrameStackObservation(2),
+        T.RecordEpisodeStatistics(),
+    )
     return tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (3,), (2, 3)), *transforms)
 
 
@@ -92,10 +97,17 @@ def test_call_after_an_interrupted_one_raises_until(case, remedy):
     with pytest.raises(KeyboardInterrupt):
         call(env, td)
     refused(env, td, name)
-    roots = (env.restore(snapshot), twin_td) if remedy == "restore" else (env.reset(seed=3), twin.reset(seed=3))
+    roots = (
+        (env.restore(snapshot), twin_td)
+        if remedy == "restore"
+        else (env.reset(seed=3), twin.reset(seed=3))
+    )
     found, expected = (play(one, 20, root)[0] for one, root in zip((env, twin), roots, strict=True))
     if remedy != "restore":
-        found, expected = found.exclude("buffers"), expected.exclude("buffers")  # episodes were recorded
+        found, expected = (
+            found.exclude("buffers"),
+            expected.exclude("buffers"),
+        )  # episodes were recorded
     assert_same(found, expected)
 
 
@@ -151,7 +163,9 @@ def test_statistics_of_a_step_interrupted_at_any_operator_have_no_negative_varia
 
 
 @pytest.mark.parametrize("call", [step, collect, reset_again, reset_some])
-def test_call_interrupted_at_any_operator_has_not_happened_or_is_over_or_the_env_refuses_to_go_on(call):
+def test_call_interrupted_at_any_operator_has_not_happened_or_is_over_or_the_env_refuses_to_go_on(
+    call,
+):
     env, outcomes = make(), set()
     td = after(env, 4)
     before = env.snapshot()
@@ -184,7 +198,10 @@ def equal(one, other):
 def test_error_of_an_operator_is_an_interrupt(compiled):
     env = tw.compile(make(), backend="eager") if compiled else make()
     td = after(env, 4)
-    with pytest.raises(RuntimeError, match="out of memory"), StopsAt(RuntimeError("out of memory"), after=20):
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        StopsAt(RuntimeError("out of memory"), after=20),
+    ):
         step(env, td)
     refused(env, td, r"step\(\)")
     step(env, env.reset())
@@ -194,7 +211,12 @@ def test_bad_input_is_no_interrupt():
     env = make()
     td = after(env, 4)
     before = env.snapshot()
-    for call in (lambda: env.step(torch.zeros(3)), lambda: env.reset(seed=-1), lambda: env.restore({}), lambda: env.step(td)):
+    for call in (
+        lambda: env.step(torch.zeros(3)),
+        lambda: env.reset(seed=-1),
+        lambda: env.restore({}),
+        lambda: env.step(td),
+    ):
         with pytest.raises((TypeError, ValueError)):
             call()
     assert_same(env.snapshot(), before)
@@ -207,7 +229,10 @@ def test_env_without_snapshots_asks_for_a_reset_only():
     action = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(KeyboardInterrupt):
         env.step(td.set("action", action))
-    with pytest.raises(RuntimeError, match=r"CartPole-v1 may hold .* earlier step\(\) did not finish: call reset\(\)\.$"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"CartPole-v1 may hold .* earlier step\(\) did not finish: call reset\(\)\.$",
+    ):
         env.step(action)
     env.reset()
     env.step(action)

@@ -22,7 +22,9 @@ def same(first, second):
 @pytest.mark.full
 def test_statistics_survive_the_whole_life(tmp_path):
     flags = ["--env-id", "Pendulum-v1"]
-    checkpoint = kill_and_compare(tmp_path, NUM_ENVS * NUM_STEPS * ITERATIONS, kills=1, seed=2, flags=flags)
+    checkpoint = kill_and_compare(
+        tmp_path, NUM_ENVS * NUM_STEPS * ITERATIONS, kills=1, seed=2, flags=flags
+    )
     ppo = load_example("ppo")
     env = ppo.make_env(ppo.Args(env_id="Pendulum-v1", normalize=True, gamma=0.9), 4, world_size=2)
     env.load_state_dict(checkpoint["env"])
@@ -31,7 +33,9 @@ def test_statistics_survive_the_whole_life(tmp_path):
     # Each observation counts once, on whichever rank: of each step, and the initial one of each episode.
     steps = NUM_STEPS * ITERATIONS
     observations, rewards = statistics(env).values()
-    assert (observations.count == NUM_ENVS * (steps + 1 + steps // LIMIT)).all() and rewards.count == NUM_ENVS * steps
+    assert (
+        observations.count == NUM_ENVS * (steps + 1 + steps // LIMIT)
+    ).all() and rewards.count == NUM_ENVS * steps
     for part in checkpoint["processes"]:
         for name, module in statistics(env).items():
             for key, value in module.state_dict().items():

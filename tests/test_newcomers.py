@@ -36,7 +36,12 @@ def namespace():
     env = tw.make("CartPole-v1", 2)
     names = {name: getattr(tw, name) for name in tw.__all__}
     names |= {"T": T, "nn": nn, "np": np, "torch": torch, "gymnasium": gymnasium}
-    return names | {"env": env, "td": env.reset(seed=0), "network": nn.Linear(4, 2), "collect": tw.Collector(env, None, 3)}
+    return names | {
+        "env": env,
+        "td": env.reset(seed=0),
+        "network": nn.Linear(4, 2),
+        "collect": tw.Collector(env, None, 3),
+    }
 
 
 def run(code, names):
@@ -73,29 +78,67 @@ def wraps(line):
 
 INSTANCE = r"Compose needs Transforms, but got the class {0} at transforms\[0\]: pass an instance, `T\.{0}\({1}\)`\.$"
 NO_ID = "make needs an id string or an env's spec, but got "
-NO_SEED = (
-    r"make needs arguments that the env's constructor takes, but got seed=0: pass it to reset, `td = env\.reset\(seed=0\)`\.$"
+NO_SEED = r"make needs arguments that the env's constructor takes, but got seed=0: pass it to reset, `td = env\.reset\(seed=0\)`\.$"
+VECTOR_ENV = (
+    "gymnasium.make_vec('CartPole-v1', 2, 'sync', vector_kwargs={'autoreset_mode': 'Disabled'})"
 )
-VECTOR_ENV = "gymnasium.make_vec('CartPole-v1', 2, 'sync', vector_kwargs={'autoreset_mode': 'Disabled'})"
 
 WRAPPED = "TransformedEnv(env, _).transforms[0] is _"
 TAKES_ONE = "len(env.transforms) == 1"
 THREE = "max_episode_steps = 3"
 CONSTRUCTION = [
     Case("T.NormalizeObservation(env)", TypeError, wraps("T.NormalizeObservation()"), TAKES_ONE),
-    Case("T.NormalizeReward(gamma=0.9, env=env)", TypeError, wraps("T.NormalizeReward(gamma=0.9)"), TAKES_ONE),
-    Case("T.FrameStackObservation(env, 4)", TypeError, wraps("T.FrameStackObservation(4)"), TAKES_ONE),
+    Case(
+        "T.NormalizeReward(gamma=0.9, env=env)",
+        TypeError,
+        wraps("T.NormalizeReward(gamma=0.9)"),
+        TAKES_ONE,
+    ),
+    Case(
+        "T.FrameStackObservation(env, 4)", TypeError, wraps("T.FrameStackObservation(4)"), TAKES_ONE
+    ),
     Case("T.TimeLimit(env)", TypeError, wraps("T.TimeLimit(max_episode_steps)"), TAKES_ONE, THREE),
-    Case("Compose(env)", TypeError, wraps("T.Compose(transforms)"), TAKES_ONE, "transforms = [T.TimeLimit(3)]"),
-    Case("TransformedEnv(env, T.NormalizeReward)", TypeError, INSTANCE.format("NormalizeReward", ""), WRAPPED),
-    Case("Compose([T.TimeLimit])", TypeError, INSTANCE.format("TimeLimit", "max_episode_steps"), WRAPPED, THREE),
-    Case("make(env)", TypeError, NO_ID + r"<CartPole.*: make another env with `make\(env\.spec\)`", "True"),
+    Case(
+        "Compose(env)",
+        TypeError,
+        wraps("T.Compose(transforms)"),
+        TAKES_ONE,
+        "transforms = [T.TimeLimit(3)]",
+    ),
+    Case(
+        "TransformedEnv(env, T.NormalizeReward)",
+        TypeError,
+        INSTANCE.format("NormalizeReward", ""),
+        WRAPPED,
+    ),
+    Case(
+        "Compose([T.TimeLimit])",
+        TypeError,
+        INSTANCE.format("TimeLimit", "max_episode_steps"),
+        WRAPPED,
+        THREE,
+    ),
+    Case(
+        "make(env)",
+        TypeError,
+        NO_ID + r"<CartPole.*: make another env with `make\(env\.spec\)`",
+        "True",
+    ),
     Case("make('CartPole-v1', seed=0)", ValueError, NO_SEED, "env.np_random_seed == 0"),
-    Case("make('CartPole-v1', backend='gymnasium', seed=0)", ValueError, NO_SEED, "env.np_random_seed == 0"),
+    Case(
+        "make('CartPole-v1', backend='gymnasium', seed=0)",
+        ValueError,
+        NO_SEED,
+        "env.np_random_seed == 0",
+    ),
 ]
 
 
-TRANSFORMS = [kind for kind in map(T.__dict__.get, T.__all__) if isinstance(kind, type) and issubclass(kind, T.Transform)]
+TRANSFORMS = [
+    kind
+    for kind in map(T.__dict__.get, T.__all__)
+    if isinstance(kind, type) and issubclass(kind, T.Transform)
+]
 
 
 def test_every_transform_refuses_every_kind_of_env():
@@ -121,13 +164,45 @@ COLLECTS = "rollout(env, _, 3)[0].shape == (2, 3)"
 
 POLICIES = [
     Case("rollout(env, network, 3, td)", TypeError, NEEDED + "Linear" + CALLED, COLLECTS),
-    Case("Collector(env, nn.Sequential(network, nn.Tanh()), 3)(td)", TypeError, NEEDED + "Sequential" + CALLED, COLLECTS),
-    Case("evaluate(env, network, 2, seed=0)", TypeError, NEEDED + "Linear" + CALLED, "evaluate(env, _, 2).shape == (2,)"),
-    Case("compile(Collector(env, network, 3), backend='eager')", TypeError, NEEDED + "Linear" + CALLED, COLLECTS),
+    Case(
+        "Collector(env, nn.Sequential(network, nn.Tanh()), 3)(td)",
+        TypeError,
+        NEEDED + "Sequential" + CALLED,
+        COLLECTS,
+    ),
+    Case(
+        "evaluate(env, network, 2, seed=0)",
+        TypeError,
+        NEEDED + "Linear" + CALLED,
+        "evaluate(env, _, 2).shape == (2,)",
+    ),
+    Case(
+        "compile(Collector(env, network, 3), backend='eager')",
+        TypeError,
+        NEEDED + "Linear" + CALLED,
+        COLLECTS,
+    ),
     Case("rollout(env, network, 3, td)", TypeError, CONTINUOUS, COLLECTS, PENDULUM),
-    Case("rollout(env, lambda td: None, 3, td)", TypeError, NEEDED + "<lambda>" + RETURNED.format("None.*"), COLLECTS),
-    Case("rollout(env, lambda td: (td, 0), 3, td)", TypeError, NEEDED + "<lambda>" + RETURNED.format("tuple"), COLLECTS),
-    Case("rollout(env, lambda td: scores, 3, td)", ValueError, SCORES, "len(env.step(_)) == 2", SCORED, "env.reset()"),
+    Case(
+        "rollout(env, lambda td: None, 3, td)",
+        TypeError,
+        NEEDED + "<lambda>" + RETURNED.format("None.*"),
+        COLLECTS,
+    ),
+    Case(
+        "rollout(env, lambda td: (td, 0), 3, td)",
+        TypeError,
+        NEEDED + "<lambda>" + RETURNED.format("tuple"),
+        COLLECTS,
+    ),
+    Case(
+        "rollout(env, lambda td: scores, 3, td)",
+        ValueError,
+        SCORES,
+        "len(env.step(_)) == 2",
+        SCORED,
+        "env.reset()",
+    ),
 ]
 
 
@@ -151,11 +226,20 @@ def test_env_without_len_is_true_and_a_with_statement_closes_it():
 # Results of steps and resets, mixed up.
 
 SECOND = r"pass the second result of the last step, `transition, td = env\.step\(td\)`\.$"
-SECOND_OF_COLLECT = r"pass the second result of the last step or collection, `data, td = collect\(td\)`\.$"
-STEPPED = r'CartPole-v1\.step needs a root, but got a TensorDict with "next", which has been stepped: ' + SECOND
-COLLECTED = 'Collector needs a root, but got a TensorDict with "next", which has been stepped: ' + SECOND_OF_COLLECT
+SECOND_OF_COLLECT = (
+    r"pass the second result of the last step or collection, `data, td = collect\(td\)`\.$"
+)
+STEPPED = (
+    r'CartPole-v1\.step needs a root, but got a TensorDict with "next", which has been stepped: '
+    + SECOND
+)
+COLLECTED = (
+    'Collector needs a root, but got a TensorDict with "next", which has been stepped: '
+    + SECOND_OF_COLLECT
+)
 STALE = (
-    "Collector needs the root that the last .* returned, but got a stale one, with another observation: " + SECOND_OF_COLLECT
+    "Collector needs the root that the last .* returned, but got a stale one, with another observation: "
+    + SECOND_OF_COLLECT
 )
 ACT = "td['action'] = env.sample_action()"
 AGAIN = f"td = env.reset(); {ACT}"
@@ -165,14 +249,44 @@ NUMPY = r"but got ndarray: call `env\.step\(torch\.as_tensor\(action\)\)`\.$"
 
 RESET = "td = env.reset()"
 SLIPS = [
-    Case("env.step(td)", ValueError, STEPPED, NEXT, f"{ACT}; td, transition = env.step(td); {ACT}", AGAIN),
-    Case("env.step(td)", ValueError, STEPPED, NEXT, f"{ACT}; transition, _ = env.step(td); {ACT}", AGAIN),
-    Case("env.step(td)", TypeError, "action as a tensor, but got tuple: " + SECOND, NEXT, f"{ACT}; td = env.step(td)", AGAIN),
+    Case(
+        "env.step(td)",
+        ValueError,
+        STEPPED,
+        NEXT,
+        f"{ACT}; td, transition = env.step(td); {ACT}",
+        AGAIN,
+    ),
+    Case(
+        "env.step(td)",
+        ValueError,
+        STEPPED,
+        NEXT,
+        f"{ACT}; transition, _ = env.step(td); {ACT}",
+        AGAIN,
+    ),
+    Case(
+        "env.step(td)",
+        TypeError,
+        "action as a tensor, but got tuple: " + SECOND,
+        NEXT,
+        f"{ACT}; td = env.step(td)",
+        AGAIN,
+    ),
     Case("collect(td)", ValueError, COLLECTED, DATA, f"{ACT}; env.step(td)", RESET),
     Case("collect(td)", ValueError, COLLECTED, DATA, "td, data = collect(td)", RESET),
     Case("collect(td)", ValueError, STALE, DATA, "data, _ = collect(td)", RESET),
-    Case("collect(td)", TypeError, "to start from, but got tuple: " + SECOND_OF_COLLECT, DATA, "td = collect(td)", RESET),
-    Case("rollout(env, None, 3, td)", ValueError, STALE, DATA, "env.step(env.sample_action())", RESET),
+    Case(
+        "collect(td)",
+        TypeError,
+        "to start from, but got tuple: " + SECOND_OF_COLLECT,
+        DATA,
+        "td = collect(td)",
+        RESET,
+    ),
+    Case(
+        "rollout(env, None, 3, td)", ValueError, STALE, DATA, "env.step(env.sample_action())", RESET
+    ),
     Case("rollout(env, None, 3, td)", ValueError, STALE, DATA, "env.reset()", RESET),
     Case("env.step(action)", TypeError, NUMPY, "len(_) == 2", "action = env.action_space.sample()"),
 ]
@@ -182,10 +296,17 @@ NESTED = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Tuple([spaces
 
 
 @pytest.mark.parametrize("values", ["as they are", "changed in place", "NaN"])
-def test_collector_starts_from_the_last_root_as_it_was_left_and_from_copies_but_not_from_another(values):
+def test_collector_starts_from_the_last_root_as_it_was_left_and_from_copies_but_not_from_another(
+    values,
+):
     env = ScriptedEnv(2, episode_lengths=None, observation_space=NESTED)
     collect = tw.Collector(env, None, 3)
-    for replicate in (lambda td: td, TensorDict.clone, copy.deepcopy, lambda td: td.select("observation")):
+    for replicate in (
+        lambda td: td,
+        TensorDict.clone,
+        copy.deepcopy,
+        lambda td: td.select("observation"),
+    ):
         td = env.reset()
         for leaf in td.values(True, True):
             if values == "changed in place":
@@ -209,7 +330,9 @@ def test_collector_starts_from_a_restored_root_and_not_from_the_one_before():
     env.restore(snapshot)
     with pytest.raises(ValueError, match="but got a stale one"):
         tw.rollout(env, None, 3, following)
-    assert_same(tw.rollout(env, None, 3, td)[0][:, 0].select("observation"), td.select("observation"))
+    assert_same(
+        tw.rollout(env, None, 3, td)[0][:, 0].select("observation"), td.select("observation")
+    )
 
 
 @pytest.mark.parametrize("case", [*CONSTRUCTION, *POLICIES, *SLIPS], ids=lambda case: case.call)
@@ -230,7 +353,9 @@ def test_make_of_an_id_of_another_package_names_the_package(monkeypatch, tmp_pat
         check(Case("make('Maze/Walk-v0')", ValueError, message, "_.spec.id == 'Maze/Walk-v0'"))
     finally:
         sys.modules.pop("package", None)
-    with pytest.raises(ValueError, match=r"Namespace ALE not found.*`make\(\"ale_py:ALE/Pong-v5\"\)` imports it\.$"):
+    with pytest.raises(
+        ValueError, match=r"Namespace ALE not found.*`make\(\"ale_py:ALE/Pong-v5\"\)` imports it\.$"
+    ):
         tw.make("ALE/Pong-v5")
 
 
@@ -247,8 +372,12 @@ class Echo(ScriptedEnv):
 DIFFERENTIABLE = {
     "Pendulum": lambda: tw.make("Pendulum-v1", 2),
     "Gymnasium": lambda: tw.make("Pendulum-v1", 2, backend="gymnasium"),
-    "transforms": lambda: tw.TransformedEnv(tw.make("Pendulum-v1", 2), T.ClipAction(), T.StickyAction(0.5)),
-    "compiled": lambda: tw.compile(ScriptedEnv(2, action_space=spaces.Box(-2, 2, (1,))), backend="aot_eager"),
+    "transforms": lambda: tw.TransformedEnv(
+        tw.make("Pendulum-v1", 2), T.ClipAction(), T.StickyAction(0.5)
+    ),
+    "compiled": lambda: tw.compile(
+        ScriptedEnv(2, action_space=spaces.Box(-2, 2, (1,))), backend="aot_eager"
+    ),
     "an env that returns the action": lambda: Echo(2, action_space=spaces.Box(-2, 2, (1,))),
 }
 
@@ -263,7 +392,10 @@ def test_step_takes_the_values_of_an_action_that_requires_grad(name):
         expected, other_td = other.step(other_td.set("action", action.detach()))
         assert transition["action"] is action and action.requires_grad
         assert_same(transition["next"], expected["next"])
-        assert not any(leaf.requires_grad for leaf in (*transition["next"].values(True, True), *td.values(True, True)))
+        assert not any(
+            leaf.requires_grad
+            for leaf in (*transition["next"].values(True, True), *td.values(True, True))
+        )
 
 
 # Without `return`.

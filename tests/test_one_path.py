@@ -26,7 +26,11 @@ class Oscillator(FuncEnv):
         return {"x": 2 * numbers[:3] - 1, "phase": numbers[3]}
 
     def transition(self, state, action, rng, params=None):
-        x = (WEIGHTS * state["x"]).sum(-1) + 0.3 * action.sin() + 0.1 * random.normal(rng, shape=(3,))
+        x = (
+            (WEIGHTS * state["x"]).sum(-1)
+            + 0.3 * action.sin()
+            + 0.1 * random.normal(rng, shape=(3,))
+        )
         return {"x": x, "phase": state["phase"] + 0.1 * torch.exp(-x.square().sum())}
 
     def observation(self, state, rng, params=None):
@@ -40,7 +44,9 @@ class Oscillator(FuncEnv):
 
 
 NATIVE = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
-MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE} | {"vmapped": functools.partial(tw.FunctionalEnv, Oscillator())}
+MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE} | {
+    "vmapped": functools.partial(tw.FunctionalEnv, Oscillator())
+}
 STEPS = 200
 
 
@@ -49,19 +55,27 @@ def play(name, num_envs, num_steps, rows=(0,), first_index=0):
 
     Episodes last at most 60 steps, so that most of what is played follows an auto-reset.
     """
-    env, rows = MAKERS[name](num_envs, max_episode_steps=60, first_index=first_index), torch.tensor(rows)
+    env, rows = (
+        MAKERS[name](num_envs, max_episode_steps=60, first_index=first_index),
+        torch.tensor(rows),
+    )
     space, played = env.single_action_space, []
     td = env.reset(seed=0)
     index = torch.arange(first_index, first_index + num_envs)
     for step in range(num_steps):
         number = (index * 7919 + step * 104729) * 2654435761 % 2**32  # a hash of both
         if isinstance(space, Box):
-            action = (number.unsqueeze(-1) * torch.arange(1, 1 + space.shape[0]) % 9973 / 9973 * 3 - 1.5).float()
+            action = (
+                number.unsqueeze(-1) * torch.arange(1, 1 + space.shape[0]) % 9973 / 9973 * 3 - 1.5
+            ).float()
         else:
             action = number % space.n
         transition, td = env.step(td.set("action", action))
         values = (
-            *[transition["next"][key] for key in ("observation", "reward", "terminated", "truncated")],
+            *[
+                transition["next"][key]
+                for key in ("observation", "reward", "terminated", "truncated")
+            ],
             td["observation"],
         )
         played.append(torch.cat([value.index_select(0, rows).float() for value in values], 1))
@@ -77,7 +91,9 @@ def reference(name):
 
 
 def require_equal(found, expected, *case):
-    assert torch.equal(found, expected), f"{case}: step {int((found != expected).flatten(1).any(1).nonzero()[0])}"
+    assert torch.equal(found, expected), (
+        f"{case}: step {int((found != expected).flatten(1).any(1).nonzero()[0])}"
+    )
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -125,5 +141,8 @@ def test_random_words_are_the_same_for_one_key_and_for_many():
         shard = random.Stream(size, first, seed=5)
         for draw in (random.bits, random.uniform, random.normal, random.exponential):
             count = {"count": 5} if draw is random.bits else {"shape": (5,)}
-            expected, found = draw(whole.key(), **count)[first : first + size], draw(shard.key(), **count)
+            expected, found = (
+                draw(whole.key(), **count)[first : first + size],
+                draw(shard.key(), **count),
+            )
             assert torch.equal(found, expected), draw.__name__

@@ -35,9 +35,13 @@ def test_loss_of_a_fresh_batch_has_ratios_of_one_and_gradients_through_time(recu
     data, _ = tw.rollout(env, agent.act, args.num_steps)
     batch = recurrent.make_batch(agent, data, args)
     states = agent.remember_all(batch["observation"], batch["hidden"], batch["is_init"])
-    torch.testing.assert_close(agent.get_distribution(states).log_prob(batch["action"]).detach(), batch["logprob"])
+    torch.testing.assert_close(
+        agent.get_distribution(states).log_prob(batch["action"]).detach(), batch["logprob"]
+    )
     start = batch["hidden"].requires_grad_()
-    recurrent.loss_of(agent, {**batch, "is_init": torch.zeros_like(batch["is_init"])}, args).backward()
+    recurrent.loss_of(
+        agent, {**batch, "is_init": torch.zeros_like(batch["is_init"])}, args
+    ).backward()
     assert start.grad.abs().sum() > 0
 
 
@@ -46,7 +50,7 @@ def test_value_after_a_truncation_is_that_of_the_final_observation_and_its_state
     env = tw.TransformedEnv(
         tw.make("CartPole-v1", 4, max_episode_steps=3),
         T.TransformObservation(recurrent.positions, recurrent.Box(-10, 10, (2,))),
-        T.PolicyState({"hidden": (args.hidden_size,)}),
+        tw.PolicyState({"hidden": (args.hidden_size,)}),
     )
     agent = recurrent.Agent(args)
     data, _ = tw.rollout(env, agent.act, 3, env.reset(seed=0))

@@ -28,27 +28,47 @@ MANY = settings(FEW, max_examples=50)
 
 ENVS, LENGTH = 5, 64
 FREE, ACTIONS = Box(-np.inf, np.inf, (3,)), Box(-2, 1, (2,))
-SEEDS, READABLE, MASKS = st.integers(0, 2**32 - 1), st.booleans(), arrays(bool, ENVS).map(torch.from_numpy)
+SEEDS, READABLE, MASKS = (
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+    arrays(bool, ENVS).map(torch.from_numpy),
+)
 OPERATIONS = st.lists(st.none() | st.none() | MASKS, max_size=25)  # None steps; a mask resets
-FLOATS, INTEGERS, SHAPES = ("float16", "float32", "float64"), ("uint8", "int32", "int64"), ((), (1,), (3,), (2, 2))
+FLOATS, INTEGERS, SHAPES = (
+    ("float16", "float32", "float64"),
+    ("uint8", "int32", "int64"),
+    ((), (1,), (3,), (2, 2)),
+)
 
 
 @st.composite
 def boxes(draw, dtypes=FLOATS + INTEGERS, shapes=(*SHAPES, (4, 4, 3)), bounded=False):
-    dtype, shape, rng = draw(st.sampled_from(dtypes)), draw(st.sampled_from(shapes)), np.random.default_rng(draw(SEEDS))
+    dtype, shape, rng = (
+        draw(st.sampled_from(dtypes)),
+        draw(st.sampled_from(shapes)),
+        np.random.default_rng(draw(SEEDS)),
+    )
     low = rng.integers(0, 100, shape) - 50 * (dtype != "uint8")
     high = low + rng.integers(1, 100, shape)
     if dtype == "int64":
         low, high = low - 2**62, high + 2**62  # beyond the precision of float64
     if dtype in FLOATS and not bounded:
-        low, high = np.where(rng.random(shape) < 0.3, -np.inf, low), np.where(rng.random(shape) < 0.3, np.inf, high)
+        low, high = (
+            np.where(rng.random(shape) < 0.3, -np.inf, low),
+            np.where(rng.random(shape) < 0.3, np.inf, high),
+        )
     return Box(np.asarray(low).astype(dtype), np.asarray(high).astype(dtype), shape, dtype)
 
 
 COUNTS = arrays(np.int64, st.sampled_from([3, (2, 2)]), elements=st.integers(1, 4))
-NUMBERS = COUNTS.map(lambda count: MultiDiscrete(count, start=2 - count)) | COUNTS.map(lambda count: MultiBinary(count.shape))
+NUMBERS = COUNTS.map(lambda count: MultiDiscrete(count, start=2 - count)) | COUNTS.map(
+    lambda count: MultiBinary(count.shape)
+)
 NUMBERS |= st.builds(Discrete, st.integers(1, 5), start=st.integers(-3, 3))
-PARTS = st.recursive(boxes() | NUMBERS, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1).map(Dict))
+PARTS = st.recursive(
+    boxes() | NUMBERS,
+    lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1).map(Dict),
+)
 TUPLES = st.lists(PARTS, min_size=1, max_size=3).map(Tuple)
 SPACES = boxes() | NUMBERS | PARTS | TUPLES | TUPLES.map(lambda below: Dict(a=below, b=Discrete(2)))
 
@@ -64,16 +84,25 @@ class Tape(tw.Env):
         terminated, truncated = torch.from_numpy(rng.random((2, size, 1)) < 0.1)
         observation = spaces.from_numpy(space, whole.sample())
         self.tape = TensorDict(
-            dict(observation=observation, reward=reward, terminated=terminated, truncated=truncated), [size]
+            dict(
+                observation=observation, reward=reward, terminated=terminated, truncated=truncated
+            ),
+            [size],
         )
-        self.register_env_buffer("cursor", LENGTH * torch.arange(first_index, first_index + num_envs))
+        self.register_env_buffer(
+            "cursor", LENGTH * torch.arange(first_index, first_index + num_envs)
+        )
 
     def _step(self, action):
-        return self.tape[self.cursor.add_(1)].set("info", TensorDict({"action": action.clone()}, [self.num_envs]))
+        return self.tape[self.cursor.add_(1)].set(
+            "info", TensorDict({"action": action.clone()}, [self.num_envs])
+        )
 
     def _reset(self, mask, options=None):
         self.cursor.add_(mask.tensor)
-        return self.tape[torch.where(mask.tensor, self.cursor, self.cursor * 7 % len(self.tape))].select("observation")
+        return self.tape[
+            torch.where(mask.tensor, self.cursor, self.cursor * 7 % len(self.tape))
+        ].select("observation")
 
 
 def play_operations(env, operations, rows=slice(None)):
@@ -82,7 +111,9 @@ def play_operations(env, operations, rows=slice(None)):
     outputs = [td]
     for mask in operations:
         if mask is None:
-            transition, td = env.step(td.copy().set("action", spaces.sample(env.single_action_space, actions)[rows]))
+            transition, td = env.step(
+                td.copy().set("action", spaces.sample(env.single_action_space, actions)[rows])
+            )
             outputs.append(transition.set("observation", td["observation"]))
         else:
             td = env.reset(mask=mask[rows]) if mask[rows].any() else td
@@ -92,7 +123,11 @@ def play_operations(env, operations, rows=slice(None)):
 
 def host(readable):
     # If the host cannot read masks, the code runs as in a graph, without branches.
-    return contextlib.nullcontext() if readable else mock.patch.object(rows, "is_host_readable", lambda _: False)
+    return (
+        contextlib.nullcontext()
+        if readable
+        else mock.patch.object(rows, "is_host_readable", lambda _: False)
+    )
 
 
 HISTORY = ("FrameStackObservation", "FrameStackObservation of images", "DelayObservation")
@@ -106,7 +141,10 @@ def test_env_in_a_batch_equals_the_env_alone(name, seed, operations, readable):
     with host(readable):
         together = play_operations(tw.TransformedEnv(Tape(seed), make()), operations)
     alone = [
-        play_operations(tw.TransformedEnv(Tape(seed, num_envs=1, first_index=i), make()), operations, [i]) for i in range(ENVS)
+        play_operations(
+            tw.TransformedEnv(Tape(seed, num_envs=1, first_index=i), make()), operations, [i]
+        )
+        for i in range(ENVS)
     ]
     same(together, [torch.cat(ones) for ones in zip(*alone, strict=True)])
 
@@ -115,25 +153,47 @@ def test_env_in_a_batch_equals_the_env_alone(name, seed, operations, readable):
 @MANY
 @given(seed=SEEDS, box=boxes(), key=st.sampled_from(["kept", 1]))
 def test_structural_transforms_of_every_dtype_keep_every_bit(seed, box, key):
-    parts = [T.FilterObservation([key]), T.DelayObservation(0), T.FrameStackObservation(1), T.FlattenObservation()]
-    parts += [T.ClipObservation(-np.inf, np.inf), T.TransformObservation(torch.clone), T.ReshapeObservation(box.shape)]
+    parts = [
+        T.FilterObservation([key]),
+        T.DelayObservation(0),
+        T.FrameStackObservation(1),
+        T.FlattenObservation(),
+    ]
+    parts += [
+        T.ClipObservation(-np.inf, np.inf),
+        T.TransformObservation(torch.clone),
+        T.ReshapeObservation(box.shape),
+    ]
     below = Dict(kept=box, other=Discrete(3)) if key == "kept" else Tuple([Discrete(3), box])
     env, plain = (tw.TransformedEnv(Tape(seed, below), *some) for some in (parts, []))
     for tape in (env.unwrapped.tape, plain.unwrapped.tape):
-        tape["observation", str(key)][::2] = torch.as_tensor(box.low)  # samples of int64 are rounded to doubles
+        tape["observation", str(key)][::2] = torch.as_tensor(
+            box.low
+        )  # samples of int64 are rounded to doubles
     assert env.single_observation_space == box
     raw = [output["observation", str(key)] for output in play_operations(plain, [None] * 5)]
     same([output["observation"] for output in play_operations(env, [None] * 5)], raw)
 
 
 # These leave the bounds by rounding, or call a function that was written for one space.
-OTHERS = ("RescaleObservation", "RescaleAction", "TransformObservation", "TransformAction", "AddNoise", "on CartPole")
+OTHERS = (
+    "RescaleObservation",
+    "RescaleAction",
+    "TransformObservation",
+    "TransformAction",
+    "AddNoise",
+    "on CartPole",
+)
 OTHERS += ("ObservationGroups", "PolicyState")  # it contains AddNoise; it needs a policy
 
 
 @pytest.mark.full
 @settings(FEW, max_examples=100)
-@given(name=st.sampled_from([name for name in TRANSFORMS if name not in OTHERS]), seed=SEEDS, space=SPACES)
+@given(
+    name=st.sampled_from([name for name in TRANSFORMS if name not in OTHERS]),
+    seed=SEEDS,
+    space=SPACES,
+)
 def test_transform_over_any_space_stays_in_its_spaces_or_raises_with_its_name(name, seed, space):
     try:
         env = tw.TransformedEnv(Tape(seed, space, space), TRANSFORMS[name][0]())
@@ -145,7 +205,9 @@ def test_transform_over_any_space_stays_in_its_spaces_or_raises_with_its_name(na
         assert spaces.contains(space, output["next", "info", "action"])
         for observation in (output["next", "observation"], output["observation"]):
             assert spaces.contains(env.single_observation_space, observation)
-            assert env.observation_space.contains(spaces.to_numpy(env.single_observation_space, observation))
+            assert env.observation_space.contains(
+                spaces.to_numpy(env.single_observation_space, observation)
+            )
 
 
 @MANY
@@ -155,24 +217,43 @@ def test_rescale_maps_bounds_to_bounds_and_back(seed, box):
     high = low + np.random.default_rng(seed + 1).integers(1, 50, box.shape)
     there, back = T.RescaleObservation(low, high), T.RescaleAction(low, high)
     env = tw.TransformedEnv(Tape(seed, box, box), there, back)
-    assert env.single_observation_space == env.single_action_space == Box(low, high, box.shape, box.dtype)
-    points = torch.cat([torch.from_numpy(np.stack([box.low, box.high])), env.env.tape["observation"]])
+    assert (
+        env.single_observation_space
+        == env.single_action_space
+        == Box(low, high, box.shape, box.dtype)
+    )
+    points = torch.cat(
+        [torch.from_numpy(np.stack([box.low, box.high])), env.env.tape["observation"]]
+    )
     ours, bottom = there.observation(points), box.low.astype(float)
     gradient = (high - low) / (box.high - bottom)
-    rounding = 4 * np.finfo(box.dtype).eps * (gradient * (abs(bottom) + abs(box.high)) + abs(low) + abs(high))
+    rounding = (
+        4
+        * np.finfo(box.dtype).eps
+        * (gradient * (abs(bottom) + abs(box.high)) + abs(low) + abs(high))
+    )
     assert (abs(ours.numpy() - (low + gradient * (points.numpy() - bottom))) <= rounding).all()
     assert (abs(back.action(ours).double() - points).numpy() <= rounding / gradient).all()
 
 
 @MANY
 @given(
-    seed=SEEDS, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9), mean=st.sampled_from([0, 1e4]), readable=READABLE
+    seed=SEEDS,
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    mean=st.sampled_from([0, 1e4]),
+    readable=READABLE,
 )
 def test_running_mean_std_in_any_batching_masks_and_order_equals_numpy(seed, sizes, mean, readable):
     rng, number = np.random.default_rng(seed), sum(sizes)
-    rows, mask = rng.normal(mean, 0.1, (number, 2)).astype(np.float32), np.append(True, rng.random(number - 1) < 0.7)
+    rows, mask = (
+        rng.normal(mean, 0.1, (number, 2)).astype(np.float32),
+        np.append(True, rng.random(number - 1) < 0.7),
+    )
     counted = rows[mask].astype(float)
-    orders = {"as drawn": np.arange(number), "row 0 first": np.append(0, 1 + rng.permutation(number - 1))}
+    orders = {
+        "as drawn": np.arange(number),
+        "row 0 first": np.append(0, 1 + rng.permutation(number - 1)),
+    }
     orders["reversed"] = np.arange(number)[::-1].copy()
     for order in orders.values():
         statistics = T.RunningMeanStd((2,), dtype=torch.float64)

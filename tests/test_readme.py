@@ -24,7 +24,9 @@ from torchwrap import wrappers as W
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-GUIDES = {path.stem: path.read_text() for path in sorted((ROOT / "examples" / "guides").glob("*.md"))}
+GUIDES = {
+    path.stem: path.read_text() for path in sorted((ROOT / "examples" / "guides").glob("*.md"))
+}
 SB3 = [vec_env, atari_wrappers, env_util, evaluation]
 CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
 
@@ -35,7 +37,10 @@ def test_readme_python_blocks_run_in_order(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(compile(block, "README.md", "exec"), names)  # the README is ours
-    assert names["transition"]["next", "reward"].shape == (64, 1) and names["data"].shape == (64, 32)
+    assert names["transition"]["next", "reward"].shape == (64, 1) and names["data"].shape == (
+        64,
+        32,
+    )
     assert names["returns"].shape == (128,)
     transition, _ = names["env"].step(names["env"].sample_action())
     assert transition["next", "observation"].isfinite().all()
@@ -48,7 +53,11 @@ def test_readme_has_at_most_150_lines_and_code_within_the_first_40():
     assert len(lines) <= 150 and "import torchwrap as tw" in lines[:40]
 
 
-@pytest.mark.parametrize("page", [Path("README.md"), Path("examples/README.md"), Path(".github/CONTRIBUTING.md")], ids=str)
+@pytest.mark.parametrize(
+    "page",
+    [Path("README.md"), Path("examples/README.md"), Path(".github/CONTRIBUTING.md")],
+    ids=str,
+)
 def test_links_lead_to_files(page):
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
@@ -66,32 +75,57 @@ def test_moving_picture_is_animated_and_below_one_megabyte():
 
 def test_tables_list_every_transform_and_wrapper():
     rows = set(re.findall(r"^\| `(\w+)\(", GUIDES["transforms"], re.MULTILINE))
-    bases = {"ActionTransform", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform"}
+    bases = {
+        "ActionTransform",
+        "ObservationTransform",
+        "RewardTransform",
+        "RunningMeanStd",
+        "Transform",
+    }
     assert rows == (set(T.__all__) | set(W.__all__)) - {"TransformedEnv", "Wrapper"} - bases
 
 
 def test_tables_give_the_arguments_of_every_transform_and_wrapper():
-    for name, arguments in re.findall(r"^\| `(\w+)\((.*?)\)` \|", GUIDES["transforms"], re.MULTILINE):
+    for name, arguments in re.findall(
+        r"^\| `(\w+)\((.*?)\)` \|", GUIDES["transforms"], re.MULTILINE
+    ):
         if "..." in arguments:
             continue
         parameters = inspect.signature(getattr(T, name, None) or getattr(W, name)).parameters
-        assert re.findall(r"(?:^|, )(\w+)", re.sub(r"\(.*?\)", "", arguments)) == list(parameters), name
+        assert re.findall(r"(?:^|, )(\w+)", re.sub(r"\(.*?\)", "", arguments)) == list(
+            parameters
+        ), name
 
 
 def test_every_difference_from_gymnasium_has_one_row_and_one_test():
-    rows = re.findall(r"^\| .* \| `(\w+)` \|$", _section(GUIDES["from_gymnasium"], "Differences from Gymnasium"), re.MULTILINE)
-    tests = re.findall(r"^def test_(\w+)", (ROOT / "tests" / "test_differences.py").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| .* \| `(\w+)` \|$",
+        _section(GUIDES["from_gymnasium"], "Differences from Gymnasium"),
+        re.MULTILINE,
+    )
+    tests = re.findall(
+        r"^def test_(\w+)", (ROOT / "tests" / "test_differences.py").read_text(), re.MULTILINE
+    )
     assert sorted(rows) == sorted(tests)
 
 
 def test_names_of_other_libraries_and_their_translations_exist():
-    there = {"from_gymnasium": [gymnasium.wrappers, gymnasium.wrappers.vector, gymnasium], "from_stable_baselines3": SB3}
+    there = {
+        "from_gymnasium": [gymnasium.wrappers, gymnasium.wrappers.vector, gymnasium],
+        "from_stable_baselines3": SB3,
+    }
     here = [T, W, tw, tw.testing, tw.interop.sb3]
     for page in ("from_gymnasium", "from_stable_baselines3", "from_torchrl", "from_brax"):
-        rows = [line.strip("|").split("|") for line in _section(GUIDES[page], "Names").splitlines() if line.startswith("|")]
+        rows = [
+            line.strip("|").split("|")
+            for line in _section(GUIDES[page], "Names").splitlines()
+            if line.startswith("|")
+        ]
         for theirs, ours in rows[2:]:
             for name in re.findall(r"`(?:\w+\.)*(\w+)`", theirs) if page in there else ():
-                known = any(name in dir(module) + getattr(module, "__all__", []) for module in there[page])
+                known = any(
+                    name in dir(module) + getattr(module, "__all__", []) for module in there[page]
+                )
                 assert known or name in ("AutoResetWrapper", "FuncEnv", "check_env"), name
             for name in re.findall(r"`(?:\w+\.)*([A-Za-z_]\w*)`", ours):
                 fields = inspect.signature(tw.FunctionalEnv).parameters
@@ -106,8 +140,12 @@ def test_names_of_other_libraries_and_their_translations_exist():
 
 def test_reference_lists_every_public_name_and_each_has_an_example():
     listed = {}
-    for module, names in re.findall(r"^\.\. currentmodule:: (\S+)(.*?)^```", GUIDES["reference"], re.MULTILINE | re.DOTALL):
-        listed |= {name: f"{module}.{name}" for name in re.findall(r"^   ([\w.]+)$", names, re.MULTILINE)}
+    for module, names in re.findall(
+        r"^\.\. currentmodule:: (\S+)(.*?)^```", GUIDES["reference"], re.MULTILINE | re.DOTALL
+    ):
+        listed |= {
+            name: f"{module}.{name}" for name in re.findall(r"^   ([\w.]+)$", names, re.MULTILINE)
+        }
     assert {*tw.__all__, *T.__all__, *W.__all__} - {"transforms"} <= {*listed}
     for path in listed.values():
         module, _, name = path.rpartition(".")
@@ -116,7 +154,9 @@ def test_reference_lists_every_public_name_and_each_has_an_example():
 
 
 def test_layout_lists_every_module():
-    listed = set(re.findall(r"^    (\w+(?:\.py|/)) ", _section(CONTRIBUTING, "Layout"), re.MULTILINE))
+    listed = set(
+        re.findall(r"^    (\w+(?:\.py|/)) ", _section(CONTRIBUTING, "Layout"), re.MULTILINE)
+    )
     package = ROOT / "torchwrap"
     modules = {path.name for path in package.glob("*.py")} - {"__init__.py"} | {
         f"{path.parent.name}/" for path in package.glob("*/*.py")
@@ -131,7 +171,12 @@ def test_the_two_commands_name_the_torch_version():
 
 
 def test_extras_have_no_underscores():  # which pip 23 does not find
-    extras = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].partition("\n[")[0]
+    extras = (
+        (ROOT / "setup.cfg")
+        .read_text()
+        .partition("[options.extras_require]")[2]
+        .partition("\n[")[0]
+    )
     names = re.findall(r"^([\w-]+) =$", extras, re.MULTILINE)
     assert "rsl-rl" in names and not [name for name in names if "_" in name]
 
@@ -153,7 +198,11 @@ def report(monkeypatch):
 
 
 def test_table_of_speed_is_the_worst_of_cpu_json(report):
-    header, _, *rows = (line for line in README.split("## Speed")[1].split("\n## ")[0].splitlines() if line.startswith("|"))
+    header, _, *rows = (
+        line
+        for line in README.split("## Speed")[1].split("\n## ")[0].splitlines()
+        if line.startswith("|")
+    )
     sizes = [int(cell.replace(",", "")) for cell in header.strip("| ").split(" | ")[1:]]
     expected = report.claims(FIGURES, report.CLAIMS, sizes)
     assert rows == expected and "?" not in "".join(expected), "\n" + "\n".join(expected)
@@ -167,25 +216,42 @@ def test_figures_in_the_text_are_those_of_cpu_json(report):
     where = f"{machine['processor']}, {machine['cores']} cores, {report.words(settings)}"
     assert where in text and f"chunks of {machine['num_steps']} steps" in text
     (setting,) = report.settings(FIGURES, "ppo/")
-    ours, theirs = (FIGURES[f"ppo/{side}/median/{setting}"]["wall_seconds_to_target"] for side in ("torchwrap", "sb3"))
+    ours, theirs = (
+        FIGURES[f"ppo/{side}/median/{setting}"]["wall_seconds_to_target"]
+        for side in ("torchwrap", "sb3")
+    )
     assert f"after {ours:.1f} s, imports included; SB3's tuned PPO after {theirs:.1f} s" in text
     assert "On an Intel Xeon, `examples/ppo.py`" in text
     assert FIGURES["machine of ppo"]["processor"].startswith("Intel(R) Xeon")
     rows = [report.within(FIGURES, setting) for setting in report.settings(FIGURES, "bridge/")]
     times = max(
-        row[f"bridge/{kind} torchwrap-compiled/8"]["whole_us"] / row[f"bridge/{kind} gymnasium/8"]["whole_us"]
+        row[f"bridge/{kind} torchwrap-compiled/8"]["whole_us"]
+        / row[f"bridge/{kind} gymnasium/8"]["whole_us"]
         for row in rows
         for kind in ("sync", "async")
     )
     envs = "On the EPYC, 8 HalfCheetah-v5 envs with four transforms, compiled,"
-    assert f"{envs} take {times:.2f} times as long as Gymnasium's" in text and "machine of bridge" not in FIGURES
+    assert (
+        f"{envs} take {times:.2f} times as long as Gymnasium's" in text
+        and "machine of bridge" not in FIGURES
+    )
     rows = [figures for key, figures in FIGURES.items() if re.match("startup/(step|CartPole)", key)]
-    cold, warm = (sum(row[f"{name}_seconds"] for row in rows) / len(rows) for name in ("cold", "warm"))
-    assert f"A first compilation takes about {cold:.0f} s, a cached one {warm:.0f}." in text and "EPYC" in where
+    cold, warm = (
+        sum(row[f"{name}_seconds"] for row in rows) / len(rows) for name in ("cold", "warm")
+    )
+    assert (
+        f"A first compilation takes about {cold:.0f} s, a cached one {warm:.0f}." in text
+        and "EPYC" in where
+    )
     cuda = json.loads((ROOT / "tests" / "benchmarks" / "cuda.json").read_text())
-    rollout = cuda["steps"]["cartpole/4096"]["figures"]["cartpole/torchwrap-rollout/4096"]["steps_per_second"]
+    rollout = cuda["steps"]["cartpole/4096"]["figures"]["cartpole/torchwrap-rollout/4096"][
+        "steps_per_second"
+    ]
     times = cuda["ratios"]["rollouts, times TorchRL's Collector"]["value"]
-    assert f"make {rollout / 1e6:.0f} million steps a second" in text and f"is {times:.0f} times as fast as TorchRL's" in text
+    assert (
+        f"make {rollout / 1e6:.0f} million steps a second" in text
+        and f"is {times:.0f} times as fast as TorchRL's" in text
+    )
 
 
 def _section(page, title):
@@ -210,7 +276,10 @@ def test_gymnasium_default_autoreset_takes_a_step_that_ignores_its_action():
 @pytest.mark.parametrize(
     ("mode", "returns"),
     [
-        (AutoresetMode.NEXT_STEP, [1, 1, 1, 1.9, 1]),  # the third step resets, and the last reward stays
+        (
+            AutoresetMode.NEXT_STEP,
+            [1, 1, 1, 1.9, 1],
+        ),  # the third step resets, and the last reward stays
         (AutoresetMode.SAME_STEP, [1, 0, 1, 0, 1]),
     ],
 )
@@ -233,12 +302,18 @@ def test_sb3_statistics_leave_final_observations_out_and_ours_count_them():
     vector_env = gymnasium.vector.SyncVectorEnv([COUNTING], autoreset_mode=AutoresetMode.DISABLED)
     ours = tw.TransformedEnv(tw.from_gymnasium(vector_env), T.NormalizeObservation())
     tw.rollout(ours, None, 4)
-    assert ours.transforms[0].statistics.mean.item() == pytest.approx(np.mean([0, 1, 2, 0, 1, 2, 0]))
+    assert ours.transforms[0].statistics.mean.item() == pytest.approx(
+        np.mean([0, 1, 2, 0, 1, 2, 0])
+    )
 
 
 def test_gymnasiums_env_0_depends_on_the_number_of_envs_and_ours_does_not():
-    theirs = [gymnasium.make_vec("CartPole-v1", number).reset(seed=0)[0][0].tolist() for number in (2, 3)]
-    ours = [tw.make("CartPole-v1", number).reset(seed=0)["observation"][0].tolist() for number in (2, 3)]
+    theirs = [
+        gymnasium.make_vec("CartPole-v1", number).reset(seed=0)[0][0].tolist() for number in (2, 3)
+    ]
+    ours = [
+        tw.make("CartPole-v1", number).reset(seed=0)["observation"][0].tolist() for number in (2, 3)
+    ]
     assert theirs[0] != theirs[1] and ours[0] == ours[1]
 
 

@@ -22,7 +22,12 @@ PONG = {"frameskip": 4, "repeat_action_probability": 0.0}  # deterministic
 
 ENVS = {  # an id, its arguments, number of steps, and how episodes end within them
     "poles": ("CartPole-v1", {}, 90, {"terminated"}),
-    "short poles": ("CartPole-v1", {"max_episode_steps": 15}, 90, {"terminated", "truncated", "both"}),
+    "short poles": (
+        "CartPole-v1",
+        {"max_episode_steps": 15},
+        90,
+        {"terminated", "truncated", "both"},
+    ),
     "one step": ("CartPole-v1", {"max_episode_steps": 1}, 8, {"truncated"}),
     "pendulums": ("Pendulum-v1", {"max_episode_steps": 7}, 30, {"truncated"}),
     "cars": ("MountainCarContinuous-v0", {"max_episode_steps": 6}, 30, {"truncated"}),
@@ -32,14 +37,21 @@ ENVS = {  # an id, its arguments, number of steps, and how episodes end within t
     "long pongs": ("ALE/Pong-v5", {"max_episode_steps": 80, **PONG}, 165, {"truncated"}),
 }
 
-INFO = {"Reacher-v5": ["reward_dist", "reward_ctrl"], "ALE/Pong-v5": ["lives", "episode_frame_number"]}
+INFO = {
+    "Reacher-v5": ["reward_dist", "reward_ctrl"],
+    "ALE/Pong-v5": ["lives", "episode_frame_number"],
+}
 
 
 def use(name, **arguments):
     return name, arguments
 
 
-STACK, TIME, RECORD = "FrameStackObservation", "TimeAwareObservation", use("RecordEpisodeStatistics")
+STACK, TIME, RECORD = (
+    "FrameStackObservation",
+    "TimeAwareObservation",
+    use("RecordEpisodeStatistics"),
+)
 GRAY, SQUARE = use("GrayscaleObservation"), use("ResizeObservation", shape=(84, 84))
 
 EVERYWHERE = [  # stacks of transforms, innermost first
@@ -53,8 +65,16 @@ EVERYWHERE = [  # stacks of transforms, innermost first
     [use(TIME, normalize_time=True)],
     [use(TIME, flatten=False)],
     [use(TIME, flatten=False, normalize_time=True, dict_time_key="clock")],
-    [use(TIME, flatten=False), use("FilterObservation", filter_keys=["time"]), use("FlattenObservation")],
-    [use(TIME, flatten=False), use(TIME, flatten=False, dict_time_key="again"), use(STACK, stack_size=2)],
+    [
+        use(TIME, flatten=False),
+        use("FilterObservation", filter_keys=["time"]),
+        use("FlattenObservation"),
+    ],
+    [
+        use(TIME, flatten=False),
+        use(TIME, flatten=False, dict_time_key="again"),
+        use(STACK, stack_size=2),
+    ],
     [RECORD, use("TimeLimit", max_episode_steps=4)],
     [use("TimeLimit", max_episode_steps=4), RECORD, use("TransformReward", func=lambda r: -2 * r)],
     [use("TransformReward", func=abs), RECORD],
@@ -65,22 +85,45 @@ EVERYWHERE = [  # stacks of transforms, innermost first
 
 SPECIAL = {
     "short poles": [
-        [use("TimeLimit", max_episode_steps=9), use(TIME, normalize_time=True), use(STACK, stack_size=8)],
-        [use("TransformAction", func=lambda action: 1 - action, action_space=None), use("DtypeObservation", dtype=np.float64)],
+        [
+            use("TimeLimit", max_episode_steps=9),
+            use(TIME, normalize_time=True),
+            use(STACK, stack_size=8),
+        ],
+        [
+            use("TransformAction", func=lambda action: 1 - action, action_space=None),
+            use("DtypeObservation", dtype=np.float64),
+        ],
     ],
     "pendulums": [
-        [use("TransformObservation", func=lambda obs: obs.clip(-0.5, 0.5), observation_space=None), use("ClipAction")],
-        [use("RescaleObservation", min_obs=-1.0, max_obs=3.0), use("TimeLimit", max_episode_steps=5), use(TIME)],
+        [
+            use(
+                "TransformObservation", func=lambda obs: obs.clip(-0.5, 0.5), observation_space=None
+            ),
+            use("ClipAction"),
+        ],
+        [
+            use("RescaleObservation", min_obs=-1.0, max_obs=3.0),
+            use("TimeLimit", max_episode_steps=5),
+            use(TIME),
+        ],
         [use("DiscretizeObservation", bins=(2, 3, 5)), use(STACK, stack_size=2)],
         [use("DiscretizeAction", bins=(4,), multidiscrete=True)],
     ],
     "cars": [
-        [use("DiscretizeObservation", bins=8)],  # each episode starts with velocity 0, which is an edge
-        [use("TransformAction", func=lambda a: 1.5 * a, action_space=None)],  # beyond the bounds, which costs reward
+        [
+            use("DiscretizeObservation", bins=8)
+        ],  # each episode starts with velocity 0, which is an edge
+        [
+            use("TransformAction", func=lambda a: 1.5 * a, action_space=None)
+        ],  # beyond the bounds, which costs reward
     ],
     "reachers": [
         [use("DtypeObservation", dtype=np.float32), use("ReshapeObservation", shape=(5, 2))],
-        [use("ClipAction"), use("TransformAction", func=lambda a: 2 * a, action_space=spaces.Box(-9, 9, (2,)))],
+        [
+            use("ClipAction"),
+            use("TransformAction", func=lambda a: 2 * a, action_space=spaces.Box(-9, 9, (2,))),
+        ],
         [use("RescaleAction", min_action=np.array([-1, 0.0]), max_action=np.array([5, 0.1]))],
         [use("DiscretizeAction", bins=(3, 4))],
     ],
@@ -88,11 +131,16 @@ SPECIAL = {
         [GRAY, use("ResizeObservation", shape=(105, 80))],  # exactly half
         [use("GrayscaleObservation", keep_dim=True), SQUARE],
         [SQUARE, use(TIME), use("DelayObservation", delay=2)],
-        [use("ResizeObservation", shape=(70, 40)), use("DtypeObservation", dtype=np.float32)],  # whole blocks
+        [
+            use("ResizeObservation", shape=(70, 40)),
+            use("DtypeObservation", dtype=np.float32),
+        ],  # whole blocks
         [use(TIME, flatten=False), use(STACK, stack_size=3, padding_type="zero")],
         [use(STACK, stack_size=2, padding_type=np.full((210, 160, 3), 7, np.uint8))],
     ],
-    "long pongs": [[RECORD, GRAY, SQUARE, use(STACK, stack_size=4), use("ClipReward", min_reward=-0.5)]],
+    "long pongs": [
+        [RECORD, GRAY, SQUARE, use(STACK, stack_size=4), use("ClipReward", min_reward=-0.5)]
+    ],
 }
 
 CASES = [(group, []) for group in ENVS]
@@ -110,7 +158,9 @@ def build(group, stack):
     oracles = [gymnasium.make(id, **arguments) for _ in range(3)]
     for name, settings in stack:
         oracles = [getattr(wrappers, name)(oracle, **settings) for oracle in oracles]
-    return tw.TransformedEnv(env, *[getattr(T, name)(**settings) for name, settings in stack]), oracles
+    return tw.TransformedEnv(
+        env, *[getattr(T, name)(**settings) for name, settings in stack]
+    ), oracles
 
 
 def assert_agree(env, oracles, num_steps):
@@ -120,7 +170,9 @@ def assert_agree(env, oracles, num_steps):
     td, endings = env.reset(seed=3), Counter()
     observations = [oracle.reset(seed=3 + i)[0] for i, oracle in enumerate(oracles)]
     for step in range(num_steps):
-        if step == 3:  # in mid-episode, so that from here on even episodes of equal length do not end together
+        if (
+            step == 3
+        ):  # in mid-episode, so that from here on even episodes of equal length do not end together
             td = env.reset(mask=torch.tensor([False, True, False]))
             observations[1], _ = oracles[1].reset()
         assert_values_equal(td["observation"], observations)
@@ -131,16 +183,24 @@ def assert_agree(env, oracles, num_steps):
         successor, observations = transition["next"], list(observations)
         assert_values_equal(successor["observation"], observations)
         assert_values_equal(successor["reward"], np.float32(reward)[:, None])
-        assert_values_equal(torch.cat([successor["terminated"], successor["truncated"]], 1), np.transpose(flags))
+        assert_values_equal(
+            torch.cat([successor["terminated"], successor["truncated"]], 1), np.transpose(flags)
+        )
         for key in env.unwrapped.info_spaces:
-            assert_values_equal(successor["info", key], np.float32([one[key] for one in info])[:, None])
+            assert_values_equal(
+                successor["info", key], np.float32([one[key] for one in info])[:, None]
+            )
         for row, (terminated, truncated) in enumerate(zip(*flags, strict=True)):
             if not terminated and not truncated:
                 continue
-            endings["both" if terminated and truncated else "terminated" if terminated else "truncated"] += 1
+            endings[
+                "both" if terminated and truncated else "terminated" if terminated else "truncated"
+            ] += 1
             observations[row], _ = oracles[row].reset()
             if "episode" in info[row]:  # Gymnasium sums in float64, torchwrap's rewards are float32
-                assert successor["episode_return"][row].item() == pytest.approx(info[row]["episode"]["r"], rel=1e-6)
+                assert successor["episode_return"][row].item() == pytest.approx(
+                    info[row]["episode"]["r"], rel=1e-6
+                )
                 assert successor["episode_length"][row].item() == info[row]["episode"]["l"]
     assert_values_equal(td["observation"], observations)
     return endings
@@ -149,9 +209,16 @@ def assert_agree(env, oracles, num_steps):
 @pytest.mark.parametrize(
     ("group", "stack"),
     [
-        pytest.param(group, stack, id="-".join([group, *(name for name, _ in stack)]), marks=() if quick else pytest.mark.full)
+        pytest.param(
+            group,
+            stack,
+            id="-".join([group, *(name for name, _ in stack)]),
+            marks=() if quick else pytest.mark.full,
+        )
         for group, stack in CASES
-        for quick in [group in QUICK or ("pongs" not in group and stack in SPECIAL.get(group, [])[:1])]
+        for quick in [
+            group in QUICK or ("pongs" not in group and stack in SPECIAL.get(group, [])[:1])
+        ]
     ],
 )
 def test_transforms_on_a_real_env_match_gymnasiums_wrappers(group, stack):
@@ -162,11 +229,21 @@ def test_transforms_on_a_real_env_match_gymnasiums_wrappers(group, stack):
 
 
 def test_time_limit_truncates_as_gymnasiums_and_still_terminates():
-    assert set(assert_agree(*build("poles", [use("TimeLimit", max_episode_steps=15)]), 90)) == ENVS["short poles"][3]
+    assert (
+        set(assert_agree(*build("poles", [use("TimeLimit", max_episode_steps=15)]), 90))
+        == ENVS["short poles"][3]
+    )
 
 
 def test_all_of_gymnasiums_transforms_have_cases():
     # Except those that normalize, which differ on purpose, those that draw random numbers, and the one that changes nothing.
-    others = {"NormalizeObservation", "NormalizeReward", "AddWhiteNoise", "ObstructView", "StickyAction", "PassiveEnvChecker"}
+    others = {
+        "NormalizeObservation",
+        "NormalizeReward",
+        "AddWhiteNoise",
+        "ObstructView",
+        "StickyAction",
+        "PassiveEnvChecker",
+    }
     tested = {name for _, stack in CASES for name, _ in stack}
     assert tested == {name for name in T.__all__ if hasattr(wrappers, name)} - others

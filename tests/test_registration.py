@@ -33,7 +33,9 @@ def test_make_with_a_vectorization_mode_uses_that_vector_env_and_leaves_the_regi
     before = str(gymnasium.spec("CartPole-v1"))
     sync, processes = gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv
     for vectorization_mode, kind in ((None, sync), ("async", processes)):
-        arguments = dict(vectorization_mode=vectorization_mode, max_episode_steps=7, sutton_barto_reward=True)
+        arguments = dict(
+            vectorization_mode=vectorization_mode, max_episode_steps=7, sutton_barto_reward=True
+        )
         with tw.make("CartPole-v1", 2, backend="gymnasium", **arguments) as env:
             assert type(env.vector_env) is kind
             assert env.metadata["autoreset_mode"] is gymnasium.vector.AutoresetMode.DISABLED
@@ -47,10 +49,19 @@ BACKENDS = 'backend="torch", "gymnasium", "envpool" or "ale", but got'
 
 def test_make_with_invalid_arguments_raises():
     for arguments, match in (
-        ({"id": "CartPoule-v1"}, "make needs a registered id, but got 'CartPoule-v1'.*doesn't exist"),
-        ({"id": "Nowhere/CartPole-v1"}, "make needs a registered id, but got 'Nowhere/CartPole-v1'"),
+        (
+            {"id": "CartPoule-v1"},
+            "make needs a registered id, but got 'CartPoule-v1'.*doesn't exist",
+        ),
+        (
+            {"id": "Nowhere/CartPole-v1"},
+            "make needs a registered id, but got 'Nowhere/CartPole-v1'",
+        ),
         ({"id": ""}, "make needs a registered id, but got ''"),
-        ({"id": "CartPoule-v1", "backend": "gymnasium"}, "make needs a registered id, but got 'CartPoule-v1'"),
+        (
+            {"id": "CartPoule-v1", "backend": "gymnasium"},
+            "make needs a registered id, but got 'CartPoule-v1'",
+        ),
         (
             {"id": "Blackjack-v1", "backend": "torch"},
             r"in \[.*'CartPole-v1'.*\] for backend=\"torch\", but got 'Blackjack-v1'",
@@ -63,15 +74,30 @@ def test_make_with_invalid_arguments_raises():
         ({"num_envs": True}, "num_envs as an integer of at least 1, but got True"),
         ({"num_envs": "2"}, "num_envs as an integer of at least 1, but got '2'"),
         ({"vectorization_mode": "sync"}, f"make takes no vectorization_mode {OF_GYMNASIUM}"),
-        ({"info_keys": ("a",), "worker_timeout": 5.0}, f"make takes no worker_timeout or info_keys {OF_GYMNASIUM}"),
-        ({"vectorization_mode": "fork", "backend": "gymnasium"}, 'vectorization_mode="sync" or "async", but got \'fork\''),
+        (
+            {"info_keys": ("a",), "worker_timeout": 5.0},
+            f"make takes no worker_timeout or info_keys {OF_GYMNASIUM}",
+        ),
+        (
+            {"vectorization_mode": "fork", "backend": "gymnasium"},
+            'vectorization_mode="sync" or "async", but got \'fork\'',
+        ),
         ({"length": 2}, "arguments that CartPole-v1 takes in torch.*'length'"),
         ({"render_mode": "human"}, "render_mode among .*rgb_array.*, but got 'human'"),
         ({"length": 2, "backend": "gymnasium"}, "length"),
-        ({"seed": 2}, r"constructor takes, but got seed=2: pass it to reset, `td = env.reset\(seed=2\)`"),
-        ({"seed": 2, "backend": "gymnasium"}, "constructor takes, but got seed=2: pass it to reset"),
+        (
+            {"seed": 2},
+            r"constructor takes, but got seed=2: pass it to reset, `td = env.reset\(seed=2\)`",
+        ),
+        (
+            {"seed": 2, "backend": "gymnasium"},
+            "constructor takes, but got seed=2: pass it to reset",
+        ),
         ({"first_index": -1}, "first_index as an integer of at least 0, but got -1"),
-        ({"first_index": -1, "backend": "gymnasium"}, "first_index as an integer of at least 0, but got -1"),
+        (
+            {"first_index": -1, "backend": "gymnasium"},
+            "first_index as an integer of at least 0, but got -1",
+        ),
         ({"max_episode_steps": 0}, "max_episode_steps.*0"),
         ({"max_episode_steps": 2.5}, "max_episode_steps.*2.5"),
         ({"max_episode_steps": -3, "backend": "gymnasium"}, "max_episode_steps.*-3"),
@@ -110,7 +136,9 @@ def test_max_episode_steps_replaces_the_registered_limit(backend):
 # register.
 
 
-@pytest.mark.parametrize("func_env", [Pendulum, lambda g=1.62: Pendulum(g)], ids=["class", "function"])
+@pytest.mark.parametrize(
+    "func_env", [Pendulum, lambda g=1.62: Pendulum(g)], ids=["class", "function"]
+)
 @pytest.mark.parametrize("id", ["moon/Pendulum-v0", "MoonPendulum-v3"])
 def test_registered_env_is_made_from_its_id_and_from_its_spec(registry, id, func_env):
     assert tw.register(id, func_env, max_episode_steps=7) is None
@@ -118,13 +146,20 @@ def test_registered_env_is_made_from_its_id_and_from_its_spec(registry, id, func
     assert type(env) is FunctionalEnv and type(env.func_env) is Pendulum and env.func_env.g == 2
     assert (env.spec.id, env.spec.max_episode_steps, env.num_envs) == (id, 7, 3)
     assert repr(env) == f"<{id}(num_envs=3, device=cpu)>"
-    assert env.signature.max_episode_steps == 7 and tw.make(id, backend="torch").func_env.g in (10, 1.62)
+    assert env.signature.max_episode_steps == 7 and tw.make(id, backend="torch").func_env.g in (
+        10,
+        1.62,
+    )
     assert tw.make(id, max_episode_steps=9).signature.max_episode_steps == 9
     assert tw.make(id, max_episode_steps=-1).signature.max_episode_steps is None
     transformed = tw.TransformedEnv(env, T.ClipReward(-1, 0))
     for spec in (transformed.spec, EnvSpec.from_json(transformed.spec.to_json())):
         copy = tw.make(spec, 2, first_index=1)
-        assert copy.unwrapped.func_env.g == 2 and copy.signature.max_episode_steps == 7 and copy.num_envs == 2
+        assert (
+            copy.unwrapped.func_env.g == 2
+            and copy.signature.max_episode_steps == 7
+            and copy.num_envs == 2
+        )
         assert type(copy.transforms[0]) is T.ClipReward
         assert torch.equal(copy.reset(seed=0)["observation"], env.reset(seed=0)["observation"][1:])
 
@@ -139,7 +174,10 @@ def test_registered_env_of_a_module_is_made_by_the_modules_name(registry, monkey
         tw.make("moons/Io-v1")
     try:
         env = tw.make("moons:moons/Io-v1", 2)
-        assert env.spec.id == "moons/Io-v1" and tw.make(env.spec).func_env.g == tw.make("moons/Io-v1").func_env.g == 1.8
+        assert (
+            env.spec.id == "moons/Io-v1"
+            and tw.make(env.spec).func_env.g == tw.make("moons/Io-v1").func_env.g == 1.8
+        )
         assert tw.make("moons:moons/Io-v1", backend="torch").signature.max_episode_steps == 5
     finally:
         sys.modules.pop("moons", None)
@@ -150,19 +188,61 @@ def test_register_with_invalid_arguments_raises_and_registers_nothing(registry):
     before, own = dict(registry), dict(tw.registration._REGISTERED)
     form = 'an id of the form "namespace/Name-v0" or "Name-v0", but got'
     for id, func_env, limit, error, match in (
-        ("CartPole-v1", Pendulum, 5, ValueError, "an id that is not taken, but got 'CartPole-v1': give it another name"),
-        ("moon/Taken-v0", Pendulum, 5, ValueError, "an id that is not taken, but got 'moon/Taken-v0'"),
+        (
+            "CartPole-v1",
+            Pendulum,
+            5,
+            ValueError,
+            "an id that is not taken, but got 'CartPole-v1': give it another name",
+        ),
+        (
+            "moon/Taken-v0",
+            Pendulum,
+            5,
+            ValueError,
+            "an id that is not taken, but got 'moon/Taken-v0'",
+        ),
         ("Pendulum", Pendulum, 5, ValueError, f"{form} 'Pendulum'"),
         ("a/b/Pendulum-v0", Pendulum, 5, ValueError, form),
         ("Moon Pendulum-v0", Pendulum, 5, ValueError, form),
         ("moon:Pendulum-v0", Pendulum, 5, ValueError, form),
         ("moon/Pendulum-v00", Pendulum, 5, ValueError, form),
         (None, Pendulum, 5, ValueError, f"{form} None"),
-        ("moon/P-v0", Pendulum(), 5, TypeError, "a FuncEnv class, or a function that returns a FuncEnv.*: pass its class"),
-        ("moon/P-v0", FunctionalEnv, 5, TypeError, r"a FuncEnv class.* the class FunctionalEnv without \['initial', "),
-        ("moon/P-v0", "torchwrap.envs.pendulum:Pendulum", 5, TypeError, "a FuncEnv class.* but got 'torchwrap.envs"),
-        ("moon/P-v0", Pendulum, 0, ValueError, "max_episode_steps as an integer of at least 1, but got 0"),
-        ("moon/P-v0", Pendulum, 1.5, TypeError, "max_episode_steps as an integer of at least 1, but got 1.5"),
+        (
+            "moon/P-v0",
+            Pendulum(),
+            5,
+            TypeError,
+            "a FuncEnv class, or a function that returns a FuncEnv.*: pass its class",
+        ),
+        (
+            "moon/P-v0",
+            FunctionalEnv,
+            5,
+            TypeError,
+            r"a FuncEnv class.* the class FunctionalEnv without \['initial', ",
+        ),
+        (
+            "moon/P-v0",
+            "torchwrap.envs.pendulum:Pendulum",
+            5,
+            TypeError,
+            "a FuncEnv class.* but got 'torchwrap.envs",
+        ),
+        (
+            "moon/P-v0",
+            Pendulum,
+            0,
+            ValueError,
+            "max_episode_steps as an integer of at least 1, but got 0",
+        ),
+        (
+            "moon/P-v0",
+            Pendulum,
+            1.5,
+            TypeError,
+            "max_episode_steps as an integer of at least 1, but got 1.5",
+        ),
     ):
         with pytest.raises(error, match=f"register needs {match}"):
             tw.register(id, func_env, max_episode_steps=limit)
@@ -172,19 +252,33 @@ def test_register_with_invalid_arguments_raises_and_registers_nothing(registry):
 def test_make_of_a_registered_env_with_invalid_arguments_raises(registry):
     tw.register("moon/P-v0", Pendulum)
     for arguments, match in (
-        ({"backend": "gymnasium"}, 'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium"'),
+        (
+            {"backend": "gymnasium"},
+            'make needs backend="torch" for an id of torchwrap.register, but got "gymnasium"',
+        ),
         ({"length": 2}, "make needs arguments that moon/P-v0 takes: .*'length'"),
         ({"seed": 2}, "pass it to reset"),
         ({"info_keys": ["a"]}, "make takes no info_keys for 'moon/P-v0' with backend="),
-        ({"max_episode_steps": torch.tensor([2, 3])}, r"max_episode_steps as an integer of at least 1, but got tensor\(\[2"),
+        (
+            {"max_episode_steps": torch.tensor([2, 3])},
+            r"max_episode_steps as an integer of at least 1, but got tensor\(\[2",
+        ),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             tw.make("moon/P-v0", 2, **arguments)
-    with pytest.raises(ValueError, match=r"in \[.*'CartPole-v1'.*'moon/P-v0'\] for backend=\"torch\", but got 'Blackjack-v1'"):
+    with pytest.raises(
+        ValueError,
+        match=r"in \[.*'CartPole-v1'.*'moon/P-v0'\] for backend=\"torch\", but got 'Blackjack-v1'",
+    ):
         tw.make("Blackjack-v1", backend="torch")
     for make in (gymnasium.make, gymnasium.make_vec):
-        with pytest.raises(TypeError, match=r"cannot make an env of torchwrap.register: use `torchwrap.make\(id\)`"):
+        with pytest.raises(
+            TypeError, match=r"cannot make an env of torchwrap.register: use `torchwrap.make\(id\)`"
+        ):
             make("moon/P-v0")
     tw.register("moon/Q-v0", lambda: 3)
-    with pytest.raises(TypeError, match="FunctionalEnv needs a FuncEnv with observation_space and action_space, but got 3"):
+    with pytest.raises(
+        TypeError,
+        match="FunctionalEnv needs a FuncEnv with observation_space and action_space, but got 3",
+    ):
         tw.make("moon/Q-v0")

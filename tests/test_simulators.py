@@ -29,7 +29,10 @@ class Rows:
     num_envs, device, max_episode_length = NUM_ENVS, "cpu", LIMIT
 
     def __init__(self):
-        self.episode, self.episode_length_buf = torch.full((NUM_ENVS,), -1), torch.zeros(NUM_ENVS, dtype=torch.long)
+        self.episode, self.episode_length_buf = (
+            torch.full((NUM_ENVS,), -1),
+            torch.zeros(NUM_ENVS, dtype=torch.long),
+        )
         self.obs, self.reward_buf, self.extras = torch.zeros(NUM_ENVS, 3), torch.zeros(NUM_ENVS), {}
         self.seeds, self.seed, self.is_closed = [], lambda seed: self.seeds.append(seed), False
 
@@ -40,11 +43,16 @@ class Rows:
     def advance(self, action):
         assert action.shape == (NUM_ENVS, 2)
         self.episode_length_buf += 1
-        self.terminated, self.time_outs = self.episode_length_buf >= LENGTHS, self.episode_length_buf >= LIMIT
+        self.terminated, self.time_outs = (
+            self.episode_length_buf >= LENGTHS,
+            self.episode_length_buf >= LIMIT,
+        )
         self.reward_buf[:] = self.episode_length_buf
 
     def observe(self):
-        return self.obs.copy_(torch.stack([torch.arange(NUM_ENVS), self.episode, self.episode_length_buf], 1))
+        return self.obs.copy_(
+            torch.stack([torch.arange(NUM_ENVS), self.episode, self.episode_length_buf], 1)
+        )
 
     def results(self, observation):
         return observation, self.reward_buf, self.terminated, self.time_outs, self.extras
@@ -61,8 +69,13 @@ class Mjlab(Rows):
     def __init__(self):
         super().__init__()
         box = {"dtype": "float32", "low": -np.inf, "high": np.inf}
-        self.cfg, self.pending = SimpleNamespace(auto_reset=False), torch.zeros(NUM_ENVS, dtype=torch.bool)
-        self.single_observation_space = SimpleNamespace(spaces={"actor": SimpleNamespace(shape=(3,), **box)})
+        self.cfg, self.pending = (
+            SimpleNamespace(auto_reset=False),
+            torch.zeros(NUM_ENVS, dtype=torch.bool),
+        )
+        self.single_observation_space = SimpleNamespace(
+            spaces={"actor": SimpleNamespace(shape=(3,), **box)}
+        )
         self.single_action_space = SimpleNamespace(shape=(2,), **box)
 
     def reset(self, *, seed=None, env_ids=None, options=None):
@@ -72,7 +85,9 @@ class Mjlab(Rows):
 
     def step(self, action):
         if self.pending.any():
-            raise RuntimeError("Environments must be reset via reset(env_ids=...) before calling step() again.")
+            raise RuntimeError(
+                "Environments must be reset via reset(env_ids=...) before calling step() again."
+            )
         self.advance(action)
         self.pending = self.terminated | self.time_outs
         return self.results({"actor": self.observe()})
@@ -88,7 +103,9 @@ class IsaacLab(Rows):
         self.unwrapped, self.cfg = self, SimpleNamespace(compute_final_obs=compute_final_obs)
         self.single_observation_space = Dict(policy=VECTOR)
         self.single_action_space = Box(-np.inf, np.inf, (2,), np.float32)
-        self.observation_manager = SimpleNamespace(compute=lambda update_history=False: {"policy": self.observe().clone()})
+        self.observation_manager = SimpleNamespace(
+            compute=lambda update_history=False: {"policy": self.observe().clone()}
+        )
 
     def reset(self, env_ids=slice(None), *, seed=None, options=None):
         self._reset_idx(env_ids)
@@ -152,7 +169,13 @@ class ManiSkill(Rows):
 
     def step(self, action):
         self.advance(action)
-        return self.observe(), self.reward_buf, self.terminated, torch.zeros(NUM_ENVS, dtype=torch.bool), {}
+        return (
+            self.observe(),
+            self.reward_buf,
+            self.terminated,
+            torch.zeros(NUM_ENVS, dtype=torch.bool),
+            {},
+        )
 
 
 class ManiSkillTimeLimit(gymnasium.Wrapper):
@@ -208,11 +231,15 @@ class Newton(Rows):
 
     def __init__(self):
         super().__init__()
-        self.model = SimpleNamespace(state=self._state, control=lambda: SimpleNamespace(), device="cpu")
+        self.model = SimpleNamespace(
+            state=self._state, control=lambda: SimpleNamespace(), device="cpu"
+        )
         self.force, self.evaluated = None, []
 
     def _state(self):
-        return SimpleNamespace(q=torch.zeros(NUM_ENVS, 1, 2), qd=torch.zeros(NUM_ENVS, 1, 2), clear_forces=lambda: None)
+        return SimpleNamespace(
+            q=torch.zeros(NUM_ENVS, 1, 2), qd=torch.zeros(NUM_ENVS, 1, 2), clear_forces=lambda: None
+        )
 
     def get_dof_positions(self, source):
         return source.q
@@ -277,7 +304,10 @@ def case(request, monkeypatch):
     key = KEYS.get(request.param, "policy")
     with torch.random.fork_rng():  # because some recipes seed it
         made = MAKE[request.param](monkeypatch)
-        yield *made, lambda td: (td["observation"] if key is None else td["observation", key])[:, :3]
+        yield (
+            *made,
+            lambda td: (td["observation"] if key is None else td["observation", key])[:, :3],
+        )
 
 
 def test_transitions_are_those_of_the_simulator(case):
@@ -296,19 +326,26 @@ def test_transitions_are_those_of_the_simulator(case):
         transition, td = env.step(td.set("action", env.sample_action()))
         held.add(transition.clone(False), td.clone(False))
         successor, done = transition["next"], terminated | truncated
-        assert rows(successor).tolist() == torch.stack([torch.arange(NUM_ENVS), episode, elapsed], 1).tolist()
+        assert (
+            rows(successor).tolist()
+            == torch.stack([torch.arange(NUM_ENVS), episode, elapsed], 1).tolist()
+        )
         assert successor["reward"].flatten().tolist() == elapsed.tolist()
         if isinstance(fake, Genesis):  # its time-outs are part of its dones
             terminated &= ~truncated
         assert successor["terminated"].flatten().tolist() == terminated.tolist()
         assert successor["truncated"].flatten().tolist() == truncated.tolist()
         episode, elapsed = episode + done, torch.where(done, 0, elapsed)
-        assert rows(td).tolist() == torch.stack([torch.arange(NUM_ENVS), episode, elapsed], 1).tolist()
+        assert (
+            rows(td).tolist() == torch.stack([torch.arange(NUM_ENVS), episode, elapsed], 1).tolist()
+        )
         assert env.elapsed_steps.tolist() == elapsed.tolist()
         seen.add(int(done.sum()))
         held.assert_unchanged()
     if isinstance(fake, IsaacLab2):
-        assert "_reset_idx" not in vars(fake) or fake._reset_idx.__func__ is IsaacLab._reset_idx  # as before the step
+        assert (
+            "_reset_idx" not in vars(fake) or fake._reset_idx.__func__ is IsaacLab._reset_idx
+        )  # as before the step
     assert 0 in seen and len(seen) >= 3 and env.signature.max_episode_steps == LIMIT
 
 
@@ -327,7 +364,9 @@ def test_seed_masked_reset_and_close_reach_the_simulator(case):
     else:
         td = env.reset(mask=mask)
         assert (fake.episode == episode + mask).all()
-        assert rows(td).tolist() == [[row, episode[row] + mask[row], 1 - int(mask[row])] for row in range(NUM_ENVS)]
+        assert rows(td).tolist() == [
+            [row, episode[row] + mask[row], 1 - int(mask[row])] for row in range(NUM_ENVS)
+        ]
     if isinstance(fake, Newton):
         assert fake.evaluated[-1] == mask.tolist()  # positions, where episodes start
     env.close()
@@ -346,10 +385,14 @@ def test_configurations_that_lose_final_observations_are_refused_and_mjlab_may_h
     for _ in range(3):
         env.step(env.sample_action())
     lab.cfg.compute_final_obs = False  # as where its window's button for a reset is pressed
-    with pytest.raises(ValueError, match=r"needs step to return info\['final_obs'\] where an episode ends"):
+    with pytest.raises(
+        ValueError, match=r"needs step to return info\['final_obs'\] where an episode ends"
+    ):
         for _ in range(3):
             env.step(env.sample_action())
-    with pytest.raises(ValueError, match=r"set cfg\.compute_final_obs = True before the env is made"):
+    with pytest.raises(
+        ValueError, match=r"set cfg\.compute_final_obs = True before the env is made"
+    ):
         simulators.from_isaac_lab(IsaacLab(compute_final_obs=False))
 
 
@@ -397,11 +440,18 @@ def test_pufferlib_repeats_the_observation_before_where_it_loses_the_final_one()
         transition, td = env.step(td.set("action", action))
         held.add(transition.clone(False), td.clone(False))
         successor = transition["next"]
-        assert successor["observation"].tolist() == successors and td["observation"].tolist() == roots
-        assert successor["terminated"].flatten().tolist() == ends and not successor["truncated"].any()
+        assert (
+            successor["observation"].tolist() == successors and td["observation"].tolist() == roots
+        )
+        assert (
+            successor["terminated"].flatten().tolist() == ends and not successor["truncated"].any()
+        )
         assert successor["reward"].flatten().tolist() == action.tolist()
         held.assert_unchanged()
-    assert env.reset()["observation"].tolist() == [[8, 0], [8, 0]]  # new episodes, without a seed as well
+    assert env.reset()["observation"].tolist() == [
+        [8, 0],
+        [8, 0],
+    ]  # new episodes, without a seed as well
     with pytest.raises(ValueError, match="PufferLib resets all rows at once: leave out mask"):
         env.reset(mask=torch.tensor([True, False]))
     env.close()

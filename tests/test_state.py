@@ -18,7 +18,9 @@ from torchwrap.testing import ScriptedEnv
 
 
 def normalized(num_envs=3, **arguments):
-    return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **arguments), T.NormalizeObservation(), T.NormalizeReward())
+    return tw.TransformedEnv(
+        ScriptedEnv(num_envs, (2,), **arguments), T.NormalizeObservation(), T.NormalizeReward()
+    )
 
 
 # The names of buffers.
@@ -30,28 +32,45 @@ def nested(*between):
         below = tw.TransformedEnv(below, copy.deepcopy(part))
     inner = T.Compose([*copy.deepcopy(between), T.NormalizeReward()])
     groups = T.ObservationGroups({"a": [T.NormalizeObservation()], "b": []})
-    return tw.TransformedEnv(below, T.NormalizeObservation(), *between, inner, T.NormalizeObservation(), groups)
+    return tw.TransformedEnv(
+        below, T.NormalizeObservation(), *between, inner, T.NormalizeObservation(), groups
+    )
 
 
-WITHOUT_STATISTICS = T.ClipReward(-9, 9), T.TimeLimit(7), T.RecordEpisodeStatistics(), T.DelayObservation(1)
+WITHOUT_STATISTICS = (
+    T.ClipReward(-9, 9),
+    T.TimeLimit(7),
+    T.RecordEpisodeStatistics(),
+    T.DelayObservation(1),
+)
 
 
 def test_buffers_are_named_by_class_and_load_with_other_transforms_between():
     env, other, again = nested(), nested(*WITHOUT_STATISTICS), nested()
     after(env, 5)
     parts = ["NormalizeObservation", "Compose.NormalizeReward", "NormalizeObservation_2"]
-    names = [f"transforms.{part}." for part in (*parts, "ObservationGroups.parts.a.NormalizeObservation")]
+    names = [
+        f"transforms.{part}." for part in (*parts, "ObservationGroups.parts.a.NormalizeObservation")
+    ]
     learned, fields = env.state_dict(), ("reference", "total", "squares", "count")
-    assert set(learned) == {f"{n}statistics.{f}" for n in (*names, "env.transforms.NormalizeReward.") for f in fields}
+    assert set(learned) == {
+        f"{n}statistics.{f}" for n in (*names, "env.transforms.NormalizeReward.") for f in fields
+    }
     other.load_state_dict(learned)
     again.load_state_dict(other.state_dict())
     assert_same(TensorDict(again.state_dict(), []), TensorDict(learned, []))
 
 
 def test_names_that_are_given_are_in_the_state_dict_and_in_the_spec():
-    env = tw.TransformedEnv(tw.make("Pendulum-v1"), T.Compose({"seen": T.NormalizeObservation(), "paid": T.NormalizeReward()}))
+    env = tw.TransformedEnv(
+        tw.make("Pendulum-v1"),
+        T.Compose({"seen": T.NormalizeObservation(), "paid": T.NormalizeReward()}),
+    )
     for made in (env, tw.make(env.spec), tw.make(EnvSpec.from_json(env.spec.to_json()))):
-        assert list(dict.fromkeys(key.split(".")[1] for key in made.state_dict())) == ["seen", "paid"]
+        assert list(dict.fromkeys(key.split(".")[1] for key in made.state_dict())) == [
+            "seen",
+            "paid",
+        ]
 
 
 # load_state_dict.
@@ -63,7 +82,10 @@ WRONG = {
     "shape": ({LAST: torch.zeros(2, dtype=torch.int64)}, f"size mismatch for {LAST}"),
     "type": ({LAST: "3"}, LAST),
     "none": ({LAST: None}, LAST),
-    "unexpected key": ({"transforms.2.extra": torch.zeros(1)}, r"Unexpected key\(s\) in state_dict: .*transforms\.2\.extra"),
+    "unexpected key": (
+        {"transforms.2.extra": torch.zeros(1)},
+        r"Unexpected key\(s\) in state_dict: .*transforms\.2\.extra",
+    ),
     "meta": ({LAST: torch.zeros(1, dtype=torch.int64, device="meta")}, LAST),
 }
 
@@ -77,7 +99,10 @@ def taught():
 
 
 def assert_load_raises(module, state, message, **arguments):
-    before, held = {name: value.clone() for name, value in module.state_dict().items()}, module.state_dict(keep_vars=True)
+    before, held = (
+        {name: value.clone() for name, value in module.state_dict().items()},
+        module.state_dict(keep_vars=True),
+    )
     with pytest.raises(RuntimeError, match=message):
         module.load_state_dict(state, **arguments)
     assert all(value is held[name] for name, value in module.state_dict(keep_vars=True).items())
@@ -97,9 +122,16 @@ def test_load_state_dict_that_raises_changes_nothing():
     assert_same(play(env, 5, env.restore(snapshot))[0], play(twin, 5, twin.restore(snapshot))[0])
     part = tw.TransformedEnv(ScriptedEnv(2, (2,)), Encoder(1.0), T.NormalizeReward()).transforms
     more = {name: value + 1 for name, value in part.state_dict().items()}
-    assert_load_raises(part, {**more, "NormalizeReward.statistics.count": torch.zeros(3, dtype=torch.int64)}, "size mismatch")
+    assert_load_raises(
+        part,
+        {**more, "NormalizeReward.statistics.count": torch.zeros(3, dtype=torch.int64)},
+        "size mismatch",
+    )
     part.load_state_dict(more)
-    assert all((part.state_dict()[name] == value).all() for name, value in more.items()) and part[0].scale == 2
+    assert (
+        all((part.state_dict()[name] == value).all() for name, value in more.items())
+        and part[0].scale == 2
+    )
 
 
 class Encoder(T.ObservationTransform):
@@ -119,7 +151,9 @@ def test_load_state_dict_not_strict_returns_the_keys_that_differ():
     total = learned.pop(TOTAL)
     result = env.load_state_dict({**learned, "extra": torch.zeros(1)}, strict=False)
     assert (result.missing_keys, result.unexpected_keys) == ([TOTAL], ["extra"])
-    assert (env.state_dict()[COUNT] == learned[COUNT]).all() and (env.state_dict()[TOTAL] != total).any()
+    assert (env.state_dict()[COUNT] == learned[COUNT]).all() and (
+        env.state_dict()[TOTAL] != total
+    ).any()
     with pytest.raises(RuntimeError, match="size mismatch"):
         env.load_state_dict({**env.state_dict(), **WRONG["shape"][0]}, strict=False)
 
@@ -127,13 +161,20 @@ def test_load_state_dict_not_strict_returns_the_keys_that_differ():
 # restore.
 
 
-@pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])
+@pytest.mark.parametrize(
+    "store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"]
+)
 def test_restore_of_another_configuration_keeps_the_own_one(store):
-    other, env = (tw.TransformedEnv(ScriptedEnv(2), T.RescaleAction(-limit, limit), T.TimeLimit(limit)) for limit in (1, 10))
+    other, env = (
+        tw.TransformedEnv(ScriptedEnv(2), T.RescaleAction(-limit, limit), T.TimeLimit(limit))
+        for limit in (1, 10)
+    )
     after(other, 1)
     td = env.restore(store(other.snapshot()))
     transition, _ = env.step(td.set("action", torch.full((2, 6), 10.0)))
-    assert (transition["next", "info", "action"] == 1).all() and not transition["next", "truncated"].all()
+    assert (transition["next", "info", "action"] == 1).all() and not transition[
+        "next", "truncated"
+    ].all()
 
 
 ENVS = [
@@ -143,7 +184,9 @@ ENVS = [
 ]
 
 
-@pytest.mark.parametrize("store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"])
+@pytest.mark.parametrize(
+    "store", [lambda snapshot: snapshot, through_file], ids=["snapshot", "file"]
+)
 def test_restore_of_another_num_envs_raises_before_anything_changed(store):
     for make in ENVS:
         env, other = make(2), make(3)
@@ -166,13 +209,17 @@ def test_root_of_restore_shares_no_memory_with_the_snapshot():
 
 # What is wrong with a snapshot, as a function that changes its dict.
 GARBLED = {
-    "observations of another shape": lambda found: found.update(observation={"position": torch.zeros(2)}),
+    "observations of another shape": lambda found: found.update(
+        observation={"position": torch.zeros(2)}
+    ),
     "no observation": lambda found: found.update(observation=None),
     "no buffers": lambda found: found.update(buffers=None),
     "another key": lambda found: found.update(extra=torch.zeros(1)),
     "a number": lambda found: found["buffers"].update({"elapsed": 3}),
     "another dtype": lambda found: found["buffers"].update({"elapsed": torch.zeros(2)}),
-    "another shape": lambda found: found["buffers"].update({"elapsed": torch.zeros(3, dtype=torch.int64)}),
+    "another shape": lambda found: found["buffers"].update(
+        {"elapsed": torch.zeros(3, dtype=torch.int64)}
+    ),
     "a missing buffer": lambda found: found["buffers"].pop("elapsed"),
     "another buffer": lambda found: found["buffers"].update({"other": torch.zeros(2)}),
 }
@@ -216,7 +263,9 @@ def test_constructor_argument_or_part_assigned_raises(replicate):
         for module in (make(), replicate(make())):
             before = getattr(module, name)
             for value in (3, before):
-                with pytest.raises(AttributeError, match=f"{type(module).__name__}{KEPT.format(name)}"):
+                with pytest.raises(
+                    AttributeError, match=f"{type(module).__name__}{KEPT.format(name)}"
+                ):
                     setattr(module, name, value)
             assert getattr(module, name) is before or name == "transforms"
 

@@ -19,14 +19,19 @@ def finished(transition):
 
 def make_cartpole(**kwargs):
     return tw.TransformedEnv(
-        tw.make("CartPole-v1", 5, **kwargs), T.TimeLimit(7), T.NormalizeObservation(), T.NormalizeReward()
+        tw.make("CartPole-v1", 5, **kwargs),
+        T.TimeLimit(7),
+        T.NormalizeObservation(),
+        T.NormalizeReward(),
     )
 
 
 MAKERS = {
     "scripted": lambda: stack("Compose of seven"),
     "native": make_cartpole,
-    "native, large": lambda: tw.FunctionalEnv(tw.envs.cartpole.CartPole(), 1500, max_episode_steps=9),
+    "native, large": lambda: tw.FunctionalEnv(
+        tw.envs.cartpole.CartPole(), 1500, max_episode_steps=9
+    ),
     "sync": lambda: make_cartpole(backend="gymnasium"),
     "compiled": lambda: tw.compile(make_cartpole(), backend="eager"),
     "compiled over sync": lambda: tw.compile(make_cartpole(backend="gymnasium"), backend="eager"),
@@ -44,7 +49,9 @@ def test_transition_and_masked_reset_equal_a_step(name):
 
 def test_transition_of_a_same_step_vector_env_gives_the_final_observation(bridge):
     makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=3)] * 2
-    env, other = (bridge(makers, mode=mode) for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED))
+    env, other = (
+        bridge(makers, mode=mode) for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
+    )
     assert assert_transition_and_masked_reset_are_a_step(env, other) > 2
 
 
@@ -53,7 +60,7 @@ def test_interrupted_transition_asks_for_reset(monkeypatch):
     td = env.reset()
     monkeypatch.setattr(env, "_step", lambda action: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        env.transition(td.set("action", env.sample_action()))
+        env.step_without_reset(td.set("action", env.sample_action()))
     with pytest.raises(RuntimeError, match=r"earlier transition\(\) did not finish"):
         env.snapshot()
 
@@ -63,7 +70,9 @@ def test_interrupted_transition_asks_for_reset(monkeypatch):
 
 CLOCKS = {
     "native": lambda: tw.make("Pendulum-v1", 4, max_episode_steps=10),
-    "time limit": lambda: tw.TransformedEnv(tw.make("Pendulum-v1", 4, max_episode_steps=-1), T.TimeLimit(10)),
+    "time limit": lambda: tw.TransformedEnv(
+        tw.make("Pendulum-v1", 4, max_episode_steps=-1), T.TimeLimit(10)
+    ),
     "both": lambda: tw.TransformedEnv(
         tw.make("Pendulum-v1", 4, max_episode_steps=10), T.TimeLimit(10), T.TimeAwareObservation()
     ),
@@ -84,7 +93,10 @@ def test_assigned_clock_truncates_at_once_and_staggered_and_restarts_with_each_e
             before = env.elapsed_steps.clone()
             transition, td = env.step(td.set("action", env.sample_action()))
             ends = torch.where(finished(transition) & (ends == 0), step, ends)
-            assert env.elapsed_steps.tolist() == torch.where(finished(transition), 0, before + 1).tolist(), name
+            assert (
+                env.elapsed_steps.tolist()
+                == torch.where(finished(transition), 0, before + 1).tolist()
+            ), name
         assert ends.tolist() == [10, 1, 3, 5], name
 
 

@@ -43,7 +43,9 @@ WRITERS = {
     "an env": lambda: HalvingEnv(2, (1,)),
     "a wrapper": lambda: HalvingWrapper(ScriptedEnv(2, (1,))),
     "a transform": lambda: tw.TransformedEnv(ScriptedEnv(2, (1,)), HalvingTransform()),
-    "a function": lambda: tw.TransformedEnv(ScriptedEnv(2, (1,)), T.TransformAction(lambda action: action.mul_(0.5))),
+    "a function": lambda: tw.TransformedEnv(
+        ScriptedEnv(2, (1,)), T.TransformAction(lambda action: action.mul_(0.5))
+    ),
     "a repeated env": lambda: RepeatAction(HalvingEnv(2, (1,), episode_lengths=9), 3),
     "a skipped env": lambda: MaxAndSkipObservation(HalvingEnv(2, (1,), episode_lengths=9), 3),
 }
@@ -96,31 +98,43 @@ def test_function_that_writes_to_its_arguments_is_refused_by_name():
     }
     for name, function in written.items():
         kind = type("Written", (Push,), {name: function})
-        with pytest.raises(TypeError, match=rf"^Written\.{name} writes to its arguments: return new"):
+        with pytest.raises(
+            TypeError, match=rf"^Written\.{name} writes to its arguments: return new"
+        ):
             tw.FunctionalEnv(kind(), 3)
     action_writer = type(
-        "Written", (Push,), {"transition": lambda self, state, action, rng: {"x": state["x"] + action.mul_(0)[0]}}
+        "Written",
+        (Push,),
+        {"transition": lambda self, state, action, rng: {"x": state["x"] + action.mul_(0)[0]}},
     )
     with pytest.raises(TypeError, match=r"^Written\.transition writes to its arguments"):
         tw.FunctionalEnv(action_writer(), 3)
     env = tw.FunctionalEnv(Push(), 3)
     env.reset(seed=0)
-    assert env.step(torch.full((3, 1), 0.8))[0]["next", "reward"].flatten().tolist() == pytest.approx([0.8] * 3)
+    assert env.step(torch.full((3, 1), 0.8))[0][
+        "next", "reward"
+    ].flatten().tolist() == pytest.approx([0.8] * 3)
 
 
 def test_group_that_writes_to_the_observation_changes_no_other_group():
     double = T.TransformObservation(lambda observation: observation.mul_(2))
-    env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.ObservationGroups({"actor": [double], "critic": []}))
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, (1,)), T.ObservationGroups({"actor": [double], "critic": []})
+    )
     td = env.reset()
     assert td["observation", "critic"].flatten().tolist() == [0, 1000]
     transition, td = env.step(env.sample_action())
     successor = transition["next", "observation"]
-    assert successor["critic"].flatten().tolist() == [1, 1001] and successor["actor"].flatten().tolist() == [2, 2002]
+    assert successor["critic"].flatten().tolist() == [1, 1001] and successor[
+        "actor"
+    ].flatten().tolist() == [2, 2002]
 
 
 def test_standalone_call_leaves_the_callers_values():
     td = TensorDict({"observation": torch.ones(2, 1)}, [2])
-    assert T.TransformObservation(lambda observation: observation.mul_(2))(td)["observation"].tolist() == [[2], [2]]
+    assert T.TransformObservation(lambda observation: observation.mul_(2))(td)[
+        "observation"
+    ].tolist() == [[2], [2]]
     assert td["observation"].tolist() == [[1], [1]]
 
 
@@ -139,30 +153,70 @@ RETURNED = {
         ValueError,
         r"reward of shape \(3, 1\) torch.float32 on cpu, but got \(3, 3\) torch.float32 on cpu: make a column with `.uns",
     ),
-    "a reward without a column": (replaced("reward", lambda reward, td: reward[:, 0]), ValueError, COLUMN),
-    "float64": (replaced("reward", lambda reward, td: reward.double()), ValueError, r"convert it with `.to\(torch.float32\)`"),
-    "int64": (replaced("reward", lambda reward, td: reward.long()), ValueError, r"but got \(3, 1\) torch.int64"),
-    "flags without a column": (replaced("terminated", lambda flag, td: flag[:, 0]), ValueError, COLUMN),
-    "flags as numbers": (replaced("truncated", lambda flag, td: flag.float()), ValueError, r"truncated of .* torch.bool"),
-    "another shape": (replaced("observation", lambda seen, td: seen[:, :1]), ValueError, r" first\), but got \(3, 1\)"),
-    "another dtype": (replaced("observation", lambda seen, td: seen.double()), TypeError, "of dtype torch.float32"),
-    "no observation": (lambda td: td.exclude("observation"), ValueError, r"\['observation'\] too, but got"),
+    "a reward without a column": (
+        replaced("reward", lambda reward, td: reward[:, 0]),
+        ValueError,
+        COLUMN,
+    ),
+    "float64": (
+        replaced("reward", lambda reward, td: reward.double()),
+        ValueError,
+        r"convert it with `.to\(torch.float32\)`",
+    ),
+    "int64": (
+        replaced("reward", lambda reward, td: reward.long()),
+        ValueError,
+        r"but got \(3, 1\) torch.int64",
+    ),
+    "flags without a column": (
+        replaced("terminated", lambda flag, td: flag[:, 0]),
+        ValueError,
+        COLUMN,
+    ),
+    "flags as numbers": (
+        replaced("truncated", lambda flag, td: flag.float()),
+        ValueError,
+        r"truncated of .* torch.bool",
+    ),
+    "another shape": (
+        replaced("observation", lambda seen, td: seen[:, :1]),
+        ValueError,
+        r" first\), but got \(3, 1\)",
+    ),
+    "another dtype": (
+        replaced("observation", lambda seen, td: seen.double()),
+        TypeError,
+        "of dtype torch.float32",
+    ),
+    "no observation": (
+        lambda td: td.exclude("observation"),
+        ValueError,
+        r"\['observation'\] too, but got",
+    ),
     "nothing": (lambda td: None, TypeError, r"a TensorDict of batch size \(3,\), but got NoneType"),
     "no batch": (lambda td: TensorDict(td.to_dict(), []), TypeError, r"but got batch size \(\)"),
 }
 
 
 def returning(change, base, hook):
-    return type("Mine", (base,), {hook: lambda self, *args: change(getattr(base, hook)(self, *args))})
+    return type(
+        "Mine", (base,), {hook: lambda self, *args: change(getattr(base, hook)(self, *args))}
+    )
 
 
 def layers(change, hook):
     """An env, a wrapper and a transform whose hook returns something else, and who is to blame; from the number of envs."""
     yield rf"Mine\._{hook}", lambda n: returning(change, ScriptedEnv, f"_{hook}")(n, (2,))
     yield rf"Mine\._{hook}", lambda n: returning(change, Wrapper, f"_{hook}")(ScriptedEnv(n, (2,)))
-    yield rf"Mine\._{hook}", lambda n: RepeatAction(returning(change, ScriptedEnv, f"_{hook}")(n, (2,)), 2)
+    yield (
+        rf"Mine\._{hook}",
+        lambda n: RepeatAction(returning(change, ScriptedEnv, f"_{hook}")(n, (2,)), 2),
+    )
     parts = lambda: (T.ClipReward(-1, 1), returning(change, T.Transform, hook)())  # noqa: E731
-    yield rf"transforms\[1\] \(Mine\)\.{hook}", lambda n: tw.TransformedEnv(ScriptedEnv(n, (2,)), *parts())
+    yield (
+        rf"transforms\[1\] \(Mine\)\.{hook}",
+        lambda n: tw.TransformedEnv(ScriptedEnv(n, (2,)), *parts()),
+    )
 
 
 def step_once(env):
@@ -189,7 +243,10 @@ def test_result_that_does_not_fit_is_refused_by_layer(name):
 def test_action_of_another_shape_is_refused_by_position():
     cut = type("Mine", (T.ActionTransform,), {"action": lambda self, action: action[:, :2]})
     env = tw.TransformedEnv(ScriptedEnv(3), T.ClipAction(), cut())
-    with pytest.raises(ValueError, match=r"^transforms\[1\] \(Mine\)\.action needs to return actions of shape \(3, 6\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"^transforms\[1\] \(Mine\)\.action needs to return actions of shape \(3, 6\)",
+    ):
         step_once(env)
 
 
@@ -214,11 +271,21 @@ def test_foreign_random_numbers_are_refused_by_name_and_leave_the_generator(gene
     cases = [
         *layers(noisy, "step"),
         *layers(noisy, "reset"),
-        (r".*: TransformObservation's func", lambda n: tw.TransformedEnv(ScriptedEnv(n), T.TransformObservation(draw))),
-        (r"Drawing\.transition", lambda n: tw.FunctionalEnv(type("Drawing", (Push,), function)(), n)),
+        (
+            r".*: TransformObservation's func",
+            lambda n: tw.TransformedEnv(ScriptedEnv(n), T.TransformObservation(draw)),
+        ),
+        (
+            r"Drawing\.transition",
+            lambda n: tw.FunctionalEnv(type("Drawing", (Push,), function)(), n),
+        ),
     ]
     for owner, make in cases:
-        said = "(drew|draws) from .*: draw from its rng" if "Drawing" in owner else f"drew from {generator}: draw "
+        said = (
+            "(drew|draws) from .*: draw from its rng"
+            if "Drawing" in owner
+            else f"drew from {generator}: draw "
+        )
         before = states()
         with pytest.raises(TypeError, match=rf"^{owner} {said}"):
             step_once(make(2))
@@ -228,10 +295,19 @@ def test_foreign_random_numbers_are_refused_by_name_and_leave_the_generator(gene
 def test_function_with_a_generator_or_a_counter_of_its_own_is_refused_by_name():
     own, counter = np.random.default_rng(0), iter(range(99))
     for draw in (own.random, lambda: next(counter)):
-        kind = type("Moody", (Push,), {"transition": lambda self, state, action, rng, d=draw: {"x": state["x"] + d()}})
-        with pytest.raises(TypeError, match=r"^Moody\.transition returns different results .* keep values that change in"):
+        kind = type(
+            "Moody",
+            (Push,),
+            {"transition": lambda self, state, action, rng, d=draw: {"x": state["x"] + d()}},
+        )
+        with pytest.raises(
+            TypeError,
+            match=r"^Moody\.transition returns different results .* keep values that change in",
+        ):
             tw.FunctionalEnv(kind(), 3)
-    tw.FunctionalEnv(type("NaN", (Push,), {"initial": lambda self, rng: {"x": torch.tensor(torch.nan)}})(), 3)
+    tw.FunctionalEnv(
+        type("NaN", (Push,), {"initial": lambda self, rng: {"x": torch.tensor(torch.nan)}})(), 3
+    )
 
 
 def test_simulators_may_draw_what_they_like():
@@ -272,7 +348,11 @@ class Shift(T.ObservationTransform):
 def test_parameter_stays_the_callers_and_what_cannot_be_copied_is_passed_on():
     shift, lock = torch.nn.Parameter(torch.ones(1)), threading.Lock()
     transform = Shift(shift, lock)
-    assert transform.shift is shift and list(transform.parameters()) == [shift] and transform.lock is lock
+    assert (
+        transform.shift is shift
+        and list(transform.parameters()) == [shift]
+        and transform.lock is lock
+    )
     tw.register("docs/Locked-v0", lambda lock=None: Push())
     assert tw.make("docs/Locked-v0", 2, lock=lock).spec.kwargs["lock"] is lock
 
@@ -309,14 +389,20 @@ class ManyKeys(gymnasium.Env):
 CLIPPED = lambda values: {**values, "alpha": values["alpha"].clip(-2, 2)}  # noqa: E731
 STACKS = {
     "nothing": ([], []),
-    "a filter": ([T.FilterObservation(["zeta", "alpha"])], [(wrappers.FilterObservation, {"filter_keys": ["zeta", "alpha"]})]),
+    "a filter": (
+        [T.FilterObservation(["zeta", "alpha"])],
+        [(wrappers.FilterObservation, {"filter_keys": ["zeta", "alpha"]})],
+    ),
     "transformed keys": (
         [T.ObservationKeys({"alpha": [T.ClipObservation(-2, 2)]})],
         [(wrappers.TransformObservation, {"func": CLIPPED, "observation_space": None})],
     ),
     "time": (
         [T.TimeLimit(9), T.TimeAwareObservation(flatten=False)],
-        [(wrappers.TimeLimit, {"max_episode_steps": 9}), (wrappers.TimeAwareObservation, {"flatten": False})],
+        [
+            (wrappers.TimeLimit, {"max_episode_steps": 9}),
+            (wrappers.TimeAwareObservation, {"flatten": False}),
+        ],
     ),
 }
 
@@ -326,7 +412,9 @@ def test_any_stack_flattens_in_the_order_of_gymnasium(how):
     if how == "unsorted" and "sort_keys" not in inspect.signature(gymnasium.spaces.Dict).parameters:
         pytest.skip("needs Gymnasium 1.4")
     for name, (ours, theirs) in STACKS.items():
-        env = tw.from_gymnasium(SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED))
+        env = tw.from_gymnasium(
+            SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED)
+        )
         env = tw.TransformedEnv(env, *copy.deepcopy(ours), T.FlattenObservation())
         single = ManyKeys(how)
         for wrapper, arguments in theirs:
@@ -336,6 +424,8 @@ def test_any_stack_flattens_in_the_order_of_gymnasium(how):
         assert td["observation"].tolist() == [expected.tolist()], name
         _, td = env.step(torch.zeros(1, dtype=torch.int64))
         assert td["observation"].tolist() == [single.step(0)[0].tolist()], name
-    env = tw.from_gymnasium(SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED))
+    env = tw.from_gymnasium(
+        SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED)
+    )
     normal = tw.TransformedEnv(env, T.NormalizeObservation()).single_observation_space
     assert list(normal) == list(env.single_observation_space)

@@ -42,7 +42,11 @@ def users_step(env, policy=None):
         if policy is not None:
             return env.step(policy(td))
         observation = td["observation"]
-        leaves = [observation] if isinstance(observation, torch.Tensor) else observation.values(True, True)
+        leaves = (
+            [observation]
+            if isinstance(observation, torch.Tensor)
+            else observation.values(True, True)
+        )
         number = sum(leaf.float().view(len(leaf), -1).mean(1) for leaf in leaves)
         for name in env.signature.policy_state:
             td["next", name] = td[name] + 1
@@ -77,7 +81,9 @@ def assert_compiles(make, backend="eager", tolerance=0.0, num_steps=50, policy=N
         assert_same(state_of(compiled), state_of(eager), tolerance)
         done = expected["next", "done"].flatten()
         ended, is_staggered = ended | done, is_staggered or bool(done.any() and not done.all())
-        if index == 25:  # a call outside of the graph, from which on the rows end at different times
+        if (
+            index == 25
+        ):  # a call outside of the graph, from which on the rows end at different times
             mask = torch.arange(eager.num_envs) % 2 == 0
             expected_td, td = eager.reset(mask=mask), compiled.reset(mask=mask)
     assert ended.all() and is_staggered

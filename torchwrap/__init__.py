@@ -24,16 +24,17 @@ torch.Size([4, 1])
 
 from torchwrap import transforms
 from torchwrap._compile.api import compile
-from torchwrap._core.env_buffers import EnvBuffer
+from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.rows import RowMask
 from torchwrap._deploy import deploy
 from torchwrap.collector import Collector, evaluate, rollout
-from torchwrap.distributed import sync_statistics
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
 from torchwrap.interop.gymnasium import from_gymnasium, to_gymnasium
+from torchwrap.policy import PolicyState
 from torchwrap.registration import make, register
 from torchwrap.spaces import Signature
+from torchwrap.statistics import sync_statistics
 from torchwrap.transforms.transform import Compose, Transform
 from torchwrap.wrappers import TransformedEnv, Wrapper
 
@@ -45,6 +46,7 @@ __all__ = [
     "Env",
     "EnvBuffer",
     "FunctionalEnv",
+    "PolicyState",
     "RowMask",
     "Signature",
     "Transform",

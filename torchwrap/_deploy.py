@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from torchwrap import policy as policies
 from torchwrap import spaces
 from torchwrap._compile.inputs import Root
 from torchwrap._compile.trace import dependencies
 from torchwrap._core import rows
-from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
+from torchwrap._core.buffers import BatchedModule, EnvBuffer
+from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, tensordict
-from torchwrap.collector import Policy, act, modules_of
 from torchwrap.env import Env
+from torchwrap.policy import Policy, act, modules_of
 from torchwrap.random import Stream
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms import policy_state
 from torchwrap.transforms.transform import Compose, ObservationTransform, Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
 
@@ -80,16 +80,22 @@ def deploy(env: Env, policy: Policy, *, without: Sequence[str | type] = ()) -> D
     """
     if not isinstance(env, Env):
         raise TypeError(f"deploy needs an Env as its first argument, but got {type(env).__name__}.")
-    if not callable(policy) or any(isinstance(part, Env) for module in modules_of(policy) for part in module.modules()):
+    if not callable(policy) or any(
+        isinstance(part, Env) for module in modules_of(policy) for part in module.modules()
+    ):
         raise TypeError(f"deploy needs a callable policy that contains no Env, but got {policy!r}.")
     if isinstance(without, str | type) or not isinstance(without, Sequence):
-        raise TypeError(f"deploy needs the argument without as a list of names or classes, but got {without!r}.")
+        raise TypeError(
+            f"deploy needs the argument without as a list of names or classes, but got {without!r}."
+        )
     if isinstance(policy, FunctionType | MethodType):
         variables = inspect.getclosurevars(policy)
         for name, value in {**variables.globals, **variables.nonlocals}.items():
             if isinstance(value, Tensor):
                 remedy = "make the policy an nn.Module and the tensor one of its buffers"
-                raise TypeError(f"deploy needs a policy with its tensors in modules, but got the tensor {name!r}: {remedy}.")
+                raise TypeError(
+                    f"deploy needs a policy with its tensors in modules, but got the tensor {name!r}: {remedy}."
+                )
     return DeployedPolicy(env, policy, without)
 
 
@@ -110,10 +116,20 @@ class DeployedPolicy(nn.Module):
 
         kept, self._observation_space, self._action_space = _kept(env, without)
         self.transforms = _frozen(kept, without)
-        self.policy: Policy = _copied(policy).eval().requires_grad_(False) if isinstance(policy, nn.Module) else policy
-        self.signature, self._action_keys = env.signature, set(spaces.children(env.single_action_space) or ())
+        self.policy: Policy = (
+            _copied(policy).eval().requires_grad_(False)
+            if isinstance(policy, nn.Module)
+            else policy
+        )
+        self.signature, self._action_keys = (
+            env.signature,
+            set(spaces.children(env.single_action_space) or ()),
+        )
         self.start = BatchedModule()  # the initial rows of what no transform holds
-        for name, declared in {**env.signature.policy_state, "is_first": EnvBuffer((1,), torch.bool, True)}.items():
+        for name, declared in {
+            **env.signature.policy_state,
+            "is_first": EnvBuffer((1,), torch.bool, True),
+        }.items():
             self.start.register_env_buffer(name, declared.allocate(None, 1, env.device))
         self.networks = _copied(self._root["networks"])  # what functions compute with
         held = [path for path in _env_buffers(self._root) if not path.startswith("networks.")]
@@ -133,16 +149,24 @@ class DeployedPolicy(nn.Module):
                 name: {"shape": list(row.shape[1:]), "dtype": str(row.dtype).removeprefix("torch.")}
                 for name, row in self.initial_state(1).items()
             },
-            "transforms": [re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in kept],  # the addresses of functions
+            "transforms": [
+                re.sub(r" at 0x[0-9a-f]+", "", repr(part)) for part in kept
+            ],  # the addresses of functions
         }
 
     def initial_state(self, batch_size: int) -> dict[str, Tensor]:
         """The state with which every row starts an episode. Empty if nothing lasts from step to step."""
-        return {name: row for name, row in self._initial_rows(batch_size).items() if name in self._inputs}
+        return {
+            name: row
+            for name, row in self._initial_rows(batch_size).items()
+            if name in self._inputs
+        }
 
     def _initial_rows(self, batch_size: int) -> dict[str, Tensor]:
         initial = {name: self.get_buffer(path) for name, path in self._rows.items()}
-        return {name: row.expand(batch_size, *row.shape[1:]).clone() for name, row in initial.items()}
+        return {
+            name: row.expand(batch_size, *row.shape[1:]).clone() for name, row in initial.items()
+        }
 
     def example_inputs(self, batch_size: int = 2) -> tuple[Tree, ...]:
         """Arguments of the module, for exports: an observation of zeros, and the initial state if there is one.
@@ -156,7 +180,9 @@ class DeployedPolicy(nn.Module):
     def dynamic_shapes(self) -> dict[str, Any]:
         """The argument of `torch.export.export` that leaves the batch size open."""
         batch: Any = itertools.repeat({0: torch.export.Dim("batch")})
-        return dict(zip(("observation", "state"), rows.builder(self.example_inputs(1))(batch), strict=False))
+        return dict(
+            zip(("observation", "state"), rows.builder(self.example_inputs(1))(batch), strict=False)
+        )
 
     def onnx_names(self) -> dict[str, list[str]]:
         """Arguments of `torch.onnx.export`: the names of inputs and outputs. Names of the next state begin with "next."."""
@@ -177,7 +203,9 @@ class DeployedPolicy(nn.Module):
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             remedy = "use `torch.export.export(module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes())`"
-            raise TypeError(f"{OWNER} cannot be traced by torch.jit, which would record the example alone: {remedy}.")
+            raise TypeError(
+                f"{OWNER} cannot be traced by torch.jit, which would record the example alone: {remedy}."
+            )
         number = _num_rows(observation)
         raw = _value(self._space, observation, number)
         device = self.start.get_buffer("is_first").device
@@ -186,31 +214,47 @@ class DeployedPolicy(nn.Module):
         if state is None and initial:
             raise TypeError(f"{OWNER} got no state: start with `module.initial_state(batch_size)`.")
         state = {} if state is None else state
-        needed, got = ({name: (tuple(row.shape), row.dtype) for name, row in rows.items()} for rows in (initial, state))
+        needed, got = (
+            {name: (tuple(row.shape), row.dtype) for name, row in rows.items()}
+            for rows in (initial, state)
+        )
         if got != needed:
             raise ValueError(f"{OWNER} needs a state with {needed}, but got {got}.")
         if self._space is not self._observation_space:
             raw = spaces.zeros(self._observation_space, number, device).update(raw)  # type: ignore[union-attr,arg-type]
         action, following = self._compute(raw, {**self._initial_rows(number), **state})
         plain = _plain(self._action_space, action)
-        return (plain, {name: following[name].detach() for name in self._inputs}) if self._inputs else plain
+        return (
+            (plain, {name: following[name].detach() for name in self._inputs})
+            if self._inputs
+            else plain
+        )
 
     @functools.cached_property
     def _root(self) -> Root:
         """The transforms, and the modules that functions name."""
         kinds: Any = (FunctionType, MethodType, functools.partial)
         parts = [part for module in self.modules() for part in vars(module).values()]
-        functions = [part for part in parts if isinstance(part, kinds) or part is vars(self).get("policy")]
-        found, known = [module for function in functions for module in modules_of(function)], set(self.modules())
+        functions = [
+            part for part in parts if isinstance(part, kinds) or part is vars(self).get("policy")
+        ]
+        found, known = (
+            [module for function in functions for module in modules_of(function)],
+            set(self.modules()),
+        )
         originals = nn.ModuleList(module for module in dict.fromkeys(found) if module not in known)
         return Root({"transforms": self.transforms, "start": self.start, "networks": originals})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_root"}  # a copy finds its own
+        return {
+            name: value for name, value in vars(self).items() if name != "_root"
+        }  # a copy finds its own
 
     def _call(self, held: dict[str, Tensor], function: Callable[..., Any], *args: Any) -> Any:
         """The result of a function while transforms hold other tensors, and the modules of functions our weights."""
-        held |= {f"networks.{name}": tensor.detach() for *_, name, tensor in _tensors(self.networks)}
+        held |= {
+            f"networks.{name}": tensor.detach() for *_, name, tensor in _tensors(self.networks)
+        }
         return functional_call(self._root, held, (function, *args), tie_weights=False)
 
     def _compute(self, raw: Value, state: State) -> tuple[Value, dict[str, Tensor]]:
@@ -222,25 +266,34 @@ class DeployedPolicy(nn.Module):
     def _act(self, raw: Value, state: State) -> tuple[Value, dict[str, Tensor]]:
         """The action, and the part of the next state that no transform holds and writes to."""
         number = rows.leaves(raw)[0].shape[0]
-        root = {"observation": self._observe(raw, number, RowMask(state["is_first"]) if state else None)}
+        root = {
+            "observation": self._observe(raw, number, RowMask(state["is_first"]) if state else None)
+        }
         if own := {name: state[name] for name in self.signature.policy_state}:
-            root |= policy_state.following(self.signature, own, state["is_first"])
+            root |= policies.following(self.signature, own, state["is_first"])
         td: Any = tensordict(root, number)
         action: Any = self.policy(td)
         if isinstance(action, TensorDictBase) and set(action.keys()) != self._action_keys:
             action, td = action["action"], action
         if not isinstance(action, Tensor | TensorDictBase):
-            raise TypeError(f"deploy needs a policy that returns tensors, but got {type(action).__name__}.")
+            raise TypeError(
+                f"deploy needs a policy that returns tensors, but got {type(action).__name__}."
+            )
         for transform in reversed(list(self.transforms)):
             action = transform.action(action)
         following = {name: td["next", name] for name in own}
-        return action, {**following, "is_first": torch.zeros_like(state["is_first"])} if state else following
+        return action, {
+            **following,
+            "is_first": torch.zeros_like(state["is_first"]),
+        } if state else following
 
     def _observe(self, raw: Value, number: int, mask: RowMask | None) -> Value:
         # As an env does: a step of every row, and then a reset of those rows that start an episode. Until it ends, a row has
         # neither terminated nor been truncated. Transforms that do the same in both come first, once.
         ended = torch.zeros(2, number, 1, dtype=torch.bool, device=rows.leaves(raw)[0].device)
-        td = tensordict({"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number)
+        td = tensordict(
+            {"observation": raw.clone(), "terminated": ended[0], "truncated": ended[1]}, number
+        )
         for transform in self.transforms[: self._num_stateless]:
             td = transform.step(td)
         remaining = self.transforms[self._num_stateless :]
@@ -254,25 +307,50 @@ class DeployedPolicy(nn.Module):
                 initial = transform.reset(initial, mask)
         except KeyError as error:
             remedy = "Set `is_passive = True` in its class if it leaves observations and actions as they are"
-            raise _refusal(transform, f"reads an entry that only an env provides: {error.args[0]}. {remedy}") from error
-        return mask.where(initial["observation"], td["observation"]) if mask.any() else td["observation"]
+            raise _refusal(
+                transform, f"reads an entry that only an env provides: {error.args[0]}. {remedy}"
+            ) from error
+        return (
+            mask.where(initial["observation"], td["observation"])
+            if mask.any()
+            else td["observation"]
+        )
 
     @torch.no_grad()
     def _check(self, env: Env) -> None:
         """Calls the policy as `rollout` does, and the module, to raise for errors that an export would not report."""
         device, number, space = env.device, env.num_envs, env.single_observation_space
-        inputs = _plain(self._space, spaces.sample(self._space, Stream(2, seed=0, device=device))), *self.example_inputs()[1:]
+        inputs = (
+            _plain(self._space, spaces.sample(self._space, Stream(2, seed=0, device=device))),
+            *self.example_inputs()[1:],
+        )
         before = {name: value.clone() for name, value in self.state_dict().items()}
-        td = tensordict({"observation": spaces.zeros(space, number, device), **policy_state.initial(env.signature)}, number)
-        with no_foreign_draws("deploy needs a deterministic policy, but it", "take the mode instead of a sample", device):
-            policy_state.read("deploy", env.signature, self._call({}, act, env, self.policy, td))
+        td = tensordict(
+            {
+                "observation": spaces.zeros(space, number, device),
+                **policies.initial(env.signature),
+            },
+            number,
+        )
+        with no_foreign_draws(
+            "deploy needs a deterministic policy, but it",
+            "take the mode instead of a sample",
+            device,
+        ):
+            policies.read("deploy", env.signature, self._call({}, act, env, self.policy, td))
             first, second = self(*inputs), self(*inputs)
-        written = [name for name, value in self.state_dict().items() if not torch.equal(value, before[name])]
+        written = [
+            name
+            for name, value in self.state_dict().items()
+            if not torch.equal(value, before[name])
+        ]
         pairs = zip(rows.leaves(first), rows.leaves(second), strict=True)
         if written or not all(torch.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
             remedy = "Declare state with PolicyState or EnvBuffer, and put the modules of a function into eval mode"
             got = f"they change {written}" if written else "two calls differ"
-            raise ValueError(f"deploy needs a policy and transforms that return the same in every call, but {got}. {remedy}.")
+            raise ValueError(
+                f"deploy needs a policy and transforms that return the same in every call, but {got}. {remedy}."
+            )
         action = _value(self._action_space, first[0] if self._inputs else first, 2)
         spaces.check("deploy", "the env's actions", self._action_space, action, 2, device)
         self._leave_out(_value(self._space, inputs[0], 2))
@@ -292,18 +370,32 @@ class DeployedPolicy(nn.Module):
         if found is None:
             return
         used, needed = found
-        if any(isinstance(tensor, nn.Parameter) for tensor in needed - {tensor for *_, tensor in _tensors(self)}):
+        if any(
+            isinstance(tensor, nn.Parameter)
+            for tensor in needed - {tensor for *_, tensor in _tensors(self)}
+        ):
             remedy = "make the policy an nn.Module that registers it"
-            raise TypeError(f"deploy cannot find a module of the policy, such as one in a list: {remedy}.")
-        read, children = {path[:1] for path in paths if given[path] in needed}, spaces.children(self._space) or {}
+            raise TypeError(
+                f"deploy cannot find a module of the policy, such as one in a list: {remedy}."
+            )
+        read, children = (
+            {path[:1] for path in paths if given[path] in needed},
+            spaces.children(self._space) or {},
+        )
         if 0 < len(read) < len(children):
-            self._space = gym_spaces.Dict([(key, part) for key, part in children.items() if (key,) in read])
+            self._space = gym_spaces.Dict(
+                [(key, part) for key, part in children.items() if (key,) in read]
+            )
         self._inputs = [name for name, row in state.items() if row in needed]
         for module, key, name, weight in list(_tensors(self)):
             if weight not in needed and weight.numel() and name not in self._rows.values():
                 # What is only read may be any number of the same sign and range.
                 is_read = weight in used or not isinstance(weight, nn.Parameter)
-                constant = torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False) if is_read else None
+                constant = (
+                    torch.full_like(weight, weight.flatten()[0].item(), requires_grad=False)
+                    if is_read
+                    else None
+                )
                 delattr(module, key)
                 module.register_buffer(key, constant, persistent=False)
 
@@ -318,7 +410,11 @@ def _tensors(root: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor]]:
 
 def _env_buffers(root: nn.Module) -> list[str]:
     """The names of the buffers with one row per env."""
-    return [name for module, key, name, _ in _tensors(root) if key in getattr(module, "_env_buffer_names", ())]
+    return [
+        name
+        for module, key, name, _ in _tensors(root)
+        if key in getattr(module, "_env_buffer_names", ())
+    ]
 
 
 def _num_rows(tree: object) -> int:
@@ -332,21 +428,33 @@ def _value(space: Space[Any], tree: Tree, number: int) -> Value:
     children = spaces.children(space)
     if children is None or not isinstance(tree, Mapping | TensorDictBase):
         return tree  # type: ignore[return-value]
-    return tensordict({key: _value(child, tree[key], number) for key, child in children.items() if key in tree.keys()}, number)
+    return tensordict(
+        {
+            key: _value(child, tree[key], number)
+            for key, child in children.items()
+            if key in tree.keys()
+        },
+        number,
+    )
 
 
 def _plain(space: Space[Any], value: Value) -> Tree:
     """A value with dicts in place of TensorDicts, which need no library, in the order of the space."""
     if isinstance(value, Tensor):
         return value.detach()
-    return {key: _plain(child, spaces.at(value, (key,))) for key, child in (spaces.children(space) or {}).items()}
+    return {
+        key: _plain(child, spaces.at(value, (key,)))
+        for key, child in (spaces.children(space) or {}).items()
+    }
 
 
 def _copied(module: Any) -> Any:
     """A deep copy, without the graphs of gradients that a module may hold, such as the distribution of its last batch."""
 
     class Detached(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             is_result = function is Tensor.__deepcopy__ and not args[0].is_leaf
             return args[0].detach().clone() if is_result else function(*args, **(kwargs or {}))
 
@@ -354,22 +462,40 @@ def _copied(module: Any) -> Any:
         return copy.deepcopy(module)
 
 
-def _kept(env: Env, without: Sequence[str | type]) -> tuple[list[Transform], Space[Any], Space[Any]]:
+def _kept(
+    env: Env, without: Sequence[str | type]
+) -> tuple[list[Transform], Space[Any], Space[Any]]:
     """The transforms of the module, innermost first, and the spaces below them: raw observations, the env's actions."""
     kept = list[Transform]()
-    known = [part for part in env.modules() if isinstance(part, Part) and not isinstance(part, Compose | TransformedEnv)]
+    known = [
+        part
+        for part in env.modules()
+        if isinstance(part, Part) and not isinstance(part, Compose | TransformedEnv)
+    ]
     for entry in without:
         if not any(_is_in(part, [entry]) for part in known):
             names = sorted({type(part).__name__ for part in known})
-            raise ValueError(f"deploy needs the argument without to name some of the env's {names}, but got {entry!r}.")
-    lowest = {what: getattr(env.unwrapped, f"single_{what}_space") for what in ("observation", "action")}
+            raise ValueError(
+                f"deploy needs the argument without to name some of the env's {names}, but got {entry!r}."
+            )
+    lowest = {
+        what: getattr(env.unwrapped, f"single_{what}_space") for what in ("observation", "action")
+    }
     for part, below, above in _parts(env):
         if _is_in(part, without):
             for what, hooks in (("observation", ("step", "reset")), ("action", ("action",))):
-                if (space := getattr(above, f"single_{what}_space")) != getattr(below, f"single_{what}_space"):
-                    if any(getattr(type(other), hook) is not getattr(Transform, hook) for other in kept for hook in hooks):
+                if (space := getattr(above, f"single_{what}_space")) != getattr(
+                    below, f"single_{what}_space"
+                ):
+                    if any(
+                        getattr(type(other), hook) is not getattr(Transform, hook)
+                        for other in kept
+                        for hook in hooks
+                    ):
                         fault = f"{type(part).__name__}, because a transform below it changes the {what}"
-                        raise ValueError(f"deploy cannot leave out {fault}: leave that one out too.")
+                        raise ValueError(
+                            f"deploy cannot leave out {fault}: leave that one out too."
+                        )
                     lowest[what] = space
         elif not part.is_passive:
             if isinstance(part, Wrapper):
@@ -385,11 +511,17 @@ def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
             yield from _parts(part) if isinstance(part, Compose) else [(part, below, above)]
     elif isinstance(env, Wrapper):
         yield from _parts(env.env)
-        yield from _parts(env.transforms) if isinstance(env, TransformedEnv) else [(env, env.env.signature, env.signature)]
+        yield from (
+            _parts(env.transforms)
+            if isinstance(env, TransformedEnv)
+            else [(env, env.env.signature, env.signature)]
+        )
 
 
 def _is_in(part: Part, without: Sequence[str | type]) -> bool:
-    return type(part).__name__ in without or any(isinstance(entry, type) and isinstance(part, entry) for entry in without)
+    return type(part).__name__ in without or any(
+        isinstance(entry, type) and isinstance(part, entry) for entry in without
+    )
 
 
 def _frozen(kept: Sequence[Transform], without: Sequence[str | type]) -> Compose:
@@ -404,8 +536,17 @@ def _frozen(kept: Sequence[Transform], without: Sequence[str | type]) -> Compose
         if any(isinstance(child, Stream) for child in module.children()):
             raise _refusal(module, "draws random numbers")
         for name in getattr(module, "_env_buffer_names", ()):
-            declared, row = getattr(type(module), name, None), torch.zeros_like(module.get_buffer(name)[:1])
-            setattr(module, name, declared.allocate(module, 1, row.device) if isinstance(declared, EnvBuffer) else row)
+            declared, row = (
+                getattr(type(module), name, None),
+                torch.zeros_like(module.get_buffer(name)[:1]),
+            )
+            setattr(
+                module,
+                name,
+                declared.allocate(module, 1, row.device)
+                if isinstance(declared, EnvBuffer)
+                else row,
+            )
     return transforms.eval().requires_grad_(False)
 
 
@@ -425,8 +566,15 @@ def _refusal(part: nn.Module, fault: str) -> ValueError:
 def _described(space: Space[Any]) -> dict[str, Json]:
     """A space as JSON: its kind, and for a leaf its shape, dtype and bounds."""
     if (children := spaces.children(space)) is not None:
-        return {"type": type(space).__name__, "spaces": {key: _described(child) for key, child in children.items()}}
-    found: dict[str, Any] = {"type": type(space).__name__, "shape": list(space.shape or ()), "dtype": str(space.dtype)}
+        return {
+            "type": type(space).__name__,
+            "spaces": {key: _described(child) for key, child in children.items()},
+        }
+    found: dict[str, Any] = {
+        "type": type(space).__name__,
+        "shape": list(space.shape or ()),
+        "dtype": str(space.dtype),
+    }
     for name in ("low", "high", "n", "start", "nvec"):
         if hasattr(space, name) and not isinstance(space, gym_spaces.MultiBinary):
             bound = np.asarray(getattr(space, name)).astype(object)

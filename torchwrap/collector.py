@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import itertools
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium.spaces import Discrete
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
+from torchwrap import policy as policies
 from torchwrap import spaces
 from torchwrap._core import rows, validation
 from torchwrap._core.rows import tensordict
 from torchwrap.env import Env, Step
+from torchwrap.policy import DECLARED, Policy, act, modules_of
 from torchwrap.spaces import Value
-from torchwrap.transforms import policy_state
 from torchwrap.transforms.episode import RecordEpisodeStatistics
-
-Policy = Callable[[TensorDict], Tensor | TensorDictBase]
-"""Takes a root, a TensorDict `(num_envs,)` with `observation`; returns it with `action` set, or the action itself."""
 
 Root = dict[str, Value]  # by key: `observation`, and the state of a recurrent policy
 Storage = dict[NestedKey, Tensor]  # a tensor `(num_steps, num_envs, ...)` per key
 
 _NEXT_ROOT = "pass the second result of the last step or collection, `data, td = collect(td)`"
-_DECLARED = "declare what the policy carries from step to step with transforms.PolicyState"
 _PATIENCE = 100_000  # steps that evaluate waits for an episode to end
 
 
@@ -42,7 +34,7 @@ class Collector:
         env: the env.
         policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
             log probability), or returns the action alone. It may modify its input. None acts at random. A recurrent one
-            declares its state with `transforms.PolicyState`.
+            declares its state with `PolicyState`.
         num_steps: transitions per env and call.
         keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything.
         progress: whether calls show a progress bar of tqdm. A rollout that is one CUDA graph shows none.
@@ -67,15 +59,21 @@ class Collector:
         progress: bool = False,
     ) -> None:
         _check("Collector", env, policy)
-        listed = isinstance(keys, Sequence) and not isinstance(keys, str) and all(map(_is_key, keys))
+        listed = (
+            isinstance(keys, Sequence) and not isinstance(keys, str) and all(map(_is_key, keys))
+        )
         if keys is not None and not (listed and keys):
-            raise ValueError(f"Collector needs keys as a non-empty list of strings and tuples of strings, but got {keys!r}.")
+            raise ValueError(
+                f"Collector needs keys as a non-empty list of strings and tuples of strings, but got {keys!r}."
+            )
         self.env = env
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
         self.keys = keys
         self.progress = validation.flag("Collector", "progress", progress)
-        self._compiled: Callable[[Root], tuple[Storage, Root]] | None = None  # takes the place of `_collect`
+        self._compiled: Callable[[Root], tuple[Storage, Root]] | None = (
+            None  # takes the place of `_collect`
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("env", "num_steps", "keys") and name in vars(self):
@@ -98,7 +96,7 @@ class Collector:
         td = env.reset() if td is None else td
         self._check_root(td, env._check_ready("a rollout"))
         vars(env)["_unfinished"] = "collection"  # nn.Module.__setattr__ would take longer
-        root = {key: td[key] for key in ("observation", *policy_state.keys(env.signature))}
+        root = {key: td[key] for key in ("observation", *policies.keys(env.signature))}
         storage, root = (self._compiled or self._collect)(root)
         data = TensorDict({}, [env.signature.num_envs, self.num_steps], names=[None, "time"])  # type: ignore[list-item]
         for key, value in storage.items():
@@ -119,10 +117,15 @@ class Collector:
         storage: Storage = {}
         with progress_bar(self.progress, self.num_steps, "step") as advance:
             for step in range(self.num_steps):
-                transition, root = self._transition(root, self.env._compiled or self.env._step_and_reset)
+                transition, root = self._transition(
+                    root, self.env._compiled or self.env._step_and_reset
+                )
                 if not storage:  # only a transition tells which keys there are
                     kept = self._kept(transition)
-                    storage = {key: leaf.new_empty(self.num_steps, *leaf.shape) for key, leaf in kept.items()}
+                    storage = {
+                        key: leaf.new_empty(self.num_steps, *leaf.shape)
+                        for key, leaf in kept.items()
+                    }
                 for key, value in storage.items():
                     value[step].copy_(transition.get(key))
                 advance(1)
@@ -133,7 +136,7 @@ class Collector:
         info = env.unwrapped._root_info() if env._has_root_info else {}
         td = act(env, self.policy, tensordict({**root, **info}, env.num_envs))
         env._check_step_input(td)
-        state = policy_state.read(env._label, env.signature, td) if env.signature.policy_state else {}
+        state = policies.read(env._label, env.signature, td) if env.signature.policy_state else {}
         successor, observation = step(td["action"], True)
         following = {"observation": observation, **(env._carry(state, successor) if state else {})}
         return td.set("next", successor), following
@@ -141,7 +144,9 @@ class Collector:
     def _kept(self, transition: TensorDict) -> dict[NestedKey, Tensor]:
         known = set(transition.keys(True))
         if unknown := [key for key in self.keys or () if key not in known]:
-            raise ValueError(f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}.")
+            raise ValueError(
+                f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}."
+            )
         kept = transition if self.keys is None else transition.select(*self.keys)
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
@@ -151,8 +156,11 @@ class Collector:
         if not isinstance(td, TensorDictBase):
             remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
-        if others := sorted(set(td.keys()) - {"observation", "action", "next", "info", *policy_state.keys(env.signature)}):
-            got = f"the keys {others} too, which no step would carry on: {_DECLARED}"
+        if others := sorted(
+            set(td.keys())
+            - {"observation", "action", "next", "info", *policies.keys(env.signature)}
+        ):
+            got = f"the keys {others} too, which no step would carry on: {DECLARED}"
             raise ValueError(f"Collector needs a root of {env._name()}, but got {got}.")
         if "observation" not in td.keys():
             raise ValueError(f"{needed}, but got keys {sorted(td.keys())}.")
@@ -162,13 +170,19 @@ class Collector:
             got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
             raise ValueError(f"Collector needs a root, but got {got}.")
         space = env.single_observation_space
-        spaces.check(env._label, "a root observation", space, td["observation"], env.num_envs, env.device)
+        spaces.check(
+            env._label, "a root observation", space, td["observation"], env.num_envs, env.device
+        )
         if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
             needed = f"the root that the last reset, step or collection of {env._name()} returned"
-            raise ValueError(f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}.")
+            raise ValueError(
+                f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}."
+            )
 
 
-def rollout(env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None) -> tuple[TensorDict, TensorDict]:
+def rollout(
+    env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None
+) -> tuple[TensorDict, TensorDict]:
     """Collects `num_steps` transitions of every env: one call of a `Collector`, with the same arguments.
 
     >>> from torchwrap.testing import ScriptedEnv
@@ -222,16 +236,25 @@ def evaluate(
     records = RecordEpisodeStatistics.of(env)
     keys = records[-1].keys if records else {}
     metrics = [name for name in keys if name not in ("return", "length")]
-    running_return, running_length = torch.zeros(2, env.num_envs, dtype=torch.float64, device=env.device)
-    per_env, episodes = -(-num_episodes // env.num_envs), [list[list[float]]() for _ in range(env.num_envs)]
-    modes = {module: module.training for part in (env, *modules_of(policy)) for module in part.modules()}
+    running_return, running_length = torch.zeros(
+        2, env.num_envs, dtype=torch.float64, device=env.device
+    )
+    per_env, episodes = (
+        -(-num_episodes // env.num_envs),
+        [list[list[float]]() for _ in range(env.num_envs)],
+    )
+    modes = {
+        module: module.training for part in (env, *modules_of(policy)) for module in part.modules()
+    }
     steps = 0
     try:
         for module in modes:
             module.training = False
         td = env.reset(seed=seed)
         with progress_bar(progress, per_env * env.num_envs, "episode") as advance:
-            while steps != max_steps and any(waiting := [len(episode) < per_env for episode in episodes]):
+            while steps != max_steps and any(
+                waiting := [len(episode) < per_env for episode in episodes]
+            ):
                 transition, td = env.step(act(env, policy, td))
                 steps += 1
                 following = transition["next"]
@@ -243,8 +266,12 @@ def evaluate(
                     longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
                     if longest >= patience:
                         got = f"an episode of {env!r} has taken {longest} steps so far"
-                        remedy = "put transforms.TimeLimit on the env, or pass max_steps to evaluate"
-                        raise RuntimeError(f"evaluate needs episodes that end, but {got}: {remedy}.")
+                        remedy = (
+                            "put transforms.TimeLimit on the env, or pass max_steps to evaluate"
+                        )
+                        raise RuntimeError(
+                            f"evaluate needs episodes that end, but {got}: {remedy}."
+                        )
                 done = following["done"].squeeze(-1)
                 values = [following[keys[name]].squeeze(-1) for name in metrics]
                 numbers = torch.arange(env.num_envs, device=env.device)
@@ -262,7 +289,9 @@ def evaluate(
     totals, lengths, *values = found.view(-1, 2 + len(metrics)).unbind(1)
     columns = {"return": totals.float(), "length": lengths.long()}
     columns |= {name: value.float() for name, value in zip(metrics, values, strict=True)}
-    return TensorDict({f"episode_{name}": column for name, column in columns.items()}, batch_size=[len(totals)])
+    return TensorDict(
+        {f"episode_{name}": column for name, column in columns.items()}, batch_size=[len(totals)]
+    )
 
 
 @contextlib.contextmanager
@@ -279,7 +308,9 @@ def progress_bar(show: bool, total: int, unit: str) -> Iterator[Callable[[int], 
 
 def _check(owner: str, env: Any, policy: Any) -> None:
     if not isinstance(env, Env):
-        remedy = ": pass its `.env`" if isinstance(getattr(env, "env", None), Env) else ""  # of an adapter
+        remedy = (
+            ": pass its `.env`" if isinstance(getattr(env, "env", None), Env) else ""
+        )  # of an adapter
         raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}{remedy}.")
     if policy is not None and not callable(policy):
         raise TypeError(f"{owner} needs a callable policy, or None, but got {policy!r}.")
@@ -288,63 +319,13 @@ def _check(owner: str, env: Any, policy: Any) -> None:
 def _equal(first: Value, second: Value) -> bool:
     pairs = zip(rows.leaves(first), rows.leaves(second), strict=False)
     same = rows.flatten(first, []) == rows.flatten(second, [])
-    return same and all(one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True) for one, other in pairs)
+    return same and all(
+        one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+        for one, other in pairs
+    )
 
 
 def _is_key(key: Any) -> bool:
-    return isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
-
-
-def act(env: Env, policy: Policy | None, td: TensorDict) -> TensorDict:
-    """The root with the action of the policy, and whatever else the policy has set."""
-    if policy is None:
-        for key in env.signature.policy_state:
-            td["next", key] = td[key].clone()
-        return td.set("action", env.sample_action())
-    try:
-        given = policy(td)
-    except (TypeError, KeyError) as error:
-        if "TensorDict" not in str(error):
-            raise
-        raise _policy_error(env, policy, f"raised {str(error).strip().splitlines()[0]!r}") from error
-    if not issubclass(type(given), Tensor | TensorDictBase | np.ndarray):
-        raise _policy_error(env, policy, f"returned {type(given).__name__}")
-    parts = spaces.children(env.single_action_space)  # an action may be a TensorDict too
-    if isinstance(given, TensorDictBase) and (parts is None or set(given.keys()) != set(parts)):
-        return given if given is td else td.update(given)
-    return td.set("action", given)
-
-
-def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:
-    """The modules that a policy computes with: itself, or those that it names or closes over.
-
-    A function's variables are followed into functions of the same package, a method and an object with `__call__` into the
-    attributes of the object. Modules that are hidden deeper, such as in a list, are not found.
-    """
-    function: Any = policy
-    while isinstance(function, functools.partial):
-        function = function.func
-    package = str(getattr(function, "__module__", None)).partition(".")[0]
-    seen: dict[int, Any] = {}
-    waiting: list[Any] = [policy, *getattr(function, "__dict__", {}).values()]
-    while waiting:
-        value = waiting.pop(0)
-        if id(value) not in seen:
-            seen[id(value)] = value
-            if isinstance(value, functools.partial):
-                waiting += [value.func, *value.args, *value.keywords.values()]
-            elif isinstance(value, types.MethodType):
-                waiting += [value.__func__, value.__self__, *getattr(value.__self__, "__dict__", {}).values()]
-            elif isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == package:
-                variables = inspect.getclosurevars(value)
-                waiting += [*variables.nonlocals.values(), *variables.globals.values()]
-                waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    return [value for value in seen.values() if isinstance(value, nn.Module)]
-
-
-def _policy_error(env: Env, policy: Policy, fault: str) -> TypeError:
-    needed = 'a policy that takes a TensorDict, and returns the action or the TensorDict with "action"'
-    name = getattr(policy, "__name__", type(policy).__name__)
-    choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
-    remedy = _DECLARED if "not found" in fault else f'wrap a network as `lambda td: network(td["observation"]){choice}`'
-    return TypeError(f"{env._name()} needs {needed}, but got {name}, which {fault}: {remedy}.")
+    return isinstance(key, str) or (
+        isinstance(key, tuple) and all(isinstance(part, str) for part in key)
+    )

@@ -13,14 +13,13 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from torchwrap import spaces
+from torchwrap import policy, spaces
 from torchwrap._core import validation
-from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EpisodeClock
+from torchwrap._core.buffers import BatchedModule, ConstantBuffer, EpisodeClock
+from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, is_traced, tensordict
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
-from torchwrap.transforms import policy_state
 
 AnyEnv = TypeVar("AnyEnv", bound="Env")
 Options = dict[str, Any]
@@ -48,13 +47,13 @@ class Env(BatchedModule):
     | `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | `(num_envs, 1)` bool |
     | `("next", "info", name)` | as the env declares |
     | `("info", name)` | of Gymnasium's envs with `info_keys`: what came with `observation`, from a reset or a step |
-    | `is_init`, and states by name | with `transforms.PolicyState`, for recurrent policies |
+    | `is_init`, and states by name | with `PolicyState`, for recurrent policies |
 
     Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
     Bad input raises a ValueError, TypeError or RuntimeError before anything has changed.
 
     Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset, and declare the state of
-    running episodes as `EnvBuffer`s. `step`, `transition` and `reset` cannot be overridden. What they return is checked the
+    running episodes as `EnvBuffer`s. `step`, `step_without_reset` and `reset` cannot be overridden. What they return is checked the
     first time, layer by layer, and a global random generator that they draw from is an error. They get a copy of the action.
 
     Args:
@@ -85,9 +84,13 @@ class Env(BatchedModule):
     can_repeat = True
     """Whether a step can be followed by others before the envs whose episode has ended in it are reset."""
 
-    _live: RowMask | None = None  # of a simulator on the host: the rows to step, by a wrapper that repeats actions
+    _live: RowMask | None = (
+        None  # of a simulator on the host: the rows to step, by a wrapper that repeats actions
+    )
     _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
-    _has_root_info = False  # whether roots hold `info`: what came with the observation, from a step or a reset
+    _has_root_info = (
+        False  # whether roots hold `info`: what came with the observation, from a step or a reset
+    )
 
     def __init__(
         self,
@@ -101,16 +104,24 @@ class Env(BatchedModule):
         self.signature = signature
         self.metadata = metadata or {}
         self.render_mode = render_mode
-        self.action_stream = Stream(signature.num_envs, signature.first_index, tag=1, device=signature.device)
+        self.action_stream = Stream(
+            signature.num_envs, signature.first_index, tag=1, device=signature.device
+        )
         self._spec = spec
         self._compiled: Step | None = None  # takes the place of `_step_and_reset`
         self._root: TensorDict | None = None  # the last one; None before the first reset
-        self._unfinished: str | None = None  # the call that has begun to change the env and has not returned
+        self._unfinished: str | None = (
+            None  # the call that has begun to change the env and has not returned
+        )
         self.allocate(signature.num_envs, signature.device)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        hooks = {"step": "_step(action)", "transition": "_step(action)", "reset": "_reset(mask, options=None)"}
+        hooks = {
+            "step": "_step(action)",
+            "step_without_reset": "_step(action)",
+            "reset": "_reset(mask, options=None)",
+        }
         for verb, hook in hooks.items():
             if getattr(cls, verb) is not getattr(Env, verb):
                 got = f"{cls.__name__} overrides {verb}(), which other layers, the auto-reset and compiled graphs do not call"
@@ -137,7 +148,9 @@ class Env(BatchedModule):
 
         Other rows keep their state; what they hold in the result is ignored.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not implement _reset(mask, options).")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not implement _reset(mask, options)."
+        )
 
     def _seed(self, seed: int, mask: RowMask) -> None:
         """Seeds every random stream in the rows of `mask`."""
@@ -145,7 +158,9 @@ class Env(BatchedModule):
             if isinstance(module, Stream):
                 module.seed(seed, mask)
 
-    def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:
+    def _choose_seed(
+        self, seed: int | None, is_first: bool, mask: Tensor | None = None
+    ) -> int | None:
         """The seed that a reset uses if it is given `seed` and `mask`. None continues the random streams.
 
         A first reset has one, so that an unseeded run can be repeated. Raises for a seed that the simulator does not take.
@@ -165,7 +180,9 @@ class Env(BatchedModule):
     # The public verbs.
 
     @torch.no_grad()
-    def reset(self, seed: int | None = None, mask: Tensor | None = None, options: Options | None = None) -> TensorDict:
+    def reset(
+        self, seed: int | None = None, mask: Tensor | None = None, options: Options | None = None
+    ) -> TensorDict:
         """Starts new episodes in every env, or where `mask` is set.
 
         Args:
@@ -193,7 +210,11 @@ class Env(BatchedModule):
             for name, part in self.named_modules():
                 if isinstance(part, BatchedModule) and not part.training:
                     part._warn_untrained(f"{self._name()}: {name}")
-        rows = RowMask.full(self.num_envs, self.device) if mask is None else RowMask(mask, synchronize=self.host_stepped)
+        rows = (
+            RowMask.full(self.num_envs, self.device)
+            if mask is None
+            else RowMask(mask, synchronize=self.host_stepped)
+        )
         self._unfinished = "reset()"
         if root is not None and not rows.any():
             initial = root.select("observation")
@@ -201,15 +222,25 @@ class Env(BatchedModule):
             if seed is not None:
                 self._seed(seed, rows)
             given = rows, options or None
-            initial = self._reset(*given) if "_reset" in self._checked else self._first("_reset", *given)
+            initial = (
+                self._reset(*given) if "_reset" in self._checked else self._first("_reset", *given)
+            )
         if len(initial.keys()) > 1:
             got = sorted(key for key in initial.keys() if key != "observation")
-            needed = f"{self._name()}.reset needs layers that return an observation alone, but got {got}"
-            raise ValueError(f"{needed}, which no root would hold: make it part of a Dict observation, or set it in step().")
+            needed = (
+                f"{self._name()}.reset needs layers that return an observation alone, but got {got}"
+            )
+            raise ValueError(
+                f"{needed}, which no root would hold: make it part of a Dict observation, or set it in step()."
+            )
         observation = initial["observation"]
         if root is not None:
-            observation = rows.where(observation, spaces.to_device(root["observation"], self.device))
-        return self._finish({"observation": observation, **policy_state.reset(self.signature, rows, root)})
+            observation = rows.where(
+                observation, spaces.to_device(root["observation"], self.device)
+            )
+        return self._finish(
+            {"observation": observation, **policy.reset(self.signature, rows, root)}
+        )
 
     @torch.no_grad()
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
@@ -236,7 +267,7 @@ class Env(BatchedModule):
         return self._take(td, "step()", resets=True)
 
     @torch.no_grad()
-    def transition(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
+    def step_without_reset(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets none: for libraries that reset by themselves.
 
         The second result holds the observation of `transition["next"]` in every row. Reset the finished rows before the next
@@ -244,13 +275,15 @@ class Env(BatchedModule):
 
         >>> from torchwrap.testing import ScriptedEnv
         >>> env = ScriptedEnv(1, (1,), episode_lengths=1)
-        >>> transition, td = env.transition(env.reset().set("action", env.sample_action()))
+        >>> transition, td = env.step_without_reset(env.reset().set("action", env.sample_action()))
         >>> td["observation"], env.reset(mask=transition["next", "done"].squeeze(-1))["observation"]
         (tensor([[1.]]), tensor([[0.]]))
         """
-        return self._take(td, "transition()", resets=False)
+        return self._take(td, "step_without_reset()", resets=False)
 
-    def _take(self, given: TensorDict | Tensor, call: str, resets: bool) -> tuple[TensorDict, TensorDict]:
+    def _take(
+        self, given: TensorDict | Tensor, call: str, resets: bool
+    ) -> tuple[TensorDict, TensorDict]:
         last, policies = self._root, self.signature.policy_state
         if last is None or self._unfinished is not None:
             last = self._check_ready(call)
@@ -258,11 +291,13 @@ class Env(BatchedModule):
             held: Any = {key: value for key, value in last.items() if key not in ("action", "next")}
             td = tensordict({**held, "action": given}, self.signature.num_envs)
             self._check_step_input(td)
-            state = {name: last[name] for name in policies}  # a bare action does not change the state
+            state = {
+                name: last[name] for name in policies
+            }  # a bare action does not change the state
         else:
             self._check_step_input(given)
             td = given
-            state = policy_state.read(self._label, self.signature, td) if policies else {}
+            state = policy.read(self._label, self.signature, td) if policies else {}
         action = td["action"]
         vars(self)["_unfinished"] = call  # nn.Module.__setattr__ would take longer
         step = self._compiled or self._step_and_reset
@@ -281,7 +316,9 @@ class Env(BatchedModule):
         successor.set("done", done)
         observation = successor["observation"].clone()
         if resets and (mask := RowMask(done, synchronize=self.host_stepped)).any():
-            initial = self._reset(mask) if "_reset" in self._checked else self._first("_reset", mask)
+            initial = (
+                self._reset(mask) if "_reset" in self._checked else self._first("_reset", mask)
+            )
             mask.assign_(observation, initial["observation"])
         return successor, observation
 
@@ -298,11 +335,13 @@ class Env(BatchedModule):
             vars(self)["_checked"] = self._checked | {hook}
         return td
 
-    def _carry(self, state: policy_state.State, successor: TensorDict, resets: bool = True) -> policy_state.State:
+    def _carry(
+        self, state: policy.State, successor: TensorDict, resets: bool = True
+    ) -> policy.State:
         """The state of a recurrent policy in the next root. The successor gets it too, before its reset."""
         successor.update(state)
         done = successor["done"] if resets else torch.zeros_like(successor["done"])
-        return policy_state.following(self.signature, state, done)
+        return policy.following(self.signature, state, done)
 
     def _finish(self, entries: dict[str, Value]) -> TensorDict:
         if self._has_root_info:
@@ -320,12 +359,16 @@ class Env(BatchedModule):
         """
         root = self._check_ready("snapshot()")
         self._check_can_snapshot()
-        buffers = TensorDict({name: buffer.clone() for name, buffer in self._state_buffers().items()}, batch_size=[])
-        entries = {key: root[key].clone() for key in ("observation", *policy_state.keys(self.signature))}
+        buffers = TensorDict(
+            {name: buffer.clone() for name, buffer in self._state_buffers().items()}, batch_size=[]
+        )
+        entries = {key: root[key].clone() for key in ("observation", *policy.keys(self.signature))}
         return TensorDict({"buffers": buffers, **entries}, batch_size=[])
 
     @torch.no_grad()
-    def restore(self, snapshot: TensorDict | dict[str, Any], mask: Tensor | None = None) -> TensorDict:
+    def restore(
+        self, snapshot: TensorDict | dict[str, Any], mask: Tensor | None = None
+    ) -> TensorDict:
         """Returns to a snapshot of this env, bit for bit.
 
         Args:
@@ -337,16 +380,21 @@ class Env(BatchedModule):
             The root of the next step.
         """
         self._check_can_snapshot()
-        state = policy_state.initial(self.signature)
+        state = policy.initial(self.signature)
         observation, buffers = self._check_snapshot(snapshot, state)
-        entries = {"observation": observation, **{key: snapshot[key].to(self.device, copy=True) for key in state}}
+        entries = {
+            "observation": observation,
+            **{key: snapshot[key].to(self.device, copy=True) for key in state},
+        }
         if mask is not None:
             self._check_mask(mask, "restore")
             root, rows = self._check_ready("restore() of some envs"), RowMask(mask)
             entries = {key: rows.where(value, root[key]) for key, value in entries.items()}
         self._unfinished = "restore()"
         for name, buffer in self._state_buffers(per_env=mask is not None).items():
-            buffer.copy_(buffers[name]) if mask is None else rows.assign_(buffer, buffers[name].to(buffer.device))
+            buffer.copy_(buffers[name]) if mask is None else rows.assign_(
+                buffer, buffers[name].to(buffer.device)
+            )
         return self._finish(entries)
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
@@ -354,7 +402,11 @@ class Env(BatchedModule):
         for prefix, module in self.named_modules():
             rows = getattr(module, "_env_buffer_names", ())
             for name, buffer in module.named_buffers(recurse=False):
-                is_state = name in rows if per_env else not isinstance(getattr(type(module), name, None), ConstantBuffer)
+                is_state = (
+                    name in rows
+                    if per_env
+                    else not isinstance(getattr(type(module), name, None), ConstantBuffer)
+                )
                 if is_state:
                     found[f"{prefix}.{name}" if prefix else name] = buffer
         return found
@@ -381,11 +433,19 @@ class Env(BatchedModule):
     @elapsed_steps.setter
     def elapsed_steps(self, steps: Tensor) -> None:
         shape = self.elapsed_steps.shape
-        if not isinstance(steps, Tensor) or steps.shape != shape or steps.dtype not in (torch.int32, torch.int64):
+        if (
+            not isinstance(steps, Tensor)
+            or steps.shape != shape
+            or steps.dtype not in (torch.int32, torch.int64)
+        ):
             got = validation.described(steps)
-            raise ValueError(f"{self._name()} needs elapsed_steps of shape {tuple(shape)} torch.int64, but got {got}.")
+            raise ValueError(
+                f"{self._name()} needs elapsed_steps of shape {tuple(shape)} torch.int64, but got {got}."
+            )
         if bool((steps < 0).any()):
-            raise ValueError(f"{self._name()} needs elapsed_steps of at least 0, but got {int(steps.min())}.")
+            raise ValueError(
+                f"{self._name()} needs elapsed_steps of at least 0, but got {int(steps.min())}."
+            )
         self._write_clock(steps.to(self.device))
 
     def _clocks(self) -> list[Tensor]:
@@ -440,7 +500,9 @@ class Env(BatchedModule):
         """The seed in use, drawn by the first reset if it was given none; a tuple with one per env if they differ."""
         if self._root is None:
             return None
-        words = zip(self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True)
+        words = zip(
+            self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True
+        )
         seeds = tuple(low + (high << 32) for low, high in words)
         return seeds[0] if len(set(seeds)) == 1 else seeds
 
@@ -472,15 +534,22 @@ class Env(BatchedModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         # `.to(device)` comes here: the signature follows the buffers.
         super()._apply(fn, recurse)
-        vars(self)["signature"] = self.signature.replace(device=fn(torch.empty(0, device=self.device)).device)
+        vars(self)["signature"] = self.signature.replace(
+            device=fn(torch.empty(0, device=self.device)).device
+        )
         return self
 
     def _dtypes(self) -> set[torch.dtype]:
         values = (spaces.REWARD, self.single_observation_space, self.single_action_space)
-        return super()._dtypes() | {spaces.dtype(leaf) for space in values for _, leaf in spaces.leaves(space)}
+        return super()._dtypes() | {
+            spaces.dtype(leaf) for space in values for _, leaf in spaces.leaves(space)
+        }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_compiled": None}  # a compiled step belongs to this object: copies run eagerly
+        return {
+            **vars(self),
+            "_compiled": None,
+        }  # a compiled step belongs to this object: copies run eagerly
 
     # Attributes of layers.
 
@@ -521,9 +590,15 @@ class Env(BatchedModule):
         if self._root is None or self._unfinished is not None:
             self.unwrapped._check_usable()
         if self._root is None:
-            raise RuntimeError(f"{self._name()} has not been reset yet: call reset() before {call}.")
+            raise RuntimeError(
+                f"{self._name()} has not been reset yet: call reset() before {call}."
+            )
         if self._unfinished is not None:
-            remedy = "call reset(), or restore() with a snapshot" if self.can_snapshot else "call reset()"
+            remedy = (
+                "call reset(), or restore() with a snapshot"
+                if self.can_snapshot
+                else "call reset()"
+            )
             fault = f"may hold the state of two different steps, because an earlier {self._unfinished} did not finish"
             raise RuntimeError(f"{self._name()} {fault}: {remedy}.")
         return self._root
@@ -535,13 +610,27 @@ class Env(BatchedModule):
 
     def _check_mask(self, value: object, call: str = "reset") -> None:
         shape = (self.num_envs,)
-        if not isinstance(value, Tensor) or (value.dtype, value.shape, value.device) != (torch.bool, shape, self.device):
-            got = f"{validation.described(value)} on {value.device}" if isinstance(value, Tensor) else repr(value)
-            remedy = ": use `mask.squeeze(-1)`" if isinstance(value, Tensor) and value.shape == (*shape, 1) else ""
+        if not isinstance(value, Tensor) or (value.dtype, value.shape, value.device) != (
+            torch.bool,
+            shape,
+            self.device,
+        ):
+            got = (
+                f"{validation.described(value)} on {value.device}"
+                if isinstance(value, Tensor)
+                else repr(value)
+            )
+            remedy = (
+                ": use `mask.squeeze(-1)`"
+                if isinstance(value, Tensor) and value.shape == (*shape, 1)
+                else ""
+            )
             needed = f"a mask of shape {shape} torch.bool on {self.device}"
             raise ValueError(f"{self._name()}.{call} needs {needed}, but got {got}{remedy}.")
         if self._root is None and not value.all():
-            raise RuntimeError(f"{self._name()} needs a first reset of every env, but got a mask of some: call reset() first.")
+            raise RuntimeError(
+                f"{self._name()} needs a first reset of every env, but got a mask of some: call reset() first."
+            )
 
     def _is_dict_action(self, given: TensorDict) -> bool:
         # Actions of a Dict or Tuple space are TensorDicts with its keys.
@@ -554,48 +643,83 @@ class Env(BatchedModule):
             remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
             if isinstance(td, np.ndarray | list):
                 remedy = ": call `env.step(torch.as_tensor(action))`"
-            needed = f'{self._name()}.step needs a TensorDict with "action", or an action as a tensor'
+            needed = (
+                f'{self._name()}.step needs a TensorDict with "action", or an action as a tensor'
+            )
             raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
         if (action := td.get("action", None)) is None:
             got = f"a TensorDict with keys {sorted(td.keys())}"
             raise ValueError(f'{self._name()}.step needs td["action"], but got {got}.')
         signature = self.signature
         try:
-            spaces.check(self._label, "an action", signature.single_action_space, action, signature.num_envs, signature.device)
+            spaces.check(
+                self._label,
+                "an action",
+                signature.single_action_space,
+                action,
+                signature.num_envs,
+                signature.device,
+            )
         except ValueError as error:
-            if (space := signature.single_action_space).shape != () or action.shape != (self.num_envs, getattr(space, "n", 0)):
+            if (space := signature.single_action_space).shape != () or action.shape != (
+                self.num_envs,
+                getattr(space, "n", 0),
+            ):
                 raise
-            raise ValueError(f"{str(error)[:-1]}: turn scores into actions with `scores.argmax(-1)`.") from None
-        if "next" in td.keys() and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys():
+            raise ValueError(
+                f"{str(error)[:-1]}: turn scores into actions with `scores.argmax(-1)`."
+            ) from None
+        if (
+            "next" in td.keys()
+            and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys()
+        ):
             if "reward" in found:
                 got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
                 raise ValueError(f"{self._name()}.step needs a root, but got {got}.")
-            got = f"{sorted(found.keys())}: declare it with transforms.PolicyState"
-            raise ValueError(f'{self._name()}.step needs only declared state of the policy under "next", but got {got}.')
+            got = f"{sorted(found.keys())}: declare it with PolicyState"
+            raise ValueError(
+                f'{self._name()}.step needs only declared state of the policy under "next", but got {got}.'
+            )
         if td.batch_size != (self.signature.num_envs,) or td.is_locked:
             got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
             needed = f"an unlocked TensorDict of batch size {(self.num_envs,)}"
             raise ValueError(f"{self._name()}.step needs {needed}, but got {got}.")
 
-    def _check_snapshot(self, snapshot: object, state: policy_state.State) -> tuple[Value, dict[str, Tensor]]:
+    def _check_snapshot(
+        self, snapshot: object, state: policy.State
+    ) -> tuple[Value, dict[str, Tensor]]:
         """The observation of a snapshot, in new memory, and its buffers. Raises unless its env was like this one."""
         owner = f"{self._name()}.restore"
         parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
         buffers, observation = parts.pop("buffers", None), parts.pop("observation", None)
-        if not isinstance(buffers, TensorDict | dict) or not isinstance(observation, Tensor | TensorDict | dict):
-            raise TypeError(f"{owner} needs the result of snapshot(), but got {type(snapshot).__name__}.")
+        if not isinstance(buffers, TensorDict | dict) or not isinstance(
+            observation, Tensor | TensorDict | dict
+        ):
+            raise TypeError(
+                f"{owner} needs the result of snapshot(), but got {type(snapshot).__name__}."
+            )
         own, found = {**self._state_buffers(), **state}, {**buffers, **parts}
         if found.keys() != own.keys():
             different = sorted(found.keys() ^ own.keys())
-            raise ValueError(f"{owner} needs a snapshot of the same env, but got one that differs in {different}.")
+            raise ValueError(
+                f"{owner} needs a snapshot of the same env, but got one that differs in {different}."
+            )
         for name, buffer in own.items():
             value = found[name]
-            if not isinstance(value, Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
+            if (
+                not isinstance(value, Tensor)
+                or value.shape != buffer.shape
+                or value.dtype != buffer.dtype
+            ):
                 needed = f"{owner} needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}"
                 raise ValueError(f"{needed}, but got {validation.described(value)}.")
         if not isinstance(observation, Tensor):
-            observation = TensorDict(observation.to_dict() if isinstance(observation, TensorDict) else observation)
+            observation = TensorDict(
+                observation.to_dict() if isinstance(observation, TensorDict) else observation
+            )
         observation = spaces.to_device(observation, self.device).clone()
         space, n = self.single_observation_space, self.num_envs
         spaces.check(owner, "a snapshot with observations", space, observation, n, self.device)
-        return observation if isinstance(observation, Tensor) else TensorDict(observation.to_dict(), batch_size=[n]), buffers
+        return observation if isinstance(observation, Tensor) else TensorDict(
+            observation.to_dict(), batch_size=[n]
+        ), buffers

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import rows, validation
-from torchwrap._core.contract import no_foreign_draws
+from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
 from torchwrap.random import Key, Stream
@@ -29,7 +29,14 @@ State = dict[str, Tensor]
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
 # The index of a function is part of its key, so that no two functions of a step draw the same numbers.
-_TAGS = {"initial": 0, "transition": 1, "observation": 2, "reward": 3, "terminal": 4, "truncated": 6}
+_TAGS = {
+    "initial": 0,
+    "transition": 1,
+    "observation": 2,
+    "reward": 3,
+    "terminal": 4,
+    "truncated": 6,
+}
 _INFO = ("transition_info", "state_info")  # they get no random numbers
 
 # Words of PyTorch's errors under torch.vmap, and what they mean for the author of a function.
@@ -40,7 +47,9 @@ _CAUSES = {
     **dict.fromkeys(("control flow", ".item()", "data pointer", "aten::equal"), _ON_HOST),
     "dynamic shape": "makes a tensor whose shape depends on values: use torch.where instead of a mask",
     **dict.fromkeys(("there exists a Tensor", "the broadcast shape"), _IN_PLACE),
-    **dict.fromkeys(("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors ({})"),
+    **dict.fromkeys(
+        ("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors ({})"
+    ),
 }
 
 
@@ -99,17 +108,30 @@ class FunctionalEnv(Env):
         render_mode: str | None = None,
         spec: EnvSpec | None = None,
     ) -> None:
-        if isinstance(func_env, type) or not all(hasattr(func_env, name) for name in ("observation_space", "action_space")):
-            raise TypeError(f"FunctionalEnv needs a FuncEnv with observation_space and action_space, but got {func_env!r}.")
+        if isinstance(func_env, type) or not all(
+            hasattr(func_env, name) for name in ("observation_space", "action_space")
+        ):
+            raise TypeError(
+                f"FunctionalEnv needs a FuncEnv with observation_space and action_space, but got {func_env!r}."
+            )
         device = validation.device("FunctionalEnv", device)
         missing = [name for name in ("render_init", "render_image") if not _defines(func_env, name)]
-        metadata = {"render_modes": [] if missing else ["rgb_array"], **(getattr(func_env, "metadata", None) or {})}
+        metadata = {
+            "render_modes": [] if missing else ["rgb_array"],
+            **(getattr(func_env, "metadata", None) or {}),
+        }
         if render_mode not in (None, *(modes := metadata["render_modes"])):
-            raise ValueError(f"FunctionalEnv needs a render_mode among {[None, *modes]}, but got {render_mode!r}.")
+            raise ValueError(
+                f"FunctionalEnv needs a render_mode among {[None, *modes]}, but got {render_mode!r}."
+            )
         if render_mode is not None and missing:
-            raise TypeError(f"FunctionalEnv needs the functions {missing} for {render_mode=}, but got {func_env!r}.")
+            raise TypeError(
+                f"FunctionalEnv needs the functions {missing} for {render_mode=}, but got {func_env!r}."
+            )
         if max_episode_steps is not None:
-            max_episode_steps = validation.integer("FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1)
+            max_episode_steps = validation.integer(
+                "FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1
+            )
         both = func_env.observation_space, func_env.action_space
         signature = Signature(num_envs, *both, device, max_episode_steps, first_index)
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
@@ -118,7 +140,9 @@ class FunctionalEnv(Env):
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 needed = f"params[{name!r}] as a tensor ({num_envs}, ...)"
-                raise ValueError(f"FunctionalEnv needs {needed}, but got {got}: pass other `params`.")
+                raise ValueError(
+                    f"FunctionalEnv needs {needed}, but got {got}: pass other `params`."
+                )
             self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
         self.parameter_names = list(params or {})
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
@@ -130,7 +154,9 @@ class FunctionalEnv(Env):
     @property
     def state(self) -> State:
         """The simulator's state by field, each `(num_envs, ...)`. These are the buffers: write to them in place."""
-        return dict(zip(self.fields, map(self._buffers.__getitem__, self._state_names), strict=True))  # type: ignore[arg-type]
+        return dict(
+            zip(self.fields, map(self._buffers.__getitem__, self._state_names), strict=True)
+        )  # type: ignore[arg-type]
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -171,7 +197,10 @@ class FunctionalEnv(Env):
             "truncated": truncated.unsqueeze(-1),
         }
         if info:
-            columns = {name: value.unsqueeze(-1) if value.dim() == 1 else value for name, value in info.items()}
+            columns = {
+                name: value.unsqueeze(-1) if value.dim() == 1 else value
+                for name, value in info.items()
+            }
             successor["info"] = tensordict(columns, self.signature.num_envs)
         return next_state, tensordict(successor, self.signature.num_envs)
 
@@ -190,7 +219,12 @@ class FunctionalEnv(Env):
         return tensordict({"observation": mask.spread(observation)}, self.num_envs)
 
     def _call(
-        self, name: str, key: Key, *arguments: Any, params: dict[str, Tensor] | None = None, options: Options | None = None
+        self,
+        name: str,
+        key: Key,
+        *arguments: Any,
+        params: dict[str, Tensor] | None = None,
+        options: Options | None = None,
     ) -> Any:
         """The result of a function for each row of the key. `params` defaults to the parameters of all envs."""
         function, options = getattr(self.func_env, name), options or {}
@@ -207,10 +241,16 @@ class FunctionalEnv(Env):
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
         if name in self._results_to_clone:
-            return {field: value.clone() for field, value in result.items()} if isinstance(result, dict) else result.clone()
+            return (
+                {field: value.clone() for field, value in result.items()}
+                if isinstance(result, dict)
+                else result.clone()
+            )
         return result
 
-    def simulate(self, state: Mapping[str, Tensor], action: Value, *, offset: int = 0) -> tuple[TensorDict, State]:
+    def simulate(
+        self, state: Mapping[str, Tensor], action: Value, *, offset: int = 0
+    ) -> tuple[TensorDict, State]:
         """Takes a step from any state, differentiably. The env itself does not change, and nothing is reset.
 
         From `env.state`, it returns what `env.step(action)` would, with the same random numbers and the same truncation: those
@@ -234,11 +274,15 @@ class FunctionalEnv(Env):
         """
         owner = f"{self._name()}.simulate"
         _check_state(f"{owner} needs", state, self.state)
-        spaces.check(owner, "an action", self.single_action_space, action, self.num_envs, self.device)
+        spaces.check(
+            owner, "an action", self.single_action_space, action, self.num_envs, self.device
+        )
         offset = validation.integer(owner, "offset", offset, at_least=0)
         key = self.stream.key()
         current = {name: state[name].clone() for name in self.fields}
-        following, successor = self._advance(current, action.clone(), key._replace(draw=key.draw + offset + 1))
+        following, successor = self._advance(
+            current, action.clone(), key._replace(draw=key.draw + offset + 1)
+        )
         return successor.set("done", successor["terminated"] | successor["truncated"]), following
 
     def _clocks(self) -> list[Tensor]:
@@ -272,7 +316,9 @@ class FunctionalEnv(Env):
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
         if self.render_mode is None:
-            raise RuntimeError(f'{self._name()} was made without a render mode: make it with render_mode="rgb_array".')
+            raise RuntimeError(
+                f'{self._name()} was made without a render mode: make it with render_mode="rgb_array".'
+            )
         if self._renderer is None:
             self._renderer = self.func_env.render_init()
         states, frames = {name: value.cpu() for name, value in self.state.items()}, []
@@ -295,8 +341,12 @@ class FunctionalEnv(Env):
 
     def _call_all_functions(self) -> None:
         owner, n, device = type(self.func_env).__name__, self.num_envs, self.device
-        if getattr(type(self.func_env), "step_info", None) is not getattr(FuncEnv, "step_info", None):
-            raise TypeError(f"{owner} defines step_info, as FuncEnv's docstring calls it: rename it to transition_info.")
+        if getattr(type(self.func_env), "step_info", None) is not getattr(
+            FuncEnv, "step_info", None
+        ):
+            raise TypeError(
+                f"{owner} defines step_info, as FuncEnv's docstring calls it: rename it to transition_info."
+            )
         state = self._inspect("initial")
         _check_tensors(f"{owner}.initial", state, n, device)
         self.fields, self._state_names = list(state), [f"state_{field}" for field in state]
@@ -304,10 +354,21 @@ class FunctionalEnv(Env):
             self.register_env_buffer(name, value.clone())
         state, action = self.state, spaces.zeros(self.single_action_space, n, device)
         observation = self._inspect("observation", state)
-        spaces.check(f"{owner}.observation", "to return observations", self.single_observation_space, observation, n, device)
+        spaces.check(
+            f"{owner}.observation",
+            "to return observations",
+            self.single_observation_space,
+            observation,
+            n,
+            device,
+        )
         next_state = self._inspect("transition", state, action)
         _check_state(f"{owner}.transition needs to return", next_state, state)
-        scalars = {"reward": (state, action, next_state), "terminal": (next_state,), "truncated": (next_state,)}
+        scalars = {
+            "reward": (state, action, next_state),
+            "terminal": (next_state,),
+            "truncated": (next_state,),
+        }
         for function, arguments in scalars.items():
             if function == "truncated" and function not in self.optional:
                 continue
@@ -316,13 +377,20 @@ class FunctionalEnv(Env):
                 needed = f"{owner}.{function} needs to return one scalar per env"
                 raise ValueError(f"{needed}, but got shape {tuple(value.shape)} for {n} envs.")
             if function != "reward" and value.dtype != torch.bool:
-                raise TypeError(f"{owner}.{function} needs to return torch.bool, but got {value.dtype}.")
+                raise TypeError(
+                    f"{owner}.{function} needs to return torch.bool, but got {value.dtype}."
+                )
         names: set[str] = set()
-        for function, arguments in (("transition_info", (state, action, next_state)), ("state_info", (next_state,))):
+        for function, arguments in (
+            ("transition_info", (state, action, next_state)),
+            ("state_info", (next_state,)),
+        ):
             info = self._inspect(function, *arguments) if function in self.optional else {}
             _check_tensors(f"{owner}.{function}", info, n, device)
             if both := sorted(names & set(info)):
-                raise ValueError(f"{owner} needs different names in transition_info and state_info, but got {both} in both.")
+                raise ValueError(
+                    f"{owner} needs different names in transition_info and state_info, but got {both} in both."
+                )
             names |= set(info)
 
     def _inspect(self, name: str, *arguments: Any) -> Any:
@@ -330,54 +398,94 @@ class FunctionalEnv(Env):
 
         If results of two calls share memory, with each other, the arguments or in themselves, later calls clone the result.
         """
-        owner, key, given = f"{type(self.func_env).__name__}.{name}", self.stream.key(), rows.leaves(arguments)
+        owner, key, given = (
+            f"{type(self.func_env).__name__}.{name}",
+            self.stream.key(),
+            rows.leaves(arguments),
+        )
         versions = [leaf.is_inference() or leaf._version for leaf in given]
         keywords = ["rng"] * (name not in _INFO) + ["params"] * bool(self.parameter_names)
         try:
-            inspect.signature(getattr(self.func_env, name)).bind(*arguments, **dict.fromkeys(keywords))
+            inspect.signature(getattr(self.func_env, name)).bind(
+                *arguments, **dict.fromkeys(keywords)
+            )
         except TypeError as error:
-            raise TypeError(f"{owner} needs to take the arguments in the table of FunctionalEnv: {error}.") from None
+            raise TypeError(
+                f"{owner} needs to take the arguments in the table of FunctionalEnv: {error}."
+            ) from None
         with no_foreign_draws(owner, "draw from its rng, with torchwrap.random", self.device):
             try:
-                result, second = self._call(name, key, *arguments), self._call(name, key, *arguments)
+                result, second = (
+                    self._call(name, key, *arguments),
+                    self._call(name, key, *arguments),
+                )
                 leaves = rows.leaves(result)
-                storages, others = _storages(leaves), _storages([*rows.leaves(second), *rows.leaves(arguments)])
+                storages, others = (
+                    _storages(leaves),
+                    _storages([*rows.leaves(second), *rows.leaves(arguments)]),
+                )
             except Exception as error:
                 causes = (cause for words, cause in _CAUSES.items() if words in str(error))
                 cause = next(causes, "raised {}").format(f"{type(error).__name__}: {error}")
                 raise TypeError(f"{owner} {cause.removesuffix('.')}.") from error
-        kept = len(given) == len(rows.leaves(arguments)) and all(map(operator.is_, given, rows.leaves(arguments)))
+        kept = len(given) == len(rows.leaves(arguments)) and all(
+            map(operator.is_, given, rows.leaves(arguments))
+        )
         if not kept or [leaf.is_inference() or leaf._version for leaf in given] != versions:
             remedy = "return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(f"{owner} writes to its arguments: {remedy}.")
-        if not all(map(functools.partial(torch.allclose, equal_nan=True), leaves, rows.leaves(second))):
+        if not all(
+            map(functools.partial(torch.allclose, equal_nan=True), leaves, rows.leaves(second))
+        ):
             remedy = "keep values that change in the state, and draw from rng"
-            raise TypeError(f"{owner} returns different results in two calls with the same arguments: {remedy}.")
+            raise TypeError(
+                f"{owner} returns different results in two calls with the same arguments: {remedy}."
+            )
         shared = bool(storages & others) or any(0 in leaf.stride() for leaf in leaves)
         if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
             self._results_to_clone.add(name)
         return result
 
     def _check_options(self, options: Options) -> None:
-        known = [name for name in inspect.signature(self.func_env.initial).parameters if name not in ("rng", "params")]
+        known = [
+            name
+            for name in inspect.signature(self.func_env.initial).parameters
+            if name not in ("rng", "params")
+        ]
         if unknown := sorted(set(options) - {"state", *known}):
-            raise ValueError(f"{self._name()}.reset needs options among {['state', *known]}, but got {unknown}.")
-        given, others = options.get("state", {}), {name: value for name, value in options.items() if name != "state"}
+            raise ValueError(
+                f"{self._name()}.reset needs options among {['state', *known]}, but got {unknown}."
+            )
+        given, others = (
+            options.get("state", {}),
+            {name: value for name, value in options.items() if name != "state"},
+        )
         _check_state(f"{self._name()}.reset needs", given, self.state, some=True)
         try:
-            _check_state("initial needs to return", self._call("initial", self.stream.key(), options=others), self.state)
+            _check_state(
+                "initial needs to return",
+                self._call("initial", self.stream.key(), options=others),
+                self.state,
+            )
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{self._name()}.reset needs options that fit initial(), but got {options}: {error}") from error
+            raise ValueError(
+                f"{self._name()}.reset needs options that fit initial(), but got {options}: {error}"
+            ) from error
 
 
 def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
-    parts = {key: _nested(part, num_rows) if isinstance(part, dict) else part for key, part in observation.items()}
+    parts = {
+        key: _nested(part, num_rows) if isinstance(part, dict) else part
+        for key, part in observation.items()
+    }
     return tensordict(parts, num_rows)
 
 
 def _defines(func_env: Functions, name: str) -> bool:
     function = getattr(func_env, name, None)
-    return callable(function) and getattr(function, "__func__", function) is not getattr(FuncEnv, name, None)
+    return callable(function) and getattr(function, "__func__", function) is not getattr(
+        FuncEnv, name, None
+    )
 
 
 def _storages(tensors: list[Tensor]) -> set[int]:
@@ -386,27 +494,39 @@ def _storages(tensors: list[Tensor]) -> set[int]:
 
 def _check_tensors(owner: str, values: object, num_envs: int, device: torch.device) -> None:
     if not isinstance(values, dict):
-        raise TypeError(f"{owner} needs to return a dict of tensors, but got {type(values).__name__}.")
+        raise TypeError(
+            f"{owner} needs to return a dict of tensors, but got {type(values).__name__}."
+        )
     for name, value in values.items():
         if not isinstance(name, str):
             raise TypeError(f"{owner} needs to return strings as names, but got {name!r}.")
         if not isinstance(value, Tensor):
-            raise TypeError(f"{owner} needs to return {name!r} as a tensor, but got {type(value).__name__}.")
+            raise TypeError(
+                f"{owner} needs to return {name!r} as a tensor, but got {type(value).__name__}."
+            )
         if value.shape[:1] != (num_envs,):
-            raise ValueError(f"{owner} needs to return {name!r} of shape ({num_envs}, ...), but got {tuple(value.shape)}.")
+            raise ValueError(
+                f"{owner} needs to return {name!r} of shape ({num_envs}, ...), but got {tuple(value.shape)}."
+            )
         if value.device != device:
-            raise ValueError(f"{owner} needs to return {name!r} on device {device}, but got {value.device}.")
+            raise ValueError(
+                f"{owner} needs to return {name!r} on device {device}, but got {value.device}."
+            )
 
 
 def _check_state(needs: str, state: object, own: State, some: bool = False) -> None:
     if not isinstance(state, Mapping):
-        raise TypeError(f"{needs} a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}.")
+        raise TypeError(
+            f"{needs} a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}."
+        )
     if not set(state) <= set(own) or (len(state) < len(own) and not some):
         raise ValueError(f"{needs} a state with fields {list(own)}, but got {list(state)}.")
     for field, given in state.items():
         value = own[field]
         if not isinstance(given, Tensor):
-            raise TypeError(f"{needs} state[{field!r}] as a torch.Tensor, but got {type(given).__name__}.")
+            raise TypeError(
+                f"{needs} state[{field!r}] as a torch.Tensor, but got {type(given).__name__}."
+            )
         if (given.shape, given.dtype, given.device) != (value.shape, value.dtype, value.device):
             needed = f"{needs} state[{field!r}] of shape {tuple(value.shape)} {value.dtype} on {value.device}"
             raise ValueError(f"{needed}, but got {validation.described(given)} on {given.device}.")

@@ -11,8 +11,8 @@ from tensordict import TensorDictBase
 
 from torchwrap import spaces
 from torchwrap.env import Env
+from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.episode import RecordEpisodeStatistics
-from torchwrap.transforms.normalize import RunningMeanStd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,15 +43,29 @@ def plot_statistics(env: Env, td: TensorDictBase | None = None) -> Figure:
     parts: list[tuple[str, Any]] = []
     for name, module in env.named_modules():
         if isinstance(module, RunningMeanStd | RecordEpisodeStatistics):
-            parts.append((".".join(part for part in name.split(".") if part not in ("env", "transforms")), module))
+            parts.append(
+                (
+                    ".".join(part for part in name.split(".") if part not in ("env", "transforms")),
+                    module,
+                )
+            )
     if td is not None:
         for path, leaf in spaces.leaves(env.single_observation_space):
-            values = spaces.at(td["observation"], path).double().cpu().reshape(-1, max(1, math.prod(leaf.shape or ())))
+            values = (
+                spaces.at(td["observation"], path)
+                .double()
+                .cpu()
+                .reshape(-1, max(1, math.prod(leaf.shape or ())))
+            )
             parts.append((".".join(["observation", *map(str, path)]), values))
     if not parts:
-        raise ValueError(f"{env!r} has no running statistics to plot: pass td to plot its observations.")
+        raise ValueError(
+            f"{env!r} has no running statistics to plot: pass td to plot its observations."
+        )
     figure = Figure(figsize=(8, 2.6 * len(parts)), layout="constrained")
-    for axes, (title, part) in zip(figure.subplots(len(parts), squeeze=False)[:, 0], parts, strict=True):
+    for axes, (title, part) in zip(
+        figure.subplots(len(parts), squeeze=False)[:, 0], parts, strict=True
+    ):
         axes.set(title=title, xlabel="component")
         if isinstance(part, RecordEpisodeStatistics):
             axes.plot(part.return_queue.cpu(), ".")
@@ -59,7 +73,9 @@ def plot_statistics(env: Env, td: TensorDictBase | None = None) -> Figure:
         elif isinstance(part, RunningMeanStd):
             mean, std = part.mean.flatten().cpu(), part.var.sqrt().flatten().cpu()
             for kept, color in ((std > 0, "C0"), (std == 0, "red")):
-                axes.errorbar(torch.arange(len(mean))[kept], mean[kept], std[kept], fmt="o", color=color)
+                axes.errorbar(
+                    torch.arange(len(mean))[kept], mean[kept], std[kept], fmt="o", color=color
+                )
             axes.set(ylabel=f"mean, std of {int(part.count.max()):,}")
         else:
             low, first, median, third, high = np.quantile(part, (0, 0.25, 0.5, 0.75, 1), axis=0)

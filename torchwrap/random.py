@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
+from torchwrap._core.buffers import BatchedModule, EnvBuffer
 from torchwrap._core.rows import RowMask, is_host_readable
 
 _ENV_BITS = 24  # of the third counter word; the 8 bits above are the number that was folded in
@@ -84,13 +84,22 @@ class Stream(BatchedModule):
     seed_low, seed_high, env, episode, draw = (EnvBuffer((), torch.int64) for _ in range(5))
 
     def __init__(
-        self, num_envs: int, first_index: int = 0, tag: int = 0, device: torch.device | str = "cpu", seed: int | None = None
+        self,
+        num_envs: int,
+        first_index: int = 0,
+        tag: int = 0,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= tag < 32:
-            raise ValueError(f"Stream needs a tag from 0 to 31, one per stream of an env, but got {tag}.")
+            raise ValueError(
+                f"Stream needs a tag from 0 to 31, one per stream of an env, but got {tag}."
+            )
         if first_index + num_envs > 1 << _ENV_BITS:
-            raise ValueError(f"Stream needs env indices below 2**{_ENV_BITS}, but got {first_index=} and {num_envs=}.")
+            raise ValueError(
+                f"Stream needs env indices below 2**{_ENV_BITS}, but got {first_index=} and {num_envs=}."
+            )
         self.tag = tag
         self.allocate(num_envs, device)
         self.env.copy_(torch.arange(first_index, first_index + num_envs, device=device))
@@ -114,7 +123,14 @@ class Stream(BatchedModule):
 
     def key(self, function: int = 0) -> Key:
         """Returns the key of the current step, valid until the stream advances, for one of 8 functions that draw (0 to 7)."""
-        return Key(self.seed_low, self.seed_high, self.env, self.episode, self.draw, (self.tag << 3) + function)
+        return Key(
+            self.seed_low,
+            self.seed_high,
+            self.env,
+            self.episode,
+            self.draw,
+            (self.tag << 3) + function,
+        )
 
 
 def fresh_seed() -> int:
@@ -128,7 +144,9 @@ _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.int64)
 _WEYL = np.array([[0xBB67AE85], [0x9E3779B9]], np.int64)
 
 
-def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+def philox(
+    key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[Tensor, ...]:
     """Philox4x32-10: four random 32-bit words from a 64-bit key and a 128-bit counter.
 
     All words are int64 tensors in [0, 2**32), and broadcast against each other.
@@ -195,7 +213,11 @@ Number: TypeAlias = "Tensor | float"
 
 
 def uniform(
-    key: Key, low: Number = 0.0, high: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+    key: Key,
+    low: Number = 0.0,
+    high: Number = 1.0,
+    shape: tuple[int, ...] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Uniform numbers in [low, high), by arguments in NumPy's order: low + (high - low) * u, which can be rounded to `high`.
 
@@ -214,12 +236,18 @@ def uniform(
         words, scale = bits(key, 2 * count), 2.0**-53
         integer = (words[..., 0::2] >> 5) * 2**26 + (words[..., 1::2] >> 6)
     else:
-        raise TypeError(f"uniform needs a dtype of torch.float32 or torch.float64, but got {dtype}.")
+        raise TypeError(
+            f"uniform needs a dtype of torch.float32 or torch.float64, but got {dtype}."
+        )
     return _affine(integer.reshape((*key.env.shape, *shape)).to(dtype) * scale, low, high - low)
 
 
 def normal(
-    key: Key, mean: Number = 0.0, std: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+    key: Key,
+    mean: Number = 0.0,
+    std: Number = 1.0,
+    shape: tuple[int, ...] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Normal numbers by the Box-Muller transform, in a dtype of `uniform`.
 
@@ -228,10 +256,14 @@ def normal(
     """
     _check_arguments("normal", shape, mean, std)
     first, second = uniform(key, shape=(2, *shape), dtype=dtype).unbind(key.env.dim())
-    return _affine(torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second), mean, std)
+    return _affine(
+        torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second), mean, std
+    )
 
 
-def exponential(key: Key, scale: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+def exponential(
+    key: Key, scale: Number = 1.0, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Exponential numbers of mean `scale` by inversion, in a dtype of `uniform`.
 
     >>> exponential(Stream(2, seed=0).key(), shape=(3,)).shape
@@ -248,15 +280,23 @@ def _affine(values: Tensor, offset: Number, factor: Number) -> Tensor:
 
 def _check_arguments(function: str, shape: object, *numbers: object) -> None:
     if isinstance(shape, int):
-        raise TypeError(f"{function} needs the shape as a tuple, but got {shape}: pass `shape=({shape},)`.")
+        raise TypeError(
+            f"{function} needs the shape as a tuple, but got {shape}: pass `shape=({shape},)`."
+        )
     for number in numbers:
         if isinstance(number, tuple):
-            raise TypeError(f"{function} needs the shape last, as in NumPy, but got {number} before: pass `shape={number}`.")
+            raise TypeError(
+                f"{function} needs the shape last, as in NumPy, but got {number} before: pass `shape={number}`."
+            )
         if isinstance(number, (list, np.ndarray)):
-            raise TypeError(f"{function} needs numbers or tensors, but got {number!r}: convert it with `torch.tensor`.")
+            raise TypeError(
+                f"{function} needs numbers or tensors, but got {number!r}: convert it with `torch.tensor`."
+            )
 
 
-def integers(key: Key, low: Tensor | int, high: Tensor | int | None = None, shape: tuple[int, ...] = ()) -> Tensor:
+def integers(
+    key: Key, low: Tensor | int, high: Tensor | int | None = None, shape: tuple[int, ...] = ()
+) -> Tensor:
     """Uniform integers in [low, high), or in [0, low) without `high`: int64, by arguments in NumPy's order.
 
     A random word is multiplied and shifted (Lemire 2019) without rejection, so the bias is below (high - low) / 2**32.
@@ -275,7 +315,9 @@ def integers(key: Key, low: Tensor | int, high: Tensor | int | None = None, shap
     count = stop - start
     if isinstance(count, float) or (isinstance(count, int) and not 1 <= count <= 2**31):
         raise ValueError(f"integers needs high - low as an int in [1, 2**31], but got {count}.")
-    return _affine((bits(key, math.prod(shape)).reshape((*key.env.shape, *shape)) * count) >> 32, start, 1)
+    return _affine(
+        (bits(key, math.prod(shape)).reshape((*key.env.shape, *shape)) * count) >> 32, start, 1
+    )
 
 
 def permutation(key: Key, n: int) -> Tensor:
@@ -291,7 +333,9 @@ def permutation(key: Key, n: int) -> Tensor:
     if not 0 <= n <= 2**26:
         raise ValueError(f"permutation needs n in [0, 2**26], but got {n}.")
     # Word and index in one integer: no two are equal, so stable and unstable sorts give the same result.
-    return ((bits(key, n) << 31) + torch.arange(n, device=key.env.device)).sort(-1).values & (2**31 - 1)
+    return ((bits(key, n) << 31) + torch.arange(n, device=key.env.device)).sort(-1).values & (
+        2**31 - 1
+    )
 
 
 def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = None) -> Tensor:
@@ -319,15 +363,23 @@ def choice(key: Key, n: int, shape: tuple[int, ...] = (), p: Tensor | None = Non
     if not (isinstance(p, Tensor) and p.is_floating_point()):
         raise TypeError(f"choice needs p as a floating-point tensor, but got {p!r}.")
     if p.shape not in ((n,), (*key.env.shape, n)):
-        raise ValueError(f"choice needs p of shape {(n,)} or {(*key.env.shape, n)}, but got {tuple(p.shape)}.")
+        raise ValueError(
+            f"choice needs p of shape {(n,)} or {(*key.env.shape, n)}, but got {tuple(p.shape)}."
+        )
     if (values := as_arrays(p.detach().double())) is not None:
         rows = values[0].reshape(-1, n)
         error = math.sqrt(torch.finfo(p.dtype).eps)  # as in numpy.random.Generator.choice
         wrong = ~((rows >= 0).all(-1) & (abs(rows.sum(-1) - 1) <= error))
         if wrong.any():
-            raise ValueError(f"choice needs p to be nonnegative and sum to 1, but got {rows[wrong][0]}.")
+            raise ValueError(
+                f"choice needs p to be nonnegative and sum to 1, but got {rows[wrong][0]}."
+            )
     # Sums of integers are exact in any order, so every device gives the same result. The total is below 2**53, so its product
     # with a uniform number below 1 is rounded to less than the total. With `right=True`, the search skips probabilities of 0.
     sums = (p.double() * 2**52).long().cumsum(-1)
-    thresholds = (uniform(key, shape=(math.prod(shape),), dtype=torch.float64) * sums[..., -1:]).long()
-    return torch.searchsorted(sums, thresholds.contiguous(), right=True).reshape((*key.env.shape, *shape))
+    thresholds = (
+        uniform(key, shape=(math.prod(shape),), dtype=torch.float64) * sums[..., -1:]
+    ).long()
+    return torch.searchsorted(sums, thresholds.contiguous(), right=True).reshape(
+        (*key.env.shape, *shape)
+    )

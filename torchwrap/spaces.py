@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from torchwrap import random
 from torchwrap._core import validation
-from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import apply as apply
 from torchwrap._core.rows import is_host_readable
 
@@ -56,12 +56,16 @@ def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any
         yield path, space
         return
     if not subspaces or not all(isinstance(key, str) for key in subspaces):
-        raise ValueError(f"A Dict or Tuple space needs at least one subspace and string keys, but got {space}.")
+        raise ValueError(
+            f"A Dict or Tuple space needs at least one subspace and string keys, but got {space}."
+        )
     for key, child in subspaces.items():
         yield from leaves(child, (*path, key))
 
 
-def build(space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_envs: int, path: Path = ()) -> Value:
+def build(
+    space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_envs: int, path: Path = ()
+) -> Value:
     """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf."""
     if (subspaces := children(space)) is None:
         return make(path, space)
@@ -83,14 +87,18 @@ def to_device(value: Value, device: torch.device) -> Value:
 
 def dict_like(below: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
     """A Dict of other parts, in the order that Gymnasium's wrappers give them: sorted, if `below` sorts its keys."""
-    order = {"sort_keys": below.sort_keys} if hasattr(below, "sort_keys") else {}  # of Gymnasium 1.4
+    order = (
+        {"sort_keys": below.sort_keys} if hasattr(below, "sort_keys") else {}
+    )  # of Gymnasium 1.4
     return spaces.Dict(parts, **order)  # type: ignore[arg-type]
 
 
 def map_leaves(function: Callable[[Space[Any]], Space[Any]], space: Space[Any]) -> Space[Any]:
     """A space of the same structure with `function(leaf)` for each leaf."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict([(key, map_leaves(function, part)) for key, part in space.spaces.items()])  # pairs keep their order
+        return spaces.Dict(
+            [(key, map_leaves(function, part)) for key, part in space.spaces.items()]
+        )  # pairs keep their order
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([map_leaves(function, part) for part in space.spaces])
     return function(space)
@@ -98,12 +106,16 @@ def map_leaves(function: Callable[[Space[Any]], Space[Any]], space: Space[Any]) 
 
 def dtype(space: Space[Any]) -> torch.dtype:
     """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
-    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    if not isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    ):
         remedy = ": leave such entries of a Dict out with make(id, wrappers=[...]) and Gymnasium's FilterObservation"
         needed = "A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
         raise TypeError(f"{needed}, but got {space}{remedy if isinstance(space, Space) else ''}.")
     if space.dtype.str not in TORCH_DTYPES:
-        raise TypeError(f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}.")
+        raise TypeError(
+            f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}."
+        )
     return TORCH_DTYPES[space.dtype.str]
 
 
@@ -126,7 +138,11 @@ def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") 
 
     def make(path: Path, leaf: Space[Any]) -> Tensor:
         zero = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else counts(leaf)[1]
-        return torch.as_tensor(zero, dtype=dtype(leaf), device=device).expand(num_envs, *(leaf.shape or ())).clone()
+        return (
+            torch.as_tensor(zero, dtype=dtype(leaf), device=device)
+            .expand(num_envs, *(leaf.shape or ()))
+            .clone()
+        )
 
     return build(space, make, num_envs)
 
@@ -137,7 +153,9 @@ def tensor(array: Any, device: torch.device | str) -> Tensor:
     if (device := torch.device(device)).type == "cpu":
         return source
     if device.type == "cuda":
-        source = source.pin_memory()  # for a copy that does not block; the allocator keeps the memory until it is done
+        source = (
+            source.pin_memory()
+        )  # for a copy that does not block; the allocator keeps the memory until it is done
     return source.to(device, non_blocking=True)
 
 
@@ -145,7 +163,11 @@ def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu"
     """Copies a batched value of Gymnasium's (an array, or a dict or tuple of them) to tensors on `device`."""
     if (subspaces := children(space)) is None:
         return tensor(np.array(value, space.dtype, order="C"), device)
-    values = {str(index): part for index, part in enumerate(value)} if isinstance(value, tuple) else value
+    values = (
+        {str(index): part for index, part in enumerate(value)}
+        if isinstance(value, tuple)
+        else value
+    )
     tensors = {key: from_numpy(child, values[key], device) for key, child in subspaces.items()}
     return TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1])
 
@@ -154,7 +176,9 @@ def to_numpy(space: Space[Any], value: Value) -> Any:
     """Copies a value to Gymnasium's batched form, the inverse of `from_numpy`."""
     if isinstance(value, Tensor):
         return value.numpy(force=True).copy()  # type: ignore[call-arg]
-    arrays = {key: to_numpy(child, at(value, (key,))) for key, child in (children(space) or {}).items()}
+    arrays = {
+        key: to_numpy(child, at(value, (key,))) for key, child in (children(space) or {}).items()
+    }
     return tuple(arrays.values()) if isinstance(space, spaces.Tuple) else arrays
 
 
@@ -174,8 +198,13 @@ def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
         # Not by `counts`: Dynamo traces `np.ravel` of NumPy's numbers, but not of Python's.
         count = space.n if isinstance(space, spaces.Discrete) else space.nvec
         sizes, starts = np.ravel(count).tolist(), np.ravel(space.start).tolist()
-        ranges = [torch.arange(start, start + size, device=value.device) for size, start in zip(sizes, starts, strict=True)]
-        columns = torch.cat([columns[..., index, None] == values for index, values in enumerate(ranges)], -1)
+        ranges = [
+            torch.arange(start, start + size, device=value.device)
+            for size, start in zip(sizes, starts, strict=True)
+        ]
+        columns = torch.cat(
+            [columns[..., index, None] == values for index, values in enumerate(ranges)], -1
+        )
     return columns.to(to)
 
 
@@ -193,22 +222,41 @@ def optional_space(owner: str, name: str, space: object) -> Space[Any] | None:
         for _, leaf in leaves(space):
             dtype(leaf)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{owner} needs an {name} that tensors can hold, but got {space}: {error}") from error
+        raise type(error)(
+            f"{owner} needs an {name} that tensors can hold, but got {space}: {error}"
+        ) from error
     return space
 
 
-def box(owner: str, what: str, space: Space[Any], of: Literal["", "numbers", "floats"] = "", path: Path = ()) -> spaces.Box:
+def box(
+    owner: str,
+    what: str,
+    space: Space[Any],
+    of: Literal["", "numbers", "floats"] = "",
+    path: Path = (),
+) -> spaces.Box:
     """Returns the space if it is a Box, of "numbers" (not bools) or "floats" if asked for. Raises a TypeError otherwise."""
-    if not isinstance(space, spaces.Box) or space.dtype.kind not in {"": "biuf", "numbers": "iuf", "floats": "f"}[of]:
-        remedy = ": transform entries of a Dict with ObservationKeys" if path or isinstance(space, spaces.Dict) else ""
-        raise TypeError(f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}{remedy}.")
+    if (
+        not isinstance(space, spaces.Box)
+        or space.dtype.kind not in {"": "biuf", "numbers": "iuf", "floats": "f"}[of]
+    ):
+        remedy = (
+            ": transform entries of a Dict with ObservationKeys"
+            if path or isinstance(space, spaces.Dict)
+            else ""
+        )
+        raise TypeError(
+            f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}{remedy}."
+        )
     return space
 
 
 def outside(space: Space[Any], value: Tensor) -> Tensor:
     """Which components of a leaf's batched value are out of bounds: bool, of the same shape. NaN is out of bounds."""
     if isinstance(space, spaces.Box):
-        low, high = (torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high))
+        low, high = (
+            torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high)
+        )
         return ~((value >= low) & (value <= high))
     count, start = (torch.as_tensor(number, device=value.device) for number in counts(space))
     value = value.long()
@@ -219,14 +267,26 @@ def contains(space: Space[Any], value: Value) -> bool:
     """Whether every row of a batched value lies in the space: structure, shape, dtype and bounds. Waits for the device."""
     if (subspaces := children(space)) is not None:
         is_dict = isinstance(value, TensorDictBase) and set(value.keys()) == set(subspaces)
-        return is_dict and all(contains(child, at(value, (key,))) for key, child in subspaces.items())
-    if not isinstance(value, Tensor) or value.dtype != dtype(space) or value.shape[1:] != (space.shape or ()):
+        return is_dict and all(
+            contains(child, at(value, (key,))) for key, child in subspaces.items()
+        )
+    if (
+        not isinstance(value, Tensor)
+        or value.dtype != dtype(space)
+        or value.shape[1:] != (space.shape or ())
+    ):
         return False
     return not outside(space, value).any()
 
 
 def check(
-    owner: str, what: str, space: Space[Any], value: object, num_envs: int, device: torch.device, bounds: bool = True
+    owner: str,
+    what: str,
+    space: Space[Any],
+    value: object,
+    num_envs: int,
+    device: torch.device,
+    bounds: bool = True,
 ) -> None:
     """Raises a TypeError or ValueError unless a value has the structure, shape, dtype and device that the space requires.
 
@@ -235,8 +295,12 @@ def check(
     if isinstance(space, spaces.Dict | spaces.Tuple):
         subspaces = children(space) or {}
         if not isinstance(value, TensorDictBase) or set(value.keys()) != set(subspaces):
-            got = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value).__name__
-            raise TypeError(f"{owner} needs {what} as a TensorDict with keys {sorted(subspaces)}, but got {got}.")
+            got = (
+                sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value).__name__
+            )
+            raise TypeError(
+                f"{owner} needs {what} as a TensorDict with keys {sorted(subspaces)}, but got {got}."
+            )
         for key, child in subspaces.items():
             check(owner, f"{what}[{key!r}]", child, value[key], num_envs, device, bounds)
         return
@@ -245,9 +309,13 @@ def check(
         raise TypeError(f"{owner} needs {what} as a torch.Tensor, but got {type(value).__name__}.")
     shape = (num_envs, *(space.shape or ()))
     if value.shape != shape:
-        raise ValueError(f"{owner} needs {what} of shape {shape} (num_envs first), but got {tuple(value.shape)}.")
+        raise ValueError(
+            f"{owner} needs {what} of shape {shape} (num_envs first), but got {tuple(value.shape)}."
+        )
     if value.dtype != TORCH_DTYPES[space.dtype.str]:  # type: ignore[union-attr]
-        raise TypeError(f"{owner} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}.")
+        raise TypeError(
+            f"{owner} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}."
+        )
     if value.device != device:
         raise ValueError(f"{owner} needs {what} on device {device}, but got {value.device}.")
     if not bounds or isinstance(space, spaces.Box) or not is_host_readable(value):
@@ -258,26 +326,56 @@ def check(
     else:
         is_inside = not outside(space, value).any()
     if not is_inside:
-        raise ValueError(f"{owner} needs {what} in {space}, but got values from {value.min()} to {value.max()}.")
+        raise ValueError(
+            f"{owner} needs {what} in {space}, but got values from {value.min()} to {value.max()}."
+        )
 
 
 def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> None:
     """Raises unless a hook of a layer has returned a TensorDict that fits the signature; with `flags`, one of a step."""
     n, device = signature.num_envs, signature.device
     if not isinstance(td, TensorDictBase) or td.batch_size != (n,):
-        got = f"batch size {tuple(td.batch_size)}" if isinstance(td, TensorDictBase) else type(td).__name__
-        raise TypeError(f"{owner} needs to return a TensorDict of batch size ({n},), but got {got}.")
-    dtypes = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool} if flags else {}
-    if missing := [key for key in ("observation", *dtypes) if key not in td.keys() or td[key] is None]:
-        raise ValueError(f"{owner} needs to return {missing} too, but got {sorted(td.keys() - {*missing})}.")
+        got = (
+            f"batch size {tuple(td.batch_size)}"
+            if isinstance(td, TensorDictBase)
+            else type(td).__name__
+        )
+        raise TypeError(
+            f"{owner} needs to return a TensorDict of batch size ({n},), but got {got}."
+        )
+    dtypes = (
+        {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
+        if flags
+        else {}
+    )
+    if missing := [
+        key for key in ("observation", *dtypes) if key not in td.keys() or td[key] is None
+    ]:
+        raise ValueError(
+            f"{owner} needs to return {missing} too, but got {sorted(td.keys() - {*missing})}."
+        )
     # After a reset, rows that go on may hold anything.
-    check(owner, "to return observations", signature.single_observation_space, td["observation"], n, device, bounds=flags)
+    check(
+        owner,
+        "to return observations",
+        signature.single_observation_space,
+        td["observation"],
+        n,
+        device,
+        bounds=flags,
+    )
     for key, to in dtypes.items():
         value: Any = td[key]
         if value.shape != (n, 1) or value.dtype != to or value.device != device:
-            remedy = f": convert it with `.to({to})`" if value.shape == (n, 1) else ": make a column with `.unsqueeze(-1)`"
+            remedy = (
+                f": convert it with `.to({to})`"
+                if value.shape == (n, 1)
+                else ": make a column with `.unsqueeze(-1)`"
+            )
             got = f"{validation.described(value)} on {value.device}{remedy}"
-            raise ValueError(f"{owner} needs to return {key} of shape {(n, 1)} {to} on {device}, but got {got}.")
+            raise ValueError(
+                f"{owner} needs to return {key} of shape {(n, 1)} {to} on {device}, but got {got}."
+            )
 
 
 def infos(owner: str, td: TensorDict, names: Sequence[str]) -> list[Tensor]:
@@ -286,24 +384,37 @@ def infos(owner: str, td: TensorDict, names: Sequence[str]) -> list[Tensor]:
         return [td["info", name] for name in names]  # type: ignore[misc]
     except KeyError as error:
         remedy = "give an env of Gymnasium's the argument info_keys, and a FunctionalEnv the function state_info"
-        raise ValueError(f"{owner} needs {list(names)} in the env's info ({error.args[0]}): {remedy}.") from error
+        raise ValueError(
+            f"{owner} needs {list(names)} in the env's info ({error.args[0]}): {remedy}."
+        ) from error
 
 
 def check_function(
-    owner: str, what: str, func: Callable[[Value], Value], takes: Space[Any], returns: Space[Any], signature: Signature
+    owner: str,
+    what: str,
+    func: Callable[[Value], Value],
+    takes: Space[Any],
+    returns: Space[Any],
+    signature: Signature,
 ) -> None:
     """Calls a function with zeros. Raises a TypeError or ValueError if it raises, draws, or if `check` does for its result."""
     num_envs, device = signature.num_envs, signature.device
-    with no_foreign_draws(f"{owner}'s func", "draw with torchwrap.random, in a Transform with a stream", device):
+    with no_foreign_draws(
+        f"{owner}'s func", "draw with torchwrap.random, in a Transform with a stream", device
+    ):
         try:
             result = func(zeros(takes, num_envs, device))
         except Exception as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{owner} needs a func that takes {what}, but it raised {type(error).__name__}: {error}") from error
+            raise kind(
+                f"{owner} needs a func that takes {what}, but it raised {type(error).__name__}: {error}"
+            ) from error
     try:
         check(owner, f"func to return {what}", returns, result, num_envs, device)
     except (TypeError, ValueError) as error:
-        remedy = ": pass the new space too" if what != "rewards" and isinstance(result, Tensor) else ""
+        remedy = (
+            ": pass the new space too" if what != "rewards" and isinstance(result, Tensor) else ""
+        )
         raise type(error)(f"{str(error)[:-1]}{remedy}.") from None
 
 
@@ -366,7 +477,10 @@ class Sampler(nn.Module):
     def __init__(self, space: Space[Any], device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.space = space
-        parts = [_Box(leaf, device) if isinstance(leaf, spaces.Box) else _Counted(leaf, device) for _, leaf in leaves(space)]
+        parts = [
+            _Box(leaf, device) if isinstance(leaf, spaces.Box) else _Counted(leaf, device)
+            for _, leaf in leaves(space)
+        ]
         self.parts = nn.ModuleList(parts)
 
     def forward(self, stream: random.Stream) -> Value:
@@ -412,7 +526,9 @@ class _Box(_Leaf):
     def __init__(self, space: spaces.Box, device: torch.device | str) -> None:
         work = np.float32 if space.dtype in (np.float32, np.float16) else np.float64
         low, high = space.low.astype(work), space.high.astype(work)
-        super().__init__(space, device, low=low, high=high, below=space.bounded_below, above=space.bounded_above)
+        super().__init__(
+            space, device, low=low, high=high, below=space.bounded_below, above=space.bounded_above
+        )
         self.is_integral, self.is_bounded = not self.dtype.is_floating_point, space.is_bounded()
 
     def forward(self, key: random.Key) -> Tensor:
@@ -424,6 +540,8 @@ class _Box(_Leaf):
         if not self.is_bounded:
             distance = random.exponential(key.fold_in(1), shape=shape, dtype=low.dtype)
             unbounded = random.normal(key.fold_in(2), shape=shape, dtype=low.dtype)
-            from_bound = torch.where(self.below, low + distance, torch.where(self.above, end - distance, unbounded))
+            from_bound = torch.where(
+                self.below, low + distance, torch.where(self.above, end - distance, unbounded)
+            )
             value = torch.where(self.below & self.above, value, from_bound)
         return (value.floor() if self.is_integral else value).clamp(low, high).to(self.dtype)

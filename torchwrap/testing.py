@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torchwrap import registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
-from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer, EpisodeClock
+from torchwrap._core.buffers import BatchedModule, ConstantBuffer, EnvBuffer, EpisodeClock
+from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, leaves
 from torchwrap.env import Env, Options
 from torchwrap.transforms.transform import Transform
@@ -73,16 +73,25 @@ class ScriptedEnv(Env):
         device = validation.device("ScriptedEnv", device)
         given = 2**63 - 1 if episode_lengths is None else episode_lengths
         lengths = list(given) if isinstance(given, Sequence) else [given]
-        lengths = [validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1) for length in lengths]
+        lengths = [
+            validation.integer("ScriptedEnv", "each of episode_lengths", length, at_least=1)
+            for length in lengths
+        ]
         if not lengths:
-            raise ValueError(f"ScriptedEnv needs at least one of episode_lengths, but got {episode_lengths}.")
+            raise ValueError(
+                f"ScriptedEnv needs at least one of episode_lengths, but got {episode_lengths}."
+            )
         if ending not in (*_ENDINGS, "in turn"):
-            raise ValueError(f'ScriptedEnv needs ending="terminated", "truncated", "both" or "in turn", but got {ending!r}.')
+            raise ValueError(
+                f'ScriptedEnv needs ending="terminated", "truncated", "both" or "in turn", but got {ending!r}.'
+            )
         if observation_space is None:
             observation_space = gymnasium_spaces.Box(-np.inf, np.inf, observation_shape, np.float32)
         if action_space is None:
             action_space = gymnasium_spaces.Box(-1, 1, (6,), np.float32)
-        signature = spaces.Signature(num_envs, observation_space, action_space, device, None, first_index)
+        signature = spaces.Signature(
+            num_envs, observation_space, action_space, device, None, first_index
+        )
         super().__init__(signature, metadata={"render_modes": []})
         self.ending = ending
         self.index.copy_(torch.arange(first_index, first_index + num_envs, device=device))
@@ -95,7 +104,9 @@ class ScriptedEnv(Env):
         }
         for name, values in by_turn.items():
             self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
-        self.leaves = nn.ModuleList(_Leaf(leaf, device) for _, leaf in spaces.leaves(observation_space))
+        self.leaves = nn.ModuleList(
+            _Leaf(leaf, device) for _, leaf in spaces.leaves(observation_space)
+        )
 
     def _step(self, action: spaces.Value) -> TensorDict:
         self.elapsed.add_(1)
@@ -121,7 +132,9 @@ class ScriptedEnv(Env):
 
     def _observation_now(self) -> spaces.Value:
         start, leaves = 1000 * self.index + self.elapsed, iter(self.leaves)
-        return spaces.build(self.single_observation_space, lambda path, leaf: next(leaves)(start), self.num_envs)
+        return spaces.build(
+            self.single_observation_space, lambda path, leaf: next(leaves)(start), self.num_envs
+        )
 
 
 class _Leaf(nn.Module):
@@ -136,10 +149,19 @@ class _Leaf(nn.Module):
         width, low = spaces.counts(leaf)
         if isinstance(leaf, gymnasium_spaces.Box):
             is_integer = np.issubdtype(leaf.dtype, np.integer)
-            low, high = (bound.astype(np.int64 if is_integer else np.float64) for bound in (leaf.low, leaf.high))
-            width = np.where(high > low, high - low + is_integer, 1)  # not 0, because it is a divisor
-        exact = torch.float64 if self.dtype.is_floating_point else torch.int64  # both hold every whole number that occurs
-        offsets = 10 * torch.arange(math.prod(leaf.shape or ()), dtype=exact, device=device).view(leaf.shape or ())
+            low, high = (
+                bound.astype(np.int64 if is_integer else np.float64)
+                for bound in (leaf.low, leaf.high)
+            )
+            width = np.where(
+                high > low, high - low + is_integer, 1
+            )  # not 0, because it is a divisor
+        exact = (
+            torch.float64 if self.dtype.is_floating_point else torch.int64
+        )  # both hold every whole number that occurs
+        offsets = 10 * torch.arange(math.prod(leaf.shape or ()), dtype=exact, device=device).view(
+            leaf.shape or ()
+        )
         self.register_buffer("offsets", offsets, persistent=False)
         self.register_buffer("low", torch.tensor(low, device=device), persistent=False)
         self.register_buffer("width", torch.tensor(width, device=device), persistent=False)
@@ -173,11 +195,19 @@ def check_env(make: MakeEnv | Env) -> None:
     if isinstance(make, Env):
         if make.spec is None:
             remedy = "pass a function that makes n of them, `lambda n: ...`"
-            raise TypeError(f"check_env cannot make more envs like {make!r}, because it has no spec: {remedy}.")
+            raise TypeError(
+                f"check_env cannot make more envs like {make!r}, because it has no spec: {remedy}."
+            )
         make = functools.partial(registration.make, make.spec)
-    if not callable(make) or not inspect.signature(make).parameters or (isinstance(make, type) and not issubclass(make, Env)):
+    if (
+        not callable(make)
+        or not inspect.signature(make).parameters
+        or (isinstance(make, type) and not issubclass(make, Env))
+    ):
         remedy = "for a FuncEnv, pass `lambda n: FunctionalEnv(func_env, n)`"
-        raise TypeError(f"check_env needs a torchwrap env, or a function of the number of envs, but got {make!r}: {remedy}.")
+        raise TypeError(
+            f"check_env needs a torchwrap env, or a function of the number of envs, but got {make!r}: {remedy}."
+        )
     _run_checks(_OF_ENVS, make)
 
 
@@ -195,7 +225,9 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
     >>> check_transform(lambda: T.ClipReward(-1, 1))
     """
     if isinstance(make, Transform):
-        raise TypeError(f"check_transform needs a class or a function, but got {make!r}: write `lambda:` before it.")
+        raise TypeError(
+            f"check_transform needs a class or a function, but got {make!r}: write `lambda:` before it."
+        )
     try:
         spec.record(make())
     except ValueError as error:
@@ -208,18 +240,32 @@ def check_transform(make: Callable[[], Transform], make_env: MakeEnv = ScriptedE
 def _check_step_results(make: MakeEnv) -> None:
     env = make()
     space = env.single_observation_space
-    _require(env.num_envs == NUM_ENVS, f"num_envs needs to be {NUM_ENVS}, as asked for, but got {env.num_envs}.")
+    _require(
+        env.num_envs == NUM_ENVS,
+        f"num_envs needs to be {NUM_ENVS}, as asked for, but got {env.num_envs}.",
+    )
     _require("\n" not in repr(env), f"repr() needs to return one line, but got {env!r}.")
     observation, known_layout = env.reset(seed=0)["observation"], None
-    _require(spaces.contains(space, observation), f"reset() needs to return observations in {space}, but got {observation}.")
+    _require(
+        spaces.contains(space, observation),
+        f"reset() needs to return observations in {space}, but got {observation}.",
+    )
     for transition, td in _run(env, _sample_actions(env)):
         successor = transition["next"]
-        layout = {key: (tuple(value.shape), value.dtype) for key, value in successor.items(True, True)}
+        layout = {
+            key: (tuple(value.shape), value.dtype) for key, value in successor.items(True, True)
+        }
         changed = f"but got {known_layout} and {layout}"
-        _require(known_layout in (None, layout), f"step() needs to return the same keys, shapes and dtypes, {changed}.")
+        _require(
+            known_layout in (None, layout),
+            f"step() needs to return the same keys, shapes and dtypes, {changed}.",
+        )
         known_layout = layout
         for value in (successor["observation"], td["observation"]):
-            _require(spaces.contains(space, value), f"step() needs to return observations in {space}, but got {value}.")
+            _require(
+                spaces.contains(space, value),
+                f"step() needs to return observations in {space}, but got {value}.",
+            )
 
 
 def _check_caller_owns_results(make: MakeEnv) -> None:
@@ -227,9 +273,15 @@ def _check_caller_owns_results(make: MakeEnv) -> None:
     actions = _sample_actions(env)
     _sample_actions(other)
     results = []
-    for (transition, td), (erased, erased_td) in zip(_run(env, actions), _run(other, actions), strict=True):
-        _require_equal(transition["next"], erased["next"], "changing outputs in place must not change the env")
-        results += [(result, result.clone()) for result in (transition["next"], td.select("observation"))]
+    for (transition, td), (erased, erased_td) in zip(
+        _run(env, actions), _run(other, actions), strict=True
+    ):
+        _require_equal(
+            transition["next"], erased["next"], "changing outputs in place must not change the env"
+        )
+        results += [
+            (result, result.clone()) for result in (transition["next"], td.select("observation"))
+        ]
         for leaf in (*erased.values(True, True), *erased_td.values(True, True)):
             leaf.zero_()
     for result, copy in results:
@@ -248,7 +300,10 @@ def _check_seeding(make: MakeEnv) -> None:
 def _check_sharding(make: MakeEnv) -> None:
     env = make().eval()
     actions = _sample_actions(env)
-    runs = [_run(make(num_envs=1, first_index=row).eval(), [action[[row]] for action in actions]) for row in range(NUM_ENVS)]
+    runs = [
+        _run(make(num_envs=1, first_index=row).eval(), [action[[row]] for action in actions])
+        for row in range(NUM_ENVS)
+    ]
     for transition, td in _run(env, actions):
         for row, run in enumerate(runs):
             promise = "it mixes rows, or depends on num_envs"
@@ -267,7 +322,11 @@ def _check_partial_reset(make: MakeEnv) -> None:
     td = env.reset(mask=mask)
     # A single step, because envs that share a stream of episodes with the reset one may differ later.
     (transition, _), (expected, _) = next(_run(env, after, td)), next(_run(other, after, other_td))
-    _require_equal(expected["next"][~mask], transition["next"][~mask], "after reset(mask), other rows must continue as before")
+    _require_equal(
+        expected["next"][~mask],
+        transition["next"][~mask],
+        "after reset(mask), other rows must continue as before",
+    )
 
 
 def _check_snapshot(make: MakeEnv) -> None:
@@ -280,9 +339,17 @@ def _check_snapshot(make: MakeEnv) -> None:
     snapshot = env.snapshot()
     first_run = list(_run(env, after, td))
     final_buffers = _buffers(env)
-    _require_equal(snapshot, env.restore(snapshot), "restore() must return the observation of the snapshot")
-    _require_equal_runs(first_run, _run(env, after, env.restore(snapshot)), "after restore(), the env must continue as before")
-    _require_equal(final_buffers, _buffers(env), "after restore(), the env must reach the same state")
+    _require_equal(
+        snapshot, env.restore(snapshot), "restore() must return the observation of the snapshot"
+    )
+    _require_equal_runs(
+        first_run,
+        _run(env, after, env.restore(snapshot)),
+        "after restore(), the env must continue as before",
+    )
+    _require_equal(
+        final_buffers, _buffers(env), "after restore(), the env must reach the same state"
+    )
 
 
 def _check_graph(make: MakeEnv) -> None:
@@ -300,7 +367,12 @@ def _check_compile(make: MakeEnv) -> None:
     compile(compiled_env, backend="aot_eager")
     promise = "the compiled env must give the transitions and new episodes of eager mode"
     _require_equal_runs(_run(env, actions), _run(compiled_env, actions), promise, 1e-6)
-    _require_equal(_buffers(env), _buffers(compiled_env), "the compiled env must leave its buffers as eager mode does", 1e-6)
+    _require_equal(
+        _buffers(env),
+        _buffers(compiled_env),
+        "the compiled env must leave its buffers as eager mode does",
+        1e-6,
+    )
 
 
 def _check_action(make: Callable[..., TransformedEnv]) -> None:
@@ -310,9 +382,16 @@ def _check_action(make: Callable[..., TransformedEnv]) -> None:
     result = env.transforms.action(action)
     owned = {buffer.untyped_storage().data_ptr() for buffer in env.transforms.buffers()}
     is_buffer = any(leaf.untyped_storage().data_ptr() in owned for leaf in leaves(result))
-    _require(not is_buffer, "action() returns a buffer, which later steps change: return a new tensor.")
-    _require(bool((action == before).all()), "action() writes to the agent's action: return a new tensor.")
-    spaces.check("action()", "to return actions", env.env.single_action_space, result, NUM_ENVS, env.device)
+    _require(
+        not is_buffer, "action() returns a buffer, which later steps change: return a new tensor."
+    )
+    _require(
+        bool((action == before).all()),
+        "action() writes to the agent's action: return a new tensor.",
+    )
+    spaces.check(
+        "action()", "to return actions", env.env.single_action_space, result, NUM_ENVS, env.device
+    )
 
 
 @torch.no_grad()
@@ -320,8 +399,14 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
     env = make()
     list(_run(env, _sample_actions(env)[:7]))
     transform = env.transforms
-    modules = [(prefix, module) for prefix, module in transform.named_modules() if isinstance(module, BatchedModule)]
-    of_envs = {f"{prefix}.{name}" for prefix, module in modules for name in module._env_buffer_names}
+    modules = [
+        (prefix, module)
+        for prefix, module in transform.named_modules()
+        if isinstance(module, BatchedModule)
+    ]
+    of_envs = {
+        f"{prefix}.{name}" for prefix, module in modules for name in module._env_buffer_names
+    }
     zeros = spaces.zeros(env.env.single_observation_space, NUM_ENVS, env.device)
     every_other = torch.arange(NUM_ENVS, device=env.device) % 2 == 0
     for mask in (every_other, torch.zeros_like(every_other)):
@@ -331,12 +416,25 @@ def _check_masked_reset(make: Callable[..., TransformedEnv]) -> None:
         for other_rows in (observation, zeros):
             for name, buffer in transform.named_buffers():
                 buffer.copy_(before[name])
-            td = transform.reset(TensorDict({"observation": rows.where(observation, other_rows)}, [NUM_ENVS]), rows)
-            results.append(TensorDict({"observation": td["observation"][mask], "state": _buffers(transform)}, []).clone())
-        _require_equal(results[0], results[1], "it mixes rows: in reset(td, mask), rows outside the mask must not count")
+            td = transform.reset(
+                TensorDict({"observation": rows.where(observation, other_rows)}, [NUM_ENVS]), rows
+            )
+            results.append(
+                TensorDict(
+                    {"observation": td["observation"][mask], "state": _buffers(transform)}, []
+                ).clone()
+            )
+        _require_equal(
+            results[0],
+            results[1],
+            "it mixes rows: in reset(td, mask), rows outside the mask must not count",
+        )
         for name, after in results[0]["state"].items():
             if name in of_envs or not mask.any():
-                was, now = (TensorDict({name: each[~mask] if name in of_envs else each}, []) for each in (before[name], after))
+                was, now = (
+                    TensorDict({name: each[~mask] if name in of_envs else each}, [])
+                    for each in (before[name], after)
+                )
                 _require_equal(was, now, "reset(td, mask) must not change rows outside the mask")
 
 
@@ -344,7 +442,9 @@ def _check_eval(make: Callable[..., TransformedEnv]) -> None:
     env = make().eval()
     before = TensorDict(env.transforms.state_dict(), []).clone()
     list(_run(env, _sample_actions(env)))
-    _require_equal(before, TensorDict(env.transforms.state_dict(), []), "eval() must freeze the state_dict")
+    _require_equal(
+        before, TensorDict(env.transforms.state_dict(), []), "eval() must freeze the state_dict"
+    )
 
 
 def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
@@ -354,7 +454,12 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     smaller_env.load_state_dict(env.state_dict())
     first_rows = ((transition[:3], td[:3]) for transition, td in _run(env.eval(), actions))
     smaller_run = _run(smaller_env.eval(), [action[:3] for action in actions])
-    _require_equal_runs(first_rows, smaller_run, "load_state_dict() must restore what was learned, for any num_envs", 1e-6)
+    _require_equal_runs(
+        first_rows,
+        smaller_run,
+        "load_state_dict() must restore what was learned, for any num_envs",
+        1e-6,
+    )
 
 
 _FAULTS = AssertionError, TypeError, ValueError  # the last two are what the library itself refuses
@@ -373,7 +478,9 @@ _OF_ENVS: tuple[Check, ...] = (
 )
 
 
-def _run_checks(checks: Iterable[Check], make: MakeEnv, transform: Callable[[], Transform] | None = None) -> None:
+def _run_checks(
+    checks: Iterable[Check], make: MakeEnv, transform: Callable[[], Transform] | None = None
+) -> None:
     """Runs checks with an env, and a transform on it if there is one."""
     parameters = inspect.signature(make).parameters.values()
     if not any(each.name == "first_index" or each.kind is each.VAR_KEYWORD for each in parameters):
@@ -394,7 +501,11 @@ def _run_check(check: Check, make: MakeEnv) -> None:
     """Runs a check with `make` and its defaults. What it makes is closed in the end."""
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*have no samples")  # of statistics in eval mode
-        check(lambda num_envs=NUM_ENVS, first_index=0: stack.enter_context(make(num_envs=num_envs, first_index=first_index)))
+        check(
+            lambda num_envs=NUM_ENVS, first_index=0: stack.enter_context(
+                make(num_envs=num_envs, first_index=first_index)
+            )
+        )
 
 
 def _stacks(make: MakeEnv, transform: Any, only_transforms: bool) -> list[tuple[str, MakeEnv]]:
@@ -407,7 +518,9 @@ def _stacks(make: MakeEnv, transform: Any, only_transforms: bool) -> list[tuple[
             found.insert(0, (name, lambda depth=depth, **given: layers(make(**given))[depth]))
     for number, part in enumerate(transform().flat() if transform else (), 1):
         first: Any = lambda number=number: itertools.islice(transform().flat(), number)  # noqa: E731
-        found.append((repr(part), lambda first=first, **given: TransformedEnv(make(**given), *first())))
+        found.append(
+            (repr(part), lambda first=first, **given: TransformedEnv(make(**given), *first()))
+        )
     return found
 
 
@@ -426,11 +539,17 @@ def _require(condition: bool | Tensor, message: str) -> None:
         raise AssertionError(message)
 
 
-def _require_equal(first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0) -> None:
+def _require_equal(
+    first: TensorDict, second: TensorDict, promise: str, tolerance: float = 0.0
+) -> None:
     """Requires equal keys, shapes, dtypes and values, but not of what a step or a snapshot adds to a root."""
-    expected, got = (td.exclude("action", "next", "buffers").flatten_keys().to_dict() for td in (first, second))
+    expected, got = (
+        td.exclude("action", "next", "buffers").flatten_keys().to_dict() for td in (first, second)
+    )
     shown: Any = lambda text: f"{promise}. {' '.join(text.split())}"  # noqa: E731
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=shown)
+    torch.testing.assert_close(
+        got, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=shown
+    )
 
 
 def _require_equal_runs(first: Run, second: Run, promise: str, tolerance: float = 0.0) -> None:
@@ -445,7 +564,9 @@ def _sample_actions(env: Env) -> list[spaces.Value]:
     return [env.sample_action() for _ in range(NUM_STEPS)]
 
 
-def _run(env: Env, actions: list[spaces.Value], td: TensorDict | None = None) -> Iterator[tuple[TensorDict, TensorDict]]:
+def _run(
+    env: Env, actions: list[spaces.Value], td: TensorDict | None = None
+) -> Iterator[tuple[TensorDict, TensorDict]]:
     """Yields what `env.step` returns for each action, from the root `td` on. None resets the env with seed 0."""
     td = env.reset(seed=0) if td is None else td
     for number, action in enumerate(actions, 1):
@@ -457,4 +578,6 @@ def _run(env: Env, actions: list[spaces.Value], td: TensorDict | None = None) ->
 
 
 def _buffers(module: torch.nn.Module) -> TensorDict:
-    return TensorDict({name: buffer.clone() for name, buffer in module.named_buffers()}, batch_size=[])
+    return TensorDict(
+        {name: buffer.clone() for name, buffer in module.named_buffers()}, batch_size=[]
+    )

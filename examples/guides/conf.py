@@ -9,7 +9,13 @@ author = copyright = "the authors of torchwrap"
 version = release = torchwrap.__version__
 
 exclude_patterns = ["README.md"]  # the first page, `index`, includes it
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"torchwrap {release}"
@@ -17,7 +23,11 @@ html_title = f"torchwrap {release}"
 myst_heading_anchors = 3
 default_role = "code"  # docstrings put names into single backquotes
 napoleon_custom_sections = ["Shape"]
-autodoc_default_options = {"members": True, "member-order": "bysource", "exclude-members": "extra_repr"}
+autodoc_default_options = {
+    "members": True,
+    "member-order": "bysource",
+    "exclude-members": "extra_repr",
+}
 autodoc_typehints = "none"  # the text of each argument gives types and shapes
 ATTRIBUTES = {}  # their texts, by name
 autodoc_mock_imports = ["brax", "jax", "rl_games", "rsl_rl", "skrl", "stable_baselines3", "torchrl"]

@@ -13,7 +13,10 @@ def run(options: Options) -> Figures:
     for n in options.num_envs or (8,):
         for mode in ("sync", "async"):
             # A simulator on the host is stepped by Python, so only `tw.compile` has something to compile: the transforms.
-            rows = {f"torchwrap-{way}": _pair("torchwrap", n, mode, way=way) for way in ways(options, "eager", "compiled")}
+            rows = {
+                f"torchwrap-{way}": _pair("torchwrap", n, mode, way=way)
+                for way in ways(options, "eager", "compiled")
+            }
             rows["gymnasium"] = _pair("gymnasium", n, mode)
             found = compare(rows, options, REFERENCES)
             for row in found.values():

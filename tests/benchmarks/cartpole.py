@@ -8,9 +8,16 @@ from .measure import Case, Figures, Options, Row, compare
 STACK = ("NormalizeObservation", "ClipObservation", "FrameStackObservation")
 TORCHRL = ("VecNormV2", "ClipTransform", "CatFrames")
 LONG = 128
-STORED = 2**25  # env steps of a rollout on a GPU: about 5 GB, and as much again for the result, twice
+STORED = (
+    2**25
+)  # env steps of a rollout on a GPU: about 5 GB, and as much again for the result, twice
 REFERENCES = (
-    *("torchwrap-torch.compile", "torchwrap-compiled", "torchwrap-rollout", f"torchwrap-rollout-{LONG}"),
+    *(
+        "torchwrap-torch.compile",
+        "torchwrap-compiled",
+        "torchwrap-rollout",
+        f"torchwrap-rollout-{LONG}",
+    ),
     "torchwrap-bare-eager",
 )
 
@@ -21,10 +28,14 @@ def run(options: Options) -> Figures:
         rows, found = {**_ours(n, options), **_theirs(n, options)}, {}
         long = f"torchwrap-rollout-{LONG}"
         if options.device != "cpu" and n * LONG > STORED and rows.pop(long, None):
-            found[long] = {"skipped": f"{LONG} steps of {n:,} envs are too large for the device's memory"}
+            found[long] = {
+                "skipped": f"{LONG} steps of {n:,} envs are too large for the device's memory"
+            }
         found |= compare(rows, options, REFERENCES)
         figures.update({f"cartpole/{name}/{n}": row for name, row in found.items()})
-    copy = compare({"copy": Row(Case("torchwrap", "copy", {"device": options.device}))}, options)["copy"]
+    copy = compare({"copy": Row(Case("torchwrap", "copy", {"device": options.device}))}, options)[
+        "copy"
+    ]
     for row in figures.values():
         if "gigabytes_per_second" in row and "skipped" not in copy:
             row["of_copy"] = row["gigabytes_per_second"] / copy["gigabytes_per_second"]
@@ -35,7 +46,11 @@ def collector(options: Options) -> Figures:
     """Rollouts as PPO collects them: CartPole-v1, episode statistics and a policy, compared with TorchRL's Collector."""
     figures: Figures = {}
     for n in options.num_envs or (4096,):
-        shared: dict[str, Any] = {"num_envs": n, "num_steps": options.num_steps, "device": options.device}
+        shared: dict[str, Any] = {
+            "num_envs": n,
+            "num_steps": options.num_steps,
+            "device": options.device,
+        }
         rows = {"torchrl": Row(Case("torchrl", "collector", shared))}
         for way in ways(options, "eager", "compiled"):
             rows[f"torchwrap-{way}"] = Row(Case("torchwrap", "collector", {**shared, "way": way}))
@@ -59,14 +74,20 @@ def _ours(n: int, options: Options) -> dict[str, Row]:
         rows[f"torchwrap-bare-{way}"] = row("torchwrap", **shared, way=way, transforms=None)
     if options.compile:
         for name, steps in (("rollout", options.num_steps), (f"rollout-{LONG}", LONG)):
-            rows[f"torchwrap-{name}"] = row("torchwrap", **shared, way="compiled", transforms=STACK, num_steps=steps)
+            rows[f"torchwrap-{name}"] = row(
+                "torchwrap", **shared, way="compiled", transforms=STACK, num_steps=steps
+            )
     return rows
 
 
 def _theirs(n: int, options: Options) -> dict[str, Row]:
     rows = {}
     for kind, stack in (("gymnax", True), ("gymnax-bare", False)):
-        for way, steps in (("step", None), (f"scan-{options.num_steps}", options.num_steps), (f"scan-{LONG}", LONG)):
+        for way, steps in (
+            ("step", None),
+            (f"scan-{options.num_steps}", options.num_steps),
+            (f"scan-{LONG}", LONG),
+        ):
             rows[f"{kind}-{way}"] = row("jax", num_envs=n, stack=stack, num_steps=steps)
     rows["gymnasium-normalise"] = row("gymnasium", num_envs=n, transforms=STACK[:1])
     rows["gymnasium-bare"] = row("gymnasium", num_envs=n, transforms=None)

@@ -7,11 +7,29 @@ from .measure import Case, Figures, Options, Row, compare
 
 THREE = ("RecordEpisodeStatistics", "NormalizeObservation", "NormalizeReward")
 SEVEN = (
-    *("ClipAction", "RecordEpisodeStatistics", "NormalizeObservation", "ClipObservation", "FrameStackObservation"),
+    *(
+        "ClipAction",
+        "RecordEpisodeStatistics",
+        "NormalizeObservation",
+        "ClipObservation",
+        "FrameStackObservation",
+    ),
     *("NormalizeReward", "ClipReward"),
 )
-TORCHRL = ("StepCounter", "RewardSum", "VecNormV2", "ClipTransform", "CatFrames", "RewardScaling", "RewardClipping")
-WAYS = ("eager", "torch.compile", "compiled")  # the second by the user's own call, the third by `tw.compile`
+TORCHRL = (
+    "StepCounter",
+    "RewardSum",
+    "VecNormV2",
+    "ClipTransform",
+    "CatFrames",
+    "RewardScaling",
+    "RewardClipping",
+)
+WAYS = (
+    "eager",
+    "torch.compile",
+    "compiled",
+)  # the second by the user's own call, the third by `tw.compile`
 REFERENCES = tuple(f"torchwrap-{way}" for way in WAYS)
 
 
@@ -22,8 +40,13 @@ def run(options: Options) -> Figures:
         seven["torchrl"] = pair("torchrl", TORCHRL, num_envs=n)
         seven["sb3"] = pair("sb3", True, False, num_envs=n)
         stacks = {"seven": seven}
-        if options.device == "cpu":  # the three are there for the comparison with Gymnasium, which runs on the CPU only
-            stacks["three"] = {**ours(n, THREE, options), "gymnasium": pair("gymnasium", THREE, num_envs=n)}
+        if (
+            options.device == "cpu"
+        ):  # the three are there for the comparison with Gymnasium, which runs on the CPU only
+            stacks["three"] = {
+                **ours(n, THREE, options),
+                "gymnasium": pair("gymnasium", THREE, num_envs=n),
+            }
         for stack, rows in stacks.items():
             found = compare(rows, options, REFERENCES)
             figures.update({f"glue/{stack} {name}/{n}": row for name, row in found.items()})
@@ -36,7 +59,10 @@ def sizes(options: Options) -> tuple[int, ...]:
 
 def ours(num_envs: int, transforms: Sequence[str], options: Options) -> dict[str, Row]:
     arguments = {"num_envs": num_envs, "device": options.device}
-    return {f"torchwrap-{way}": pair("torchwrap", transforms, way=way, **arguments) for way in ways(options)}
+    return {
+        f"torchwrap-{way}": pair("torchwrap", transforms, way=way, **arguments)
+        for way in ways(options)
+    }
 
 
 def ways(options: Options, *names: str) -> list[str]:
@@ -45,4 +71,9 @@ def ways(options: Options, *names: str) -> list[str]:
 
 
 def pair(side: str, whole: Any, bare: Any = None, **arguments: Any) -> Row:
-    return Row(*(Case(side, "scripted", {**arguments, "transforms": transforms}) for transforms in (whole, bare)))
+    return Row(
+        *(
+            Case(side, "scripted", {**arguments, "transforms": transforms})
+            for transforms in (whole, bare)
+        )
+    )

@@ -58,10 +58,14 @@ def cartpole(num_envs: int, transforms: Sequence[str] | None) -> Timed:
 
 
 def half_cheetah(mode: str, transforms: Sequence[str] | None, num_envs: int = 8) -> Timed:
-    env = _build(gymnasium.make_vec("HalfCheetah-v5", num_envs, vectorization_mode=mode), transforms)
+    env = _build(
+        gymnasium.make_vec("HalfCheetah-v5", num_envs, vectorization_mode=mode), transforms
+    )
     env.reset(seed=0)
     random = np.random.default_rng(0)
-    return _stepper(env, [random.uniform(-1.5, 1.5, (num_envs, 6)).astype(np.float32) for _ in range(16)])
+    return _stepper(
+        env, [random.uniform(-1.5, 1.5, (num_envs, 6)).astype(np.float32) for _ in range(16)]
+    )
 
 
 def _build(env: VectorEnv, transforms: Sequence[str] | None) -> VectorEnv:

@@ -26,7 +26,10 @@ class Statistics(NamedTuple):
     def add(self, observation: jax.Array, weight: jax.Array) -> Statistics:
         away = (observation - self.reference) * weight[:, None]
         return Statistics(
-            self.reference, self.count + weight.sum(), self.total + away.sum(0), self.squares + jnp.square(away).sum(0)
+            self.reference,
+            self.count + weight.sum(),
+            self.total + away.sum(0),
+            self.squares + jnp.square(away).sum(0),
         )
 
     def normalize_and_clip(self, observation: jax.Array) -> jax.Array:
@@ -51,9 +54,13 @@ class CartPole:
 
     def reset(self, key: jax.Array) -> Carry:
         key, sub = jax.random.split(key)
-        first, state = jax.vmap(self.env.reset, (0, None))(jax.random.split(sub, self.num_envs), self.params)
+        first, state = jax.vmap(self.env.reset, (0, None))(
+            jax.random.split(sub, self.num_envs), self.params
+        )
         zeros = jnp.zeros(4)
-        statistics = Statistics(first[0], jnp.zeros(()), zeros, zeros).add(first, jnp.ones(self.num_envs))
+        statistics = Statistics(first[0], jnp.zeros(()), zeros, zeros).add(
+            first, jnp.ones(self.num_envs)
+        )
         if self.stack:
             first = self._repeat(statistics.normalize_and_clip(first))
         return Carry(key, state, first, statistics)
@@ -62,19 +69,33 @@ class CartPole:
         """The next carry, and what a rollout stores."""
         key, sub = jax.random.split(carry.key)
         keys = jax.random.split(sub, self.num_envs)
-        first, state, reward, terminated, truncated, info = jax.vmap(self.env.step, (0, 0, 0, None))(
-            keys, carry.state, action, self.params
+        first, state, reward, terminated, truncated, info = jax.vmap(
+            self.env.step, (0, 0, 0, None)
+        )(keys, carry.state, action, self.params)
+        final, statistics, done = (
+            info["final_observation"],
+            carry.statistics,
+            terminated | truncated,
         )
-        final, statistics, done = info["final_observation"], carry.statistics, terminated | truncated
         observation = first
         if self.stack:
             # Every real observation counts once: final ones, and initial ones in the envs that were reset.
-            statistics = statistics.add(final, jnp.ones(self.num_envs)).add(first, done.astype(jnp.float32))
-            final = jnp.concatenate([carry.observation[:, 1:], statistics.normalize_and_clip(final)[:, None]], 1)
+            statistics = statistics.add(final, jnp.ones(self.num_envs)).add(
+                first, done.astype(jnp.float32)
+            )
+            final = jnp.concatenate(
+                [carry.observation[:, 1:], statistics.normalize_and_clip(final)[:, None]], 1
+            )
             initial = self._repeat(statistics.normalize_and_clip(first))
             observation = jnp.where(done[:, None, None], initial, final)
         flags = {"terminated": terminated, "truncated": truncated, "done": done}
-        transition = {"observation": carry.observation, "action": action, "next_observation": final, "reward": reward, **flags}
+        transition = {
+            "observation": carry.observation,
+            "action": action,
+            "next_observation": final,
+            "reward": reward,
+            **flags,
+        }
         return Carry(key, state, observation, statistics), transition
 
     def random_step(self, carry: Carry, _: None) -> tuple[Carry, dict[str, jax.Array]]:
@@ -95,7 +116,10 @@ def cartpole(num_envs: int, stack: bool, num_steps: int | None = None) -> Timed:
         random = np.random.default_rng(0)
         actions = itertools.cycle([jnp.asarray(random.integers(0, 2, num_envs)) for _ in range(16)])
     else:
-        step = jax.jit(lambda carry, _: jax.lax.scan(env.random_step, carry, length=num_steps), donate_argnums=0)
+        step = jax.jit(
+            lambda carry, _: jax.lax.scan(env.random_step, carry, length=num_steps),
+            donate_argnums=0,
+        )
         actions = itertools.repeat(None)
 
     def call() -> None:

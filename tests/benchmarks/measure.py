@@ -90,7 +90,12 @@ class Row(NamedTuple):
 
 
 def environment(options: Options, **more: str) -> dict[str, str]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last is XLA's
+    names = (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "NPROC",
+    )  # the last is XLA's
     threads, isa = dict.fromkeys(names, str(options.threads)), AVX2 if options.isa == "avx2" else {}
     inherited = {name: value for name, value in os.environ.items() if name not in AVX2}
     return {**inherited, "JAX_PLATFORMS": "cpu", **threads, **isa, **more}
@@ -113,7 +118,11 @@ class Worker:
 
     def answer(self) -> Any:
         line = self.process.stdout.readline()
-        return json.loads(line) if line else {"skipped": f"the process ended, with {self.process.wait()}"}
+        return (
+            json.loads(line)
+            if line
+            else {"skipped": f"the process ended, with {self.process.wait()}"}
+        )
 
     def turn(self, seconds: float) -> Any:
         print("turn", seconds, file=self.process.stdin, flush=True)
@@ -156,7 +165,11 @@ def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str]
             continue
         whole, bare = times[keys[0]], times[keys[-1]] if row.bare else [0.0] * options.repeats
         costs[name] = _pairwise(operator.sub, whole, bare)
-        figures[name] = {"us": min(whole) - min(bare), "us_median": statistics.median(costs[name]), "whole_us": min(whole)}
+        figures[name] = {
+            "us": min(whole) - min(bare),
+            "us_median": statistics.median(costs[name]),
+            "whole_us": min(whole),
+        }
         if row.bare:
             figures[name]["bare_us"] = min(bare)
         figures[name]["build_seconds"] = answers[keys[0]]["build_seconds"]
@@ -167,18 +180,25 @@ def compare(rows: Mapping[str, Row], options: Options, references: Sequence[str]
             continue  # below the noise
         for name in costs.keys() - {reference}:
             ratios = _pairwise(operator.truediv, costs[name], costs[reference])
-            figures[name].setdefault("ratio", {})[reference] = figures[name]["us"] / figures[reference]["us"]
+            figures[name].setdefault("ratio", {})[reference] = (
+                figures[name]["us"] / figures[reference]["us"]
+            )
             figures[name].setdefault("ratio_median", {})[reference] = statistics.median(ratios)
     return figures
 
 
-def take_turns(cases: Mapping[str, Case], options: Options) -> tuple[dict[str, Any], dict[str, list[float]]]:
+def take_turns(
+    cases: Mapping[str, Case], options: Options
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """The first answer of each worker, and its microseconds per step in each repeat. The workers take turns, in order.
 
     The first round is discarded.
     """
     # Without this, each process would start a pool of compile workers, which keep running and disturb the measurement.
-    workers = {name: Worker(case, options, TORCHINDUCTOR_COMPILE_THREADS="1") for name, case in cases.items()}
+    workers = {
+        name: Worker(case, options, TORCHINDUCTOR_COMPILE_THREADS="1")
+        for name, case in cases.items()
+    }
     answers = {name: worker.answer() for name, worker in workers.items()}
     times: dict[str, list[float]] = {name: [] for name in cases}
     for repeat in range(options.repeats + 1):
@@ -195,7 +215,9 @@ def take_turns(cases: Mapping[str, Case], options: Options) -> tuple[dict[str, A
     return answers, times
 
 
-def _pairwise(operation: Callable[[float, float], float], first: list[float], second: list[float]) -> list[float]:
+def _pairwise(
+    operation: Callable[[float, float], float], first: list[float], second: list[float]
+) -> list[float]:
     return [operation(a, b) for a, b in zip(first, second, strict=True)]
 
 
@@ -213,7 +235,9 @@ def machine(options: Options) -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "device": options.device,
-        "capabilities": {isa: ask(capabilities, Options(isa=isa)) for isa in isas} if options.device == "cpu" else {},
+        "capabilities": {isa: ask(capabilities, Options(isa=isa)) for isa in isas}
+        if options.device == "cpu"
+        else {},
         "num_steps": options.num_steps,
         "versions": {side: _versions(python) for side, python in pythons.items()},
     }
@@ -225,7 +249,9 @@ def _versions(python: str) -> dict[str, str]:
         f"found = {{d.name.lower().replace('_', '-'): d.version for d in m.distributions()}}\n"
         f"print(json.dumps({{'python': platform.python_version(), **{{n: found[n] for n in {LIBRARIES} if n in found}}}}))"
     )
-    return json.loads(subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout)
+    return json.loads(
+        subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout
+    )
 
 
 def instruction_sets() -> tuple[str, ...]:
@@ -234,12 +260,16 @@ def instruction_sets() -> tuple[str, ...]:
         flags = Path("/proc/cpuinfo").read_text().split()
     except OSError:
         flags = []
-    return tuple(isa for isa, flag in {"avx2": "avx2", "avx512": "avx512vl"}.items() if flag in flags) or ("native",)
+    return tuple(
+        isa for isa, flag in {"avx2": "avx2", "avx512": "avx512vl"}.items() if flag in flags
+    ) or ("native",)
 
 
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as lines:
-            return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+            return next(
+                line.split(":")[1].strip() for line in lines if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor()

@@ -28,7 +28,9 @@ def run(options: Options) -> Figures:
             seconds = row["seconds_to_target"]
             row.update(import_seconds=imports, wall_seconds_to_target=seconds and seconds + imports)
         for name in PEERS:
-            rows[name] = ask(Case(name, "solve_cartpole", {"seed": seed, "started": time.time()}), options)
+            rows[name] = ask(
+                Case(name, "solve_cartpole", {"seed": seed, "started": time.time()}), options
+            )
         figures.update({f"ppo/{name}/{seed}": row for name, row in rows.items()})
     return figures | medians(figures)
 
@@ -63,7 +65,9 @@ def medians(figures: Figures) -> Figures:
         row = found[f"ppo/{name}/median"] = {}
         for figure in ("env_steps_to_target", *TIMES, *SPEEDS):
             if all(figure in one for one in rows):  # a peer has fewer figures
-                middle = statistics.median(math.inf if one[figure] is None else one[figure] for one in rows)
+                middle = statistics.median(
+                    math.inf if one[figure] is None else one[figure] for one in rows
+                )
                 row[figure] = None if middle == math.inf else middle
     for name in PEERS:
         peer, ours = found.get(f"ppo/{name}/median", {}), found.get("ppo/torchwrap/median", {})

@@ -32,7 +32,10 @@ class Script(VecEnv):
         done = terminated | truncated
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for row in done.nonzero()[0]:
-            infos[row] = {"terminal_observation": final[row], "TimeLimit.truncated": bool(~terminated[row])}
+            infos[row] = {
+                "terminal_observation": final[row],
+                "TimeLimit.truncated": bool(~terminated[row]),
+            }
         self.script.reset(done)
         return self.script.observation(), reward, done, infos
 
@@ -78,7 +81,9 @@ def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
         return lambda remaining: remaining * value
 
     env = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
-    options = dict(n_steps=32, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=20, ent_coef=0.0)
+    options = dict(
+        n_steps=32, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=20, ent_coef=0.0
+    )
     schedules = dict(learning_rate=linear(0.001), clip_range=linear(0.2))
     model = PPO("MlpPolicy", env, seed=seed, device="cpu", **options, **schedules)
     start = time.perf_counter()
@@ -95,11 +100,25 @@ def solve_cartpole(seed: int, started: float) -> dict[str, Any]:
 # What rl-baselines3-zoo tuned for the v3 of each env (hyperparams/ppo.yml); one env, and both networks of its size.
 MUJOCO = {
     "Hopper-v5": dict(
-        **dict(n_steps=512, batch_size=32, gamma=0.999, learning_rate=9.80828e-05, ent_coef=0.00229519, clip_range=0.2),
+        **dict(
+            n_steps=512,
+            batch_size=32,
+            gamma=0.999,
+            learning_rate=9.80828e-05,
+            ent_coef=0.00229519,
+            clip_range=0.2,
+        ),
         **dict(n_epochs=5, gae_lambda=0.99, max_grad_norm=0.7, vf_coef=0.835671),
     ),
     "HalfCheetah-v5": dict(
-        **dict(n_steps=512, batch_size=64, gamma=0.98, learning_rate=2.0633e-05, ent_coef=0.000401762, clip_range=0.1),
+        **dict(
+            n_steps=512,
+            batch_size=64,
+            gamma=0.98,
+            learning_rate=2.0633e-05,
+            ent_coef=0.000401762,
+            clip_range=0.1,
+        ),
         **dict(n_epochs=20, gae_lambda=0.92, max_grad_norm=0.8, vf_coef=0.58096),
     ),
 }
@@ -124,9 +143,19 @@ class Curve(BaseCallback):
 def learn(id: str, seed: int, num_steps: int = 1_000_000) -> dict[str, Any]:
     curve = Curve()
     env = VecNormalize(make_vec_env(id, n_envs=1, seed=seed), gamma=MUJOCO[id]["gamma"])
-    network = dict(log_std_init=-2, ortho_init=False, activation_fn=nn.ReLU, net_arch=dict(pi=[256, 256], vf=[256, 256]))
+    network = dict(
+        log_std_init=-2,
+        ortho_init=False,
+        activation_fn=nn.ReLU,
+        net_arch=dict(pi=[256, 256], vf=[256, 256]),
+    )
     model = PPO("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=network, **MUJOCO[id])
     start = time.perf_counter()
     model.learn(num_steps, callback=curve)
     seconds, final = time.perf_counter() - start, curve.points[-1][1] if curve.points else None
-    return {"env_steps": model.num_timesteps, "wall_seconds": seconds, "final_mean_return": final, "curve": curve.points}
+    return {
+        "env_steps": model.num_timesteps,
+        "wall_seconds": seconds,
+        "final_mean_return": final,
+        "curve": curve.points,
+    }

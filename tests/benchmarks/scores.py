@@ -61,7 +61,9 @@ def thin(curve: Sequence[Sequence[float]], points: int = 64) -> list[list[float]
 
 def at(run: dict[str, Any], env_steps: float) -> float:
     """The return at the last point of a curve that is not later, or at the first one."""
-    return next((mean for steps, mean in reversed(run["curve"]) if steps <= env_steps), run["curve"][0][1])
+    return next(
+        (mean for steps, mean in reversed(run["curve"]) if steps <= env_steps), run["curve"][0][1]
+    )
 
 
 def speed(runs: Sequence[dict[str, Any]]) -> float:
@@ -72,13 +74,20 @@ def speed(runs: Sequence[dict[str, Any]]) -> float:
 
 def show(runs: Runs) -> str:
     """A row per env and trainer: the score, that of each seed, the published one, the one at equal CPU seconds, the speed."""
-    lines = ["| env | trainer | score | of each seed | CleanRL's | at equal CPU seconds | env steps per CPU s |"]
+    lines = [
+        "| env | trainer | score | of each seed | CleanRL's | at equal CPU seconds | env steps per CPU s |"
+    ]
     lines.append("|" + "---|" * 7)
     for env, published in PUBLISHED.items():
-        of_env = {trainer: [runs[key] for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")] for trainer in TRAINERS}
+        of_env = {
+            trainer: [runs[key] for key in sorted(runs) if key.startswith(f"{trainer}/{env}/")]
+            for trainer in TRAINERS
+        }
         speeds = {trainer: speed(found) for trainer, found in of_env.items()}
         seconds = (
-            min(found[0]["env_steps"] / speeds[trainer] for trainer, found in of_env.items()) if all(speeds.values()) else 0
+            min(found[0]["env_steps"] / speeds[trainer] for trainer, found in of_env.items())
+            if all(speeds.values())
+            else 0
         )
         for trainer, found in of_env.items():
             if not found:
@@ -100,14 +109,22 @@ def spread(values: Sequence[float]) -> str:
 def wanted(arguments: argparse.Namespace, runs: Runs) -> list[str]:
     """The keys of the runs to train: those that are named, or if none is, those that are missing."""
     chosen = (arguments.trainer, arguments.env_id, arguments.seed)
-    every = [(trainer, env, seed) for seed in SEEDS for trainer, envs in TRAINERS.items() for env in envs]
-    named = [run for run in every if all(choice in (None, part) for choice, part in zip(chosen, run, strict=True))]
+    every = [
+        (trainer, env, seed) for seed in SEEDS for trainer, envs in TRAINERS.items() for env in envs
+    ]
+    named = [
+        run
+        for run in every
+        if all(choice in (None, part) for choice, part in zip(chosen, run, strict=True))
+    ]
     keys = [f"{trainer}/{env}/{seed}" for trainer, env, seed in named]
     return [key for key in keys if any(chosen) or key not in runs]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.scores", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.scores", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--trainer", choices=list(TRAINERS), help="defaults to both")
     parser.add_argument("--env-id", choices=list(PUBLISHED), help="defaults to all")
     parser.add_argument("--seed", type=int, choices=SEEDS, help="defaults to all")
@@ -122,14 +139,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "skipped" in run:
             sys.exit(f"{key} could not be run: {run['skipped']}")
         add(file, key, run)
-    importlib.import_module(".plot", __package__).draw_scores(runs, PUBLISHED, str(FILE.with_suffix(".png")))
+    importlib.import_module(".plot", __package__).draw_scores(
+        runs, PUBLISHED, str(FILE.with_suffix(".png"))
+    )
     print(show(runs))
 
 
 def add(file: dict[str, Any], key: str, run: dict[str, Any]) -> None:
     """Writes a run into the file, and what it ran on."""
     file["runs"][key] = {**run, "curve": thin(run["curve"])}
-    file |= {"machine": machine(Options()), "curve": "env steps, mean return of the latest 100 episodes"}
+    file |= {
+        "machine": machine(Options()),
+        "curve": "env steps, mean return of the latest 100 episodes",
+    }
     FILE.write_text(json.dumps(file) + "\n")
 
 

@@ -44,7 +44,12 @@ class NumpyScript:
         self.elapsed += 1
         ended = self.elapsed >= LENGTH
         kind = (self.index + self.episode) % 3
-        return self.observation(), self.elapsed.astype(np.float32), ended & (kind != 1), ended & (kind != 0)
+        return (
+            self.observation(),
+            self.elapsed.astype(np.float32),
+            ended & (kind != 1),
+            ended & (kind != 0),
+        )
 
     def reset(self, mask: np.ndarray[Any, Any]) -> None:
         self.elapsed[mask] = 0

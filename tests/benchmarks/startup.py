@@ -14,8 +14,14 @@ def run(options: Options) -> Figures:
         cases = {
             "step of seven": Case("torchwrap", "scripted", {**shared, "transforms": SEVEN}),
             "CartPole step": Case("torchwrap", "cartpole", {**shared, "transforms": STACK}),
-            "CartPole rollout": Case("torchwrap", "cartpole", {**shared, "transforms": STACK, "num_steps": options.num_steps}),
-            "gymnax scan": Case("jax", "cartpole", {"num_envs": n, "stack": True, "num_steps": options.num_steps}),
+            "CartPole rollout": Case(
+                "torchwrap",
+                "cartpole",
+                {**shared, "transforms": STACK, "num_steps": options.num_steps},
+            ),
+            "gymnax scan": Case(
+                "jax", "cartpole", {"num_envs": n, "stack": True, "num_steps": options.num_steps}
+            ),
         }
         for name, case in cases.items() if options.compile else ():
             figures[f"startup/{name}/{n}"] = _seconds(case, options)
@@ -23,8 +29,13 @@ def run(options: Options) -> Figures:
 
 
 def _seconds(case: Case, options: Options) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:  # of the cache, and of temporary files, where there are precompiled headers
-        cold, warm = (ask(case, options, "time", TORCHINDUCTOR_CACHE_DIR=folder, TMPDIR=folder) for _ in range(2))
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # of the cache, and of temporary files, where there are precompiled headers
+        cold, warm = (
+            ask(case, options, "time", TORCHINDUCTOR_CACHE_DIR=folder, TMPDIR=folder)
+            for _ in range(2)
+        )
     for answer in (cold, warm):
         if "skipped" in answer:
             return answer

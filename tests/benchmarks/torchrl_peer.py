@@ -62,7 +62,11 @@ class Batch(EnvBase):
     def _reset(self, tensordict: TensorDict | None, **kwargs) -> TensorDict:
         (num_envs,) = self.batch_size
         all_rows = torch.ones(num_envs, dtype=torch.bool, device=self.device)
-        mask = all_rows if tensordict is None or "_reset" not in tensordict else tensordict["_reset"].squeeze(-1)
+        mask = (
+            all_rows
+            if tensordict is None or "_reset" not in tensordict
+            else tensordict["_reset"].squeeze(-1)
+        )
         done = torch.zeros(num_envs, 1, dtype=torch.bool, device=self.device)
         return self.inner._reset(tw.RowMask(mask)).update(
             {"done": done, "terminated": done.clone(), "truncated": done.clone()}
@@ -83,16 +87,24 @@ def cartpole(num_envs: int, transforms: Sequence[str] | None) -> Timed:
     """Our eager dynamics, because TorchRL has no batched CartPole in tensors."""
     generator = torch.Generator().manual_seed(0)
     actions = [torch.randint(2, (num_envs,), generator=generator) for _ in range(16)]
-    return _stepper(Batch(tw.make("CartPole-v1", num_envs), Categorical(2, (num_envs,))), transforms, actions)
+    return _stepper(
+        Batch(tw.make("CartPole-v1", num_envs), Categorical(2, (num_envs,))), transforms, actions
+    )
 
 
 def collector(num_envs: int, num_steps: int, device: str = "cpu") -> Timed:
     """A batch of TorchRL's Collector, with episode statistics and the same policy as on our side."""
     torch.manual_seed(0)
-    env: EnvBase = Batch(tw.make("CartPole-v1", num_envs, device=device), Categorical(2, (num_envs,), device=device))
+    env: EnvBase = Batch(
+        tw.make("CartPole-v1", num_envs, device=device), Categorical(2, (num_envs,), device=device)
+    )
     env = TransformedEnv(env, Compose(StepCounter(), RewardSum()))
     policy = TensorDictModule(Actor(4, 2).to(device), in_keys=["observation"], out_keys=["action"])
-    batches = iter(Collector(env, policy, frames_per_batch=num_envs * num_steps, total_frames=-1, device=device))
+    batches = iter(
+        Collector(
+            env, policy, frames_per_batch=num_envs * num_steps, total_frames=-1, device=device
+        )
+    )
     return Timed(lambda: next(batches), num_steps, wait(device))
 
 

@@ -71,12 +71,20 @@ def main(module: str, name: str, arguments: str, what: str = "time") -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     try:
-        function, keywords = getattr(importlib.import_module(f".{module}", __package__), name), json.loads(arguments)
+        function, keywords = (
+            getattr(importlib.import_module(f".{module}", __package__), name),
+            json.loads(arguments),
+        )
         if what == "call":
             return answer(function(**keywords))
         timed, seconds = build(function, keywords)
     except Exception as error:
-        return answer({"skipped": f"{type(error).__name__}: {error}".splitlines()[0], "trace": traceback.format_exc()})
+        return answer(
+            {
+                "skipped": f"{type(error).__name__}: {error}".splitlines()[0],
+                "trace": traceback.format_exc(),
+            }
+        )
     answer({"build_seconds": seconds, "bytes": timed.bytes})
     for line in sys.stdin:
         answer(turn(timed, float(line.removeprefix("turn "))))

@@ -12,7 +12,18 @@ import pytest
 import torch
 from catalogue import COMPILED, REPRESENTATIVE, ActorCritic, cartpole, categorical, seven, stack
 from cuda_graphs import simulated
-from helpers import AOT, INDUCTOR, Held, after, assert_plays_the_same, assert_same, buffers, mostly_full, play, steps
+from helpers import (
+    AOT,
+    INDUCTOR,
+    Held,
+    after,
+    assert_plays_the_same,
+    assert_same,
+    buffers,
+    mostly_full,
+    play,
+    steps,
+)
 from torch import nn
 
 import torchwrap as tw
@@ -31,7 +42,9 @@ class Device(NamedTuple):
 SIMULATED, CUDA = Device("cpu", "eager", AOT, True), Device("cuda", "inductor", INDUCTOR, False)
 
 
-@pytest.fixture(params=[SIMULATED, pytest.param(CUDA, marks=pytest.mark.cuda)], ids=["simulated", "cuda"])
+@pytest.fixture(
+    params=[SIMULATED, pytest.param(CUDA, marks=pytest.mark.cuda)], ids=["simulated", "cuda"]
+)
 def on(request):
     with simulated() if request.param.is_simulated else contextlib.nullcontext():
         yield request.param
@@ -41,7 +54,9 @@ def on(request):
 def captures(monkeypatch):
     """A list that grows by an item with each capture."""
     made, capture = [], cuda_graph._capture
-    monkeypatch.setattr(cuda_graph, "_capture", lambda *arguments: made.append(None) or capture(*arguments))
+    monkeypatch.setattr(
+        cuda_graph, "_capture", lambda *arguments: made.append(None) or capture(*arguments)
+    )
     return made
 
 
@@ -61,7 +76,9 @@ def test_captured_step_matches_eager(on, captures):
 
 
 # The other representative ones are in the stack of seven above.
-@pytest.mark.parametrize("name", mostly_full(COMPILED, *{*REPRESENTATIVE} - {type(part).__name__ for part in seven()}))
+@pytest.mark.parametrize(
+    "name", mostly_full(COMPILED, *{*REPRESENTATIVE} - {type(part).__name__ for part in seven()})
+)
 def test_captured_step_of_transform_matches_eager_and_does_not_synchronize(on, captures, name):
     make = functools.partial(stack, name, device=on.name)
     env = tw.compile(make(), backend="eager")
@@ -121,7 +138,9 @@ def test_env_whose_buffers_are_replaced_is_captured_again(on, captures):
     for number in (1, 2):
         assert_plays_the_same(eager, env, 20, AOT)
         assert len(captures) == number
-        eager.load_state_dict(learned := {name: value.clone() for name, value in eager.state_dict().items()})
+        eager.load_state_dict(
+            learned := {name: value.clone() for name, value in eager.state_dict().items()}
+        )
         env.load_state_dict(learned, assign=True)
 
 
@@ -147,7 +166,9 @@ def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
     tw.compile(env, backend="eager")
     if again:
         assert_plays_the_same(eager, env, 5, AOT)
-        eager.load_state_dict(learned := {name: value.clone() for name, value in eager.state_dict().items()})
+        eager.load_state_dict(
+            learned := {name: value.clone() for name, value in eager.state_dict().items()}
+        )
         env.load_state_dict(learned, assign=True)
     td, snapshot, capture = env.reset(seed=1), env.snapshot(), cuda_graph._capture
 
@@ -168,16 +189,25 @@ def test_failed_capture_leaves_env_as_it_was(on, monkeypatch, number, again):
             env.step(act(env, td))
     env.action_stream.draw.sub_(1)  # of the action above
     assert_same(buffers(env).select(*snapshot["buffers"].keys()), snapshot["buffers"])
-    assert_same(play(env, 20, env.restore(snapshot))[0], play(eager, 20, eager.restore(snapshot))[0], AOT)
+    assert_same(
+        play(env, 20, env.restore(snapshot))[0], play(eager, 20, eager.restore(snapshot))[0], AOT
+    )
 
 
 @pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_captured_env_and_collector_run_in_and_out_of_inference_mode(on, first):
     make = functools.partial(stack, "Compose of two", device=on.name)
-    env, eager, collect, plain = make(), make(), tw.Collector(make(), None, 4), tw.Collector(make(), None, 4)
+    env, eager, collect, plain = (
+        make(),
+        make(),
+        tw.Collector(make(), None, 4),
+        tw.Collector(make(), None, 4),
+    )
     tw.compile(env, backend="eager")
     tw.compile(collect, backend="eager")
-    td, eager_td, root, plain_root = (one.reset(seed=0) for one in (env, eager, collect.env, plain.env))
+    td, eager_td, root, plain_root = (
+        one.reset(seed=0) for one in (env, eager, collect.env, plain.env)
+    )
     for number in range(4):
         with torch.inference_mode((number % 2 == 0) is first):
             transition, td = env.step(act(env, td))
@@ -199,7 +229,9 @@ def test_captured_collector_matches_eager_and_follows_its_policy(on):
     tw.compile(collect, backend=on.backend)
     eager = tw.Collector(cartpole(device=on.name), network, 6)
     for _ in range(3):
-        assert_same(collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], on.tolerance)
+        assert_same(
+            collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0], on.tolerance
+        )
         with torch.no_grad():
             network.logits.bias.add_(0.5)
 
@@ -241,14 +273,19 @@ def test_captured_sampling_policy_draws_new_actions_at_each_call(on):
     torch.manual_seed(0)
     data, td = collect(collect.env.reset(seed=0))
     assert (collect(td)[0]["action"] != data["action"]).any()
-    if on.is_simulated:  # a graph draws what eager mode draws, so the capture itself has drawn nothing
+    if (
+        on.is_simulated
+    ):  # a graph draws what eager mode draws, so the capture itself has drawn nothing
         torch.manual_seed(0)
         assert_same(data, eager(eager.env.reset(seed=0))[0], AOT)
 
 
 @pytest.mark.full
 def test_chunks_in_hand_are_changed_by_no_later_call(on, captures):
-    collect, held = tw.compile(tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4), backend="eager"), Held()
+    collect, held = (
+        tw.compile(tw.Collector(ScriptedEnv(5, (3, 4), device=on.name), None, 4), backend="eager"),
+        Held(),
+    )
     td = None
     for _ in range(4):
         data, td = collect(td)

@@ -33,17 +33,25 @@ def counting_graph(backend):
 
 
 def arguments():
-    values = {"x": torch.tensor([1.0, -2.0, 3.0]), "flag": torch.tensor([True, False, True]), "last": torch.ones(3)}
+    values = {
+        "x": torch.tensor([1.0, -2.0, 3.0]),
+        "flag": torch.tensor([True, False, True]),
+        "last": torch.ones(3),
+    }
     return TensorDict(values, [3]), torch.ones(7)
 
 
-@pytest.mark.parametrize("backend", mostly_full(["eager", "aot_eager", "inductor"], "eager", "aot_eager"))
+@pytest.mark.parametrize(
+    "backend", mostly_full(["eager", "aot_eager", "inductor"], "eager", "aot_eager")
+)
 def test_buffers_are_written_and_arguments_pass_through(backend):
     graph = counting_graph(backend)
     for number in (1, 2):
         td, unused = arguments()
         result, flag = graph(td, unused)
-        assert all(torch.equal(result[key], td[key]) for key in ("x", "flag", "last")) and torch.equal(flag, td["flag"])
+        assert all(
+            torch.equal(result[key], td[key]) for key in ("x", "flag", "last")
+        ) and torch.equal(flag, td["flag"])
         assert result["sum"].tolist() == [number, -2 * number, 3 * number]
         assert result["negative"].tolist() == [False, True, False]
     program, _ = graph.prepare(*arguments())
@@ -52,7 +60,11 @@ def test_buffers_are_written_and_arguments_pass_through(backend):
 
 def test_argument_of_another_dtype_takes_another_graph():
     module = Counter()
-    graph = Graph(lambda value: value + torch.ones(3, dtype=value.dtype), Inputs(lambda: [module]), Settings("eager", {}))
+    graph = Graph(
+        lambda value: value + torch.ones(3, dtype=value.dtype),
+        Inputs(lambda: [module]),
+        Settings("eager", {}),
+    )
     for dtype in (torch.float32, torch.int64, torch.float32):
         assert graph(torch.ones(3, dtype=dtype)).dtype == dtype
 

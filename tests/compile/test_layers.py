@@ -32,10 +32,22 @@ def overriding(kind, method):
 
 def make_env(kind, depth, method, backend="torch"):
     """Three layers on an env, one of which overrides a method."""
-    env = ScriptedEnv(32, (3,), (5, 3, 11, 4, 9)) if backend == "torch" else tw.make("CartPole-v1", 8, backend=backend)
-    for level, plain in {"innermost": tw.TransformedEnv, "middle": tw.Wrapper, "outermost": tw.TransformedEnv}.items():
+    env = (
+        ScriptedEnv(32, (3,), (5, 3, 11, 4, 9))
+        if backend == "torch"
+        else tw.make("CartPole-v1", 8, backend=backend)
+    )
+    for level, plain in {
+        "innermost": tw.TransformedEnv,
+        "middle": tw.Wrapper,
+        "outermost": tw.TransformedEnv,
+    }.items():
         layer = overriding(kind, method) if level == depth else plain
-        env = layer(env, T.TimeLimit(30), T.ScaleReward(1)) if issubclass(layer, tw.TransformedEnv) else layer(env)
+        env = (
+            layer(env, T.TimeLimit(30), T.ScaleReward(1))
+            if issubclass(layer, tw.TransformedEnv)
+            else layer(env)
+        )
     return env
 
 
@@ -65,10 +77,25 @@ WAYS = {
     "compiled, host-stepped": (lambda env: stepped(compiled(env)), "gymnasium"),
     "compiled collector": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
 }
-OVERRIDES = list(itertools.product([tw.TransformedEnv, tw.Wrapper], ["outermost", "middle", "innermost"], ["_step", "_reset"]))
-FEW = (0, 3, 4, 7, 8, 11)  # each class, depth and method; the third is a reset in the middle, between two layers
+OVERRIDES = list(
+    itertools.product(
+        [tw.TransformedEnv, tw.Wrapper], ["outermost", "middle", "innermost"], ["_step", "_reset"]
+    )
+)
+FEW = (
+    0,
+    3,
+    4,
+    7,
+    8,
+    11,
+)  # each class, depth and method; the third is a reset in the middle, between two layers
 CASES = [
-    pytest.param(way, *override, marks=() if "eager" in way or number == 3 else full if number in FEW else [full, long])
+    pytest.param(
+        way,
+        *override,
+        marks=() if "eager" in way or number == 3 else full if number in FEW else [full, long],
+    )
     for way in WAYS
     for number, override in enumerate(OVERRIDES)
 ]
@@ -96,7 +123,10 @@ def test_options_reach_a_reset_overridden_in_the_middle():
 
         def _reset(self, mask, options=None):
             td = self.env._reset(mask)
-            return td.set("observation", torch.full_like(td["observation"], (options or {"observation": 1})["observation"]))
+            return td.set(
+                "observation",
+                torch.full_like(td["observation"], (options or {"observation": 1})["observation"]),
+            )
 
     env = compiled(tw.TransformedEnv(TakesOptions(ScriptedEnv(2, (3,))), T.TimeLimit(3)))
     assert (env.reset(options={"observation": 5})["observation"] == 5).all()
@@ -106,7 +136,12 @@ def test_options_reach_a_reset_overridden_in_the_middle():
 def test_is_compiled_of_a_host_stepped_env_is_true_from_the_innermost_transforms_on():
     env = tw.TransformedEnv(tw.Wrapper(gymnasium_cartpole()), T.TimeLimit(3))
     tw.compile(env, backend="eager")
-    assert [layer.is_compiled for layer in (env, env.env, env.env.env, env.unwrapped)] == [True, True, True, False]
+    assert [layer.is_compiled for layer in (env, env.env, env.env.env, env.unwrapped)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 class TestCopy:
@@ -114,7 +149,9 @@ class TestCopy:
 
     @each_copy
     def test_of_compiled_env_continues_eagerly(self, graphs, replicate):
-        env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2))
+        env = tw.TransformedEnv(
+            ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2)
+        )
         tw.compile(env, backend="counting")
         td = after(env, 7)
         twin = replicate(env)
@@ -130,8 +167,12 @@ class TestCopy:
     @full
     @each_copy
     def test_of_compiled_collector_collects_eagerly(self, graphs, replicate):
-        env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2))
-        collect = tw.compile(tw.Collector(env, Push(), 4, keys=["action", ("next", "reward")]), backend="counting")
+        env = tw.TransformedEnv(
+            ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2)
+        )
+        collect = tw.compile(
+            tw.Collector(env, Push(), 4, keys=["action", ("next", "reward")]), backend="counting"
+        )
         td, number = env.reset(seed=0), len(graphs)
         twin = replicate(collect)
         assert collect.is_compiled and not twin.is_compiled

@@ -25,7 +25,10 @@ from helpers import (
 import torchwrap as tw
 from torchwrap import transforms as T
 
-small, seven = functools.partial(stack, "Compose of two"), functools.partial(stack, "Compose of seven")
+small, seven = (
+    functools.partial(stack, "Compose of two"),
+    functools.partial(stack, "Compose of seven"),
+)
 
 
 @pytest.mark.full
@@ -60,14 +63,23 @@ class TestState:
         assert_same(eager.snapshot(), back)
 
     def test_state_dict_loads_into_compiled_env(self):
-        eager, compiled, teacher = small(), tw.compile(small(), backend="aot_eager"), small(episode_lengths=9)
+        eager, compiled, teacher = (
+            small(),
+            tw.compile(small(), backend="aot_eager"),
+            small(episode_lengths=9),
+        )
         after(teacher, 30)
         for assign in (False, True):  # True replaces the buffers
             state = {name: value.clone() for name, value in teacher.state_dict().items()}
             for env in (eager, compiled):
-                env.load_state_dict({name: value.clone() for name, value in state.items()}, assign=assign)
+                env.load_state_dict(
+                    {name: value.clone() for name, value in state.items()}, assign=assign
+                )
             assert_plays_the_same(eager, compiled.to("cpu"), 20, AOT)
-            assert (compiled.transforms[0].statistics.count > state["transforms.NormalizeReward.statistics.count"]).all()
+            assert (
+                compiled.transforms[0].statistics.count
+                > state["transforms.NormalizeReward.statistics.count"]
+            ).all()
 
 
 class TestStepOutputs:
@@ -76,7 +88,9 @@ class TestStepOutputs:
         # An env that never truncates has done equal to terminated, and a compiler can know it.
         env = tw.compile(stack("Compose of seven", ending=ending), backend="aot_eager")
         transition, td = env.step(env.reset().set("action", env.sample_action()))
-        addresses = [leaf.data_ptr() for leaf in leaves(transition, td, buffers(env)) if leaf.numel()]
+        addresses = [
+            leaf.data_ptr() for leaf in leaves(transition, td, buffers(env)) if leaf.numel()
+        ]
         assert len(set(addresses)) == len(addresses)
         assert_no_overlap(transition.exclude("observation"), td)
 
@@ -115,7 +129,10 @@ class TestStepOutputs:
 
 def test_data_of_a_collector_belong_to_caller():
     make = functools.partial(stack, "FrameStackObservation")
-    collect, eager = tw.compile(tw.Collector(make(), None, 5), backend="aot_eager"), tw.Collector(make(), None, 5)
+    collect, eager = (
+        tw.compile(tw.Collector(make(), None, 5), backend="aot_eager"),
+        tw.Collector(make(), None, 5),
+    )
     td, eager_td, held = collect.env.reset(seed=0), eager.env.reset(seed=0), Held()
     for _ in range(6):
         (data, td), (expected, eager_td) = collect(td), eager(eager_td)
@@ -158,5 +175,5 @@ def test_final_observations_that_are_views_of_the_state_survive_a_reset_by_the_h
         expected, other = eager.step(other.set("action", action))
         assert_same(transition["next"], expected["next"], INDUCTOR)
         assert_same(td.select("observation"), other.select("observation"), INDUCTOR)
-    transition, td = env.transition(td.set("action", env.sample_action()))
+    transition, td = env.step_without_reset(td.set("action", env.sample_action()))
     assert_no_overlap(transition, td)

@@ -7,8 +7,27 @@ import math
 import numpy as np
 import pytest
 import torch
-from catalogue import COMPILED, ENDINGS, NUM_ENVS, TRANSFORMS, cartpole, gymnasium_cartpole, seven, stack
-from helpers import AOT, INDUCTOR, after, assert_no_overlap, assert_plays_the_same, assert_same, leaves, mostly_full, play
+from catalogue import (
+    COMPILED,
+    ENDINGS,
+    NUM_ENVS,
+    TRANSFORMS,
+    cartpole,
+    gymnasium_cartpole,
+    seven,
+    stack,
+)
+from helpers import (
+    AOT,
+    INDUCTOR,
+    after,
+    assert_no_overlap,
+    assert_plays_the_same,
+    assert_same,
+    leaves,
+    mostly_full,
+    play,
+)
 from tensordict import TensorDict
 from torch import nn
 
@@ -20,11 +39,19 @@ STEPS = 500
 
 
 # `check_transform` compares every transform of `TRANSFORMS` in the same way.
-@pytest.mark.parametrize("name", ["StickyAction", *mostly_full([name for name in COMPILED if name not in TRANSFORMS])])
+@pytest.mark.parametrize(
+    "name", ["StickyAction", *mostly_full([name for name in COMPILED if name not in TRANSFORMS])]
+)
 def test_transform_compiled_matches_eager(name):
-    following = assert_plays_the_same(stack(name), tw.compile(stack(name), backend="aot_eager"), 100, AOT)
+    following = assert_plays_the_same(
+        stack(name), tw.compile(stack(name), backend="aot_eager"), 100, AOT
+    )
     done = following["done"]
-    assert done.any(0).all() and not done.all(1).all() and (following["terminated"] & following["truncated"]).any()
+    assert (
+        done.any(0).all()
+        and not done.all(1).all()
+        and (following["terminated"] & following["truncated"]).any()
+    )
 
 
 @pytest.mark.full
@@ -36,7 +63,9 @@ def test_episodes_that_end_in_any_way_compiled_match_eager(name):
 
 
 def test_small_env_through_inductor_matches_eager():
-    make = lambda: tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (3,)), T.ClipAction(), T.FrameStackObservation(2))  # noqa: E731
+    make = lambda: tw.TransformedEnv(  # noqa: E731
+        ScriptedEnv(NUM_ENVS, (3,)), T.ClipAction(), T.FrameStackObservation(2)
+    )
     done = assert_plays_the_same(make(), tw.compile(make()), 60, INDUCTOR)["done"]
     assert done.any(0).all() and not done.all(1).all()
 
@@ -48,15 +77,26 @@ def test_statistics_of_many_rows_through_inductor_are_those_of_numpy():
         return torch.where(observation.long() % 7 == 3, math.inf, observation)
 
     def make():
-        return tw.TransformedEnv(ScriptedEnv(1024, (17,), episode_lengths=(2, 3, 5)), T.TransformObservation(hide))
+        return tw.TransformedEnv(
+            ScriptedEnv(1024, (17,), episode_lengths=(2, 3, 5)), T.TransformObservation(hide)
+        )
 
-    bare, compiled = make(), tw.compile(tw.TransformedEnv(make(), normalize := T.NormalizeObservation()))
+    bare, compiled = (
+        make(),
+        tw.compile(tw.TransformedEnv(make(), normalize := T.NormalizeObservation())),
+    )
     raw, td = bare.reset(seed=0), compiled.reset(seed=0)
     seen = [raw["observation"]]
     for _ in range(6):
         action = bare.sample_action()
-        (following, raw), (_, td) = bare.step(raw.set("action", action)), compiled.step(td.set("action", action))
-        seen += [following["next", "observation"], raw["observation"][following["next", "done"].squeeze(-1)]]
+        (following, raw), (_, td) = (
+            bare.step(raw.set("action", action)),
+            compiled.step(td.set("action", action)),
+        )
+        seen += [
+            following["next", "observation"],
+            raw["observation"][following["next", "done"].squeeze(-1)],
+        ]
     values = np.concatenate([rows.numpy() for rows in seen]).astype(np.float64)
     finite = np.where(np.isfinite(values), values, np.nan)
     assert np.isnan(finite).any() and np.isfinite(finite).any()
@@ -73,7 +113,11 @@ def test_stack_of_seven_through_inductor_matches_eager(pair):
 @pytest.mark.full
 def test_cartpole_through_inductor_matches_eager(inductor_cartpole):
     following = assert_plays_the_same(cartpole(), inductor_cartpole, STEPS, INDUCTOR)
-    assert following["terminated"].any() and following["truncated"].any() and not following["done"].all(1).any()
+    assert (
+        following["terminated"].any()
+        and following["truncated"].any()
+        and not following["done"].all(1).any()
+    )
 
 
 @pytest.mark.full
@@ -82,12 +126,16 @@ def test_partial_reset_between_steps_compiled_matches_eager(pair):
     assert_same(first, second, INDUCTOR)
     first, second = (env.reset(mask=torch.arange(NUM_ENVS) % 2 == 0) for env in pair)
     assert_same(first, second, INDUCTOR)
-    assert_same(*[play(env, 9, td)[0] for env, td in zip(pair, (first, second), strict=True)], INDUCTOR)
+    assert_same(
+        *[play(env, 9, td)[0] for env, td in zip(pair, (first, second), strict=True)], INDUCTOR
+    )
 
 
 LAYOUTS = {
     "strided": lambda action: action.T.contiguous().T,
-    "with an offset": lambda action: torch.cat([torch.zeros(1), action.flatten()])[1:].view(action.shape),
+    "with an offset": lambda action: torch.cat([torch.zeros(1), action.flatten()])[1:].view(
+        action.shape
+    ),
     "with a gradient": lambda action: action.requires_grad_() * 1,
     "a parameter": nn.Parameter,
     "expanded": lambda action: action[:, :1].expand_as(action),
@@ -103,7 +151,9 @@ def test_action_of_any_layout_compiled_matches_eager(pair, layout):
         for _ in range(9):
             action = env.sample_action() * 1.5
             transition, td = env.step(td.set("action", LAYOUTS[layout](action)))
-            assert not any(leaf.requires_grad for leaf in leaves(transition["next"], td.select("observation")))
+            assert not any(
+                leaf.requires_grad for leaf in leaves(transition["next"], td.select("observation"))
+            )
             given.append(transition["next"].clone())
         seen.append(torch.stack(given))
     assert_same(*seen, INDUCTOR)
@@ -116,8 +166,13 @@ def test_action_parts_in_any_order_take_one_graph(graphs):
     td, eager_td = env.reset(seed=0), eager.reset(seed=0)
     for order in (("push", "gear"), ("gear", "push")):
         actions = env.sample_action(), eager.sample_action()
-        one, other = (TensorDict({key: action[key] for key in order}, [NUM_ENVS]) for action in actions)
-        (transition, td), (expected, eager_td) = env.step(td.set("action", one)), eager.step(eager_td.set("action", other))
+        one, other = (
+            TensorDict({key: action[key] for key in order}, [NUM_ENVS]) for action in actions
+        )
+        (transition, td), (expected, eager_td) = (
+            env.step(td.set("action", one)),
+            eager.step(eager_td.set("action", other)),
+        )
         assert_same(transition, expected)
     assert len(graphs) == 1
 
@@ -145,7 +200,9 @@ def test_graphs_are_traced_by_compile_and_once_for_another_mode(graphs):
 
 def half_cheetah():
     info_keys = ["x_position", "x_velocity"]
-    return tw.TransformedEnv(tw.make("HalfCheetah-v5", 3, max_episode_steps=20, info_keys=info_keys), seven())
+    return tw.TransformedEnv(
+        tw.make("HalfCheetah-v5", 3, max_episode_steps=20, info_keys=info_keys), seven()
+    )
 
 
 class TestHostSteppedEnv:
@@ -155,7 +212,11 @@ class TestHostSteppedEnv:
         eager, compiled = gymnasium_cartpole(), tw.compile(gymnasium_cartpole(), backend="counting")
         assert len(graphs) == 2
         following = assert_plays_the_same(eager, compiled, 100, AOT)
-        assert following["terminated"].any() and following["truncated"].any() and not following["done"].any(1).all()
+        assert (
+            following["terminated"].any()
+            and following["truncated"].any()
+            and not following["done"].any(1).all()
+        )
         assert len(graphs) == 2
         assert_plays_the_same(eager.eval(), compiled.eval(), 10, AOT)
 
@@ -168,9 +229,16 @@ class TestHostSteppedEnv:
             assert len(graphs) <= number + 3  # one more, for info
 
     def test_transforms_without_buffers_or_any_match_eager_and_outputs_do_not_overlap(self):
-        for transforms in ([], [T.ClipReward(-0.5, 0.5)], [T.ClipObservation(-1, 1), T.TimeLimit(9)]):
+        for transforms in (
+            [],
+            [T.ClipReward(-0.5, 0.5)],
+            [T.ClipObservation(-1, 1), T.TimeLimit(9)],
+        ):
             eager, env = (
-                tw.TransformedEnv(tw.make("CartPole-v1", 4, backend="gymnasium"), *copy.deepcopy(transforms)) for _ in range(2)
+                tw.TransformedEnv(
+                    tw.make("CartPole-v1", 4, backend="gymnasium"), *copy.deepcopy(transforms)
+                )
+                for _ in range(2)
             )
             assert_plays_the_same(eager, tw.compile(env, backend="aot_eager"), 40, AOT)
             transition, td = env.step(env.reset().set("action", env.sample_action()))
@@ -186,6 +254,8 @@ class TestHostSteppedEnv:
         eager, compiled = make(), tw.compile(make(), backend="counting")
         assert len(graphs) == 4
         assert_plays_the_same(eager, compiled, 1, AOT)
-        number = len(graphs)  # one more, because the outer layer learns at the first step which keys the inner ones add
+        number = len(
+            graphs
+        )  # one more, because the outer layer learns at the first step which keys the inner ones add
         assert_plays_the_same(eager, compiled, 100, AOT)
         assert len(graphs) == number <= 5

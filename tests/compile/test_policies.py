@@ -36,7 +36,10 @@ def network_and_collectors(**arguments):
     network = ActorCritic(**arguments)
     policy = lambda td: network(td)  # noqa: E731
     make = lambda: tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS), T.FrameStackObservation(2))  # noqa: E731
-    collect, eager = tw.compile(tw.Collector(make(), policy, 6), backend="eager"), tw.Collector(make(), policy, 6)
+    collect, eager = (
+        tw.compile(tw.Collector(make(), policy, 6), backend="eager"),
+        tw.Collector(make(), policy, 6),
+    )
 
     def both():
         data, expected = collect(collect.env.reset(seed=0))[0], eager(eager.env.reset(seed=0))[0]
@@ -55,7 +58,10 @@ def test_parameters_that_change_are_followed():
         seen.append(data)
         change(network, ActorCritic())
     for before, after in itertools.pairwise(seen):
-        assert all(((after[key] - before[key]).abs() > 1e-3).float().mean() > 0.9 for key in ("logits", "value"))
+        assert all(
+            ((after[key] - before[key]).abs() > 1e-3).float().mean() > 0.9
+            for key in ("logits", "value")
+        )
 
 
 class CountsCalls(nn.Module):
@@ -76,7 +82,16 @@ def test_buffers_of_policy_are_written_by_calls_and_not_by_compile():
     assert policy.calls == 0
     first, td = collect()
     second, _ = collect(td)
-    assert (torch.cat([first, second], 1)["action"][0, :, 0] * 100).round().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (torch.cat([first, second], 1)["action"][0, :, 0] * 100).round().tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+    ]
 
 
 def normal(td):
@@ -94,7 +109,9 @@ def test_normal_policy_samples_at_each_step_and_keeps_log_prob():
     action = data["action"]
     torch.testing.assert_close(data["log_prob"], Normal(0.5, 2.0).log_prob(action).sum(-1))
     torch.testing.assert_close(data["next", "info", "action"], action)
-    assert abs(action.mean() - 0.5) < 0.06 and abs(action.std() - 2) < 0.04  # of 30,000: five deviations
+    assert (
+        abs(action.mean() - 0.5) < 0.06 and abs(action.std() - 2) < 0.04
+    )  # of 30,000: five deviations
     assert len(action.unique()) > 29_000
 
 
@@ -103,7 +120,9 @@ def test_sampling_policy_through_inductor_is_followed_as_it_learns():
     network = ActorCritic()
 
     def policy(td):
-        return td.set("action", Categorical(logits=network(td)["logits"], validate_args=False).sample())
+        return td.set(
+            "action", Categorical(logits=network(td)["logits"], validate_args=False).sample()
+        )
 
     env = tw.TransformedEnv(tw.make("CartPole-v1", 200), T.FrameStackObservation(2))
     collect = tw.compile(tw.Collector(env, policy, 5))
@@ -115,7 +134,10 @@ def test_sampling_policy_through_inductor_is_followed_as_it_learns():
         torch.testing.assert_close(data["logits"], expected, rtol=INDUCTOR, atol=INDUCTOR)
         share, expected = data["action"].float().mean(0), expected.softmax(-1)[..., 1].mean(0)
         assert ((share - expected).abs() < 0.16).all()  # of 200: more than four deviations
-        assert all((one != other).any() for one, other in itertools.combinations(data["action"].unbind(1), 2))
+        assert all(
+            (one != other).any()
+            for one, other in itertools.combinations(data["action"].unbind(1), 2)
+        )
         optimize(network, None)
 
 
@@ -125,7 +147,10 @@ def assert_collects_the_same(make, num_steps, tolerance, **arguments):
     td, eager_td = collect.env.reset(seed=0), eager.env.reset(seed=0)
     for _ in range(3):
         (data, td), (expected, eager_td) = collect(td), eager(eager_td)
-        assert data.names == expected.names == [None, "time"] and data.batch_size == (NUM_ENVS, num_steps)
+        assert data.names == expected.names == [None, "time"] and data.batch_size == (
+            NUM_ENVS,
+            num_steps,
+        )
         assert_same(data, expected, tolerance)
         assert_same(td, eager_td, tolerance)
         assert_same(buffers(collect.env), buffers(eager.env), tolerance)
@@ -133,7 +158,9 @@ def assert_collects_the_same(make, num_steps, tolerance, **arguments):
 
 @pytest.mark.parametrize(("num_steps", "unroll"), [pytest.param(1, 2, marks=full), (5, 2)])
 def test_unrolled_steps_match_eager(num_steps, unroll):
-    assert_collects_the_same(functools.partial(ScriptedEnv, NUM_ENVS, (2,)), num_steps, 0, backend="eager", unroll=unroll)
+    assert_collects_the_same(
+        functools.partial(ScriptedEnv, NUM_ENVS, (2,)), num_steps, 0, backend="eager", unroll=unroll
+    )
 
 
 @full

@@ -45,23 +45,56 @@ def keeps_a_tensor(self, reward):
     return reward + last
 
 
-HOST, GLOBAL = r"\.<lambda>: it reads values on the host", r"\.<lambda>: it draws from PyTorch's global generator"
+HOST, GLOBAL = (
+    r"\.<lambda>: it reads values on the host",
+    r"\.<lambda>: it draws from PyTorch's global generator",
+)
 TRANSFORMS = {  # what `reward` does, and the message
-    "Branches": (lambda self, reward: reward * 2 if reward.sum() > 5 else reward, "Branches" + HOST),
+    "Branches": (
+        lambda self, reward: reward * 2 if reward.sum() > 5 else reward,
+        "Branches" + HOST,
+    ),
     "TakesAnItem": (lambda self, reward: reward * reward.max().item(), "TakesAnItem" + HOST),
-    "TakesAList": (lambda self, reward: reward + sum(reward.flatten().tolist()), "TakesAList" + HOST),
-    "GoesThroughNumpy": (lambda self, reward: torch.from_numpy(reward.numpy() * 2), "GoesThroughNumpy" + HOST),
-    "PicksRows": (lambda self, reward: reward + reward[reward > 2].sum(), "it makes a tensor whose shape depends on values"),
+    "TakesAList": (
+        lambda self, reward: reward + sum(reward.flatten().tolist()),
+        "TakesAList" + HOST,
+    ),
+    "GoesThroughNumpy": (
+        lambda self, reward: torch.from_numpy(reward.numpy() * 2),
+        "GoesThroughNumpy" + HOST,
+    ),
+    "PicksRows": (
+        lambda self, reward: reward + reward[reward > 2].sum(),
+        "it makes a tensor whose shape depends on values",
+    ),
     "CountsRows": (lambda self, reward: reward + len((reward > 2).nonzero()), "CountsRows" + HOST),
     "ReplacesABuffer": (replaces_a_buffer, r"replaces the tensor .*steps\. Write to it in place"),
     r"CountsInPython": (counts_in_python, r"changes CountsInPython.number\. Register a buffer"),
-    "KeepsATensor": (keeps_a_tensor, "KeepsATensor.*: it uses a tensor that none of its modules holds"),
-    "KeepsAList": (lambda self, reward: self.seen.append(reward * 1) or reward + len(self.seen), "changes KeepsAList.seen"),
+    "KeepsATensor": (
+        keeps_a_tensor,
+        "KeepsATensor.*: it uses a tensor that none of its modules holds",
+    ),
+    "KeepsAList": (
+        lambda self, reward: self.seen.append(reward * 1) or reward + len(self.seen),
+        "changes KeepsAList.seen",
+    ),
     "DrawsFromNumpy": (lambda self, reward: reward + np.random.rand(), "draws from numpy.random"),
-    "DrawsFromPython": (lambda self, reward: reward + random.random(), "draws from Python's random"),
-    "DrawsFromTorch": (lambda self, reward: reward + torch.rand_like(reward), "DrawsFromTorch" + GLOBAL),
-    "DrawsInPlace": (lambda self, reward: reward + torch.empty_like(reward).normal_(), "DrawsInPlace" + GLOBAL),
-    "ReadsTheClock": (lambda self, reward: reward + time.perf_counter(), "computes different things in two calls, first `"),
+    "DrawsFromPython": (
+        lambda self, reward: reward + random.random(),
+        "draws from Python's random",
+    ),
+    "DrawsFromTorch": (
+        lambda self, reward: reward + torch.rand_like(reward),
+        "DrawsFromTorch" + GLOBAL,
+    ),
+    "DrawsInPlace": (
+        lambda self, reward: reward + torch.empty_like(reward).normal_(),
+        "DrawsInPlace" + GLOBAL,
+    ),
+    "ReadsTheClock": (
+        lambda self, reward: reward + time.perf_counter(),
+        "computes different things in two calls, first `",
+    ),
 }
 
 
@@ -76,12 +109,16 @@ def state():
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform_is_named_and_env_left_unchanged(name):
-    env, eager = (tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.TimeLimit(9), refused(name)) for _ in range(2))
+    env, eager = (
+        tw.TransformedEnv(ScriptedEnv(NUM_ENVS), T.TimeLimit(9), refused(name)) for _ in range(2)
+    )
     draws = name.startswith("Draws")  # its first eager step is refused as well
     td, eager_td = after(env, 0 if draws else 4), after(eager, 0 if draws else 4)
     before, around, attributes = env.snapshot(), state(), dict(vars(env.transforms[1]))
     seen = list(env.transforms[1].seen)
-    for target in (env, tw.Collector(env, None, 3)) if name in ("Branches", "CountsInPython") else (env,):
+    for target in (
+        (env, tw.Collector(env, None, 3)) if name in ("Branches", "CountsInPython") else (env,)
+    ):
         with pytest.raises(ValueError, match=f"^compile cannot trace .*{TRANSFORMS[name][1]}"):
             tw.compile(target, backend="aot_eager")
         assert not target.is_compiled
@@ -89,7 +126,9 @@ def test_transform_is_named_and_env_left_unchanged(name):
     assert state() == around and env.transforms[1].seen == seen
     assert all(vars(env.transforms[1])[key] is value for key, value in attributes.items())
     if draws:
-        with pytest.raises(TypeError, match=r"^transforms\[1\] .* drew from .*: draw from a stream"):
+        with pytest.raises(
+            TypeError, match=r"^transforms\[1\] .* drew from .*: draw from a stream"
+        ):
             after(eager, 1)
     elif name != "ReadsTheClock":
         assert_same(play(env, 20, td)[0], play(eager, 20, eager_td)[0])
@@ -101,8 +140,13 @@ class DrawsInReset(T.Transform):
 
 
 def test_transform_over_host_stepped_env_is_named():
-    with pytest.raises(ValueError, match=r"DrawsInReset\.reset: it draws from PyTorch's global generator"):
-        tw.compile(tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), DrawsInReset()), backend="aot_eager")
+    with pytest.raises(
+        ValueError, match=r"DrawsInReset\.reset: it draws from PyTorch's global generator"
+    ):
+        tw.compile(
+            tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), DrawsInReset()),
+            backend="aot_eager",
+        )
     for name in ("Branches", "DrawsFromTorch", "CountsInPython"):
         env = tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), refused(name))
         with pytest.raises(ValueError, match=f"^compile cannot trace .*{TRANSFORMS[name][1]}"):
@@ -114,7 +158,12 @@ class Agent:
     """A plain Python object with state of many kinds. It is no module."""
 
     def __init__(self):
-        self.calls, self.recent, self.seen, self.names = 0, collections.deque([1], maxlen=2), [], {"a"}
+        self.calls, self.recent, self.seen, self.names = (
+            0,
+            collections.deque([1], maxlen=2),
+            [],
+            {"a"},
+        )
         self.sums, self.table, self.numbers = np.zeros(3), {"calls": 0}, itertools.count()
         self.hidden, self.shift = torch.zeros(NUM_ENVS, 6), None
 
@@ -156,16 +205,31 @@ def keeps_first_tensor(agent, td):
 NO_MODULE = "the policy: it uses a tensor that none of its modules holds"
 POLICIES = {
     "increments": (increments, r"changes Agent.calls\. Register a buffer"),
-    "appends to a deque": (lambda agent, td: agent.recent.append(2) or act(td, sum(agent.recent)), "changes Agent.recent"),
-    "appends to a list": (lambda agent, td: agent.seen.append(1) or act(td, len(agent.seen)), "changes Agent.seen"),
-    "adds to a set": (lambda agent, td: agent.names.add("b") or act(td, len(agent.names)), "changes Agent.names"),
+    "appends to a deque": (
+        lambda agent, td: agent.recent.append(2) or act(td, sum(agent.recent)),
+        "changes Agent.recent",
+    ),
+    "appends to a list": (
+        lambda agent, td: agent.seen.append(1) or act(td, len(agent.seen)),
+        "changes Agent.seen",
+    ),
+    "adds to a set": (
+        lambda agent, td: agent.names.add("b") or act(td, len(agent.names)),
+        "changes Agent.names",
+    ),
     "sets an item": (sets_item, "changes Agent.table"),
     "adds to an array": (adds_to_array, "changes Agent.sums"),
     "counts in a global": (counts_in_global, "changes the global COUNT"),
     "keeps the first tensor": (keeps_first_tensor, "changes Agent.shift"),
-    "iterates": (lambda agent, td: act(td, next(agent.numbers)), "computes different things in two calls"),
+    "iterates": (
+        lambda agent, td: act(td, next(agent.numbers)),
+        "computes different things in two calls",
+    ),
     "reads a global tensor": (lambda agent, td: act(td, TABLE), NO_MODULE),
-    "reads its tensor": (lambda agent, td: torch.tanh(agent.hidden + td["observation"][:, :6]), NO_MODULE),
+    "reads its tensor": (
+        lambda agent, td: torch.tanh(agent.hidden + td["observation"][:, :6]),
+        NO_MODULE,
+    ),
     "branches": (
         lambda agent, td: act(td, 1 if td["observation"].sum() > 0 else 2),
         "the policy: it reads values on the host",
@@ -186,7 +250,10 @@ def test_policy_is_refused_and_its_state_left_as_it_was(name):
         tw.compile(collect, backend="aot_eager")
     assert not collect.is_compiled and COUNT == 0
     if name != "iterates":
-        assert all(vars(agent)[key] is value and repr(value) == text for key, (value, text) in before.items())
+        assert all(
+            vars(agent)[key] is value and repr(value) == text
+            for key, (value, text) in before.items()
+        )
 
 
 def test_variable_of_a_closure_is_named_and_left_as_it_was():
@@ -205,12 +272,18 @@ def test_variable_of_a_closure_is_named_and_left_as_it_was():
 class HalfReward(tw.Wrapper):
     def _step(self, action):
         successor = self.env._step(action)
-        return successor.set("reward", successor["reward"] * (0.5 if successor["reward"].sum() > 0 else 1))
+        return successor.set(
+            "reward", successor["reward"] * (0.5 if successor["reward"].sum() > 0 else 1)
+        )
 
 
 class ReadsMask(ScriptedEnv):
     def _reset(self, mask, options=None):
-        return super()._reset(mask) if mask.tensor.any() else TensorDict({"observation": self._observation_now()}, [NUM_ENVS])
+        return (
+            super()._reset(mask)
+            if mask.tensor.any()
+            else TensorDict({"observation": self._observation_now()}, [NUM_ENVS])
+        )
 
 
 def twice(target):
@@ -230,20 +303,60 @@ def test_bad_target_or_argument_is_refused():
     for call, error, message in [
         (lambda: eager(HalfReward(bare())), ValueError, "HalfReward._step: it reads values"),
         (lambda: eager(ReadsMask(NUM_ENVS)), ValueError, "ReadsMask._reset: it reads values"),
-        (lambda: eager(tw.make("CartPole-v1", 2, backend="gymnasium")), ValueError, "nothing to compile: a simulator"),
-        (lambda: eager(tw.Collector(gymnasium_cartpole(), None, 3)), ValueError, "CartPole-v1.*: compile the env"),
+        (
+            lambda: eager(tw.make("CartPole-v1", 2, backend="gymnasium")),
+            ValueError,
+            "nothing to compile: a simulator",
+        ),
+        (
+            lambda: eager(tw.Collector(gymnasium_cartpole(), None, 3)),
+            ValueError,
+            "CartPole-v1.*: compile the env",
+        ),
         (lambda: twice(bare()), ValueError, "<ScriptedEnv.* is already compiled"),
         (lambda: twice(gymnasium_cartpole()), ValueError, "is already compiled"),
-        (lambda: twice(tw.Collector(bare(), None, 3)), ValueError, "Collector.* is already compiled"),
-        (lambda: eager(tw.Collector(eager(bare()), None, 3)), ValueError, "^<ScriptedEnv.* is already compiled"),
-        (lambda: tw.Wrapper(eager(bare())), ValueError, "needs an env that is not compiled, but got .*: compile it last"),
-        (lambda: tw.TransformedEnv(eager(gymnasium_cartpole()), T.TimeLimit(3)), ValueError, "an env that is not compiled"),
-        (lambda: eager(tw.Collector(bare(), None, 3), unroll=0), ValueError, "unroll as an integer of at least 1, but got 0"),
-        (lambda: tw.compile(bare(), backend="nope"), ValueError, "a backend of torch.compile, but got 'nope'"),
-        (lambda: eager(bare(), options={"cpp_wrapper": False}), ValueError, 'backend="inductor" for options, but got .eager.'),
+        (
+            lambda: twice(tw.Collector(bare(), None, 3)),
+            ValueError,
+            "Collector.* is already compiled",
+        ),
+        (
+            lambda: eager(tw.Collector(eager(bare()), None, 3)),
+            ValueError,
+            "^<ScriptedEnv.* is already compiled",
+        ),
+        (
+            lambda: tw.Wrapper(eager(bare())),
+            ValueError,
+            "needs an env that is not compiled, but got .*: compile it last",
+        ),
+        (
+            lambda: tw.TransformedEnv(eager(gymnasium_cartpole()), T.TimeLimit(3)),
+            ValueError,
+            "an env that is not compiled",
+        ),
+        (
+            lambda: eager(tw.Collector(bare(), None, 3), unroll=0),
+            ValueError,
+            "unroll as an integer of at least 1, but got 0",
+        ),
+        (
+            lambda: tw.compile(bare(), backend="nope"),
+            ValueError,
+            "a backend of torch.compile, but got 'nope'",
+        ),
+        (
+            lambda: eager(bare(), options={"cpp_wrapper": False}),
+            ValueError,
+            'backend="inductor" for options, but got .eager.',
+        ),
         (lambda: eager(nn.Linear(2, 2)), TypeError, "an Env or a Collector, but got Linear"),
         (lambda: eager(bare), TypeError, "an Env or a Collector, but got function"),
-        (lambda: eager(tw.Collector(bare(), None, 3, keys=["value"])), ValueError, r"keys among .*, but got \['value'\]"),
+        (
+            lambda: eager(tw.Collector(bare(), None, 3, keys=["value"])),
+            ValueError,
+            r"keys among .*, but got \['value'\]",
+        ),
     ]:
         with pytest.raises(error, match=message):
             call()
@@ -276,5 +389,7 @@ def test_compile_before_the_first_reset_changes_nothing():
     before = buffers(env)
     tw.compile(env, backend="eager")
     assert_same(buffers(env), before)
-    with pytest.raises(RuntimeError, match=r"CartPole-v1 has not been reset yet: call reset\(\) before step\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"CartPole-v1 has not been reset yet: call reset\(\) before step\(\)"
+    ):
         env.step(TensorDict({"action": env.sample_action()}, [NUM_ENVS]))

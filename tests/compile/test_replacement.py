@@ -37,18 +37,30 @@ def write(network, change):
 
 
 CHANGES = {
-    "a hook": lambda network: network.head.register_forward_hook(lambda module, inputs, output: output * 3),
+    "a hook": lambda network: network.head.register_forward_hook(
+        lambda module, inputs, output: output * 3
+    ),
     "a layer": lambda network: setattr(network.body, "0", Network(1).body[0]),
     "another dtype": lambda network: network.double().head.bias.add_(1),
     "bfloat16": lambda network: network.bfloat16(),
-    "untied weights": lambda network: setattr(network.tail, "weight", nn.Parameter(network.head.weight * -1)),
-    "another layout": lambda network: write(network, lambda weight: (weight * 2).t().contiguous().t()),
-    "memory with gaps": lambda network: write(network, lambda weight: torch.stack([weight * 2, weight * 0 + 9], -1)[..., 0]),
-    "an expanded buffer": lambda network: setattr(network.body[1], "running_mean", torch.full((1,), 0.7).expand(8)),
+    "untied weights": lambda network: setattr(
+        network.tail, "weight", nn.Parameter(network.head.weight * -1)
+    ),
+    "another layout": lambda network: write(
+        network, lambda weight: (weight * 2).t().contiguous().t()
+    ),
+    "memory with gaps": lambda network: write(
+        network, lambda weight: torch.stack([weight * 2, weight * 0 + 9], -1)[..., 0]
+    ),
+    "an expanded buffer": lambda network: setattr(
+        network.body[1], "running_mean", torch.full((1,), 0.7).expand(8)
+    ),
     "a step of batch norm": lambda network: network.body[1].running_mean.add_(1),
     "an attribute": lambda network: setattr(network, "head", Network(1).head),
     "a parametrization": parametrize,
-    "an assigned state_dict": lambda network: network.load_state_dict(Network(1).state_dict(), assign=True),
+    "an assigned state_dict": lambda network: network.load_state_dict(
+        Network(1).state_dict(), assign=True
+    ),
 }
 
 
@@ -67,9 +79,16 @@ def assert_followed(policy, change, backend, tolerance=AOT):
 
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_change_of_a_network_is_followed(quick):
-    for name in [*CHANGES][:1] if quick else [*CHANGES][1:]:  # replaced layers are in the tests of holders too
+    for name in (
+        [*CHANGES][:1] if quick else [*CHANGES][1:]
+    ):  # replaced layers are in the tests of holders too
         network = Network()
-        assert_followed(network, functools.partial(CHANGES[name], network), "eager", 1e-2 if name == "bfloat16" else AOT)
+        assert_followed(
+            network,
+            functools.partial(CHANGES[name], network),
+            "eager",
+            1e-2 if name == "bfloat16" else AOT,
+        )
 
 
 @pytest.mark.full
@@ -105,7 +124,9 @@ HOLDERS = {
 @pytest.mark.parametrize("name", mostly_full(HOLDERS, "a lambda"))
 def test_module_is_found_through_any_holder(name):
     agent = Agent()
-    assert_followed(HOLDERS[name](agent), functools.partial(CHANGES["a layer"], agent.network), "eager")
+    assert_followed(
+        HOLDERS[name](agent), functools.partial(CHANGES["a layer"], agent.network), "eager"
+    )
 
 
 def test_variables_of_a_function_can_be_rebound():
@@ -137,7 +158,12 @@ def test_what_changes_back_takes_no_further_graph(graphs):
     network = Network()
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), network, 3), backend="counting")
     expected, weight = collect(collect.env.reset(seed=0))[0], network.body[0].weight
-    for change in (torch.Tensor.double, torch.Tensor.float, torch.Tensor.double, torch.Tensor.float):
+    for change in (
+        torch.Tensor.double,
+        torch.Tensor.float,
+        torch.Tensor.double,
+        torch.Tensor.float,
+    ):
         network.to(change(torch.zeros(1)).dtype)
         assert_same(collect(collect.env.reset(seed=0))[0], expected, AOT)
     assert len(graphs) == 2 and network.body[0].weight is weight
@@ -149,7 +175,13 @@ def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
     tw.compile(compiled, backend="eager")
 
     def act_and_keep(td):
-        return td.update({"action": second(td), "value": td["observation"].sum(1), "log_prob": torch.zeros(NUM_ENVS, 2)})
+        return td.update(
+            {
+                "action": second(td),
+                "value": td["observation"].sum(1),
+                "log_prob": torch.zeros(NUM_ENVS, 2),
+            }
+        )
 
     for policy in (act_and_keep, None, first):
         compiled.policy = eager.policy = policy
@@ -160,7 +192,9 @@ def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("where", mostly_full(["in the policy", "around the call"], "around the call"))
+@pytest.mark.parametrize(
+    "where", mostly_full(["in the policy", "around the call"], "around the call")
+)
 def test_autocast_matches_eager(where):
     network = Network()
 
@@ -171,9 +205,16 @@ def test_autocast_matches_eager(where):
 
     compiled, eager = (tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3) for _ in range(2))
     tw.compile(compiled, backend="eager")
-    for dtype, tolerance in ((None, AOT), (torch.bfloat16, 1e-2), (torch.float16, 1e-3), (None, AOT)):
+    for dtype, tolerance in (
+        (None, AOT),
+        (torch.bfloat16, 1e-2),
+        (torch.float16, 1e-3),
+        (None, AOT),
+    ):
         with torch.autocast("cpu", dtype, enabled=dtype is not None and where == "around the call"):
-            data, expected = (collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager))
+            data, expected = (
+                collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager)
+            )
         assert_same(data, expected, 1e-2 if where == "in the policy" else tolerance)
 
 
@@ -198,8 +239,12 @@ def test_action_out_of_bounds_is_refused_as_in_eager_mode(at, unroll):
         td = collect.env.reset(seed=0)
         if at > 3:
             _, td = collect(td)
-        with pytest.raises(ValueError, match=r"CartPole-v1 needs an action in Discrete\(2\), but (got|the policy)"):
+        with pytest.raises(
+            ValueError, match=r"CartPole-v1 needs an action in Discrete\(2\), but (got|the policy)"
+        ):
             collect(td)
-        with pytest.raises(RuntimeError, match=r"CartPole-v1 may hold .* call reset\(\), or restore\(\)"):
+        with pytest.raises(
+            RuntimeError, match=r"CartPole-v1 may hold .* call reset\(\), or restore\(\)"
+        ):
             collect(td)
         collect(collect.env.reset(seed=0))

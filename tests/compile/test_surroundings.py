@@ -48,5 +48,7 @@ assert settings() == before[1], "settings have changed"
 
 @pytest.mark.full
 def test_the_users_own_graphs_and_settings_stay_as_they_were():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]

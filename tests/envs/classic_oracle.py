@@ -33,7 +33,8 @@ INITIAL = {  # bounds of initial states, by field
 ANYWHERE = {  # bounds that include states beyond the limits, and speeds that cross them in one step
     "CartPole-v1": [(-2.6, 2.6), (-3, 3), (-0.24, 0.24), (-3, 3)],
     "Pendulum-v1": [(-12, 12), (-8, 8)],
-    "Acrobot-v1": [(-math.pi, math.pi)] * 2 + [(-4 * math.pi, 4 * math.pi), (-9 * math.pi, 9 * math.pi)],
+    "Acrobot-v1": [(-math.pi, math.pi)] * 2
+    + [(-4 * math.pi, 4 * math.pi), (-9 * math.pi, 9 * math.pi)],
     "MountainCar-v0": [(-1.2, 0.6), (-0.07, 0.07)],
     "MountainCarContinuous-v0": [(-1.2, 0.6), (-0.07, 0.07)],
 }
@@ -58,7 +59,9 @@ class ComputesAsUnderNumpy2(gymnasium.Wrapper):
 
 
 def make_gymnasium(id, max_episode_steps=None, book_or_nips=None, **kwargs):
-    single = gymnasium.make(id, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
+    single = gymnasium.make(
+        id, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs
+    )
     if book_or_nips is not None:
         single.unwrapped.book_or_nips = book_or_nips
     single.reset(seed=0)
@@ -127,8 +130,12 @@ def deviations(env, id, initial, episodes, resync=None):
     for step in range(max(map(len, episodes))):
         alive = [i for i, episode in enumerate(episodes) if step < len(episode)]
         if resync is not None and step and step % resync == 0:
-            inject(env, as_state(id, [episode[min(step, len(episode)) - 1][1] for episode in episodes]))
-        successor, states = step_all(env, [episode[min(step, len(episode) - 1)][0] for episode in episodes])
+            inject(
+                env, as_state(id, [episode[min(step, len(episode)) - 1][1] for episode in episodes])
+            )
+        successor, states = step_all(
+            env, [episode[min(step, len(episode) - 1)][0] for episode in episodes]
+        )
         theirs = zip(*(episodes[i][step] for i in alive), strict=True)
         _, state, observation, reward, terminated, truncated = map(np.array, theirs)
         for name, ours, other in (
@@ -149,5 +156,12 @@ def step_each(id, states, actions, **kwargs):
         single.reset()
         single.unwrapped.state = as_state(id, state)
         observation, reward, terminated, _, _ = single.step(action)
-        results.append((np.array(single.unwrapped.state, np.float64), np.array(observation), reward, terminated))
+        results.append(
+            (
+                np.array(single.unwrapped.state, np.float64),
+                np.array(observation),
+                reward,
+                terminated,
+            )
+        )
     return map(np.array, zip(*results, strict=True))

@@ -43,7 +43,9 @@ def test_compiled_float32_state_with_float64_matches_eager():
         inject(env, as_state(id, initial))
     for _ in range(12):  # past the end of two episodes
         action = 2 * eager.sample_action()
-        (one, td), (two, other) = (e.step(td.set("action", action)) for e, td in zip((eager, graph), tds, strict=True))
+        (one, td), (two, other) = (
+            e.step(td.set("action", action)) for e, td in zip((eager, graph), tds, strict=True)
+        )
         torch.testing.assert_close(one["next"].to_dict(), two["next"].to_dict(), rtol=0, atol=1e-8)
         torch.testing.assert_close(td["observation"], other["observation"], rtol=0, atol=1e-8)
         tds = [td, other]
@@ -52,7 +54,10 @@ def test_compiled_float32_state_with_float64_matches_eager():
 @pytest.mark.parametrize("id", IDS)
 def test_render_matches_gymnasium(id):
     pytest.importorskip("pygame")
-    env, single = tw.make(id, 4, render_mode="rgb_array"), gymnasium.make(id, render_mode="rgb_array")
+    env, single = (
+        tw.make(id, 4, render_mode="rgb_array"),
+        gymnasium.make(id, render_mode="rgb_array"),
+    )
     env.reset(seed=0)
     single.reset(seed=0)
     states = sample_states(ANYWHERE[id], 4, np.random.default_rng(0)).astype(np.float32)

@@ -59,7 +59,10 @@ def test_float64_episodes_match_gymnasium(id, setting):
     bounds, count, limit, skills, resync = setting
     random = np.random.default_rng(1)
     initial, single = sample_states(bounds[id], count, random), make_gymnasium(id, limit)
-    episodes = [play_gymnasium(single, id, initial[i], skills[i % len(skills)], random) for i in range(count)]
+    episodes = [
+        play_gymnasium(single, id, initial[i], skills[i % len(skills)], random)
+        for i in range(count)
+    ]
     env = tw.make(id, count, dtype=torch.float64, max_episode_steps=limit)
     off = deviations(env, id, initial, episodes, resync.get(id))
     state, observation = DEVIATIONS[id]
@@ -99,7 +102,10 @@ def test_step_from_any_state_matches_gymnasium(id, kwargs, dtype):
 
 def test_auto_reset_episodes_end_as_in_gymnasium():
     # Each episode of torchwrap's env is replayed in Gymnasium from its initial state.
-    env, single = FunctionalEnv(CartPole(dtype=torch.float64), 16, max_episode_steps=30), make_gymnasium("CartPole-v1", 30)
+    env, single = (
+        FunctionalEnv(CartPole(dtype=torch.float64), 16, max_episode_steps=30),
+        make_gymnasium("CartPole-v1", 30),
+    )
     td, random, ended = env.reset(seed=3), np.random.default_rng(2), 0
     initial, actions = state_of(env), [[] for _ in range(16)]
     for _ in range(120):
@@ -112,8 +118,12 @@ def test_auto_reset_episodes_end_as_in_gymnasium():
             single.unwrapped.state = tuple(initial[i])
             *before, (observation, _, *flags, _) = [single.step(action) for action in actions[i]]
             assert not any(terminated or truncated for _, _, terminated, truncated, _ in before)
-            np.testing.assert_allclose(transition["next", "observation"][i].numpy(), observation, rtol=2e-7, atol=1e-12)
-            assert [transition["next", key][i].item() for key in ("terminated", "truncated")] == flags and any(flags)
+            np.testing.assert_allclose(
+                transition["next", "observation"][i].numpy(), observation, rtol=2e-7, atol=1e-12
+            )
+            assert [
+                transition["next", key][i].item() for key in ("terminated", "truncated")
+            ] == flags and any(flags)
             initial[i], actions[i], ended = state_of(env)[i], [], ended + 1
     assert ended > 60
 
@@ -124,7 +134,9 @@ def test_states_at_the_limits_are_not_terminal():
     for field, limit in (("x", 2.4), ("theta", 12 * 2 * math.pi / 360)):
         for sign in (1, -1):
             inject(env, np.zeros((2, 4)))
-            env.state[field].copy_(sign * torch.tensor([limit, np.nextafter(limit, 9)], dtype=torch.float64))
+            env.state[field].copy_(
+                sign * torch.tensor([limit, np.nextafter(limit, 9)], dtype=torch.float64)
+            )
             assert env.func_env.terminal(env.state, rng=None).tolist() == [False, True]
 
 
@@ -144,8 +156,24 @@ def test_nan_in_one_row_does_not_reach_the_others():
 
 def test_acrobot_angles_wrap_as_in_gymnasium():
     above, below = np.nextafter(math.pi, 4), np.nextafter(-math.pi, -4)
-    angles = [(math.pi, 0), (-math.pi, 0), (0, math.pi), (0, -math.pi), (math.pi, math.pi), (-math.pi, math.pi), (above, 0)]
-    angles += [(below, 0), (0, above), (6.5, 0), (-6.5, 0), (10, -10), (-17.5, 23.25), (100.0, -1000.0)]
+    angles = [
+        (math.pi, 0),
+        (-math.pi, 0),
+        (0, math.pi),
+        (0, -math.pi),
+        (math.pi, math.pi),
+        (-math.pi, math.pi),
+        (above, 0),
+    ]
+    angles += [
+        (below, 0),
+        (0, above),
+        (6.5, 0),
+        (-6.5, 0),
+        (10, -10),
+        (-17.5, 23.25),
+        (100.0, -1000.0),
+    ]
     initial = np.array([[*each, 0.0, 0.0] for each in angles])
     state, *_ = step_each("Acrobot-v1", initial, [1] * len(angles))
     env = FunctionalEnv(Acrobot(dtype=torch.float64), len(angles))
@@ -157,7 +185,10 @@ def test_acrobot_angles_wrap_as_in_gymnasium():
 
 def test_acrobot_torque_noise_is_uniform_and_independent_between_steps():
     count = 5_000
-    single, env = AcrobotEnv(), FunctionalEnv(Acrobot(torque_noise_max=0.5, dtype=torch.float64), count)
+    single, env = (
+        AcrobotEnv(),
+        FunctionalEnv(Acrobot(torque_noise_max=0.5, dtype=torch.float64), count),
+    )
     single.reset(seed=0)
     torques, speeds = np.linspace(0.4, 1.6, 200), []
     for torque in torques:
@@ -183,7 +214,11 @@ def test_acrobot_torque_noise_is_uniform_and_independent_between_steps():
     ids=["discrete", "continuous"],
 )
 def test_mountain_car_goal_includes_its_bounds(functions, goal):
-    below = np.nextafter(np.float32(goal), np.float32(0)) if functions is MountainCarContinuous else np.nextafter(goal, 0)
+    below = (
+        np.nextafter(np.float32(goal), np.float32(0))
+        if functions is MountainCarContinuous
+        else np.nextafter(goal, 0)
+    )
     func_env = functions(goal_velocity=0.03125, dtype=torch.float64)
     env = FunctionalEnv(func_env, 4)
     env.reset(seed=0)

@@ -19,9 +19,13 @@ WITH_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    ("id", "options", "bounds"), [*((id, None, INITIAL[id]) for id in IDS), *((id, *WITH_OPTIONS[id]) for id in IDS)], ids=str
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize(
+    ("id", "options", "bounds"),
+    [*((id, None, INITIAL[id]) for id in IDS), *((id, *WITH_OPTIONS[id]) for id in IDS)],
+    ids=str,
 )
 def test_initial_states_are_uniform_as_in_gymnasium(id, options, bounds, dtype):
     env, single = tw.make(id, 10_000, dtype=dtype), make_gymnasium(id)
@@ -32,21 +36,39 @@ def test_initial_states_are_uniform_as_in_gymnasium(id, options, bounds, dtype):
     env.reset(seed=0)
     for _ in range(2):
         env.reset(options=options)
-        for states, allowed in ((state_of(env), 0.0195), (np.array(theirs), 0.113)):  # exceeded once in a thousand
+        for states, allowed in (
+            (state_of(env), 0.0195),
+            (np.array(theirs), 0.113),
+        ):  # exceeded once in a thousand
             for column, (low, high) in zip(states.T, bounds, strict=True):
                 assert column.min() >= low - 1e-6 and column.max() <= high + 1e-6
                 uniform = lambda x, low=low, high=high: (x - low) / (high - low)  # noqa: E731
                 assert low == high or ks_distance(column, uniform) < allowed
-        columns = np.stack([column for column, (low, high) in zip(state_of(env).T, bounds, strict=True) if low < high])
+        columns = np.stack(
+            [
+                column
+                for column, (low, high) in zip(state_of(env).T, bounds, strict=True)
+                if low < high
+            ]
+        )
         correlation = np.atleast_2d(np.corrcoef(columns)) - np.eye(len(columns))
         assert np.abs(correlation).max() < 0.05  # fields are drawn independently
         assert len(np.unique(columns[0])) > 9_900
     env.reset()
-    assert all(column.max() <= high + 1e-6 for column, (_, high) in zip(state_of(env).T, INITIAL[id], strict=True))
+    assert all(
+        column.max() <= high + 1e-6
+        for column, (_, high) in zip(state_of(env).T, INITIAL[id], strict=True)
+    )
 
 
-INVALID = [{"low": 1.0, "high": 0.0}, {"high": -7}, *({"low": value} for value in ("a", None, -math.inf, math.nan))]
-OF_PENDULUM = [{name: value} for name in ("x_init", "y_init") for value in (-1, math.inf, math.nan, "a", None)]
+INVALID = [
+    {"low": 1.0, "high": 0.0},
+    {"high": -7},
+    *({"low": value} for value in ("a", None, -math.inf, math.nan)),
+]
+OF_PENDULUM = [
+    {name: value} for name in ("x_init", "y_init") for value in (-1, math.inf, math.nan, "a", None)
+]
 
 
 @pytest.mark.parametrize("id", IDS)
@@ -55,14 +77,18 @@ def test_reset_with_invalid_options_raises_and_changes_nothing(id):
     env.step(env.reset(seed=0).set("action", env.sample_action()))
     before = env.snapshot()["buffers"]
     for options in OF_PENDULUM if id == "Pendulum-v1" else INVALID:
-        with pytest.raises(ValueError, match=rf"{id}.reset needs options that fit initial\(\), but got \{{'"):
+        with pytest.raises(
+            ValueError, match=rf"{id}.reset needs options that fit initial\(\), but got \{{'"
+        ):
             env.reset(seed=5, options=options)
         if not any(value != value for value in options.values()):  # NumPy accepts NaN
             with pytest.raises((ValueError, OverflowError)):
                 single.reset(options=options)
     known = "'x_init', 'y_init'" if id == "Pendulum-v1" else "'low', 'high'"
     for name in ("hihg", "rng"):
-        with pytest.raises(ValueError, match=rf"needs options among \['state', {known}\], but got \['{name}'\]"):
+        with pytest.raises(
+            ValueError, match=rf"needs options among \['state', {known}\], but got \['{name}'\]"
+        ):
             env.reset(options={name: 1.0})
     after = env.snapshot()["buffers"]
     assert [name for name, value in before.items() if not torch.equal(value, after[name])] == []
@@ -70,12 +96,27 @@ def test_reset_with_invalid_options_raises_and_changes_nothing(id):
 
 def test_constructor_with_invalid_arguments_raises():
     cases = [
-        *((id, {"dtype": dtype}, "a dtype of torch.float32 or") for id in IDS for dtype in (torch.float16, "float32", None)),
+        *(
+            (id, {"dtype": dtype}, "a dtype of torch.float32 or")
+            for id in IDS
+            for dtype in (torch.float16, "float32", None)
+        ),
         *((id, {"length": 2}, "'length'") for id in IDS),
         *(("Pendulum-v1", {"g": g}, "g") for g in ("10", None, math.nan, [9.8])),
-        ("Acrobot-v1", {"book_or_nips": "paper"}, 'book_or_nips="book" or "nips", but got \'paper\''),
-        *(("Acrobot-v1", {"torque_noise_max": value}, "torque_noise_max") for value in (-0.1, "0", math.inf)),
-        *((id, {"goal_velocity": value}, "goal_velocity") for id in IDS[3:] for value in ("0", math.nan)),
+        (
+            "Acrobot-v1",
+            {"book_or_nips": "paper"},
+            'book_or_nips="book" or "nips", but got \'paper\'',
+        ),
+        *(
+            ("Acrobot-v1", {"torque_noise_max": value}, "torque_noise_max")
+            for value in (-0.1, "0", math.inf)
+        ),
+        *(
+            (id, {"goal_velocity": value}, "goal_velocity")
+            for id in IDS[3:]
+            for value in ("0", math.nan)
+        ),
     ]
     for id, arguments, match in cases:
         with pytest.raises((ValueError, TypeError), match=match):

@@ -41,10 +41,15 @@ class BroadcastWalk(Walk):
 
     def initial(self, rng, params=None, start=0.0):
         batch = rng.env.shape
-        return {"position": torch.zeros(*batch, 2) + start, "count": torch.zeros(batch, dtype=torch.int64)}
+        return {
+            "position": torch.zeros(*batch, 2) + start,
+            "count": torch.zeros(batch, dtype=torch.int64),
+        }
 
     def transition(self, state, action, rng, params=None):
-        moved = torch.stack([state["position"][..., 0] + action[..., 0], state["position"][..., 0]], -1)
+        moved = torch.stack(
+            [state["position"][..., 0] + action[..., 0], state["position"][..., 0]], -1
+        )
         return {"position": moved, "count": state["count"] + 1}
 
     def reward(self, state, action, next_state, rng, params=None):
@@ -83,11 +88,15 @@ class BroadcastNoisy(Noisy):
 class Nested(Walk):
     """Observations of a nested space."""
 
-    observation_space = spaces.Dict(at=spaces.Box(-np.inf, np.inf, (2,), np.float32), of=spaces.Tuple([spaces.Discrete(99)]))
+    observation_space = spaces.Dict(
+        at=spaces.Box(-np.inf, np.inf, (2,), np.float32), of=spaces.Tuple([spaces.Discrete(99)])
+    )
 
     def observation(self, state, rng, params=None):
         shape = state["count"].shape
-        return TensorDict({"at": state["position"], "of": TensorDict({"0": state["count"]}, shape)}, shape)
+        return TensorDict(
+            {"at": state["position"], "of": TensorDict({"0": state["count"]}, shape)}, shape
+        )
 
 
 class Plain(Nested):
@@ -123,7 +132,12 @@ class Aliasing(FuncEnv):
         return {"now": draw * 0, "before": draw * 0 - 1, "prize": 1 + draw, "over": draw < 0}
 
     def transition(self, state, action, rng, params=None):
-        return {"now": state["now"] + action[..., 0], "before": state["now"], "prize": state["prize"], "over": state["over"]}
+        return {
+            "now": state["now"] + action[..., 0],
+            "before": state["now"],
+            "prize": state["prize"],
+            "over": state["over"],
+        }
 
     def observation(self, state, rng, params=None):
         return state["before"][..., None]
@@ -139,18 +153,33 @@ class BroadcastAliasing(Aliasing):
     broadcasts = True
 
 
-PAIRS = ((Walk, BroadcastWalk), (Noisy, BroadcastNoisy), (Nested, BroadcastNested), (Itself, BroadcastItself))
-both_walks = pytest.mark.parametrize("func_env", [Walk(), BroadcastWalk()], ids=["vmap", "broadcast"])
-both_noisy = pytest.mark.parametrize("func_env", params({"vmap": Noisy(), "broadcast": BroadcastNoisy()}, quick=["broadcast"]))
-both_aliasing = pytest.mark.parametrize("func_env", [Aliasing(), BroadcastAliasing()], ids=["vmap", "broadcast"])
+PAIRS = (
+    (Walk, BroadcastWalk),
+    (Noisy, BroadcastNoisy),
+    (Nested, BroadcastNested),
+    (Itself, BroadcastItself),
+)
+both_walks = pytest.mark.parametrize(
+    "func_env", [Walk(), BroadcastWalk()], ids=["vmap", "broadcast"]
+)
+both_noisy = pytest.mark.parametrize(
+    "func_env", params({"vmap": Noisy(), "broadcast": BroadcastNoisy()}, quick=["broadcast"])
+)
+both_aliasing = pytest.mark.parametrize(
+    "func_env", [Aliasing(), BroadcastAliasing()], ids=["vmap", "broadcast"]
+)
 every_env = pytest.mark.parametrize(
-    "func_env", [Walk(), Itself(), BroadcastItself(), Nested(), Plain(), BroadcastNested()], ids=lambda f: type(f).__name__
+    "func_env",
+    [Walk(), Itself(), BroadcastItself(), Nested(), Plain(), BroadcastNested()],
+    ids=lambda f: type(f).__name__,
 )
 
 
 def odd(base=Walk, **functions):
     """A walk with some other functions."""
-    return type("Odd", (base,), {name: staticmethod(function) for name, function in functions.items()})()
+    return type(
+        "Odd", (base,), {name: staticmethod(function) for name, function in functions.items()}
+    )()
 
 
 def play(env, td, actions):
@@ -158,13 +187,22 @@ def play(env, td, actions):
     out = []
     for action in actions:
         transition, td = env.step(td.set("action", action))
-        out.append(torch.stack([transition["next"].clone(), TensorDict({**transition["next"], **td}, td.batch_size).clone()]))
+        out.append(
+            torch.stack(
+                [
+                    transition["next"].clone(),
+                    TensorDict({**transition["next"], **td}, td.batch_size).clone(),
+                ]
+            )
+        )
     return torch.stack(out), td
 
 
 def some_actions(env, steps, seed=0):
     """Random actions `(steps, num_envs, ...)` in [-1, 1]."""
-    return torch.empty(steps, *env.action_space.shape).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
+    return torch.empty(steps, *env.action_space.shape).uniform_(
+        -1, 1, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def equal(one, other):

@@ -1,7 +1,16 @@
 import gymnasium
 import pytest
 import torch
-from func_envs import PAIRS, BroadcastWalk, both_aliasing, both_walks, equal, odd, play, some_actions
+from func_envs import (
+    PAIRS,
+    BroadcastWalk,
+    both_aliasing,
+    both_walks,
+    equal,
+    odd,
+    play,
+    some_actions,
+)
 
 import torchwrap as tw
 from torchwrap import FunctionalEnv
@@ -23,8 +32,12 @@ def test_episode_matches_values_computed_by_hand(func_env):
         ([[-10, 0], [30, 10]], [-1, 1], [False, True], [False, True], [[-10, 0], [0, 0]]),
         ([[30, -10], [10, 0]], [5, 1], [True, False], [False, False], [[0, 0], [10, 0]]),
     ]
-    for action, (successor, reward, terminated, truncated, now) in zip(actions, expected, strict=True):
-        transition, td = env.step(td.set("action", torch.tensor(action, dtype=torch.float32).unsqueeze(-1)))
+    for action, (successor, reward, terminated, truncated, now) in zip(
+        actions, expected, strict=True
+    ):
+        transition, td = env.step(
+            td.set("action", torch.tensor(action, dtype=torch.float32).unsqueeze(-1))
+        )
         following = transition["next"]
         assert following["observation"].tolist() == successor
         assert following["reward"].squeeze(-1).tolist() == reward
@@ -74,7 +87,9 @@ def test_initial_in_broadcasting_style_gets_only_the_reset_rows():
     func_env.rows = None
     assert equal(env.reset(mask=torch.zeros(4, dtype=torch.bool)), td.select("observation"))
     assert func_env.rows is None
-    observation = env.reset(mask=torch.tensor([False, False, True, False]), options={"start": 7.0})["observation"]
+    observation = env.reset(mask=torch.tensor([False, False, True, False]), options={"start": 7.0})[
+        "observation"
+    ]
     assert observation.tolist() == [[0, 0], [0, 0], [70, 70], [0, 0]]
 
 
@@ -84,12 +99,20 @@ def test_initial_in_broadcasting_style_gets_only_the_reset_rows():
 @both_aliasing
 def test_functions_may_return_fields_of_the_state(func_env):
     # The transition moves a field to another, and the reward is a field of the previous state.
-    env = FunctionalEnv(odd(type(func_env), reward=lambda state, action, next_state, rng: state["now"]), 2)
+    env = FunctionalEnv(
+        odd(type(func_env), reward=lambda state, action, next_state, rng: state["now"]), 2
+    )
     td = env.reset(seed=0)
     for now in (2, 4, 6):
         transition, td = env.step(td.set("action", torch.full((2, 1), 2.0)))
-        assert transition["next", "observation"].tolist() == transition["next", "reward"].tolist() == [[now - 2]] * 2
-        assert env.state["now"].tolist() == [now] * 2 and env.state["before"].tolist() == [now - 2] * 2
+        assert (
+            transition["next", "observation"].tolist()
+            == transition["next", "reward"].tolist()
+            == [[now - 2]] * 2
+        )
+        assert (
+            env.state["now"].tolist() == [now] * 2 and env.state["before"].tolist() == [now - 2] * 2
+        )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -103,10 +126,20 @@ def test_episodes_from_given_states_equal_gymnasiums_from_them(compiled):
         for _ in range(4):
             one.step(torch.ones(3, dtype=torch.int64))
     rows, counted = torch.tensor([True, False, True]), env.transforms[1].statistics.count.clone()
-    given = dict(zip(raw.unwrapped.state, torch.tensor([[0.5, 0, 2.3], [1, 0, 0], [0.1, 0, 0], [0, 0, 2]]), strict=True))
+    given = dict(
+        zip(
+            raw.unwrapped.state,
+            torch.tensor([[0.5, 0, 2.3], [1, 0, 0], [0.1, 0, 0], [0, 0, 2]]),
+            strict=True,
+        )
+    )
     td, start = (one.reset(mask=rows, options={"state": given}) for one in (env, raw))
-    assert (td["observation"][rows][:, 0] == td["observation"][rows][:, 1]).all()  # a new episode's stack
-    assert (env.transforms[1].statistics.count - counted == 2).all() and env.elapsed_steps.tolist() == [0, 4, 0]
+    assert (
+        td["observation"][rows][:, 0] == td["observation"][rows][:, 1]
+    ).all()  # a new episode's stack
+    assert (
+        env.transforms[1].statistics.count - counted == 2
+    ).all() and env.elapsed_steps.tolist() == [0, 4, 0]
     assert start["observation"][rows].tolist() == torch.stack([*given.values()], 1)[rows].tolist()
     for row in (0, 2):
         oracle, number, done = gymnasium.make("CartPole-v1").unwrapped, 0, False
@@ -129,6 +162,9 @@ def test_episodes_from_given_states_equal_gymnasiums_from_them(compiled):
 
 def test_states_in_part_are_completed_by_initial():
     env, twin = (FunctionalEnv(CartPole(), 2) for _ in range(2))
-    mixed, drawn = env.reset(seed=3, options={"state": {"x": torch.tensor([1.0, 2.0])}}), twin.reset(seed=3)
+    mixed, drawn = (
+        env.reset(seed=3, options={"state": {"x": torch.tensor([1.0, 2.0])}}),
+        twin.reset(seed=3),
+    )
     assert mixed["observation"][:, 0].tolist() == [1, 2]
     assert torch.equal(mixed["observation"][:, 1:], drawn["observation"][:, 1:])

@@ -62,7 +62,9 @@ class ScalarTelling(FuncEnv):
         return {"luck": state["luck"], "twice": state["luck"], "far": state["x"] > 1}
 
 
-all_telling = pytest.mark.parametrize("func_env", [Telling(), BroadcastTelling()], ids=["vmap", "broadcast"])
+all_telling = pytest.mark.parametrize(
+    "func_env", [Telling(), BroadcastTelling()], ids=["vmap", "broadcast"]
+)
 
 
 # Info.
@@ -91,7 +93,13 @@ def test_info_that_no_class_overrides_is_left_out():
     for func_env in (Walk(), odd(state_info=lambda state: {})):
         env = FunctionalEnv(func_env, 2)
         transition, _ = env.step(env.reset().set("action", torch.zeros(2, 1)))
-        assert set(transition["next"].keys()) == {"observation", "reward", "terminated", "truncated", "done"}
+        assert set(transition["next"].keys()) == {
+            "observation",
+            "reward",
+            "terminated",
+            "truncated",
+            "done",
+        }
 
 
 def test_info_belongs_to_the_caller():
@@ -118,22 +126,31 @@ def test_entries_of_one_tensor_do_not_share_memory():
 @all_telling
 def test_info_of_a_repeated_action_is_that_of_the_last_step_taken_or_a_declared_sum(func_env):
     env = RepeatAction(FunctionalEnv(func_env, 2), 3, summed_info=["asked", "position"])
-    transition, _ = env.step(env.reset(seed=0).set("action", torch.tensor([[2.0], [0.5]])))  # env 0 ends after two
+    transition, _ = env.step(
+        env.reset(seed=0).set("action", torch.tensor([[2.0], [0.5]]))
+    )  # env 0 ends after two
     info = transition["next", "info"]
     assert info["count"].tolist() == [[2], [3]]
-    assert info["asked"].tolist() == [[4], [1.5]] and info["position"].tolist() == [[6, 2], [3, 1.5]]
+    assert info["asked"].tolist() == [[4], [1.5]] and info["position"].tolist() == [
+        [6, 2],
+        [3, 1.5],
+    ]
 
 
 def test_params_reach_the_optional_functions():
     weighing = odd(
         state_info=lambda state, params: {"weight": params["weight"]},
-        transition_info=lambda state, action, next_state, params: {"twice": params["weight"] + params["weight"]},
+        transition_info=lambda state, action, next_state, params: {
+            "twice": params["weight"] + params["weight"]
+        },
         truncated=lambda state, rng, params: params["weight"] > 1,
     )
     env = FunctionalEnv(weighing, 2, params={"weight": torch.tensor([1.0, 2.0])})
     transition, _ = env.step(env.reset().set("action", torch.zeros(2, 1)))
     following = transition["next"]
-    assert following["info", "weight"].tolist() == [[1], [2]] and following["info", "twice"].tolist() == [[2], [4]]
+    assert following["info", "weight"].tolist() == [[1], [2]] and following[
+        "info", "twice"
+    ].tolist() == [[2], [4]]
     assert following["truncated"].tolist() == [[False], [True]]
 
 
@@ -141,7 +158,9 @@ def test_params_reach_the_optional_functions():
 
 
 def test_truncated_counts_besides_the_limit_and_terminal():
-    env = FunctionalEnv(odd(truncated=lambda state, rng: state["position"][0] <= -2), 3, max_episode_steps=3)
+    env = FunctionalEnv(
+        odd(truncated=lambda state, rng: state["position"][0] <= -2), 3, max_episode_steps=3
+    )
     td = env.reset(seed=0)
     expected = [  # terminated and truncated of each env, which go by -1, 0 and 1.5
         ([False, False, False], [False, False, False]),
@@ -165,5 +184,7 @@ def test_each_env_is_truncated_at_a_limit_of_its_own(base):
     kind = odd(base, truncated=lambda state, rng, params: rng.draw >= params["limit"])
     env = FunctionalEnv(kind, 4, params={"limit": torch.tensor([1, 2, 5, 2])})
     out, _ = play(env, env.reset(seed=0), torch.zeros(11, 4, 1))
-    assert out[:, 0]["truncated"].squeeze(-1).tolist() == [[step % n == 0 for n in (1, 2, 5, 2)] for step in range(1, 12)]
+    assert out[:, 0]["truncated"].squeeze(-1).tolist() == [
+        [step % n == 0 for n in (1, 2, 5, 2)] for step in range(1, 12)
+    ]
     assert not out[:, 0]["terminated"].any()

@@ -24,7 +24,9 @@ from torchwrap import FunctionalEnv
 from torchwrap.testing import check_env
 
 CONTRACT = {
-    "a field as the observation": functools.partial(FunctionalEnv, BroadcastItself(), max_episode_steps=7),
+    "a field as the observation": functools.partial(
+        FunctionalEnv, BroadcastItself(), max_episode_steps=7
+    ),
     "a plain dict": functools.partial(FunctionalEnv, Plain(), max_episode_steps=7),
     "vmap": functools.partial(FunctionalEnv, Noisy(), max_episode_steps=7),
     "info": functools.partial(FunctionalEnv, ScalarTelling(), max_episode_steps=4),
@@ -43,7 +45,9 @@ def test_copy_continues_like_the_env_and_shares_no_memory(replicate):
     _, td = play(env, env.reset(seed=5), actions[:7])
     twin = replicate(env)
     assert equal(play(env, td.clone(), actions[7:])[0], play(twin, td.clone(), actions[7:])[0])
-    assert not {buffer.data_ptr() for buffer in env.buffers()} & {buffer.data_ptr() for buffer in twin.buffers()}
+    assert not {buffer.data_ptr() for buffer in env.buffers()} & {
+        buffer.data_ptr() for buffer in twin.buffers()
+    }
 
 
 @every_env

@@ -56,11 +56,15 @@ def different(n, first=0):
 @pytest.mark.parametrize("func_env", [Falling(), BroadcastFalling()], ids=["vmap", "broadcast"])
 def test_params_differ_between_envs(func_env):
     env = FunctionalEnv(func_env, 4, params=different(4))
-    singles = [FunctionalEnv(func_env, 1, first_index=row, params=different(1, row)) for row in range(4)]
+    singles = [
+        FunctionalEnv(func_env, 1, first_index=row, params=different(1, row)) for row in range(4)
+    ]
     actions = torch.zeros(20, 4, dtype=torch.int64)
     together, _ = play(env, env.reset(seed=1), actions)
     for row, single in enumerate(singles):
-        assert equal(together[:, :, row], play(single, single.reset(seed=1), actions[:, [row]])[0][:, :, 0])
+        assert equal(
+            together[:, :, row], play(single, single.reset(seed=1), actions[:, [row]])[0][:, :, 0]
+        )
     assert together[0, 0]["reward"].flatten().tolist() == [1, 2, 3, 4]
     env.params["gravity"].fill_(7)
     assert play(env, env.reset(), actions[:1])[0][0, 0]["reward"].flatten().tolist() == [7, 7, 7, 7]
@@ -89,7 +93,10 @@ def test_one_call_raises_a_number_during_training_in_every_kind_of_env(kind, reg
         tw.register("test/Level-v0", NativeLevel, max_episode_steps=50)
         env = tw.make("test/Level-v0", 2, params={**different(2), "level": torch.ones(2)})
         assert torch.equal(tw.make(env.spec).params["level"], torch.ones(2))
-        with pytest.raises(ValueError, match="params only for ids of register, whose functions read them, but got 'CartPo"):
+        with pytest.raises(
+            ValueError,
+            match="params only for ids of register, whose functions read them, but got 'CartPo",
+        ):
             tw.make("CartPole-v1", 2, params={"level": torch.ones(2)})
     else:
         gymnasium.register("test/Level-v1", entry_point=Level)
@@ -100,9 +107,14 @@ def test_one_call_raises_a_number_during_training_in_every_kind_of_env(kind, reg
         for level in (1.0, 3.0, 7.0):
             assert env.set_wrapper_attr("level", level)
             reward = env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "reward"]
-            assert reward.tolist() == [[level], [level]] and list(env.get_wrapper_attr("level")) == [level, level]
+            assert reward.tolist() == [[level], [level]] and list(
+                env.get_wrapper_attr("level")
+            ) == [level, level]
         if kind in ("native", "compiled"):
-            with pytest.raises(ValueError, match=r"a value for params\['level'\] that broadcasts to \(2,\), but got \[1, 2"):
+            with pytest.raises(
+                ValueError,
+                match=r"a value for params\['level'\] that broadcasts to \(2,\), but got \[1, 2",
+            ):
                 env.set_wrapper_attr("level", [1, 2, 3])
 
 

@@ -26,7 +26,9 @@ def test_draws_of_the_functions_of_one_step_are_independent():
     telling = odd(
         BroadcastNoisy,
         transition=lambda state, action, rng: {"position": random.uniform(rng, shape=(3,))},
-        observation=lambda state, rng: torch.cat([state["position"][..., :2], random.uniform(rng, shape=(1,))], -1),
+        observation=lambda state, rng: torch.cat(
+            [state["position"][..., :2], random.uniform(rng, shape=(1,))], -1
+        ),
         reward=lambda state, action, next_state, rng: random.uniform(rng, shape=(1,))[..., 0],
         terminal=lambda state, rng: random.uniform(rng, shape=(1,))[..., 0] < 0.5,
     )
@@ -34,7 +36,11 @@ def test_draws_of_the_functions_of_one_step_are_independent():
     td = env.reset(seed=0)
     columns = [*td["observation"].unbind(-1)]
     following = env.step(td.set("action", torch.zeros(5000, 3)))[0]["next"]
-    columns += [*following["observation"].unbind(-1), following["reward"][:, 0], following["terminated"][:, 0].float()]
+    columns += [
+        *following["observation"].unbind(-1),
+        following["reward"][:, 0],
+        following["terminated"][:, 0].float(),
+    ]
     assert (torch.corrcoef(torch.stack(columns)) - torch.eye(8)).abs().max() < 0.08
 
 
@@ -48,7 +54,10 @@ def test_partial_reset_with_a_seed_starts_the_first_episode_of_that_seed():
 
 
 def test_steps_move_neither_the_global_generator_nor_by_sampled_actions():
-    env, same = FunctionalEnv(Noisy(), 4, max_episode_steps=2), FunctionalEnv(Noisy(), 4, max_episode_steps=2)
+    env, same = (
+        FunctionalEnv(Noisy(), 4, max_episode_steps=2),
+        FunctionalEnv(Noisy(), 4, max_episode_steps=2),
+    )
     before = torch.get_rng_state()
     td, expected, actions = env.reset(seed=5), same.reset(seed=5), some_actions(env, 10)
     for action in actions:
@@ -62,7 +71,10 @@ def test_steps_move_neither_the_global_generator_nor_by_sampled_actions():
 @pytest.mark.cuda
 @pytest.mark.parametrize("func_env", [Noisy(), BroadcastNoisy()], ids=["vmap", "broadcast"])
 def test_trajectory_on_cuda_matches_the_cpu(func_env):
-    env, same = FunctionalEnv(func_env, 8, device="cuda", max_episode_steps=9), FunctionalEnv(func_env, 8, max_episode_steps=9)
+    env, same = (
+        FunctionalEnv(func_env, 8, device="cuda", max_episode_steps=9),
+        FunctionalEnv(func_env, 8, max_episode_steps=9),
+    )
     actions = some_actions(same, 40)
     out, _ = play(env, env.reset(seed=11), actions.cuda())
     expected, _ = play(same, same.reset(seed=11), actions)

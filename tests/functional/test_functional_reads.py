@@ -25,10 +25,22 @@ class Reading(FuncEnv):
 
     def __init__(self):
         self.number, self.tensor, self.array = 0.0, torch.zeros(1), np.zeros(1, np.float32)
-        self.items, self.named, self.config, self.module = [0.0], {"a": 0.0}, Config(), nn.BatchNorm1d(1)
+        self.items, self.named, self.config, self.module = (
+            [0.0],
+            {"a": 0.0},
+            Config(),
+            nn.BatchNorm1d(1),
+        )
 
     def total(self):
-        total = self.number + self.shared + self.items[0] + self.named["a"] + self.config.gain + float(self.array[0])
+        total = (
+            self.number
+            + self.shared
+            + self.items[0]
+            + self.named["a"]
+            + self.config.gain
+            + float(self.array[0])
+        )
         return total + self.tensor[0] + self.module.running_mean[0]
 
     def initial(self, rng, params=None):
@@ -69,8 +81,18 @@ def test_values_that_change_are_followed_by_the_next_step_and_reset():
     for change in changes:
         change()
         expected += 1
-        assert env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "reward"].tolist() == [[expected]] * 2
-        assert env.reset()["observation"].tolist() == env.reset(seed=0)["observation"].tolist() == [[expected]] * 2
+        assert (
+            env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "reward"].tolist()
+            == [[expected]] * 2
+        )
+        assert (
+            env.reset()["observation"].tolist()
+            == env.reset(seed=0)["observation"].tolist()
+            == [[expected]] * 2
+        )
     env.state["x"].data = torch.tensor([7.0, 8.0])
     env.share_memory()  # moves the memory of each buffer
-    assert env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "observation"].tolist() == [[7], [8]]
+    assert env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "observation"].tolist() == [
+        [7],
+        [8],
+    ]

@@ -21,7 +21,11 @@ def plan(env, state, actions):
     return total.squeeze(-1)
 
 
-TELLING = odd(Noisy, state_info=lambda state: {**state}, truncated=lambda state, rng: random.uniform(rng) < 0.2)
+TELLING = odd(
+    Noisy,
+    state_info=lambda state: {**state},
+    truncated=lambda state, rng: random.uniform(rng) < 0.2,
+)
 
 
 # It predicts what the env does.
@@ -36,7 +40,9 @@ def test_simulate_from_the_envs_state_returns_what_step_does(func_env):
         successor, state = env.simulate(env.state, action)
         assert changed(env, before) == []
         transition, _ = env.step(action)
-        assert equal(successor, transition["next"]) and set(successor.keys()) == set(transition["next"].keys())
+        assert equal(successor, transition["next"]) and set(successor.keys()) == set(
+            transition["next"].keys()
+        )
         going_on = ~transition["next", "done"].squeeze(-1)
         assert list(state) == env.fields
         for field, value in env.state.items():
@@ -61,7 +67,9 @@ def test_simulate_with_an_offset_returns_what_later_steps_do(func_env):
 
 
 def test_simulate_gets_the_params_of_each_env():
-    weighing = odd(reward=lambda state, action, next_state, rng, params: params["weight"] * action[0])
+    weighing = odd(
+        reward=lambda state, action, next_state, rng, params: params["weight"] * action[0]
+    )
     env = FunctionalEnv(weighing, 2, params={"weight": torch.tensor([2.0, 3.0])})
     action = torch.ones(2, 1, requires_grad=True)
     successor, _ = env.simulate(env.state, action)
@@ -77,7 +85,9 @@ def numpy_return(theta, theta_dot, torques):
     """The return of a plan for the pendulum, in float64, written from its equations."""
     total = 0.0
     for torque in torques:
-        total -= ((theta + np.pi) % (2 * np.pi) - np.pi) ** 2 + 0.1 * theta_dot**2 + 0.001 * torque**2
+        total -= (
+            ((theta + np.pi) % (2 * np.pi) - np.pi) ** 2 + 0.1 * theta_dot**2 + 0.001 * torque**2
+        )
         theta_dot = theta_dot + (15.0 * np.sin(theta) + 3.0 * torque) * 0.05
         theta = theta + 0.05 * theta_dot
     return total
@@ -89,7 +99,9 @@ def start(dtype=torch.float64):
     env.reset(seed=0)
     env.state["theta"].copy_(torch.tensor([0.5, -1.0, 2.0]))
     env.state["theta_dot"].copy_(torch.tensor([0.1, 0.4, -0.3]))
-    return env, torch.empty(HORIZON, 3, 1).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+    return env, torch.empty(HORIZON, 3, 1).uniform_(
+        -1, 1, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_gradient_of_a_return_equals_finite_differences_in_float64():
@@ -98,25 +110,42 @@ def test_gradient_of_a_return_equals_finite_differences_in_float64():
     state = {name: value.clone().requires_grad_() for name, value in env.state.items()}
     actions.requires_grad_()
     total = plan(env, state, actions)
-    by_action, by_theta, by_speed = torch.autograd.grad(total.sum(), [actions, state["theta"], state["theta_dot"]])
+    by_action, by_theta, by_speed = torch.autograd.grad(
+        total.sum(), [actions, state["theta"], state["theta_dot"]]
+    )
     for row in range(3):
-        given = np.array([env.state["theta"][row], env.state["theta_dot"][row], *actions.detach()[:, row, 0]], np.float64)
-        np.testing.assert_allclose(total[row].item(), numpy_return(given[0], given[1], given[2:]), rtol=1e-6)
+        given = np.array(
+            [env.state["theta"][row], env.state["theta_dot"][row], *actions.detach()[:, row, 0]],
+            np.float64,
+        )
+        np.testing.assert_allclose(
+            total[row].item(), numpy_return(given[0], given[1], given[2:]), rtol=1e-6
+        )
         expected = []
         for index in range(len(given)):
             shift = 1e-5 * np.eye(len(given))[index]
-            ends = [numpy_return(moved[0], moved[1], moved[2:]) for moved in (given + shift, given - shift)]
+            ends = [
+                numpy_return(moved[0], moved[1], moved[2:])
+                for moved in (given + shift, given - shift)
+            ]
             expected.append((ends[0] - ends[1]) / 2e-5)
         found = [by_theta[row], by_speed[row], *by_action[:, row, 0]]
-        np.testing.assert_allclose(torch.stack([value.double() for value in found]).numpy(), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            torch.stack([value.double() for value in found]).numpy(), expected, rtol=1e-5, atol=1e-6
+        )
     assert changed(env, before) == []
-    assert not any(buffer.requires_grad or buffer.grad_fn or buffer.grad is not None for buffer in env.buffers())
+    assert not any(
+        buffer.requires_grad or buffer.grad_fn or buffer.grad is not None
+        for buffer in env.buffers()
+    )
 
 
 def test_forward_mode_derivative_equals_the_gradient():
     env, actions = start()
     direction = torch.empty_like(actions).normal_(generator=torch.Generator().manual_seed(1))
-    _, along = torch.func.jvp(lambda actions: plan(env, env.state, actions), (actions,), (direction,))
+    _, along = torch.func.jvp(
+        lambda actions: plan(env, env.state, actions), (actions,), (direction,)
+    )
     gradient = torch.func.grad(lambda actions: plan(env, env.state, actions).sum())(actions)
     torch.testing.assert_close((gradient * direction).sum((0, 2)), along)
 
@@ -125,7 +154,9 @@ def test_vmap_over_plans_returns_what_each_plan_does():
     env, actions = start(torch.float32)
     plans = actions + torch.linspace(-1, 1, 5).view(-1, 1, 1, 1)
     returns = torch.vmap(lambda actions: plan(env, env.state, actions))(plans)
-    torch.testing.assert_close(returns, torch.stack([plan(env, env.state, actions) for actions in plans]))
+    torch.testing.assert_close(
+        returns, torch.stack([plan(env, env.state, actions) for actions in plans])
+    )
     assert returns.shape == (5, 3) and len(returns.unique()) == 15
 
 
@@ -179,7 +210,10 @@ def test_gradient_is_not_disturbed_by_later_steps_and_changed_actions():
 def test_results_belong_to_the_caller():
     still = odd(  # returns the action and fields of the state as they are
         Growth,
-        initial=lambda rng: {"x": random.uniform(rng, shape=(1,)), "goal": random.uniform(rng.fold_in(1))},
+        initial=lambda rng: {
+            "x": random.uniform(rng, shape=(1,)),
+            "goal": random.uniform(rng.fold_in(1)),
+        },
         transition=lambda state, action, rng: {"x": action, "goal": state["goal"]},
         observation=lambda state, rng: state["x"],
         reward=lambda state, action, next_state, rng: state["goal"],

@@ -13,7 +13,10 @@ from torchwrap import spaces
 def numbers(quick, full, long=0):
     """The parameter `number` of a test: so many stacks by default, so many with --full, and so many with the long tests."""
     marked = [pytest.param(number, marks=pytest.mark.full) for number in range(quick, full)]
-    marked += [pytest.param(number, marks=[pytest.mark.full, pytest.mark.long]) for number in range(full, long)]
+    marked += [
+        pytest.param(number, marks=[pytest.mark.full, pytest.mark.long])
+        for number in range(full, long)
+    ]
     return pytest.mark.parametrize("number", [*range(quick), *marked])
 
 
@@ -23,7 +26,9 @@ def repeatable(stack):
     try:
         yield
     except Exception as error:
-        raise AssertionError(f"seed {stack.seed}, {type(error).__name__}: {error}\n\n{stack.code}\n") from error
+        raise AssertionError(
+            f"seed {stack.seed}, {type(error).__name__}: {error}\n\n{stack.code}\n"
+        ) from error
 
 
 # Drawing.
@@ -38,26 +43,49 @@ class Operations:
         kinds: how often each kind is drawn, by name.
     """
 
-    KINDS = {"step": 16, "collect": 2, "masked reset": 3, "reset": 1, "mode": 1, "sample": 1, "write": 1}
+    KINDS = {
+        "step": 16,
+        "collect": 2,
+        "masked reset": 3,
+        "reset": 1,
+        "mode": 1,
+        "sample": 1,
+        "write": 1,
+    }
 
     def __init__(self, seed, env, kinds=None):
         self.rng, self.kinds = random.Random(f"operations {seed!r}"), kinds or self.KINDS
         self.space, self.num_envs = env.single_action_space, env.num_envs
         self.stream = tw.random.Stream(env.num_envs, seed=self.rng.randrange(2**32))
         functional = getattr(env.unwrapped, "func_env", None)
-        self.options = [None, None, {"start": 0.5}] if type(functional).__name__ == "Chase" else [None]
+        self.options = (
+            [None, None, {"start": 0.5}] if type(functional).__name__ == "Chase" else [None]
+        )
 
     def draw(self, kind=None):
         rng = self.rng
         kind = kind or rng.choices(list(self.kinds), self.kinds.values())[0]
         if kind == "step":
-            return {"kind": kind, "action": spaces.sample(self.space, self.stream), "bare": rng.random() < 0.3}
+            return {
+                "kind": kind,
+                "action": spaces.sample(self.space, self.stream),
+                "bare": rng.random() < 0.3,
+            }
         if kind == "masked reset":
             mask = torch.tensor([rng.random() < 0.4 for _ in range(self.num_envs)])
             mask[rng.randrange(self.num_envs)] = True
-            return {"kind": kind, "mask": mask, "seed": rng.choice([None, None, 3]), "options": rng.choice(self.options)}
+            return {
+                "kind": kind,
+                "mask": mask,
+                "seed": rng.choice([None, None, 3]),
+                "options": rng.choice(self.options),
+            }
         if kind == "reset":
-            return {"kind": kind, "seed": rng.choice([None, 5, 2**40 + 7]), "options": rng.choice(self.options)}
+            return {
+                "kind": kind,
+                "seed": rng.choice([None, 5, 2**40 + 7]),
+                "options": rng.choice(self.options),
+            }
         return {"kind": kind, "training": rng.random() < 0.5}
 
     def several(self, number):
@@ -103,7 +131,9 @@ def leaves_of(value):
 def tensors(result):
     """Copies of all tensors, by path."""
     return {
-        "/".join([name, *([path] if isinstance(path, str) else path)]): leaf.clone(memory_format=torch.contiguous_format)
+        "/".join([name, *([path] if isinstance(path, str) else path)]): leaf.clone(
+            memory_format=torch.contiguous_format
+        )
         for name, value in result.items()
         for path, leaf in leaves_of(value).items()
     }
@@ -126,7 +156,9 @@ def assert_same(given, expected, where, tolerance=None):
 
     None as the tolerance compares bits: signs of zeros and NaNs count. A number is relative and absolute, for floats.
     """
-    assert given.keys() == expected.keys(), f"{where}: {sorted(given.keys() ^ expected.keys())} in one of the two"
+    assert given.keys() == expected.keys(), (
+        f"{where}: {sorted(given.keys() ^ expected.keys())} in one of the two"
+    )
     for key, value in expected.items():
         other = given[key]
         layouts = [(tensor.dtype, tuple(tensor.shape)) for tensor in (other, value)]
@@ -134,8 +166,12 @@ def assert_same(given, expected, where, tolerance=None):
         if other.numpy().tobytes() == value.numpy().tobytes():
             continue
         within = tolerance if tolerance is not None and value.is_floating_point() else 0
-        within *= 20 if value.dtype == torch.float16 else 1  # Inductor computes in float32 and rounds once
+        within *= (
+            20 if value.dtype == torch.float16 else 1
+        )  # Inductor computes in float32 and rounds once
         wrong = ~torch.isclose(other, value, rtol=within, atol=within, equal_nan=True)
         index = (wrong if wrong.any() else other == other).nonzero()[0].tolist()
         first = f"{other[tuple(index)].item()} instead of {value[tuple(index)].item()} at {index}"
-        assert tolerance is not None and not wrong.any(), f"{where}, {key}: {first}, {wrong.sum()} of {wrong.numel()} differ"
+        assert tolerance is not None and not wrong.any(), (
+            f"{where}, {key}: {first}, {wrong.sum()} of {wrong.numel()} differ"
+        )

@@ -8,17 +8,12 @@ import functools
 import random
 
 import numpy as np
-import torch  # noqa: F401 (the code of a stack uses it)
 from catalogue import TRANSFORMS, UNCAPTURED
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap import wrappers as W  # noqa: F401
-from torchwrap.envs.cartpole import CartPole  # noqa: F401
-from torchwrap.envs.pendulum import Pendulum  # noqa: F401
-from torchwrap.testing import ScriptedEnv  # noqa: F401
 
 
 class Chase(FuncEnv):
@@ -26,7 +21,8 @@ class Chase(FuncEnv):
 
     action_space = spaces.Box(-1, 1, (2,), np.float32)
     observation_space = spaces.Dict(
-        at=spaces.Box(-np.inf, np.inf, (2,), np.float32), steps=spaces.Box(0, 2**31 - 1, (), np.int64)
+        at=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        steps=spaces.Box(0, 2**31 - 1, (), np.int64),
     )
 
     def __init__(self, hazard):
@@ -46,7 +42,10 @@ class Chase(FuncEnv):
         return {"at": state["at"] + gain * action, "target": target, "steps": state["steps"] + 1}
 
     def observation(self, state, rng, params=None):
-        return {"at": state["at"] + 1e-3 * tw.random.normal(rng, shape=(2,)), "steps": state["steps"]}
+        return {
+            "at": state["at"] + 1e-3 * tw.random.normal(rng, shape=(2,)),
+            "steps": state["steps"],
+        }
 
     def reward(self, state, action, next_state, rng, params=None):
         return tw.random.uniform(rng) - (next_state["at"] - next_state["target"]).square().sum()
@@ -74,7 +73,9 @@ def image(rng):
 
 def finite(rng):
     discrete = f"spaces.Discrete({rng.randint(1, 6)}, start={rng.randint(-2, 3)})"
-    return rng.choice([discrete, "spaces.MultiDiscrete([[2, 3], [4, 1]])", "spaces.MultiBinary([2, 2])"])
+    return rng.choice(
+        [discrete, "spaces.MultiDiscrete([[2, 3], [4, 1]])", "spaces.MultiBinary([2, 2])"]
+    )
 
 
 def nested(rng):
@@ -90,19 +91,23 @@ def observation_space(rng):
 
 def action_space(rng):
     floats = box(rng, FLOATS[:3])
-    return rng.choice([floats, floats, finite(rng), f"spaces.Dict(push={floats}, gear={finite(rng)})"])
+    return rng.choice(
+        [floats, floats, finite(rng), f"spaces.Dict(push={floats}, gear={finite(rng)})"]
+    )
 
 
 # Envs.
 
 
 def scripted_env(rng, num_envs):
-    lengths = rng.choice([None, 1, 2, *([rng.randint(1, 7) for _ in range(rng.randint(2, 5))] for _ in range(5))])
-    ending = rng.choice(["terminated", "truncated", "both", "in turn"])
-    arguments = f"episode_lengths={lengths}, ending={ending!r}, first_index={rng.choice([0, 0, 0, 3])}"
-    return (
-        f"ScriptedEnv({num_envs}, {arguments}, observation_space={observation_space(rng)}, action_space={action_space(rng)})"
+    lengths = rng.choice(
+        [None, 1, 2, *([rng.randint(1, 7) for _ in range(rng.randint(2, 5))] for _ in range(5))]
     )
+    ending = rng.choice(["terminated", "truncated", "both", "in turn"])
+    arguments = (
+        f"episode_lengths={lengths}, ending={ending!r}, first_index={rng.choice([0, 0, 0, 3])}"
+    )
+    return f"ScriptedEnv({num_envs}, {arguments}, observation_space={observation_space(rng)}, action_space={action_space(rng)})"
 
 
 def native_env(rng, num_envs):
@@ -132,16 +137,24 @@ ARGUMENTS = {  # code of random arguments; the transforms of the catalogue have 
     "DiscretizeAction": lambda rng: f"{rng.randint(1, 5)}, {rng.random() < 0.5}",
     "DiscretizeObservation": lambda rng: f"{rng.randint(1, 5)}, {rng.random() < 0.5}",
     "DtypeObservation": lambda rng: repr(rng.choice(FLOATS + INTEGERS)),
-    "FrameStackObservation": lambda rng: f"{rng.randint(1, 4)}, padding_type={rng.choice(['reset', 'zero'])!r}",
+    "FrameStackObservation": lambda rng: (
+        f"{rng.randint(1, 4)}, padding_type={rng.choice(['reset', 'zero'])!r}"
+    ),
     "NormalizeReward": lambda rng: f"{rng.choice([0, 0.5, 0.99, 1])}, {rng.choice([1e-8, 1e-2])}",
-    "ObstructView": lambda rng: f"{rng.choice([0, 0.3, 0.8])}, {rng.randint(1, 3)}, {rng.random() < 0.3}",
-    "RecordEpisodeStatistics": lambda rng: f"{rng.choice([1, 3, 40])}, {rng.choice(['episode', 'whole'])!r}",
+    "ObstructView": lambda rng: (
+        f"{rng.choice([0, 0.3, 0.8])}, {rng.randint(1, 3)}, {rng.random() < 0.3}"
+    ),
+    "RecordEpisodeStatistics": lambda rng: (
+        f"{rng.choice([1, 3, 40])}, {rng.choice(['episode', 'whole'])!r}"
+    ),
     "StickyAction": lambda rng: f"{rng.choice([0, 0.3, 0.9])}, {rng.choice([1, 2, (1, 3)])}",
     "TimeLimit": lambda rng: f"{rng.choice([1, 2, 3, 5, 9, 100])}",
 }
 # The number of one of them as padding fits a Discrete space only, and the state of a policy needs one that sets it.
 CATALOGUED = "{**TRANSFORMS, **UNCAPTURED}"
-CATALOGUE = sorted({**TRANSFORMS, **UNCAPTURED}.keys() - {"FrameStackObservation of numbers", "PolicyState"})
+CATALOGUE = sorted(
+    {**TRANSFORMS, **UNCAPTURED}.keys() - {"FrameStackObservation of numbers", "PolicyState"}
+)
 # These may leave the bounds of their spaces, by rounding or on purpose, which a PassiveEnvChecker would report.
 LEAVES_BOUNDS = {"RescaleAction", "RescaleObservation", "TransformAction", "TransformObservation"}
 # Above statistics, which a graph sums up in another order, the rounding to these values could turn an ulp into a unit.
@@ -159,9 +172,13 @@ def _transform(rng):
 def _fits(transform, names, without, continuous, space):
     # `names` stand below it.
     new = {type(inner).__name__ for inner in transform.modules() if isinstance(inner, T.Transform)}
-    if "AddNoise" in new and space != spaces.Box(-np.inf, np.inf, space.shape):  # a user's, which does not check this
+    if "AddNoise" in new and space != spaces.Box(
+        -np.inf, np.inf, space.shape
+    ):  # a user's, which does not check this
         return set()
-    if "TransformObservation" in new and not isinstance(space, spaces.Box):  # layers take its numbers for indices
+    if "TransformObservation" in new and not isinstance(
+        space, spaces.Box
+    ):  # layers take its numbers for indices
         return set()
     rounds = continuous and new & ROUNDS and "NormalizeObservation" in names
     checked = {"PassiveEnvChecker"} & {*names, *new} and LEAVES_BOUNDS & {*names, *new}
@@ -188,7 +205,10 @@ def draw(seed, *, without=(), continuous=False, num_envs=(1, 1, 2, 3, 5, 5, 17),
         kind = rng.choice([scripted_env, scripted_env, native_env, functional_env, None, None])
         if kind is None:  # a transform of the catalogue on the env that it serves
             name = rng.choice(CATALOGUE)
-            code, own = f"{CATALOGUED}[{name!r}][1]({rng.choice(num_envs)})", [f"{CATALOGUED}[{name!r}][0]()"]
+            code, own = (
+                f"{CATALOGUED}[{name!r}][1]({rng.choice(num_envs)})",
+                [f"{CATALOGUED}[{name!r}][0]()"],
+            )
         else:
             code = wrapped(rng, kind(rng, rng.choice(num_envs)))
         try:
@@ -207,11 +227,17 @@ def draw(seed, *, without=(), continuous=False, num_envs=(1, 1, 2, 3, 5, 5, 17),
         except (TypeError, ValueError):
             continue
         # Numbers count as one-hot, as FlattenObservation makes them.
-        if new and spaces.flatdim(after.single_observation_space) <= max(MAX_SIZE, spaces.flatdim(space)):
+        if new and spaces.flatdim(after.single_observation_space) <= max(
+            MAX_SIZE, spaces.flatdim(space)
+        ):
             signature, names, codes = after, names | new, [*codes, transform]
     cut = rng.choice([0, 0, rng.randrange(number)])
     for layer in filter(None, (codes[:cut], codes[cut:])):
-        part = f"T.Compose([T.Compose([{layer[0]}]), {', '.join(layer[1:])}])" if rng.random() < 0.2 else ", ".join(layer)
+        part = (
+            f"T.Compose([T.Compose([{layer[0]}]), {', '.join(layer[1:])}])"
+            if rng.random() < 0.2
+            else ", ".join(layer)
+        )
         code = f"tw.TransformedEnv({code}, {part})"
     return Stack(seed, code, frozenset(names))
 

@@ -4,7 +4,16 @@ import random
 
 import pytest
 import torch
-from fuzz_operations import Operations, assert_same, leaves_of, numbers, perform, play, repeatable, tensors
+from fuzz_operations import (
+    Operations,
+    assert_same,
+    leaves_of,
+    numbers,
+    perform,
+    play,
+    repeatable,
+    tensors,
+)
 from fuzz_stacks import compilable, draw
 from gymnasium.envs.registration import EnvSpec
 from helpers import AOT, INDUCTOR, through_file
@@ -48,20 +57,28 @@ def check_contract(stack, number=24):
             held = [(where, leaf, before) for where, leaf, before in held if id(leaf) not in own]
         result, td = perform(env, operation, td, collects[0])
         expected.append(tensors(result))
-        held += [(index, leaf, leaf.clone()) for value in result.values() for leaf in leaves_of(value).values()]
+        held += [
+            (index, leaf, leaf.clone())
+            for value in result.values()
+            for leaf in leaves_of(value).values()
+        ]
         again, other = perform(twin, operation, other, collects[1])
         assert_same(tensors(again), expected[-1], f"operation {index} {operation}, after writes")
         for value in (*again.values(), root):
             if value is not other:
                 overwrite(value)
     for index, leaf, before in held:
-        assert leaf.equal(before) or leaf.isnan().any(), f"what the caller holds of operation {index} has changed"
+        assert leaf.equal(before) or leaf.isnan().any(), (
+            f"what the caller holds of operation {index} has changed"
+        )
     end = tensors({"snapshot": env.snapshot()})
     assert_same(tensors({"snapshot": twin.snapshot()}), end, "the last snapshot, after writes")
     new = made_again(stack, env).train(training)
     td, collect = new.restore(snapshot), tw.Collector(new, None, steps)
     results, _ = play(new, operations[moment:], td, collect)
-    for operation, given, wanted in zip(operations[moment:], results, expected[moment:], strict=True):
+    for operation, given, wanted in zip(
+        operations[moment:], results, expected[moment:], strict=True
+    ):
         assert_same(given, wanted, f"after the snapshot, {operation}")
     assert_same(tensors({"snapshot": new.snapshot()}), end, "the last snapshot, after a restore")
 
@@ -76,9 +93,15 @@ def test_random_stack_keeps_the_contract(number, first_seed):
 @pytest.mark.full
 def test_random_stacks_contain_every_transform():
     names = set().union(*(draw(seed).names for seed in range(400)))
-    kinds = {kind.__name__ for kind in vars(T).values() if isinstance(kind, type) and issubclass(kind, T.Transform)}
+    kinds = {
+        kind.__name__
+        for kind in vars(T).values()
+        if isinstance(kind, type) and issubclass(kind, T.Transform)
+    }
     bases = {"ActionTransform", "ObservationTransform", "RewardTransform", "Transform"}
-    assert kinds - bases - {"PolicyState", "ObservationKeys"} <= names  # of a policy, and of keys that a Dict needs to have
+    assert (
+        kinds - bases - {"PolicyState", "ObservationKeys"} <= names
+    )  # of a policy, and of keys that a Dict needs to have
 
 
 # Compiled envs and collectors return what eager ones do.
@@ -94,7 +117,10 @@ def check_compiled(stack, tolerance, number, kinds, make):
     """
     pairs = eager, compiled = make(False), make(True)
     assert any(part is not None and part.is_compiled for part in compiled)
-    operations, roots = Operations(stack.seed, eager[0], kinds), [env.reset(seed=0) for env, _ in pairs]
+    operations, roots = (
+        Operations(stack.seed, eager[0], kinds),
+        [env.reset(seed=0) for env, _ in pairs],
+    )
     for index in range(number):
         operation = operations.draw()
         if operation["kind"] == "exchange":
@@ -102,7 +128,10 @@ def check_compiled(stack, tolerance, number, kinds, make):
             operations_of = [{"kind": "restore", "snapshot": other} for other in others]
         else:
             operations_of = [operation, operation]
-        both = [perform(env, one, td, collect) for (env, collect), one, td in zip(pairs, operations_of, roots, strict=True)]
+        both = [
+            perform(env, one, td, collect)
+            for (env, collect), one, td in zip(pairs, operations_of, roots, strict=True)
+        ]
         (expected, given), roots = zip(*both, strict=True)
         assert_same(tensors(given), tensors(expected), f"operation {index} {operation}", tolerance)
     expected, given = (tensors({"snapshot": env.snapshot()}) for env, _ in pairs)
@@ -121,11 +150,17 @@ def check_compiled_env(stack, backend="aot_eager", tolerance=AOT):
 
 def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
     rng = random.Random(f"collectors {stack.seed}")
-    steps, unroll, keys = rng.randint(1, 5), rng.randint(1, 3), rng.choice([None, None, ["action", ("next", "observation")]])
+    steps, unroll, keys = (
+        rng.randint(1, 5),
+        rng.randint(1, 3),
+        rng.choice([None, None, ["action", ("next", "observation")]]),
+    )
 
     def make(compiled):
         collect = tw.Collector(stack.make(), None, steps, keys=keys)
-        return collect.env, tw.compile(collect, backend=backend, unroll=unroll) if compiled else collect
+        return collect.env, tw.compile(
+            collect, backend=backend, unroll=unroll
+        ) if compiled else collect
 
     check_compiled(stack, tolerance, 8, COLLECTS, make)
 
@@ -155,7 +190,11 @@ def returns_buffers(self, td):
 
 
 def fills_all_but_the_first_in_graphs(mask, buffer, value, whole=RowMask.fill_):
-    rest = mask if mask.indices is not None else RowMask(mask.tensor & (torch.arange(mask.tensor.shape[0]) > 0))
+    rest = (
+        mask
+        if mask.indices is not None
+        else RowMask(mask.tensor & (torch.arange(mask.tensor.shape[0]) > 0))
+    )
     whole(rest, buffer, value)
 
 
@@ -171,7 +210,14 @@ def fills_all_but_the_first_in_graphs(mask, buffer, value, whole=RowMask.fill_):
             draw,
             "(operation .*|the last snapshot), after writes",
         ),
-        (RowMask, "fill_", fills_all_but_the_first_in_graphs, check_compiled_env, compilable, "operation .* instead of"),
+        (
+            RowMask,
+            "fill_",
+            fills_all_but_the_first_in_graphs,
+            check_compiled_env,
+            compilable,
+            "operation .* instead of",
+        ),
     ],
 )
 def test_fuzzer_finds_a_planted_fault(owner, name, planted, check, make, message, monkeypatch):

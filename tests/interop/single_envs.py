@@ -17,7 +17,12 @@ import torchwrap as tw
 DISABLED, SAME_STEP = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 NEVER = (10**9,)
-LENGTHS = {"staggered": [(5, 2), (3,), (1, 4), NEVER], "one step": [(1,)] * 4, "all at once": [(4,)] * 4, "never": [NEVER] * 4}
+LENGTHS = {
+    "staggered": [(5, 2), (3,), (1, 4), NEVER],
+    "one step": [(1,)] * 4,
+    "all at once": [(4,)] * 4,
+    "never": [NEVER] * 4,
+}
 
 
 class Scripted(gymnasium.Env[Any, Any]):
@@ -28,8 +33,13 @@ class Scripted(gymnasium.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, space=BOX, lengths=(5,), ending="terminated", action_space=None, render_mode=None):
-        self.observation_space, self.action_space = space, action_space or spaces.Box(-1, 1, (2,), np.float32)
+    def __init__(
+        self, space=BOX, lengths=(5,), ending="terminated", action_space=None, render_mode=None
+    ):
+        self.observation_space, self.action_space = (
+            space,
+            action_space or spaces.Box(-1, 1, (2,), np.float32),
+        )
         self.lengths, self.ending, self.render_mode = lengths, ending, render_mode
         self.episode = self.steps = 0
 
@@ -42,15 +52,32 @@ class Scripted(gymnasium.Env[Any, Any]):
     def step(self, action):
         self.elapsed, self.steps, self.action = self.elapsed + 1, self.steps + 1, action
         ended = self.elapsed == self.length
-        info = {"elapsed": self.elapsed, "position": self.np_random.normal(size=2), "even": self.elapsed % 2 == 0, "name": "a"}
+        info = {
+            "elapsed": self.elapsed,
+            "position": self.np_random.normal(size=2),
+            "even": self.elapsed % 2 == 0,
+            "name": "a",
+        }
         if self.elapsed > 1:
             info["late"] = 10.0 * self.elapsed
         if ended:
             info["final"] = np.float64(self.length)
-        parts = action.values() if isinstance(action, dict) else action if isinstance(action, tuple) else [action]
+        parts = (
+            action.values()
+            if isinstance(action, dict)
+            else action
+            if isinstance(action, tuple)
+            else [action]
+        )
         with numpy_2_promotion():  # float32 for float32 actions, else float64
             reward = float(self.np_random.normal() + sum(np.sum(part) for part in parts))
-        return self._observe(), reward, ended and self.ending != "truncated", ended and self.ending != "terminated", info
+        return (
+            self._observe(),
+            reward,
+            ended and self.ending != "truncated",
+            ended and self.ending != "terminated",
+            info,
+        )
 
     def render(self):
         return np.full((2, 2, 3), self.elapsed, np.uint8)
@@ -64,9 +91,13 @@ gymnasium.register("TorchwrapTest/Scripted-v0", entry_point=Scripted)
 
 
 SPACES = {
-    "Dict": spaces.Dict({"b": BOX, "a": spaces.Discrete(5), "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)}),
+    "Dict": spaces.Dict(
+        {"b": BOX, "a": spaces.Discrete(5), "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)}
+    ),
     "Tuple": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.MultiBinary(4)]),
-    "nested": spaces.Dict({"in": spaces.Tuple([spaces.Dict({"x": BOX}), spaces.Discrete(3, start=-1)])}),
+    "nested": spaces.Dict(
+        {"in": spaces.Tuple([spaces.Dict({"x": BOX}), spaces.Discrete(3, start=-1)])}
+    ),
     "long Tuple": spaces.Tuple([spaces.Discrete(100 + i) for i in range(12)]),
     "Discrete": spaces.Discrete(7, start=2),
     "MultiDiscrete": spaces.MultiDiscrete([[3, 4], [5, 6]]),
@@ -76,7 +107,11 @@ SPACES = {
 
 KINDS = [
     pytest.param(kind, mode, id=f"{kind.__name__[:-9].lower()}-{mode.value}", marks=marks)
-    for kind, marks in ((SyncVectorEnv, ()), (OtherVectorEnv, ()), (AsyncVectorEnv, pytest.mark.full))
+    for kind, marks in (
+        (SyncVectorEnv, ()),
+        (OtherVectorEnv, ()),
+        (AsyncVectorEnv, pytest.mark.full),
+    )
     for mode in (DISABLED, SAME_STEP)
 ]
 every_kind = pytest.mark.parametrize("kind, mode", KINDS)
@@ -95,7 +130,10 @@ def stack_values(values):
     if isinstance(values[0], dict):
         return {key: stack_values([value[key] for value in values]) for key in values[0]}
     if isinstance(values[0], tuple):
-        return {str(key): stack_values([value[key] for value in values]) for key in range(len(values[0]))}
+        return {
+            str(key): stack_values([value[key] for value in values])
+            for key in range(len(values[0]))
+        }
     return np.stack(values)
 
 
@@ -122,7 +160,9 @@ class Singles:
     def act(self, td):
         """The root with random actions, and the actions by env. They depend on the state of each env's generator."""
         for i, env in enumerate(self.envs):
-            env.action_space.seed(int(env.unwrapped.np_random.bit_generator.state["state"]["state"]) % 2**31 + i)
+            env.action_space.seed(
+                int(env.unwrapped.np_random.bit_generator.state["state"]["state"]) % 2**31 + i
+            )
         actions = [env.action_space.sample() for env in self.envs]
         return td.set("action", to_tensors(stack_values(actions), len(actions))), actions
 
@@ -135,13 +175,21 @@ class Singles:
         roots = [env.reset() if over else new for env, over, new in roots]
         self.now, self.now_infos = ([root[part] for root in roots] for part in (0, 1))
         flags = {"terminated": terminated, "truncated": truncated, "done": done}
-        columns = {"reward": np.float32(reward), **{name: np.array(flag, bool) for name, flag in flags.items()}}
-        return {"observation": stack_values(successor), **{name: column[:, None] for name, column in columns.items()}}
+        columns = {
+            "reward": np.float32(reward),
+            **{name: np.array(flag, bool) for name, flag in flags.items()},
+        }
+        return {
+            "observation": stack_values(successor),
+            **{name: column[:, None] for name, column in columns.items()},
+        }
 
 
 def to_tensors(tree, num_envs):
     if isinstance(tree, dict):
-        return TensorDict({key: to_tensors(value, num_envs) for key, value in tree.items()}, batch_size=[num_envs])
+        return TensorDict(
+            {key: to_tensors(value, num_envs) for key, value in tree.items()}, batch_size=[num_envs]
+        )
     return torch.from_numpy(tree.copy())
 
 
@@ -189,9 +237,15 @@ class ByHand:
 
     def step(self, actions):
         results = [env.step(actions[i : i + 1].copy()) for i, env in enumerate(self.envs)]
-        self.now, reward, terminated, truncated, self.infos = [list(part) for part in zip(*results, strict=True)]
+        self.now, reward, terminated, truncated, self.infos = [
+            list(part) for part in zip(*results, strict=True)
+        ]
         self.root_infos = list(self.infos)
-        flat = {"reward": np.float32(reward), "terminated": np.array(terminated, bool), "truncated": np.array(truncated, bool)}
+        flat = {
+            "reward": np.float32(reward),
+            "terminated": np.array(terminated, bool),
+            "truncated": np.array(truncated, bool),
+        }
         flat["done"], successor = flat["terminated"] | flat["truncated"], self.observation()
         for i in np.flatnonzero(flat["done"]):
             if not self.goes_on(self.infos[i]):
@@ -201,7 +255,10 @@ class ByHand:
 
 def _concatenate(observations, space):
     if isinstance(space, spaces.Dict):
-        return {key: _concatenate([each[key] for each in observations], part) for key, part in space.items()}
+        return {
+            key: _concatenate([each[key] for each in observations], part)
+            for key, part in space.items()
+        }
     return np.concatenate(observations).astype(space.dtype)
 
 
@@ -228,27 +285,37 @@ def check_masked_resets(env, others, td, steps):
         td = env.reset(mask=mask)
         assert_equal_trees(td["observation"], others.observation())
         td, _ = follow_by_hand(env, others, td, 2)
-    assert follow_by_hand(env, others, env.reset(mask=torch.zeros_like(mask)), steps)[1].sum() >= env.num_envs
+    assert (
+        follow_by_hand(env, others, env.reset(mask=torch.zeros_like(mask)), steps)[1].sum()
+        >= env.num_envs
+    )
 
 
 def interrupt_a_call(env, monkeypatch):
     """Interrupts a step of an engine with threads: all later calls ask for a new env."""
     td = env.reset().set("action", env.sample_action())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(env.vector_env, "step", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            env.vector_env, "step", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         env.step(td)
     for call in (env.reset, lambda: env.step(td)):
-        with pytest.raises(RuntimeError, match=r"did not finish, and its threads may still hold the results.*make a new env"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"did not finish, and its threads may still hold the results.*make a new env",
+        ):
             call()
     env.close()
     assert env.vector_env.closed
 
 
 NESTED = spaces.Dict(
-    b=spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(5))), a=spaces.Box(0, 255, (2, 2), np.uint8)
+    b=spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(5))),
+    a=spaces.Box(0, 255, (2, 2), np.uint8),
 )
 NESTED_ACTIONS = spaces.Dict(
-    turn=spaces.Discrete(3, start=2), push=spaces.Tuple((spaces.MultiDiscrete([4, 5]), spaces.Box(-1, 1, (), np.float64)))
+    turn=spaces.Discrete(3, start=2),
+    push=spaces.Tuple((spaces.MultiDiscrete([4, 5]), spaces.Box(-1, 1, (), np.float64))),
 )
 
 

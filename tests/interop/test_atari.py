@@ -6,7 +6,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, ResizeObservation, TransformObservation
+from gymnasium.wrappers import (
+    AtariPreprocessing,
+    FrameStackObservation,
+    ResizeObservation,
+    TransformObservation,
+)
 from helpers import load_example, mostly_full
 from stable_baselines3 import PPO
 from stable_baselines3.common import atari_wrappers as sb3
@@ -19,8 +24,17 @@ from torchwrap.interop.sb3 import to_sb3
 
 gymnasium.register_envs(ale_py)
 make_atari = load_example("atari_game").make_atari
-FEW = [("Breakout", 1), *(pytest.param(game, 3, marks=pytest.mark.full) for game in ("Pong", "Breakout", "SpaceInvaders"))]
-MORE = [pytest.param(game, 3, marks=[pytest.mark.full, pytest.mark.long]) for game in ("Qbert", "Seaquest", "BeamRider")]
+FEW = [
+    ("Breakout", 1),
+    *(
+        pytest.param(game, 3, marks=pytest.mark.full)
+        for game in ("Pong", "Breakout", "SpaceInvaders")
+    ),
+]
+MORE = [
+    pytest.param(game, 3, marks=[pytest.mark.full, pytest.mark.long])
+    for game in ("Qbert", "Seaquest", "BeamRider")
+]
 
 
 def cleanrl(game: str) -> gymnasium.Env:
@@ -36,7 +50,9 @@ def cleanrl(game: str) -> gymnasium.Env:
 
 
 def gymnasium_stack(game: str) -> gymnasium.Env:
-    return FrameStackObservation(AtariPreprocessing(gymnasium.make(f"ALE/{game}-v5", frameskip=1)), 4)
+    return FrameStackObservation(
+        AtariPreprocessing(gymnasium.make(f"ALE/{game}-v5", frameskip=1)), 4
+    )
 
 
 class StableBaselines3(gymnasium.Env):
@@ -70,7 +86,9 @@ REFERENCES = {
 
 @pytest.mark.parametrize("preset", mostly_full(REFERENCES, "cleanrl"))
 @pytest.mark.parametrize(("game", "at_least"), FEW + MORE)
-def test_preset_equals_its_reference_over_whole_games(game: str, preset: str, at_least: int) -> None:
+def test_preset_equals_its_reference_over_whole_games(
+    game: str, preset: str, at_least: int
+) -> None:
     make_reference, id = REFERENCES[preset]
     references = [make_reference(game) for _ in range(2)]
     env = tw.TransformedEnv(make_atari(id.format(game), 2, preset), T.atari(preset))
@@ -137,14 +155,25 @@ def test_reset_by_hand_starts_a_new_game_in_the_rows_of_the_mask() -> None:
 
 
 def test_truncated_game_ends_with_its_last_frame() -> None:
-    env = make_atari("ALE/Pong-v5", 1, "gymnasium", noop_max=0, max_num_frames_per_episode=202, repeat_action_probability=0.0)
-    game = gymnasium.make("ALE/Pong-v5", frameskip=1, obs_type="grayscale", repeat_action_probability=0.0)
+    env = make_atari(
+        "ALE/Pong-v5",
+        1,
+        "gymnasium",
+        noop_max=0,
+        max_num_frames_per_episode=202,
+        repeat_action_probability=0.0,
+    )
+    game = gymnasium.make(
+        "ALE/Pong-v5", frameskip=1, obs_type="grayscale", repeat_action_probability=0.0
+    )
     env.reset(seed=4)
     game.reset(seed=4)
     frames = [game.step(0)[0] for _ in range(202)]
     for last in range(3, 200, 4):
         transition, _ = env.step(torch.tensor([0]))
-        np.testing.assert_array_equal(transition["next", "observation"][0], np.maximum(frames[last - 1], frames[last]))
+        np.testing.assert_array_equal(
+            transition["next", "observation"][0], np.maximum(frames[last - 1], frames[last])
+        )
     transition, _ = env.step(torch.tensor([0]))
     np.testing.assert_array_equal(transition["next", "observation"][0], frames[-1])
     assert transition["next", "truncated"] and not transition["next", "terminated"]
@@ -155,12 +184,18 @@ def test_truncated_game_ends_with_its_last_frame() -> None:
 def test_processes_specs_and_shards_make_the_same_games() -> None:
     env = tw.TransformedEnv(make_atari("ALE/Pong-v5", 3, "sb3"), T.atari("sb3"))
     again = tw.make(type(env.spec).from_json(env.spec.to_json()))
-    shard = tw.TransformedEnv(make_atari("ALE/Pong-v5", 2, "sb3", first_index=1, vectorization_mode="async"), T.atari("sb3"))
+    shard = tw.TransformedEnv(
+        make_atari("ALE/Pong-v5", 2, "sb3", first_index=1, vectorization_mode="async"),
+        T.atari("sb3"),
+    )
     tds = [each.reset(seed=9)["observation"] for each in (env, again, shard)]
     for action in [*range(6)] * 3:
         assert torch.equal(tds[0], tds[1])
         assert torch.equal(tds[0][1:], tds[2])
-        tds = [each.step(torch.full((each.num_envs,), action))[1]["observation"] for each in (env, again, shard)]
+        tds = [
+            each.step(torch.full((each.num_envs,), action))[1]["observation"]
+            for each in (env, again, shard)
+        ]
     shard.close()
 
 
@@ -172,16 +207,34 @@ def test_frames_fit_cnn_policy_and_the_network_of_cleanrl(preset: str) -> None:
     assert model.policy.features_extractor.cnn[0].in_channels == 4
     model.learn(8)
     # The network of CleanRL's ppo_atari.py.
-    convolutions = [nn.Conv2d(4, 32, 8, stride=4), nn.ReLU(), nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()]
-    network = nn.Sequential(*convolutions, nn.Conv2d(64, 64, 3, stride=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 7 * 7, 512))
+    convolutions = [
+        nn.Conv2d(4, 32, 8, stride=4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 4, stride=2),
+        nn.ReLU(),
+    ]
+    network = nn.Sequential(
+        *convolutions,
+        nn.Conv2d(64, 64, 3, stride=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 512),
+    )
     envs = tw.to_gymnasium(env)
     obs = torch.Tensor(envs.reset(seed=1)[0])
-    assert network(obs / 255.0).shape == network(env.reset(seed=1)["observation"] / 255.0).shape == (2, 512)
+    assert (
+        network(obs / 255.0).shape
+        == network(env.reset(seed=1)["observation"] / 255.0).shape
+        == (2, 512)
+    )
     assert 0 <= obs.min() < obs.max() <= 255
 
 
 def test_presets_refuse_what_they_do_not_know() -> None:
-    with pytest.raises(ValueError, match=r"make_atari needs a preset among \['cleanrl', 'gymnasium', 'sb3'\], but got 'dqn'"):
+    with pytest.raises(
+        ValueError,
+        match=r"make_atari needs a preset among \['cleanrl', 'gymnasium', 'sb3'\], but got 'dqn'",
+    ):
         make_atari("ALE/Pong-v5", 1, "dqn")
     with pytest.raises(ValueError, match="make_atari needs the id of a game of ALE"):
         make_atari("CartPole-v1", 1)

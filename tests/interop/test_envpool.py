@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import Held, mostly_full
-from single_envs import ByHand, assert_equal_trees, check_masked_resets, follow_by_hand, interrupt_a_call, sample_and_step
+from single_envs import (
+    ByHand,
+    assert_equal_trees,
+    check_masked_resets,
+    follow_by_hand,
+    interrupt_a_call,
+    sample_and_step,
+)
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -63,19 +70,27 @@ def test_masked_reset_starts_episodes_in_its_rows_only(id):
 
 
 def test_reset_of_finished_rows_keeps_lives_whatever_other_rows_do():
-    env = tw.from_gymnasium(make_pool("Breakout-v5", 2, seed=5, episodic_life=True), info_keys=["lives"])
+    env = tw.from_gymnasium(
+        make_pool("Breakout-v5", 2, seed=5, episodic_life=True), info_keys=["lives"]
+    )
     td, done = env.reset(), torch.ones(2, dtype=torch.bool)
     while done.all() or not done.any():
         td = env.reset(mask=done)
-        transition, td = env.transition(td.set("action", env.sample_action()))
-        done, lives = transition["next", "done"].flatten(), transition["next", "info", "lives"].flatten()
+        transition, td = env.step_without_reset(td.set("action", env.sample_action()))
+        done, lives = (
+            transition["next", "done"].flatten(),
+            transition["next", "info", "lives"].flatten(),
+        )
     td = env.reset(mask=torch.ones(2, dtype=torch.bool))
     after = sample_and_step(env, td)[0]["next", "info", "lives"].flatten()
     assert 0 < lives[done].item() == after[done].item() < 5 == after[~done].item()
 
 
 def test_second_reset_of_a_finished_row_starts_another_episode():
-    env, pools = tw.from_gymnasium(make_pool("CartPole-v1", 3, seed=1)), by_hand("CartPole-v1", 3, seed=1)
+    env, pools = (
+        tw.from_gymnasium(make_pool("CartPole-v1", 3, seed=1)),
+        by_hand("CartPole-v1", 3, seed=1),
+    )
     td, done = env.reset(), torch.zeros(3, dtype=torch.bool)
     while not done.any():
         transition, td = sample_and_step(env, td)
@@ -99,7 +114,9 @@ def test_seed_of_env_i_is_the_seed_of_make_plus_its_global_index():
 
 @pytest.mark.parametrize("seed", [7, 2**31 + 7, 2**64 - 1])
 def test_first_reset_takes_the_seed_of_make(seed):
-    env, same = [tw.make("CartPole-v1", 2, backend="envpool", seed=seed, first_index=2) for _ in range(2)]
+    env, same = [
+        tw.make("CartPole-v1", 2, backend="envpool", seed=seed, first_index=2) for _ in range(2)
+    ]
     assert torch.equal(env.reset(seed=seed)["observation"], same.reset()["observation"])
 
 
@@ -113,7 +130,9 @@ def test_seed_of_a_pool_that_was_made_elsewhere_is_reported():
 
 def test_seed_of_a_reset_before_the_first_step_makes_the_pool_with_it():
     for earlier in ([], [None], [7, 40]):
-        env = tw.TransformedEnv(tw.make("CartPole-v1", 3, backend="envpool", seed=4, first_index=2), T.TimeLimit(500))
+        env = tw.TransformedEnv(
+            tw.make("CartPole-v1", 3, backend="envpool", seed=4, first_index=2), T.TimeLimit(500)
+        )
         for seed in earlier:
             env.reset(seed=seed)
         pools, td = by_hand("CartPole-v1", 3, 42), env.reset(seed=40)
@@ -141,7 +160,10 @@ def test_seed_that_envpool_would_ignore_raises_and_changes_nothing(act, mask):
 def test_seed_of_a_pool_that_was_made_elsewhere_raises():
     env = tw.from_gymnasium(make_pool("CartPole-v1", 2, seed=4))
     for seed in (5, 4):
-        with pytest.raises(ValueError, match=rf"needs seed=4, with which the pool was made.*but got {seed}\. .*seed={seed}\)"):
+        with pytest.raises(
+            ValueError,
+            match=rf"needs seed=4, with which the pool was made.*but got {seed}\. .*seed={seed}\)",
+        ):
             env.reset(seed=seed)
         env.reset()
 
@@ -150,7 +172,14 @@ def test_seed_of_a_pool_that_was_made_elsewhere_raises():
 
 
 def test_info_of_final_steps_is_that_of_the_transition_and_of_roots_that_of_resets():
-    env = tw.make("CartPole-v1", 3, backend="envpool", seed=1, max_episode_steps=12, info_keys=["elapsed_step"])
+    env = tw.make(
+        "CartPole-v1",
+        3,
+        backend="envpool",
+        seed=1,
+        max_episode_steps=12,
+        info_keys=["elapsed_step"],
+    )
     pools, td = by_hand("CartPole-v1", 3, 1, max_episode_steps=12), env.reset()
     for _ in range(30):
         transition, td = sample_and_step(env, td)
@@ -167,7 +196,9 @@ GAMES = {"lives": {"episodic_life": True, "reward_clip": True}, "limit": {"max_e
 @pytest.mark.parametrize("case", mostly_full(GAMES, "lives"))
 def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(case):
     kwargs = GAMES[case]
-    env = tw.make("Qbert-v5", 3, backend="envpool", seed=2, info_keys=["game_return", "game_over"], **kwargs)
+    env = tw.make(
+        "Qbert-v5", 3, backend="envpool", seed=2, info_keys=["game_return", "game_over"], **kwargs
+    )
     pools, td, returns, games = by_hand("Qbert-v5", 3, 2, **kwargs), env.reset(), np.zeros(3), []
     for step in range(500):
         transition, td = sample_and_step(env, td)
@@ -177,16 +208,23 @@ def test_return_of_a_game_is_the_sum_of_the_rewards_of_its_lives(case):
         np.testing.assert_array_equal(transition["next", "info", "game_return"].flatten(), returns)
         np.testing.assert_array_equal(transition["next", "info", "game_over"].flatten(), over)
         games, returns = [*games, *returns[over]], np.where(over, 0, returns)
-        if step == 250:  # in the middle of games; a reset goes on with those whose episodes have ended
+        if (
+            step == 250
+        ):  # in the middle of games; a reset goes on with those whose episodes have ended
             pools.reset([1])
             td, returns[1] = env.reset(mask=torch.arange(3) == 1), 0
     assert games and max(games) >= 50
 
 
 def test_spec_makes_the_same_env_again():
-    env = tw.TransformedEnv(tw.make("Pong-v5", 2, backend="envpool", seed=3, noop_max=5), T.ClipReward(-1, 1))
+    env = tw.TransformedEnv(
+        tw.make("Pong-v5", 2, backend="envpool", seed=3, noop_max=5), T.ClipReward(-1, 1)
+    )
     again = tw.make(env.spec)
-    assert repr(again) == repr(env) and again.unwrapped.vector_env.config == env.unwrapped.vector_env.config
+    assert (
+        repr(again) == repr(env)
+        and again.unwrapped.vector_env.config == env.unwrapped.vector_env.config
+    )
     assert torch.equal(again.reset()["observation"], env.reset()["observation"])
     assert tw.make(env.spec, num_envs=3).num_envs == 3
 
@@ -211,10 +249,16 @@ def test_render_returns_a_frame_of_each_env():
 
 def test_make_with_invalid_arguments_raises():
     for arguments, match in (
-        ({"id": "NoSuchTask-v0"}, r"needs an id that EnvPool has .*'NoSuchTask-v0': `envpool.list_all_envs\(\)` lists them"),
+        (
+            {"id": "NoSuchTask-v0"},
+            r"needs an id that EnvPool has .*'NoSuchTask-v0': `envpool.list_all_envs\(\)` lists them",
+        ),
         ({"id": "ALE/Pong-v5"}, r"needs an id that EnvPool has .*'ALE/Pong-v5': pass 'Pong-v5'"),
         ({"gravity": 3.0}, "needs arguments that EnvPool's CartPole-v1 takes: .*gravity"),
-        ({"vectorization_mode": "async"}, "make takes no vectorization_mode for '.*' with backend=.envpool."),
+        (
+            {"vectorization_mode": "async"},
+            "make takes no vectorization_mode for '.*' with backend=.envpool.",
+        ),
         ({"batch_size": 1}, "needs EnvPool to step all 2 envs together, but got batch_size=1"),
         ({"seed": -1}, "needs seed as an integer of at least 0, but got -1"),
     ):
@@ -224,17 +268,26 @@ def test_make_with_invalid_arguments_raises():
 
 def test_make_without_envpool_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(ImportError, match=r"needs the package envpool for backend=\"envpool\".*torchwrap\[envpool\]"):
+    with pytest.raises(
+        ImportError,
+        match=r"needs the package envpool for backend=\"envpool\".*torchwrap\[envpool\]",
+    ):
         tw.make("CartPole-v1", 2, backend="envpool")
 
 
 def test_wrapper_of_gymnasium_around_envpool_raises():
-    with pytest.raises(ValueError, match="needs EnvPool's env itself, but got RecordEpisodeStatistics around it"):
-        tw.from_gymnasium(gymnasium.wrappers.vector.RecordEpisodeStatistics(make_pool("CartPole-v1", 2)))
+    with pytest.raises(
+        ValueError, match="needs EnvPool's env itself, but got RecordEpisodeStatistics around it"
+    ):
+        tw.from_gymnasium(
+            gymnasium.wrappers.vector.RecordEpisodeStatistics(make_pool("CartPole-v1", 2))
+        )
 
 
 def test_options_raise_and_after_an_interrupted_call_all_later_ones_do(monkeypatch):
     env = tw.make("CartPole-v1", 2, backend="envpool")
-    with pytest.raises(ValueError, match=r"CartPole-v1.reset takes no options, but got \{'low': 0\}"):
+    with pytest.raises(
+        ValueError, match=r"CartPole-v1.reset takes no options, but got \{'low': 0\}"
+    ):
         env.reset(options={"low": 0})
     interrupt_a_call(env, monkeypatch)

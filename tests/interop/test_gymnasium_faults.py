@@ -18,7 +18,15 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from helpers import OtherVectorEnv, mostly_full, through_pickle
-from single_envs import BOX, SAME_STEP, Scripted, check_transitions, every_mode, sample_and_step, scripted
+from single_envs import (
+    BOX,
+    SAME_STEP,
+    Scripted,
+    check_transitions,
+    every_mode,
+    sample_and_step,
+    scripted,
+)
 
 import torchwrap as tw
 from torchwrap import transforms as T
@@ -27,7 +35,10 @@ from torchwrap.interop import _workers
 FAULTS = {
     "exit": (lambda: sys.exit(4), r"the process of env 1 exited with code 4 in {}\."),
     "_exit": (lambda: os._exit(3), r"the process of env 1 exited with code 3 in {}\."),
-    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), r"the process of env 1 exited with code -9 in {}\."),
+    "kill": (
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        r"the process of env 1 exited with code -9 in {}\.",
+    ),
     "hang": (lambda: time.sleep(1000), r"env 1 did not finish {} within worker_timeout=0.4 s\."),
 }
 
@@ -46,10 +57,14 @@ class Faulty(Scripted):
         self.run("__init__")
 
     def run(self, method):
-        if self.fault and method == self.method and multiprocessing.current_process().name.endswith("-1"):
-            ignore_sigterm_and_hang() if self.fault == "stubborn" else 1 / 0 if self.fault == "raise" else FAULTS[self.fault][
-                0
-            ]()
+        if (
+            self.fault
+            and method == self.method
+            and multiprocessing.current_process().name.endswith("-1")
+        ):
+            ignore_sigterm_and_hang() if self.fault == "stubborn" else 1 / 0 if self.fault == "raise" else FAULTS[
+                self.fault
+            ][0]()
 
     def reset(self, *, seed=None, options=None):
         self.run("reset")
@@ -68,7 +83,9 @@ class Faulty(Scripted):
 
 
 gymnasium.register("TorchwrapTest/Faulty-v0", entry_point=Faulty)
-gymnasium.register("TorchwrapTest/Text-v0", entry_point=Scripted, kwargs={"space": gymnasium.spaces.Text(5)})
+gymnasium.register(
+    "TorchwrapTest/Text-v0", entry_point=Scripted, kwargs={"space": gymnasium.spaces.Text(5)}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -108,13 +125,17 @@ def play(env, steps=10**9):
 
 
 @pytest.mark.parametrize(
-    "where", mostly_full(itertools.product(FAULTS, ["reset", "step"]), ("exit", "reset"), ("hang", "step")), ids=str
+    "where",
+    mostly_full(itertools.product(FAULTS, ["reset", "step"]), ("exit", "reset"), ("hang", "step")),
+    ids=str,
 )
 def test_fault_of_a_worker_raises_with_its_env_and_command_and_so_do_all_later_calls(where):
     fault, method = where
     env = tw.TransformedEnv(make(fault=fault, method=method, worker_timeout=0.4), T.TimeLimit(9))
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match=f"In TorchwrapTest/Faulty-v0, {FAULTS[fault][1].format(method)}"):
+    with pytest.raises(
+        RuntimeError, match=f"In TorchwrapTest/Faulty-v0, {FAULTS[fault][1].format(method)}"
+    ):
         play(env)
     assert time.monotonic() - start < 3
     for call in (lambda: env.step(env.sample_action()), env.reset, lambda: env.reset(seed=1)):
@@ -128,7 +149,8 @@ def test_fault_of_a_worker_raises_with_its_env_and_command_and_so_do_all_later_c
 @pytest.mark.parametrize("fault", mostly_full(["raise", *FAULTS], "raise", "hang"))
 def test_fault_in_a_constructor_makes_make_raise(fault):
     with pytest.raises(
-        RuntimeError, match=r"could not construct .*Faulty-v0 in worker processes.* worker_timeout=0\.4 s.*\"sync\""
+        RuntimeError,
+        match=r"could not construct .*Faulty-v0 in worker processes.* worker_timeout=0\.4 s.*\"sync\"",
     ):
         make(fault=fault, method="__init__", worker_timeout=0.4)
 
@@ -137,7 +159,9 @@ def test_fault_in_a_constructor_makes_make_raise(fault):
 def test_worker_that_gymnasium_ends_is_named_with_the_command_and_the_cause():
     env = make(fault="raise", method="render", render_mode="rgb_array")
     env.reset(seed=0)
-    with pytest.raises(RuntimeError, match=r"env 1 exited with code 0 in render. Call env.close") as info:
+    with pytest.raises(
+        RuntimeError, match=r"env 1 exited with code 0 in render. Call env.close"
+    ) as info:
         env.render()
     assert isinstance(info.value.__cause__, ZeroDivisionError)
     with pytest.raises(RuntimeError, match="make a new env"):
@@ -181,7 +205,13 @@ class Lying(Scripted):
         self.key, self.value, self.level = key, value, 1
 
     def step(self, action):
-        result = dict(zip(("observation", "reward", "terminated", "truncated", "info"), super().step(action), strict=True))
+        result = dict(
+            zip(
+                ("observation", "reward", "terminated", "truncated", "info"),
+                super().step(action),
+                strict=True,
+            )
+        )
         lies = self.steps == 3 and self.np_random_seed == 1
         if lies and self.key == "raise":
             raise TwoArguments("100 % of a leak", "the tank")
@@ -198,18 +228,35 @@ by_kind = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 def lying(kind, key=None, value=None, space=BOX):
-    return tw.make("TorchwrapTest/Lying-v0", 2, vectorization_mode=kind, key=key, value=value, space=space)
+    return tw.make(
+        "TorchwrapTest/Lying-v0", 2, vectorization_mode=kind, key=key, value=value, space=space
+    )
 
 
 LIES = [
-    ("observation", np.array([300, -1]), spaces.Box(0, 255, (2,), np.uint8), r"observation in .*\[300,  -1\]\) of int64"),
+    (
+        "observation",
+        np.array([300, -1]),
+        spaces.Box(0, 255, (2,), np.uint8),
+        r"observation in .*\[300,  -1\]\) of int64",
+    ),
     ("observation", None, BOX, "observation in .*, but got None"),
     ("observation", 0.5, BOX, "observation in .*, but got 0.5"),
     ("observation", {}, spaces.Dict(x=BOX), r"observation\['x'\] in Box.*, but got {}"),
     ("reward", np.ones(2), BOX, r"a reward that is one number.*array\(\[1., 1.\]\)"),
     ("terminated", None, BOX, "a terminated that is one number.*None"),
-    ("observation", np.array([2**40, 1]), spaces.Box(0, 255, (2,), np.int32), r"observation in .*\[1099511627776, "),
-    ("old", None, BOX, r"\(observation, reward, terminated, truncated, info\) with a dict as info, but got"),
+    (
+        "observation",
+        np.array([2**40, 1]),
+        spaces.Box(0, 255, (2,), np.int32),
+        r"observation in .*\[1099511627776, ",
+    ),
+    (
+        "old",
+        None,
+        BOX,
+        r"\(observation, reward, terminated, truncated, info\) with a dict as info, but got",
+    ),
 ]
 
 
@@ -218,7 +265,10 @@ def test_result_that_does_not_fit_raises_with_its_name_in_sync_and_in_workers(ki
     for key, value, space, match in LIES[:: 1 if kind == "sync" else 2]:
         with (
             lying(kind, key, value, space) as env,
-            pytest.raises((RuntimeError, TypeError, ValueError), match=f"needs step( of env 1)? to return {match}"),
+            pytest.raises(
+                (RuntimeError, TypeError, ValueError),
+                match=f"needs step( of env 1)? to return {match}",
+            ),
         ):
             play(env, 4)
 
@@ -230,7 +280,9 @@ def test_exception_of_an_env_is_shown_and_reset_continues(kind):
         expected = (TwoArguments, "leak") if kind == "sync" else (RuntimeError, by_worker)
         with pytest.raises(expected[0], match=expected[1]):
             play(env)
-        with pytest.raises(RuntimeError, match=r"because an earlier step\(\) did not finish: call reset\(\)\.$"):
+        with pytest.raises(
+            RuntimeError, match=r"because an earlier step\(\) did not finish: call reset\(\)\.$"
+        ):
             env.step(env.sample_action())
         check_transitions(env, [Lying] * 2)
 
@@ -252,12 +304,26 @@ def test_final_observations_of_any_form_are_the_successors_and_missing_ones_rais
     for space, change in (
         (BOX, lambda final: {"final_obs": list(final)}),
         (BOX, lambda final: {"final_obs": np.stack(final)}),
-        (spaces.Dict(x=BOX), lambda final: {"final_obs": {"x": np.stack([each["x"] for each in final])}}),
+        (
+            spaces.Dict(x=BOX),
+            lambda final: {"final_obs": {"x": np.stack([each["x"] for each in final])}},
+        ),
     ):
-        check_transitions(tw.from_gymnasium(FinalObs(space, change)), scripted(2, lengths=(1,), space=space), steps=3)
-    for change in (lambda final: {}, lambda final: {"final_obs": [None, None]}, lambda final: {"final_obs": final[:1]}):
+        check_transitions(
+            tw.from_gymnasium(FinalObs(space, change)),
+            scripted(2, lengths=(1,), space=space),
+            steps=3,
+        )
+    for change in (
+        lambda final: {},
+        lambda final: {"final_obs": [None, None]},
+        lambda final: {"final_obs": final[:1]},
+    ):
         env = tw.from_gymnasium(FinalObs(BOX, change))
-        with pytest.raises(ValueError, match=r"needs info\[\"final_obs\"\] to hold the final observations of envs \[0, 1\]"):
+        with pytest.raises(
+            ValueError,
+            match=r"needs info\[\"final_obs\"\] to hold the final observations of envs \[0, 1\]",
+        ):
             play(env, 4)
 
 
@@ -269,16 +335,25 @@ def test_attributes_and_methods_of_the_simulators_envs_are_reached_from_every_la
     [each.reset(seed=seed) for seed, each in enumerate(expected)]
     assert env.set_wrapper_attr("level", 7) and env.get_wrapper_attr("level") == (7, 7)
     env.unwrapped.level = [3]
-    assert env.unwrapped.vector_env.get_attr("level") == ([3], [3]) and "level" not in vars(env.unwrapped)
-    assert env.get_wrapper_attr("set_level")(5, plus=1) == tuple(each.set_level(5) for each in expected)
+    assert env.unwrapped.vector_env.get_attr("level") == ([3], [3]) and "level" not in vars(
+        env.unwrapped
+    )
+    assert env.get_wrapper_attr("set_level")(5, plus=1) == tuple(
+        each.set_level(5) for each in expected
+    )
     assert env.unwrapped.get_wrapper_attr("level") == (6, 6) and not env.has_wrapper_attr("levle")
     env.close()
 
 
 def test_copies_of_an_env_over_a_simulator_are_refused_by_name(bridge):
-    for kind, replicate in itertools.product([SyncVectorEnv, AsyncVectorEnv], [copy.deepcopy, through_pickle]):
+    for kind, replicate in itertools.product(
+        [SyncVectorEnv, AsyncVectorEnv], [copy.deepcopy, through_pickle]
+    ):
         below = bridge(scripted(2), kind)
-        with pytest.raises(TypeError, match=r"GymnasiumEnv cannot be copied or pickled.* make a new env; load_state_dict"):
+        with pytest.raises(
+            TypeError,
+            match=r"GymnasiumEnv cannot be copied or pickled.* make a new env; load_state_dict",
+        ):
             replicate(tw.TransformedEnv(below, T.NormalizeReward()))
         check_transitions(below, scripted(2), steps=2)
 
@@ -298,7 +373,9 @@ def interrupt(call, after):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-        torch.set_grad_enabled(True)  # `torch.no_grad` of the interrupted call may not have come to its end
+        torch.set_grad_enabled(
+            True
+        )  # `torch.no_grad` of the interrupted call may not have come to its end
 
 
 @pytest.mark.parametrize("shared_memory", mostly_full([True, False], True))
@@ -352,7 +429,13 @@ def test_ctrl_c_in_a_terminal_does_not_end_the_workers_of_make(bridge):
 def test_make_that_fails_leaves_no_process_behind():
     for id, kwargs in (("Text", {}), ("Scripted", {"first_index": -1})):
         with pytest.raises((TypeError, ValueError)):
-            tw.make(f"TorchwrapTest/{id}-v0", 2, backend="gymnasium", vectorization_mode="async", **kwargs)
+            tw.make(
+                f"TorchwrapTest/{id}-v0",
+                2,
+                backend="gymnasium",
+                vectorization_mode="async",
+                **kwargs,
+            )
 
 
 def test_invalid_worker_timeout_raises(bridge):

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("mujoco_torch", exc_type=(ImportError, AttributeError))  # it reads flags that other MuJoCos lack
+pytest.importorskip(
+    "mujoco_torch", exc_type=(ImportError, AttributeError)
+)  # it reads flags that other MuJoCos lack
 
 import mujoco
 from helpers import load_example
@@ -38,10 +40,14 @@ SLIDER = """
 
 def cheetah(num_envs, **kwargs):
     """Gymnasium's HalfCheetah-v5, with a fifth of the physics unless `frame_skip` is 5."""
-    model = mujoco.MjModel.from_xml_path(os.path.join(gymnasium.__path__[0], "envs/mujoco/assets/half_cheetah.xml"))
+    model = mujoco.MjModel.from_xml_path(
+        os.path.join(gymnasium.__path__[0], "envs/mujoco/assets/half_cheetah.xml")
+    )
 
     def reward(state, action, after):
-        velocity = (after["qpos"][:, 0] - state["qpos"][:, 0]) / (kwargs.get("frame_skip", 1) * model.opt.timestep)
+        velocity = (after["qpos"][:, 0] - state["qpos"][:, 0]) / (
+            kwargs.get("frame_skip", 1) * model.opt.timestep
+        )
         return velocity - 0.1 * action.square().sum(-1)
 
     return from_mujoco_torch(model, reward, num_envs, **kwargs)
@@ -50,11 +56,18 @@ def cheetah(num_envs, **kwargs):
 @pytest.fixture(scope="module")
 def trajectory():
     """Steps of Gymnasium's env, from every third state of an episode: standing, in the air, and in contact."""
-    env, actions, found, contacts = gymnasium.make("HalfCheetah-v5").unwrapped, np.random.default_rng(0), [], []
+    env, actions, found, contacts = (
+        gymnasium.make("HalfCheetah-v5").unwrapped,
+        np.random.default_rng(0),
+        [],
+        [],
+    )
     for seed in (0, 1):
         env.reset(seed=seed)
         for step in range(60):
-            before = {name: getattr(env.data, name).copy() for name in ("qpos", "qvel", "qacc_warmstart")}
+            before = {
+                name: getattr(env.data, name).copy() for name in ("qpos", "qvel", "qacc_warmstart")
+            }
             action = actions.uniform(-1, 1, 6).astype(np.float32)
             _, reward, *_ = env.step(action)
             after = {"next_qpos": env.data.qpos.copy(), "next_qvel": env.data.qvel.copy()}
@@ -75,10 +88,12 @@ def env_at(trajectory, **kwargs):
 
 def test_step_agrees_with_gymnasium_from_states_of_its_trajectory(trajectory):
     env = env_at(trajectory)
-    successor = env.transition(trajectory["action"])[0]["next"]
+    successor = env.step_without_reset(trajectory["action"])[0]["next"]
     expected = torch.cat([trajectory["next_qpos"], trajectory["next_qvel"]], -1)
     torch.testing.assert_close(successor["observation"], expected, **OURS)
-    torch.testing.assert_close(successor["reward"].squeeze(-1), trajectory["reward"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        successor["reward"].squeeze(-1), trajectory["reward"], atol=1e-5, rtol=1e-5
+    )
     assert env.single_action_space == gymnasium.make("HalfCheetah-v5").action_space
     few = env_at(trajectory, iterations=1, ls_iterations=1)
     few.step(trajectory["action"])
@@ -88,9 +103,14 @@ def test_step_agrees_with_gymnasium_from_states_of_its_trajectory(trajectory):
 def test_model_with_activations_and_unlimited_controls_agrees_with_mujoco():
     model = mujoco.MjModel.from_xml_string(SLIDER)
     iterations = model.opt.iterations
-    env = from_mujoco_torch(model, lambda state, action, after: after["qpos"][:, 0], 2, frame_skip=2)
+    env = from_mujoco_torch(
+        model, lambda state, action, after: after["qpos"][:, 0], 2, frame_skip=2
+    )
     assert model.opt.iterations == iterations  # the argument is copied
-    assert env.single_action_space.low.tolist() == [-np.inf, -2] and env.single_action_space.high.tolist() == [np.inf, 4]
+    assert env.single_action_space.low.tolist() == [
+        -np.inf,
+        -2,
+    ] and env.single_action_space.high.tolist() == [np.inf, 4]
     env.reset(seed=0)
     rows, touched = [mujoco.MjData(model) for _ in range(2)], False
     for actions in torch.tensor([[[5.0, -2.0], [-1.0, 0.5]]] * 12):

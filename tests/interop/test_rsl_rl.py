@@ -23,13 +23,22 @@ VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 def config(algorithm=OURS, steps=8, groups=("policy", "policy"), critic=None, **settings):
     network = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "tanh"}
     actor = {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}}
-    models = {"actor": actor, "critic": {**network, **(critic or {})}, "algorithm": {"class_name": algorithm, **settings}}
+    models = {
+        "actor": actor,
+        "critic": {**network, **(critic or {})},
+        "algorithm": {"class_name": algorithm, **settings},
+    }
     obs_groups = {"actor": [groups[0]], "critic": [groups[1]]}
     return {"num_steps_per_env": steps, "save_interval": 1000, "obs_groups": obs_groups, **models}
 
 
 def make_pendulum(num_envs=4, *transforms, **kwargs):
-    return tw.TransformedEnv(tw.make("Pendulum-v1", num_envs, **kwargs), T.RescaleAction(-1, 1), T.ClipAction(), *transforms)
+    return tw.TransformedEnv(
+        tw.make("Pendulum-v1", num_envs, **kwargs),
+        T.RescaleAction(-1, 1),
+        T.ClipAction(),
+        *transforms,
+    )
 
 
 def make_learned(num_envs=3):
@@ -43,7 +52,11 @@ def make_learned(num_envs=3):
 
 def test_step_returns_what_the_env_does_with_staggered_ends():
     lengths = (5, 3, 1, 4)  # ended by all three causes, and by none in some steps
-    env, oracle, held = to_rsl_rl(ScriptedEnv(4, (2,), lengths), seed=0), ScriptedEnv(4, (2,), lengths), Held()
+    env, oracle, held = (
+        to_rsl_rl(ScriptedEnv(4, (2,), lengths), seed=0),
+        ScriptedEnv(4, (2,), lengths),
+        Held(),
+    )
     td = oracle.reset(seed=0)
     assert (env.get_observations()["policy"] == td["observation"]).all()
     causes = set()
@@ -52,15 +65,37 @@ def test_step_returns_what_the_env_does_with_staggered_ends():
         obs, rewards, dones, extras = env.step(actions)
         transition, td = oracle.step(td.set("action", actions))
         successor = transition["next"]
-        assert isinstance(obs, TensorDict) and obs.batch_size == (4,) and set(obs.keys()) == {"policy"}
-        assert (obs["policy"] == td["observation"]).all() and (env.get_observations()["policy"] == obs["policy"]).all()
+        assert (
+            isinstance(obs, TensorDict) and obs.batch_size == (4,) and set(obs.keys()) == {"policy"}
+        )
+        assert (obs["policy"] == td["observation"]).all() and (
+            env.get_observations()["policy"] == obs["policy"]
+        ).all()
         assert (extras["final_obs"]["policy"] == successor["observation"]).all()
-        assert rewards.tolist() == successor["reward"].flatten().tolist() and rewards.dtype == torch.float32
-        assert dones.tolist() == successor["done"].flatten().long().tolist() and dones.dtype == torch.int64
-        pairs = list(zip(successor["terminated"].flatten().tolist(), successor["truncated"].flatten().tolist(), strict=True))
-        assert extras["time_outs"].tolist() == [truncated and not terminated for terminated, truncated in pairs]
+        assert (
+            rewards.tolist() == successor["reward"].flatten().tolist()
+            and rewards.dtype == torch.float32
+        )
+        assert (
+            dones.tolist() == successor["done"].flatten().long().tolist()
+            and dones.dtype == torch.int64
+        )
+        pairs = list(
+            zip(
+                successor["terminated"].flatten().tolist(),
+                successor["truncated"].flatten().tolist(),
+                strict=True,
+            )
+        )
+        assert extras["time_outs"].tolist() == [
+            truncated and not terminated for terminated, truncated in pairs
+        ]
         causes |= set(pairs)
-        held.add(obs, extras["final_obs"], TensorDict(rewards=rewards, dones=dones, time_outs=extras["time_outs"]))
+        held.add(
+            obs,
+            extras["final_obs"],
+            TensorDict(rewards=rewards, dones=dones, time_outs=extras["time_outs"]),
+        )
     assert len(causes) == 4
     held.assert_unchanged()
 
@@ -72,7 +107,10 @@ def test_dict_observation_becomes_groups_that_the_runner_finds():
     runner.learn(2)
     assert runner.alg.actor.obs_dim == 3 and runner.alg.critic.obs_dim == 5
     extras = env.step(torch.zeros(2, 6))[3]
-    assert {key: value.shape for key, value in extras["final_obs"].items()} == {"actor": (2, 3), "critic": (2, 5)}
+    assert {key: value.shape for key, value in extras["final_obs"].items()} == {
+        "actor": (2, 3),
+        "critic": (2, 5),
+    }
 
 
 def test_finite_horizon_has_no_time_outs():
@@ -85,10 +123,16 @@ def test_finite_horizon_has_no_time_outs():
 def test_seed_repeats_the_first_episode_and_reset_starts_new_ones():
     env, same, other = (to_rsl_rl(make_pendulum(), seed=seed) for seed in (3, 3, 4))
     first = env.get_observations()["policy"]
-    assert (first == same.get_observations()["policy"]).all() and not (first == other.get_observations()["policy"]).any()
+    assert (first == same.get_observations()["policy"]).all() and not (
+        first == other.get_observations()["policy"]
+    ).any()
     env.step(torch.zeros(4, 1))
     obs, extras = env.reset()
-    assert env.episode_length_buf.tolist() == [0] * 4 and not (obs["policy"] == first).any() and extras == {}
+    assert (
+        env.episode_length_buf.tolist() == [0] * 4
+        and not (obs["policy"] == first).any()
+        and extras == {}
+    )
     assert (env.get_observations()["policy"] == obs["policy"]).all()
 
 
@@ -112,7 +156,10 @@ def test_random_episode_lengths_move_the_clock_and_truncate():
 def test_env_without_a_limit_learns_but_has_no_random_episode_lengths():
     runner = OnPolicyRunner(to_rsl_rl(ScriptedEnv(2, (3,), None)), config())
     runner.learn(1)
-    with pytest.raises(RuntimeError, match=r"init_at_random_ep_len needs an env with a time limit.*put transforms\.TimeLimit"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"init_at_random_ep_len needs an env with a time limit.*put transforms\.TimeLimit",
+    ):
         runner.learn(1, init_at_random_ep_len=True)
 
 
@@ -151,16 +198,26 @@ def test_training_in_inference_mode_leaves_an_env_that_steps_and_restores_outsid
 
 def test_logger_writes_the_mean_over_episodes(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    transforms = RewardTerms(), T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")}), T.ScaleReward(100)
+    transforms = (
+        RewardTerms(),
+        T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")}),
+        T.ScaleReward(100),
+    )
     env = to_rsl_rl(tw.TransformedEnv(ScriptedEnv(3, (1,), (1, 3, 3)), *transforms))
     runner = OnPolicyRunner(env, config(steps=3), log_dir=str(tmp_path))
     runner.logger.git_status_repos = []  # it writes the diffs of these repositories
     runner.learn(1)
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     # In the first step the return 1 of length 1, in the third one twice the return 6 of length 3.
-    assert [event.value for event in events.Scalars("Episode/episode_return")] == [pytest.approx((1 + 6 + 6) / 3)]
-    assert [event.value for event in events.Scalars("Episode/episode_length")] == [pytest.approx((1 + 3 + 3) / 3)]
-    assert [event.value for event in events.Scalars("Episode/episode_most")] == [pytest.approx((2 + 6 + 6) / 3)]
+    assert [event.value for event in events.Scalars("Episode/episode_return")] == [
+        pytest.approx((1 + 6 + 6) / 3)
+    ]
+    assert [event.value for event in events.Scalars("Episode/episode_length")] == [
+        pytest.approx((1 + 3 + 3) / 3)
+    ]
+    assert [event.value for event in events.Scalars("Episode/episode_most")] == [
+        pytest.approx((2 + 6 + 6) / 3)
+    ]
     # The mean reward of all steps is 16 / 9: 1, 1 and 2 of env 0; 1, 2 and 3 of the others.
     assert [event.value for event in events.Scalars("Episode/twice")] == [pytest.approx(32 / 9)]
     assert [event.value for event in events.Scalars("terms/half")] == [pytest.approx(8 / 9)]
@@ -176,7 +233,9 @@ def test_runner_saves_what_the_env_has_learned_and_loads_it(tmp_path):
     OnPolicyRunner(to_rsl_rl(loaded), config()).load(path)
     OnPolicyRunner(to_rsl_rl(unloaded), config()).load(path, {"actor": True, "env": False})
     for name, value in env.state_dict().items():
-        assert (loaded.state_dict()[name] == value).all() and (unloaded.state_dict()[name] != value).any(), name
+        assert (loaded.state_dict()[name] == value).all() and (
+            unloaded.state_dict()[name] != value
+        ).any(), name
 
 
 def test_a_trained_policy_is_deployed():
@@ -184,11 +243,17 @@ def test_a_trained_policy_is_deployed():
     runner = OnPolicyRunner(to_rsl_rl(env), config())
     runner.learn(1)
     network = runner.get_inference_policy()
-    module = tw.deploy(env, lambda td: network(TensorDict({"policy": td["observation"]}, td.batch_size)))
+    module = tw.deploy(
+        env, lambda td: network(TensorDict({"policy": td["observation"]}, td.batch_size))
+    )
     raw = torch.randn(5, 3)
     with torch.no_grad():
-        groups = TensorDict({"policy": env.transforms[3].observation(raw)}, [5])  # NormalizeObservation
-        assert module(raw).numpy() == pytest.approx(2 * network(groups).clamp(-1, 1).numpy(), abs=1e-6)
+        groups = TensorDict(
+            {"policy": env.transforms[3].observation(raw)}, [5]
+        )  # NormalizeObservation
+        assert module(raw).numpy() == pytest.approx(
+            2 * network(groups).clamp(-1, 1).numpy(), abs=1e-6
+        )
 
 
 def test_observations_follow_a_restored_env():
@@ -198,7 +263,9 @@ def test_observations_follow_a_restored_env():
     snapshot, before = env.snapshot(), venv.get_observations()["policy"].clone()
     after, *_ = venv.step(torch.ones(3, 1))
     td = env.restore(snapshot)
-    assert (venv.get_observations()["policy"] == td["observation"]).all() and (after["policy"] != before).any()
+    assert (venv.get_observations()["policy"] == td["observation"]).all() and (
+        after["policy"] != before
+    ).any()
     assert (before == td["observation"]).all()
 
 
@@ -210,7 +277,9 @@ def collect(monkeypatch, algorithm, env, steps, critic=None, **settings):
     runner = OnPolicyRunner(to_rsl_rl(env), config(algorithm, steps, critic=critic, **settings))
     monkeypatch.setattr(runner.alg, "update", dict)
     if critic is None:
-        runner.alg.critic.mlp = torch.nn.Identity()  # the value of an observation is its only component
+        runner.alg.critic.mlp = (
+            torch.nn.Identity()
+        )  # the value of an observation is its only component
     runner.learn(1)
     return runner.alg
 
@@ -222,8 +291,14 @@ def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch):
         (THEIRS, [1, 2, 1, 2.5, 1, 2], [2, 2, 2.25, 2.5, 2, 2]),  # + 0.5 * V(1)
         (OURS, [1, 2, 1, 3, 1, 2], [2, 2, 2.5, 3, 2, 2]),  # + 0.5 * V(2)
     ):
-        storage = collect(monkeypatch, algorithm, ScriptedEnv(1, (1,), 2), 6, gamma=0.5, lam=1.0).storage
-        assert storage.observations["policy"].flatten().tolist() == storage.dones.flatten().tolist() == [0, 1, 0, 1, 0, 1]
+        storage = collect(
+            monkeypatch, algorithm, ScriptedEnv(1, (1,), 2), 6, gamma=0.5, lam=1.0
+        ).storage
+        assert (
+            storage.observations["policy"].flatten().tolist()
+            == storage.dones.flatten().tolist()
+            == [0, 1, 0, 1, 0, 1]
+        )
         assert storage.rewards.flatten().tolist() == rewards
         assert storage.returns.flatten().tolist() == returns
 
@@ -231,7 +306,9 @@ def test_targets_at_the_ends_of_a_hand_computed_episode(monkeypatch):
 def test_bootstrap_leaves_the_critic_normalization_to_rsl_rl():
     def learned(algorithm):
         torch.manual_seed(0)
-        env = to_rsl_rl(ScriptedEnv(2, (3,), (5, 3, 1, 4), ending="truncated"))  # whatever the actions are
+        env = to_rsl_rl(
+            ScriptedEnv(2, (3,), (5, 3, 1, 4), ending="truncated")
+        )  # whatever the actions are
         runner = OnPolicyRunner(env, config(algorithm, critic={"obs_normalization": True}))
         runner.learn(2)
         return runner.alg.critic.obs_normalizer.state_dict()
@@ -245,11 +322,21 @@ def test_bootstrap_leaves_the_critic_normalization_to_rsl_rl():
 def test_bootstrap_leaves_the_state_of_a_recurrent_critic_to_rsl_rl(monkeypatch):
     def states(algorithm):
         torch.manual_seed(0)
-        critic = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 4, "rnn_num_layers": 1}
-        alg = collect(monkeypatch, algorithm, ScriptedEnv(3, (3,), (2, 3), ending="truncated"), 4, critic)
+        critic = {
+            "class_name": "RNNModel",
+            "rnn_type": "gru",
+            "rnn_hidden_dim": 4,
+            "rnn_num_layers": 1,
+        }
+        alg = collect(
+            monkeypatch, algorithm, ScriptedEnv(3, (3,), (2, 3), ending="truncated"), 4, critic
+        )
         return alg.critic.get_hidden_state(), alg.storage.values, alg.storage.rewards
 
-    (theirs, their_values, their_rewards), (ours, our_values, our_rewards) = states(THEIRS), states(OURS)
+    (theirs, their_values, their_rewards), (ours, our_values, our_rewards) = (
+        states(THEIRS),
+        states(OURS),
+    )
     assert (theirs == ours).all() and (their_values == our_values).all()
     assert ours.abs().sum() > 0 and (their_rewards != our_rewards).any()
 
@@ -257,8 +344,13 @@ def test_bootstrap_leaves_the_state_of_a_recurrent_critic_to_rsl_rl(monkeypatch)
 def test_ppo_of_an_env_without_final_observations_names_the_remedy():
     env = to_rsl_rl(ScriptedEnv(2, (3,)))
     runner, step = OnPolicyRunner(env, config()), env.step
-    env.step = lambda actions: (*(result := step(actions))[:3], {"time_outs": result[3]["time_outs"]})
-    with pytest.raises(ValueError, match=r'needs extras\["final_obs"\].*but got \[\'time_outs\'\].*to_rsl_rl'):
+    env.step = lambda actions: (
+        *(result := step(actions))[:3],
+        {"time_outs": result[3]["time_outs"]},
+    )
+    with pytest.raises(
+        ValueError, match=r'needs extras\["final_obs"\].*but got \[\'time_outs\'\].*to_rsl_rl'
+    ):
         runner.learn(1)
 
 
@@ -267,11 +359,23 @@ def test_to_rsl_rl_refuses_what_rsl_rl_does_not_take_before_a_reset():
     doubles = ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Box(0, 1, (2,), np.float64)))
     for env, message in (
         (torch.nn.Linear(1, 1), "needs a torchwrap.Env, but got Linear"),
-        (tw.make("CartPole-v1", 2), r"needs actions in a Box with one dimension, but got Discrete\(2\)"),
+        (
+            tw.make("CartPole-v1", 2),
+            r"needs actions in a Box with one dimension, but got Discrete\(2\)",
+        ),
         (ScriptedEnv(2, action_space=Box(-1, 1, (2,), np.float64)), "needs actions in float32"),
-        (ScriptedEnv(2, observation_shape=(3, 8, 8)), "needs observations in a Box.*FlattenObservation"),
-        (integers, r'observations in float32, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)'),
-        (ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Discrete(2))), "needs observations in a Box"),
+        (
+            ScriptedEnv(2, observation_shape=(3, 8, 8)),
+            "needs observations in a Box.*FlattenObservation",
+        ),
+        (
+            integers,
+            r'observations in float32, but got Box.*int64\): put transforms.DtypeObservation\("float32"\)',
+        ),
+        (
+            ScriptedEnv(2, observation_space=Dict(a=VECTOR, b=Discrete(2))),
+            "needs observations in a Box",
+        ),
         (doubles, "needs observations in float32.*put transforms.TransformObservation"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"to_rsl_rl.*{message}"):

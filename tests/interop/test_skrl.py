@@ -1,6 +1,6 @@
 """to_skrl: what skrl's trainers and agents see of an env, and what its agents store."""
 
-# ruff: noqa: E402  # because the library may not be installed
+# because the library may not be installed
 
 from collections import OrderedDict
 
@@ -8,32 +8,34 @@ import pytest
 
 skrl = pytest.importorskip("skrl")
 
-import gymnasium
-import numpy as np
-import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from gymnasium.vector import AutoresetMode
-from helpers import RewardTerms
-from skrl.agents.torch.ppo import PPO
-from skrl.agents.torch.sac import SAC
-from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
-from skrl.memories.torch import RandomMemory
-from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
-from skrl.trainers.torch import SequentialTrainer, SequentialTrainerCfg
-from skrl.utils.spaces.torch import flatten_tensorized_space, tensorize_space
+import gymnasium  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple  # noqa: E402
+from gymnasium.vector import AutoresetMode  # noqa: E402
+from helpers import RewardTerms  # noqa: E402
+from skrl.agents.torch.ppo import PPO  # noqa: E402
+from skrl.agents.torch.sac import SAC  # noqa: E402
+from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper  # noqa: E402
+from skrl.memories.torch import RandomMemory  # noqa: E402
+from skrl.models.torch import DeterministicMixin, GaussianMixin, Model  # noqa: E402
+from skrl.trainers.torch import SequentialTrainer, SequentialTrainerCfg  # noqa: E402
+from skrl.utils.spaces.torch import flatten_tensorized_space, tensorize_space  # noqa: E402
 
-import torchwrap as tw
-from torchwrap import spaces
-from torchwrap import transforms as T
-from torchwrap.interop.skrl import to_skrl, true_successors
-from torchwrap.testing import ScriptedEnv
+import torchwrap as tw  # noqa: E402
+from torchwrap import spaces  # noqa: E402
+from torchwrap import transforms as T  # noqa: E402
+from torchwrap.interop.skrl import to_skrl, true_successors  # noqa: E402
+from torchwrap.testing import ScriptedEnv  # noqa: E402
 
 QUIET = {"experiment": {"write_interval": 0, "checkpoint_interval": 0}}
 NEVER = 10**9
 
 
 def network(num_inputs, num_outputs):
-    return torch.nn.Sequential(torch.nn.Linear(num_inputs, 16), torch.nn.Tanh(), torch.nn.Linear(16, num_outputs))
+    return torch.nn.Sequential(
+        torch.nn.Linear(num_inputs, 16), torch.nn.Tanh(), torch.nn.Linear(16, num_outputs)
+    )
 
 
 class Value(DeterministicMixin, Model):
@@ -58,7 +60,9 @@ class Gaussian(GaussianMixin, Model):
 
 
 def make_agent(kind, env, memory_size, **cfg):
-    described = dict(observation_space=env.observation_space, action_space=env.action_space, device=env.device)
+    described = dict(
+        observation_space=env.observation_space, action_space=env.action_space, device=env.device
+    )
     models = {"policy": Gaussian(**described)}
     if kind is PPO:
         models["value"] = Value(**described)
@@ -67,7 +71,12 @@ def make_agent(kind, env, memory_size, **cfg):
 
 
 def train(env, agent, timesteps):
-    cfg = dict(timesteps=timesteps, headless=True, disable_progressbar=True, close_environment_at_exit=False)
+    cfg = dict(
+        timesteps=timesteps,
+        headless=True,
+        disable_progressbar=True,
+        close_environment_at_exit=False,
+    )
     SequentialTrainer(cfg=SequentialTrainerCfg(**cfg), env=env, agents=agent).train()
 
 
@@ -85,20 +94,40 @@ def stored(env, timesteps, wrap=lambda agent: agent):
 def test_env_describes_itself_as_skrls_wrappers_do():
     env = to_skrl(ScriptedEnv(3, (2, 4), 2, action_space=Discrete(3)))
     assert isinstance(env, skrl.envs.wrappers.torch.Wrapper)
-    assert (env.num_envs, env.num_agents, env.device, env.state_space) == (3, 1, torch.device("cpu"), None)
-    assert env.observation_space.shape == (2, 4) and env.action_space == Discrete(3) and env.state() is None
+    assert (env.num_envs, env.num_agents, env.device, env.state_space) == (
+        3,
+        1,
+        torch.device("cpu"),
+        None,
+    )
+    assert (
+        env.observation_space.shape == (2, 4)
+        and env.action_space == Discrete(3)
+        and env.state() is None
+    )
 
 
 def test_observations_equal_skrls_own_flattening():
     for space in (
         Box(0, 255, (3, 2), np.uint8),
         Discrete(4),
-        Dict(OrderedDict({"z": Box(-9, 9, (2,)), "a": Discrete(3), "m": Box(0, 255, (2, 2), np.uint8)})),  # kept in this order
-        Dict({"b": Dict({"y": MultiDiscrete([3, 4]), "x": Box(-1, 1, (1,), np.float64)}), "a": Box(-1, 1, (3,))}),
+        Dict(
+            OrderedDict(
+                {"z": Box(-9, 9, (2,)), "a": Discrete(3), "m": Box(0, 255, (2, 2), np.uint8)}
+            )
+        ),  # kept in this order
+        Dict(
+            {
+                "b": Dict({"y": MultiDiscrete([3, 4]), "x": Box(-1, 1, (1,), np.float64)}),
+                "a": Box(-1, 1, (3,)),
+            }
+        ),
         Tuple([Box(-1, 1, (2,)), *(Discrete(n) for n in range(3, 14))]),
     ):
         env = ScriptedEnv(3, observation_space=space)
-        theirs = flatten_tensorized_space(tensorize_space(space, spaces.to_numpy(space, env.reset()["observation"])))
+        theirs = flatten_tensorized_space(
+            tensorize_space(space, spaces.to_numpy(space, env.reset()["observation"]))
+        )
         ours, _ = to_skrl(ScriptedEnv(3, observation_space=space)).reset()
         assert ours.is_floating_point() == theirs.is_floating_point() and ours.shape == theirs.shape
         torch.testing.assert_close(ours.float(), theirs.float())
@@ -121,9 +150,15 @@ def test_actions_reach_the_env_in_its_own_shape_and_dtype():
 def test_what_skrl_cannot_hold_is_refused_by_name():
     for env, message in (
         (gymnasium.make("CartPole-v1"), "needs a torchwrap.Env, but got TimeLimit"),
-        (ScriptedEnv(2, observation_space=MultiBinary(3)), "observations in Box.*got MultiBinary.*Flatten"),
+        (
+            ScriptedEnv(2, observation_space=MultiBinary(3)),
+            "observations in Box.*got MultiBinary.*Flatten",
+        ),
         (ScriptedEnv(2, action_space=MultiBinary(3)), "actions in Box, Discrete.*got MultiBinary"),
-        (ScriptedEnv(2, action_space=MultiDiscrete([[2, 3]])), "actions in .*one-dimensional MultiDiscrete"),
+        (
+            ScriptedEnv(2, action_space=MultiDiscrete([[2, 3]])),
+            "actions in .*one-dimensional MultiDiscrete",
+        ),
         (ScriptedEnv(2, action_space=Discrete(3, start=1)), "start at 0.*TransformAction"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"to_skrl.*{message}"):
@@ -136,7 +171,9 @@ def test_what_skrl_cannot_hold_is_refused_by_name():
 def test_steps_equal_those_of_skrls_own_wrapper_of_gymnasium():
     skrl.config.torch.key = 7  # the seed of both
     mode = {"autoreset_mode": AutoresetMode.SAME_STEP}
-    theirs = GymnasiumWrapper(gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs=mode, max_episode_steps=14))
+    theirs = GymnasiumWrapper(
+        gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs=mode, max_episode_steps=14)
+    )
     ours = to_skrl(tw.make("CartPole-v1", 4, backend="gymnasium", max_episode_steps=14))
     assert (ours.reset()[0] == theirs.reset()[0]).all()
     generator, ended = torch.Generator().manual_seed(0), np.zeros(2, int)
@@ -180,7 +217,9 @@ def test_single_env_in_skrls_trainer_loses_no_episode():
     assert data["next_observations"].flatten().tolist() == [1, 2, 1, 1, 2, 3, 1]
     assert data["rewards"].flatten().tolist() == [1, 2, 1, 1, 2, 3, 1]
     assert not data["terminated"].any()
-    assert int(inner.episode) == 3  # the fourth; with a second reset at each end it would be the seventh
+    assert (
+        int(inner.episode) == 3
+    )  # the fourth; with a second reset at each end it would be the seventh
 
 
 # Agents.
@@ -190,7 +229,11 @@ def test_agent_stores_initial_observations_as_successors_unless_true_successors_
     first, second = (to_skrl(ScriptedEnv(2, (1,), (2, 3), ending="truncated")) for _ in range(2))
     plain, fixed = stored(first, 4), stored(second, 4, true_successors)
     # Env 0 takes episodes of 2 and 3 steps, env 1 of 3 and 2.
-    assert plain["observations"].tolist() == fixed["observations"].tolist() == [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
+    assert (
+        plain["observations"].tolist()
+        == fixed["observations"].tolist()
+        == [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
+    )
     assert plain["next_observations"].tolist() == [[1, 1001], [0, 1002], [1, 1000], [2, 1001]]
     assert fixed["next_observations"].tolist() == [[1, 1001], [2, 1002], [1, 1003], [2, 1001]]
 
@@ -213,7 +256,9 @@ def test_ppo_bootstraps_truncated_episodes_with_the_value_of_the_final_observati
 
     rewards, value = bootstrapped("truncated", true_successors)
     torch.testing.assert_close(rewards, expected(value, 2.0))
-    rewards, value = bootstrapped("truncated", lambda agent: agent)  # skrl on its own: that of the next episode's start
+    rewards, value = bootstrapped(
+        "truncated", lambda agent: agent
+    )  # skrl on its own: that of the next episode's start
     torch.testing.assert_close(rewards, expected(value, 0.0))
     assert not torch.allclose(expected(value, 0.0), expected(value, 2.0))
 
@@ -225,14 +270,20 @@ def test_ppo_does_not_bootstrap_terminated_episodes():
 
 
 def test_true_successors_refuses_an_env_without_them_and_several_agents():
-    with pytest.raises(TypeError, match="needs an skrl agent with record_transition, but got object"):
+    with pytest.raises(
+        TypeError, match="needs an skrl agent with record_transition, but got object"
+    ):
         true_successors(object())
     theirs = GymnasiumWrapper(gymnasium.make_vec("Pendulum-v1", 2))
-    with pytest.raises(ValueError, match=r"final_observations.*got none: make the env with to_skrl"):
+    with pytest.raises(
+        ValueError, match=r"final_observations.*got none: make the env with to_skrl"
+    ):
         stored(theirs, 1, true_successors)
     theirs.close()
     env = to_skrl(ScriptedEnv(2, (1,), 2))
-    agents = [make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER) for _ in range(2)]
+    agents = [
+        make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER) for _ in range(2)
+    ]
     for agent in agents:
         replaced = true_successors(agent).record_transition
         assert true_successors(agent).record_transition is replaced  # once
@@ -246,29 +297,41 @@ def test_true_successors_refuses_an_env_without_them_and_several_agents():
 
 def test_agent_that_knows_the_env_saves_and_loads_what_it_has_learned(tmp_path):
     envs = [tw.TransformedEnv(ScriptedEnv(n, (1,), 2), T.NormalizeObservation()) for n in (3, 2)]
-    agents = [make_agent(SAC, to_skrl(env), 4, learning_starts=NEVER, random_timesteps=NEVER) for env in envs]
+    agents = [
+        make_agent(SAC, to_skrl(env), 4, learning_starts=NEVER, random_timesteps=NEVER)
+        for env in envs
+    ]
     for env, agent in zip(envs, agents, strict=True):
         agent.checkpoint_modules = {"env": to_skrl(env)}
     train(agents[0].checkpoint_modules["env"], agents[0], 4)
     agents[0].save(str(tmp_path / "agent.pt"))
     agents[1].load(str(tmp_path / "agent.pt"))
-    assert all((value == envs[1].state_dict()[name]).all() for name, value in envs[0].state_dict().items())
+    assert all(
+        (value == envs[1].state_dict()[name]).all() for name, value in envs[0].state_dict().items()
+    )
     assert int(envs[1].transforms[0].statistics.count) == 3 + 3 * 4 + 3 * 2 and not envs[1].training
 
 
 def test_episode_statistics_are_logged_by_skrls_trainer_as_means_of_the_finished_episodes():
     inner = tw.TransformedEnv(
-        ScriptedEnv(3, (1,), (2, 3, 2)), RewardTerms(), T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")})
+        ScriptedEnv(3, (1,), (2, 3, 2)),
+        RewardTerms(),
+        T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")}),
     )
     env = to_skrl(tw.TransformedEnv(inner, T.ClipReward(-1, 1)))  # of the rewards below
     agent = make_agent(SAC, env, 4, learning_starts=NEVER, random_timesteps=NEVER)
     train(env, agent, 3)
     # Envs 0 and 2 end with 1 + 2 after step 2, env 1 with 1 + 2 + 3 after step 3.
-    assert agent.tracking_data["Info / return"] == [3, 6] and agent.tracking_data["Info / length"] == [2, 3]
+    assert agent.tracking_data["Info / return"] == [3, 6] and agent.tracking_data[
+        "Info / length"
+    ] == [2, 3]
     # Rewards 1, 1, 1; 2, 2, 2; and 1, 3, 1.
     assert agent.tracking_data["Info / twice"] == pytest.approx([2, 4, 10 / 3])
     assert agent.tracking_data["Info / most"] == [4, 6]
-    assert agent.tracking_data["terms/half"] == pytest.approx([1 / 2, 1, 5 / 6]) and "Info / vector" not in agent.tracking_data
+    assert (
+        agent.tracking_data["terms/half"] == pytest.approx([1 / 2, 1, 5 / 6])
+        and "Info / vector" not in agent.tracking_data
+    )
     env = to_skrl(ScriptedEnv(2, (1,), 1))
     env.reset()
     assert "episode" not in env.step(torch.zeros(2, 6))[-1]

@@ -21,12 +21,16 @@ PAGE = (Path(__file__).parents[2] / "examples" / "guides" / "saving.md").read_te
 TABLE = PAGE.split("\n## Statistics from other libraries\n")[1].split("\n## ")[0]
 LINES = {  # by library: into torchwrap, and back
     re.match(r"\w+(?: \w+)?", library)[0]: [line.strip(" `").replace("\\|", "|") for line in lines]
-    for library, *lines in [re.split(r" (?<!\\)\| ", row.strip("| ")) for row in TABLE.splitlines() if row.startswith("|")][2:]
+    for library, *lines in [
+        re.split(r" (?<!\\)\| ", row.strip("| "))
+        for row in TABLE.splitlines()
+        if row.startswith("|")
+    ][2:]
 }
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-ROWS = torch.randn(3, 2048, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 5, 20.0]) + torch.tensor(
-    [0, -3, 9]
-)
+ROWS = torch.randn(3, 2048, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+    [1, 5, 20.0]
+) + torch.tensor([0, -3, 9])
 
 
 class Noise(gymnasium.Env):
@@ -44,7 +48,11 @@ class Noise(gymnasium.Env):
 
     def observe(self):
         draw = lambda: self.np_random.normal(4, [1, 5, 20]).astype("f4")  # noqa: E731
-        return draw() if self.observation_space is BOX else {key: draw() for key in self.observation_space}
+        return (
+            draw()
+            if self.observation_space is BOX
+            else {key: draw() for key in self.observation_space}
+        )
 
     def step(self, action):
         self.elapsed += 1
@@ -64,7 +72,9 @@ def baselines(tmp_path, space=BOX):
 
 
 def stack(*transforms, space=BOX):
-    return tw.TransformedEnv(ScriptedEnv(4, observation_space=space, episode_lengths=5), *transforms)
+    return tw.TransformedEnv(
+        ScriptedEnv(4, observation_space=space, episode_lengths=5), *transforms
+    )
 
 
 def check(library, env, names, normalize, learn, rtol=1e-5):
@@ -75,7 +85,10 @@ def check(library, env, names, normalize, learn, rtol=1e-5):
     exec(into, names)
     count, rows = s.count.max().item(), ROWS[1]
     np.testing.assert_allclose(
-        env.transforms(TensorDict({"observation": rows}, [2048]))["observation"], normalize(rows), rtol=1e-4, atol=1e-4
+        env.transforms(TensorDict({"observation": rows}, [2048]))["observation"],
+        normalize(rows),
+        rtol=1e-4,
+        atol=1e-4,
     )
     learn(rows), s.update(rows)
     assert (s.count == count + 2048).all()
@@ -184,7 +197,9 @@ def test_statistics_of_skrl():
     p = scaler(BOX, clip_threshold=1.5, device="cpu")
     p(ROWS[0], train=True)
     env = stack(T.NormalizeObservation(), T.ClipObservation(-p.clip_threshold, p.clip_threshold))
-    check("skrl", env, {"p": p}, p, lambda rows: p(rows, train=True), rtol=1e-3)  # of batches, it adds the sample variance
+    check(
+        "skrl", env, {"p": p}, p, lambda rows: p(rows, train=True), rtol=1e-3
+    )  # of batches, it adds the sample variance
 
 
 def test_set_moments_refuses_what_does_not_fit_before_anything_changes():
@@ -210,4 +225,7 @@ def test_set_moments_refuses_what_does_not_fit_before_anything_changes():
     assert statistics.count.tolist() == [7, 7, 7] and statistics.synced[2].tolist() == [7, 7, 7]
     large = T.RunningMeanStd((1,))  # whose mean float32 does not hold
     large.set_moments(123456789.123, 4.0, 10)
-    assert (large.mean.item(), large.var.item()) == (pytest.approx(123456789.123, rel=1e-15), pytest.approx(4.0, rel=1e-12))
+    assert (large.mean.item(), large.var.item()) == (
+        pytest.approx(123456789.123, rel=1e-15),
+        pytest.approx(4.0, rel=1e-12),
+    )

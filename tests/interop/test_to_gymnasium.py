@@ -32,7 +32,10 @@ class Informed(Scripted):
         return *result, {"elapsed": info["elapsed"], "position": info["position"]}
 
 
-INFO_SPACES = {"elapsed": spaces.Box(0, 99, (), np.int64), "position": spaces.Box(-9, 9, (2,), np.float64)}
+INFO_SPACES = {
+    "elapsed": spaces.Box(0, 99, (), np.int64),
+    "position": spaces.Box(-9, 9, (2,), np.float64),
+}
 
 
 def done_of(result):
@@ -71,8 +74,14 @@ def assert_same_steps(envs, oracle, num_steps, seed=3):
     for step in range(num_steps):
         action = envs.action_space.sample()
         result, expected = envs.step(action), oracle.step(action)
-        assert_equivalent(without_times(result), without_times(in_float32(expected)), f"step {step}")
-        assert_equivalent(reset_finished(envs, result), reset_finished(oracle, expected), f"reset after step {step}")
+        assert_equivalent(
+            without_times(result), without_times(in_float32(expected)), f"step {step}"
+        )
+        assert_equivalent(
+            reset_finished(envs, result),
+            reset_finished(oracle, expected),
+            f"reset after step {step}",
+        )
         ends += int(done_of(result).sum())
     return ends
 
@@ -97,9 +106,18 @@ def export(bridge):
 def test_export_of_a_gymnasium_env_steps_exactly_like_make_vec(mode, id, limit):
     limited = {"max_episode_steps": limit} if limit else {}
     envs = tw.to_gymnasium(tw.make(id, 3, backend="gymnasium", **limited), autoreset_mode=mode)
-    oracle = gymnasium.make_vec(id, 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}, **limited)
+    oracle = gymnasium.make_vec(
+        id, 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}, **limited
+    )
     assert assert_same_steps(envs, oracle, 120) > 5
-    names = ("num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space", "render_mode")
+    names = (
+        "num_envs",
+        "observation_space",
+        "action_space",
+        "single_observation_space",
+        "single_action_space",
+        "render_mode",
+    )
     assert all(getattr(envs, name) == getattr(oracle, name) for name in names)
     assert envs.metadata == oracle.metadata and envs.spec.id == id
     envs.close()
@@ -110,14 +128,24 @@ def test_export_of_a_gymnasium_env_steps_exactly_like_make_vec(mode, id, limit):
 def test_infos_and_final_infos_equal_those_of_sync_vector_env(export, mode):
     for name in LENGTHS:
         for ending in ("terminated", "truncated", "both"):
-            makers = [functools.partial(Informed, lengths=lengths, ending=ending) for lengths in LENGTHS[name]]
-            assert (assert_same_steps(*export(makers, mode, info_keys=INFO_SPACES), 20) == 0) == (name == "never")
+            makers = [
+                functools.partial(Informed, lengths=lengths, ending=ending)
+                for lengths in LENGTHS[name]
+            ]
+            assert (assert_same_steps(*export(makers, mode, info_keys=INFO_SPACES), 20) == 0) == (
+                name == "never"
+            )
 
 
 @every_mode
-def test_observations_and_final_observations_of_every_space_equal_those_of_sync_vector_env(export, mode):
+def test_observations_and_final_observations_of_every_space_equal_those_of_sync_vector_env(
+    export, mode
+):
     for name in sorted(SPACES.keys() - {"scalar"}):
-        makers = [functools.partial(Informed, space=SPACES[name], lengths=lengths) for lengths in LENGTHS["staggered"]]
+        makers = [
+            functools.partial(Informed, space=SPACES[name], lengths=lengths)
+            for lengths in LENGTHS["staggered"]
+        ]
         envs, oracle = export(makers, mode, info_keys=INFO_SPACES)
         assert envs.observation_space == oracle.observation_space
         assert assert_same_steps(envs, oracle, 12) > 5
@@ -125,7 +153,11 @@ def test_observations_and_final_observations_of_every_space_equal_those_of_sync_
 
 def test_actions_of_every_space_reach_the_envs(export):
     for name in sorted(SPACES.keys() - {"scalar", "nested", "MultiDiscrete"}):
-        envs, oracle = export([functools.partial(Informed, action_space=SPACES[name])] * 2, SAME_STEP, info_keys=INFO_SPACES)
+        envs, oracle = export(
+            [functools.partial(Informed, action_space=SPACES[name])] * 2,
+            SAME_STEP,
+            info_keys=INFO_SPACES,
+        )
         assert assert_same_steps(envs, oracle, 12) == 4  # the reward is a sum of the action
 
 
@@ -136,7 +168,9 @@ def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alon
     assert_equivalent(envs.reset(seed=0), oracle.reset(seed=0))
     for mask, seed in itertools.product(([True, False, False], [False, True, True]), (None, 5)):
         options = {"reset_mask": np.array(mask)}
-        assert_equivalent(envs.reset(seed=seed, options=options), oracle.reset(seed=seed, options=dict(options)))
+        assert_equivalent(
+            envs.reset(seed=seed, options=options), oracle.reset(seed=seed, options=dict(options))
+        )
         assert list(options) == ["reset_mask"]
         action = envs.action_space.sample()
         assert_equivalent(envs.step(action)[:4], oracle.step(action)[:4])
@@ -148,7 +182,9 @@ def test_masked_reset_equals_that_of_sync_vector_env_and_leaves_the_options_alon
 def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_wrapper(export):
     makers = [functools.partial(Informed, lengths=lengths) for lengths in LENGTHS["staggered"]]
     envs, oracle = export(makers, SAME_STEP, T.RecordEpisodeStatistics(), info_keys=INFO_SPACES)
-    singles = SyncVectorEnv([lambda one=one: SingleStatistics(one()) for one in makers], autoreset_mode=SAME_STEP)
+    singles = SyncVectorEnv(
+        [lambda one=one: SingleStatistics(one()) for one in makers], autoreset_mode=SAME_STEP
+    )
     oracle = vector_wrappers.RecordEpisodeStatistics(oracle)
     for each in (envs, oracle, singles):
         each.reset(seed=0)
@@ -169,7 +205,9 @@ def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_w
             for given, wanted in ((infos, expected), (final, of_singles)):
                 assert given["episode"][name].dtype == wanted["episode"][name].dtype
                 if name != "t":
-                    np.testing.assert_allclose(given["episode"][name], wanted["episode"][name], rtol=1e-5)
+                    np.testing.assert_allclose(
+                        given["episode"][name], wanted["episode"][name], rtol=1e-5
+                    )
             assert_equivalent(final["episode"][f"_{name}"], of_singles["episode"][f"_{name}"])
     assert ends > 5
 
@@ -201,8 +239,12 @@ def test_env_exported_and_imported_again_steps_exactly_like_the_env(mode):
 @every_mode
 def test_returned_arrays_are_never_changed_and_writing_into_them_does_not_change_the_env(mode):
     def make():
-        env = ScriptedEnv(3, episode_lengths=(2, 3), observation_space=spaces.Dict(a=spaces.Box(-9e9, 9e9, (2,))))
-        return tw.to_gymnasium(tw.TransformedEnv(env, T.RecordEpisodeStatistics()), autoreset_mode=mode)
+        env = ScriptedEnv(
+            3, episode_lengths=(2, 3), observation_space=spaces.Dict(a=spaces.Box(-9e9, 9e9, (2,)))
+        )
+        return tw.to_gymnasium(
+            tw.TransformedEnv(env, T.RecordEpisodeStatistics()), autoreset_mode=mode
+        )
 
     envs, untouched, held = make(), make(), []
     envs.reset(seed=0)
@@ -211,7 +253,9 @@ def test_returned_arrays_are_never_changed_and_writing_into_them_does_not_change
         action = envs.action_space.sample()
         result, expected = envs.step(action), untouched.step(action)
         assert_equivalent(without_times(result), without_times(expected))
-        assert not any(np.shares_memory(*pair) for pair in itertools.combinations([*arrays(result), action], 2))
+        assert not any(
+            np.shares_memory(*pair) for pair in itertools.combinations([*arrays(result), action], 2)
+        )
         held.append((expected, copy.deepcopy(expected)))
         mask = done_of(expected)
         for array in (*arrays(result), action):
@@ -239,10 +283,15 @@ def test_export_is_made_by_make_vec_from_a_vector_entry_point():
     def entry_point(num_envs, **kwargs):
         return tw.to_gymnasium(tw.make("CartPole-v1", num_envs, **kwargs))
 
-    gymnasium.register("TorchwrapTest/Exported-v0", vector_entry_point=entry_point, max_episode_steps=20)
+    gymnasium.register(
+        "TorchwrapTest/Exported-v0", vector_entry_point=entry_point, max_episode_steps=20
+    )
     try:
         envs = gymnasium.make_vec("TorchwrapTest/Exported-v0", 3)
-        assert envs.unwrapped.env.signature.max_episode_steps == 20 and envs.spec.id == "TorchwrapTest/Exported-v0"
+        assert (
+            envs.unwrapped.env.signature.max_episode_steps == 20
+            and envs.spec.id == "TorchwrapTest/Exported-v0"
+        )
         assert "TorchwrapTest/Exported-v0" in repr(envs)
     finally:
         del gymnasium.registry["TorchwrapTest/Exported-v0"]
@@ -252,7 +301,9 @@ BOTH = {
     "RecordEpisodeStatistics": vector_wrappers.RecordEpisodeStatistics,
     "NormalizeReward": vector_wrappers.NormalizeReward,
     "ClipReward": lambda envs: vector_wrappers.ClipReward(envs, -1, 1),
-    "TransformReward": lambda envs: vector_wrappers.TransformReward(envs, lambda reward: 2 * reward),
+    "TransformReward": lambda envs: vector_wrappers.TransformReward(
+        envs, lambda reward: 2 * reward
+    ),
     "ClipAction": vector_wrappers.ClipAction,
     "RescaleAction": lambda envs: vector_wrappers.RescaleAction(envs, -3, 3),
     "DictInfoToList": vector_wrappers.DictInfoToList,
@@ -260,11 +311,17 @@ BOTH = {
 OF_OBSERVATIONS = {
     "RescaleObservation": lambda envs: vector_wrappers.RescaleObservation(envs, 0, 1),
     "FlattenObservation": vector_wrappers.FlattenObservation,
-    "TransformObservation": lambda envs: vector_wrappers.TransformObservation(envs, lambda observation: observation + 1),
+    "TransformObservation": lambda envs: vector_wrappers.TransformObservation(
+        envs, lambda observation: observation + 1
+    ),
 }
 
 
-@pytest.mark.parametrize("mode, wrappers", [(SAME_STEP, BOTH), (DISABLED, OF_OBSERVATIONS)], ids=["same-step", "disabled"])
+@pytest.mark.parametrize(
+    "mode, wrappers",
+    [(SAME_STEP, BOTH), (DISABLED, OF_OBSERVATIONS)],
+    ids=["same-step", "disabled"],
+)
 def test_vector_wrappers_of_gymnasium_work_as_on_sync_vector_env(export, mode, wrappers):
     makers = [functools.partial(Informed, BOX, lengths) for lengths in LENGTHS["staggered"]]
     for name, wrap in wrappers.items():
@@ -303,7 +360,12 @@ def test_to_gymnasium_without_an_env_or_a_known_mode_raises_with_a_remedy():
     use = r"is no transition\. Use SAME_STEP\.$"
     for env, mode, error, match in (
         (3, SAME_STEP, TypeError, r"to_gymnasium needs a torchwrap\.Env, but got int"),
-        (ScriptedEnv(2), AutoresetMode.NEXT_STEP, ValueError, f"SAME_STEP or DISABLED, but got .*NEXT_STEP.*{use}"),
+        (
+            ScriptedEnv(2),
+            AutoresetMode.NEXT_STEP,
+            ValueError,
+            f"SAME_STEP or DISABLED, but got .*NEXT_STEP.*{use}",
+        ),
         (ScriptedEnv(2), None, ValueError, f"SAME_STEP or DISABLED, but got None: .*{use}"),
     ):
         with pytest.raises(error, match=match):
@@ -315,10 +377,22 @@ def test_reset_with_bad_arguments_raises_and_changes_nothing():
     envs.reset(seed=5)
     envs.step(envs.action_space.sample())
     for kwargs, error, match in (
-        ({"seed": [1, 2]}, TypeError, r"needs one seed, an integer, but got \[1, 2\]: pass reset\(seed=0\)"),
-        ({"options": {"reset_mask": [True, False]}}, ValueError, r"reset_mask'\] as an array \(2,\) of np.bool_"),
+        (
+            {"seed": [1, 2]},
+            TypeError,
+            r"needs one seed, an integer, but got \[1, 2\]: pass reset\(seed=0\)",
+        ),
+        (
+            {"options": {"reset_mask": [True, False]}},
+            ValueError,
+            r"reset_mask'\] as an array \(2,\) of np.bool_",
+        ),
         ({"options": {"reset_mask": np.array([1, 0])}}, ValueError, "reset_mask.*but got int64"),
-        ({"options": {"reset_mask": np.array([False, False])}}, ValueError, "with at least one True"),
+        (
+            {"options": {"reset_mask": np.array([False, False])}},
+            ValueError,
+            "with at least one True",
+        ),
         ({"options": {"colour": 1}}, ValueError, "takes no options, but got"),
     ):
         with pytest.raises(error, match=match):
@@ -330,7 +404,11 @@ def test_reset_with_bad_arguments_raises_and_changes_nothing():
 def test_step_with_actions_outside_the_space_raises_and_changes_nothing():
     number, nested = spaces.Discrete(2), spaces.Dict(a=spaces.Discrete(2))
     for space, actions, match in (
-        (number, np.array([0.0, 1.0]), r"step needs integers as actions of Discrete\(2\), but got .* float64"),
+        (
+            number,
+            np.array([0.0, 1.0]),
+            r"step needs integers as actions of Discrete\(2\), but got .* float64",
+        ),
         (number, np.array([0, 2]), "values from 0 to 2"),
         (number, np.array([0, 1, 1]), r"shape \(2,\)"),
         (nested, {"b": np.array([0, 1])}, r"needs actions of Dict\('a'"),
@@ -348,7 +426,9 @@ def test_step_of_finished_envs_in_disabled_mode_asks_for_a_masked_reset():
     envs.reset()
     assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1001], [2001]]
     envs.reset(options={"reset_mask": np.array([True, False, False])})
-    with pytest.raises(RuntimeError, match=r"needs a reset of envs \[2\], whose episodes have ended"):
+    with pytest.raises(
+        RuntimeError, match=r"needs a reset of envs \[2\], whose episodes have ended"
+    ):
         envs.step(envs.action_space.sample())
     envs.reset(options={"reset_mask": np.array([False, False, True])})
     assert envs.step(envs.action_space.sample())[0].tolist() == [[1], [1002], [2001]]

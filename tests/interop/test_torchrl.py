@@ -37,7 +37,9 @@ pytestmark = [
 
 NESTED = S.Dict(
     vector=S.Box(-1, 1, (2,)),
-    parts=S.Tuple((S.Discrete(3), S.Dict(image=S.Box(0, 255, (3, 3), np.uint8), pair=S.MultiDiscrete([2, 3])))),
+    parts=S.Tuple(
+        (S.Discrete(3), S.Dict(image=S.Box(0, 255, (3, 3), np.uint8), pair=S.MultiDiscrete([2, 3])))
+    ),
     bits=S.MultiBinary(4),
     late=S.Discrete(3, start=5),
 )
@@ -45,16 +47,28 @@ NESTED = S.Dict(
 
 def make_cartpole(num_envs=5, **kwargs):
     env = tw.make("CartPole-v1", num_envs, **kwargs)
-    return tw.TransformedEnv(env, T.TimeLimit(13), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.NormalizeReward())
+    return tw.TransformedEnv(
+        env,
+        T.TimeLimit(13),
+        T.RecordEpisodeStatistics(),
+        T.NormalizeObservation(),
+        T.NormalizeReward(),
+    )
 
 
 MAKERS = {
     "in turn, staggered": lambda: ScriptedEnv(5),
     "one-step episodes": lambda: ScriptedEnv(3, episode_lengths=1, ending="both"),
-    "nested": lambda: ScriptedEnv(3, observation_space=NESTED, action_space=S.MultiDiscrete([2, 3])),
-    "Tuple actions": lambda: ScriptedEnv(3, action_space=S.Tuple((S.Discrete(2, start=-1), S.Dict(b=S.MultiBinary(2))))),
+    "nested": lambda: ScriptedEnv(
+        3, observation_space=NESTED, action_space=S.MultiDiscrete([2, 3])
+    ),
+    "Tuple actions": lambda: ScriptedEnv(
+        3, action_space=S.Tuple((S.Discrete(2, start=-1), S.Dict(b=S.MultiBinary(2))))
+    ),
     "native": make_cartpole,
-    "compiled over sync": lambda: tw.compile(make_cartpole(backend="gymnasium"), backend="aot_eager"),
+    "compiled over sync": lambda: tw.compile(
+        make_cartpole(backend="gymnasium"), backend="aot_eager"
+    ),
 }
 each_env = pytest.mark.parametrize("name", MAKERS)
 
@@ -71,7 +85,9 @@ def steps_of(env, actions, seed):
     for action in actions:
         root = td["observation"].clone()
         transition, td = env.step(td.set("action", action))
-        seen.append(TensorDict({"observation": root, "next": transition["next"]}, [env.num_envs]).clone())
+        seen.append(
+            TensorDict({"observation": root, "next": transition["next"]}, [env.num_envs]).clone()
+        )
     return torch.stack(seen, 1)
 
 
@@ -112,13 +128,19 @@ def test_rollouts_and_manual_steps_equal_torchwrap_step_by_step(name):
 
 
 def test_rollout_until_all_have_ended_holds_ended_rows_still():
-    env = to_torchrl(tw.TransformedEnv(ScriptedEnv(3, (1,), episode_lengths=(5, 2, 3)), T.RecordEpisodeStatistics()))
+    env = to_torchrl(
+        tw.TransformedEnv(
+            ScriptedEnv(3, (1,), episode_lengths=(5, 2, 3)), T.RecordEpisodeStatistics()
+        )
+    )
     data = env.rollout(20, break_when_any_done=False, break_when_all_done=True)
     assert data.shape == (3, 5)
     assert data["next", "observation"][:, -1].flatten().tolist() == [5, 1002, 2003]
     assert data["next", "episode_return"][:, -1].flatten().tolist() == [15, 3, 6]
     env.reset()
-    assert (env.env.transforms[0].length_queue == 5).sum() == 1  # no env was stepped beyond the end of its episode
+    assert (
+        env.env.transforms[0].length_queue == 5
+    ).sum() == 1  # no env was stepped beyond the end of its episode
 
 
 def test_returned_data_are_not_changed_by_later_steps():
@@ -172,12 +194,21 @@ def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
     critic = ValueOperator(nn.Linear(2, 1), in_keys=["observation"])
     gamma = 0.9
     GAE(gamma=gamma, lmbda=0.0, value_network=critic)(data)
-    value, next_value = critic.module(data["observation"]), critic.module(data["next", "observation"])
+    value, next_value = (
+        critic.module(data["observation"]),
+        critic.module(data["next", "observation"]),
+    )
     terminated, truncated = data["next", "terminated"], data["next", "truncated"]
     only_truncated = truncated & ~terminated
-    assert only_truncated.any() and (terminated & ~truncated).any() and (terminated & truncated).any()
-    torch.testing.assert_close(data["next", "state_value"][only_truncated], next_value[only_truncated])
-    torch.testing.assert_close(data["advantage"], data["next", "reward"] + gamma * next_value * ~terminated - value)
+    assert (
+        only_truncated.any() and (terminated & ~truncated).any() and (terminated & truncated).any()
+    )
+    torch.testing.assert_close(
+        data["next", "state_value"][only_truncated], next_value[only_truncated]
+    )
+    torch.testing.assert_close(
+        data["advantage"], data["next", "reward"] + gamma * next_value * ~terminated - value
+    )
     # The step after a truncation starts from another observation, with another value.
     after = value[:, 1:][only_truncated[:, :-1]]
     assert ((after - next_value[:, :-1][only_truncated[:, :-1]]).abs() > 1e-3).all()
@@ -185,19 +216,29 @@ def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
 
 def test_transformed_env_of_torchrl_on_top_with_staggered_ends():
     base = ScriptedEnv(3, (1,), episode_lengths=(5, 2, 4), ending="terminated")
-    env = TransformedEnv(to_torchrl(tw.TransformedEnv(base, T.RecordEpisodeStatistics()))).append_transform(InitTracker())
+    env = TransformedEnv(
+        to_torchrl(tw.TransformedEnv(base, T.RecordEpisodeStatistics()))
+    ).append_transform(InitTracker())
     env = env.append_transform(RewardSum()).append_transform(StepCounter(max_steps=4))
     check_env_specs(env, break_when_any_done="both")
     env.set_seed(0)
     data = env.rollout(10, break_when_any_done=False)
-    t = torch.tensor([[1, 2, 3, 4, 1, 2, 1, 2, 3, 4], [1, 2, 1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]])
+    t = torch.tensor(
+        [
+            [1, 2, 3, 4, 1, 2, 1, 2, 3, 4],
+            [1, 2, 1, 2, 3, 4, 1, 2, 3, 4],
+            [1, 2, 3, 4, 1, 2, 3, 4, 1, 2],
+        ]
+    )
     t = t.unsqueeze(-1)  # 4 in place of 5, which StepCounter truncates
     rows = torch.tensor([0, 1000, 2000]).view(3, 1, 1)
     assert (data["next", "observation"] == rows + t).all()
     assert (data["observation"] == rows + t - 1).all()
     assert (data["next", "step_count"] == t).all()
     for name in ("episode_reward", "episode_return"):  # TorchRL's, and torchwrap's
-        assert (data["next", name] == t * (t + 1) / 2).all() and (data[name] == t * (t - 1) / 2).all()
+        assert (data["next", name] == t * (t + 1) / 2).all() and (
+            data[name] == t * (t - 1) / 2
+        ).all()
     assert (data["is_init"] == (t == 1)).all()
     assert (data["next", "truncated"] == (t == 4)).all()
     assert data["next", "terminated"].sum((1, 2)).tolist() == [2, 2, 2]
@@ -212,14 +253,20 @@ COUNTS += [[1, 2, 3, 1, 2, 3, 4, 1, 2, 1, 2, 3], COUNTS[0]]
 
 def counting(first_index=0):
     env = ScriptedEnv(2, (1,), LENGTHS, first_index=first_index)
-    return to_torchrl(tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.TransformObservation(lambda o: o % 1000)))
+    return to_torchrl(
+        tw.TransformedEnv(
+            env, T.RecordEpisodeStatistics(), T.TransformObservation(lambda o: o % 1000)
+        )
+    )
 
 
 def assert_counts(data, counts):
     """Transitions, (envs, time), whose observations are these numbers of steps, and whose returns are their sums."""
     t = torch.tensor(counts, dtype=torch.float32).unsqueeze(-1)
     assert torch.equal(data["next", "observation"], t) and torch.equal(data["observation"], t - 1)
-    assert torch.equal(data["next", "reward"], t) and torch.equal(data["next", "episode_return"], t * (t + 1) / 2)
+    assert torch.equal(data["next", "reward"], t) and torch.equal(
+        data["next", "episode_return"], t * (t + 1) / 2
+    )
 
 
 @pytest.mark.full
@@ -253,7 +300,9 @@ def test_options_of_the_collector_and_slices_of_a_buffer_keep_episodes_apart():
     (data,) = collect(counting(), None, total_frames=10, split_trajs=True)
     mask, lengths = data["collector", "mask"], [4, 1, 2, 3]
     assert mask.sum(-1).tolist() == lengths
-    assert torch.equal(data["next", "observation"][..., 0], torch.arange(1.0, 5).expand(4, 4) * mask)
+    assert torch.equal(
+        data["next", "observation"][..., 0], torch.arange(1.0, 5).expand(4, 4) * mask
+    )
     sampler = SliceSampler(slice_len=2, traj_key=("collector", "traj_ids"), strict_length=True)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=16)
     for data in collect(counting(), None, total_frames=20):
@@ -288,7 +337,9 @@ def test_set_seed_repeats_and_another_seed_differs():
         env.set_seed(seed)
         runs.append(env.rollout(5, by_position, break_when_any_done=False)["observation"])
     assert (runs[0] == runs[1]).all() and (runs[0] != runs[2]).any()
-    assert (env.rollout(5, by_position, break_when_any_done=False)["observation"] != runs[2]).any()  # it is taken once
+    assert (
+        env.rollout(5, by_position, break_when_any_done=False)["observation"] != runs[2]
+    ).any()  # it is taken once
 
 
 def test_train_and_eval_and_state_dict_reach_the_statistics():
@@ -301,7 +352,9 @@ def test_train_and_eval_and_state_dict_reach_the_statistics():
     assert statistics.count == before
     other = to_torchrl(tw.TransformedEnv(ScriptedEnv(7, (1,)), T.NormalizeObservation()))
     other.load_state_dict(env.state_dict())
-    assert (other.env.transforms[0].statistics.mean == statistics.mean).all() and statistics.mean != 0
+    assert (
+        other.env.transforms[0].statistics.mean == statistics.mean
+    ).all() and statistics.mean != 0
     env.train()
     outer = TransformedEnv(env, RewardSum())
     Collector(outer, None, frames_per_batch=8, total_frames=8)
@@ -340,8 +393,14 @@ def test_info_of_a_foreign_simulator_is_declared():
             return observation, {"speed": observation[1]}
 
     mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
-    vector_env = gymnasium.vector.SyncVectorEnv([lambda: Speedy(gymnasium.make("CartPole-v1"))] * 2, **mode)
-    env = to_torchrl(tw.TransformedEnv(tw.from_gymnasium(vector_env, info_keys=["speed"]), T.RecordEpisodeStatistics()))
+    vector_env = gymnasium.vector.SyncVectorEnv(
+        [lambda: Speedy(gymnasium.make("CartPole-v1"))] * 2, **mode
+    )
+    env = to_torchrl(
+        tw.TransformedEnv(
+            tw.from_gymnasium(vector_env, info_keys=["speed"]), T.RecordEpisodeStatistics()
+        )
+    )
     check_env_specs(env, break_when_any_done="both")
     data = env.rollout(30, break_when_any_done=False)
     for td in (data, data["next"]):  # roots of new episodes have that of the reset
@@ -352,20 +411,41 @@ def test_info_of_a_foreign_simulator_is_declared():
 
 # Spaces and specs.
 
-SPACES = [S.Box(-1, 1, (2,)), S.Box(0, 255, (2, 3), np.uint8), S.Box(-np.inf, np.inf, (3,)), S.Discrete(4)]
-SPACES += [S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64), S.MultiDiscrete([[2, 5], [3, 3]])]
-SPACES += [S.MultiBinary(3), S.MultiBinary((2, 2)), S.Dict(a=S.Box(-1, 1, (2,)), b=S.Dict(c=S.Discrete(2)))]
-SPACES += [S.Discrete(3, start=2), S.MultiDiscrete([2, 3], start=[1, -1]), S.Tuple((S.Discrete(2), S.Discrete(3)))]
+SPACES = [
+    S.Box(-1, 1, (2,)),
+    S.Box(0, 255, (2, 3), np.uint8),
+    S.Box(-np.inf, np.inf, (3,)),
+    S.Discrete(4),
+]
+SPACES += [
+    S.Box(np.array([0.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64),
+    S.MultiDiscrete([[2, 5], [3, 3]]),
+]
+SPACES += [
+    S.MultiBinary(3),
+    S.MultiBinary((2, 2)),
+    S.Dict(a=S.Box(-1, 1, (2,)), b=S.Dict(c=S.Discrete(2))),
+]
+SPACES += [
+    S.Discrete(3, start=2),
+    S.MultiDiscrete([2, 3], start=[1, -1]),
+    S.Tuple((S.Discrete(2), S.Discrete(3))),
+]
 
 
 def test_specs_draw_members_of_their_spaces_and_hold_them():
     for space in SPACES:
         spec = to_spec(space, 200, torch.device("cpu"))
         drawn, stream = spec.rand(), tw.random.Stream(200, seed=0)
-        assert tw.spaces.contains(space, drawn) and spec.is_in(tw.spaces.sample(space, stream)), space
+        assert tw.spaces.contains(space, drawn) and spec.is_in(tw.spaces.sample(space, stream)), (
+            space
+        )
         for path, leaf in tw.spaces.leaves(space):
             if not isinstance(leaf, S.Box):
-                assert tw.spaces.at(drawn, path).unique().numel() == np.max(tw.spaces.counts(leaf)[0]) or leaf.shape
+                assert (
+                    tw.spaces.at(drawn, path).unique().numel() == np.max(tw.spaces.counts(leaf)[0])
+                    or leaf.shape
+                )
 
 
 # The recipe for envs of TorchRL.

@@ -9,7 +9,13 @@ from importlib.util import find_spec
 import pytest
 from helpers import EXAMPLES, load_example
 
-MODULES = {"torchrl": "torchrl", "rsl_rl": "rsl_rl", "skrl": "skrl", "rl_games": "rl_games", "sb3": "stable_baselines3"}
+MODULES = {
+    "torchrl": "torchrl",
+    "rsl_rl": "rsl_rl",
+    "skrl": "skrl",
+    "rl_games": "rl_games",
+    "sb3": "stable_baselines3",
+}
 
 
 @pytest.mark.full
@@ -21,10 +27,14 @@ def test_trainer_solves_its_env_and_writes_nothing_to_the_working_directory(libr
     # In a process of its own, because some libraries change settings of the whole process. The seed was not used for tuning.
     command = [sys.executable, str(EXAMPLES / "trainers.py"), library, "--seed", "20261126"]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180
+    )
     assert run.returncode == 0, run.stderr
     print(run.stdout)
-    (mean,) = re.findall(rf"^{library}: mean return (-?\d+) of 64 episodes$", run.stdout, re.MULTILINE)
+    (mean,) = re.findall(
+        rf"^{library}: mean return (-?\d+) of 64 episodes$", run.stdout, re.MULTILINE
+    )
     assert int(mean) >= (-300 if library in ("rsl_rl", "rl_games") else 475)
     assert not list(tmp_path.iterdir())
 

@@ -14,7 +14,10 @@ P = [0.1, 0.2, 0.0, 0.3, 0.4]
 
 
 def p_of_each_env(key):
-    weights = key.env.unsqueeze(-1) * torch.tensor([1.0, 0.0, 2.0, 3.0], device=key.env.device).double() + 2
+    weights = (
+        key.env.unsqueeze(-1) * torch.tensor([1.0, 0.0, 2.0, 3.0], device=key.env.device).double()
+        + 2
+    )
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -24,16 +27,22 @@ DRAWS = {
     "normal": lambda key: random.normal(key, shape=(5, 2)),
     "exponential": lambda key: random.exponential(key, shape=(5, 2)),
     "integers": lambda key: random.integers(key, 10, shape=(5, 2)),
-    "integers with counts": lambda key: random.integers(key, torch.tensor([3, 2**31], device=key.env.device), shape=(5, 2)),
+    "integers with counts": lambda key: random.integers(
+        key, torch.tensor([3, 2**31], device=key.env.device), shape=(5, 2)
+    ),
     "scalar uniform": random.uniform,
     "scalar normal": random.normal,
     "scalar integers": lambda key: random.integers(key, 10),
     "bits": lambda key: random.bits(key, 7),
     "permutation": lambda key: random.permutation(key, 7),
     "choice": lambda key: random.choice(key, 10, (5, 2)),
-    "choice with p": lambda key: random.choice(key, 5, (5, 2), torch.tensor(P, device=key.env.device)),
+    "choice with p": lambda key: random.choice(
+        key, 5, (5, 2), torch.tensor(P, device=key.env.device)
+    ),
     "choice with p of each env": lambda key: random.choice(key, 4, (5, 2), p_of_each_env(key)),
-    "scalar choice with p": lambda key: random.choice(key, 5, (), torch.tensor(P, device=key.env.device)),
+    "scalar choice with p": lambda key: random.choice(
+        key, 5, (), torch.tensor(P, device=key.env.device)
+    ),
 }
 ROUNDED = ("normal", "exponential", "scalar normal")
 
@@ -80,12 +89,16 @@ def some_draws(key):
 
 
 def two_draws(key):
-    return {"integers": random.integers(key, 10, shape=(8,)), "normal": random.normal(key, shape=(4,))}
+    return {
+        "integers": random.integers(key, 10, shape=(8,)),
+        "normal": random.normal(key, shape=(4,)),
+    }
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
-    "draws, backend", [(two_draws, "aot_eager"), pytest.param(some_draws, "inductor", marks=pytest.mark.full)]
+    "draws, backend",
+    [(two_draws, "aot_eager"), pytest.param(some_draws, "inductor", marks=pytest.mark.full)],
 )
 def test_draws_when_compiled_match_eager_draws(draws, backend, key):
     torch.compiler.reset()
@@ -108,15 +121,24 @@ def test_float_draws_have_the_requested_dtype():
         for draw in (random.uniform, random.normal, random.exponential):
             drawn = draw(Stream(1, seed=0).key(), shape=(1000,), dtype=dtype)
             assert drawn.dtype == dtype and drawn.isfinite().all()
-    with pytest.raises(TypeError, match=r"uniform needs a dtype of torch.float32 or torch.float64, but got torch.float16"):
+    with pytest.raises(
+        TypeError,
+        match=r"uniform needs a dtype of torch.float32 or torch.float64, but got torch.float16",
+    ):
         random.normal(Stream(1).key(), shape=(), dtype=torch.float16)
 
 
 def test_float_draws_of_the_least_and_the_greatest_words_are_finite(monkeypatch):
     draws = random.uniform, random.normal, random.exponential
     for word, draw, dtype in itertools.product((0, WORD), draws, (torch.float32, torch.float64)):
-        monkeypatch.setattr(distributions, "bits", lambda key, n, word=word: torch.full((*key.env.shape, n), word))
-        assert draw(Stream(2, seed=1).key(), shape=(3,), dtype=dtype).isfinite().all(), (draw, dtype, word)
+        monkeypatch.setattr(
+            distributions, "bits", lambda key, n, word=word: torch.full((*key.env.shape, n), word)
+        )
+        assert draw(Stream(2, seed=1).key(), shape=(3,), dtype=dtype).isfinite().all(), (
+            draw,
+            dtype,
+            word,
+        )
 
 
 # Permutation and choice.
@@ -133,23 +155,36 @@ def test_permutation_with_equal_words_is_stable(monkeypatch):
     key = Stream(3, seed=1).key()
     coarse = random.bits(key, 5000) >> 30
     monkeypatch.setattr(distributions, "bits", lambda key, count: coarse[:, :count])
-    assert np.array_equal(random.permutation(key, 5000).numpy(), np.argsort(coarse.numpy(), -1, kind="stable"))
+    assert np.array_equal(
+        random.permutation(key, 5000).numpy(), np.argsort(coarse.numpy(), -1, kind="stable")
+    )
 
 
 def test_choice_at_the_ends_of_uniform_has_nonzero_probability(monkeypatch):
     for word, index in ((0, 1), (WORD, 3)):
-        monkeypatch.setattr(distributions, "bits", lambda key, n, word=word: torch.full((*key.env.shape, n), word))
+        monkeypatch.setattr(
+            distributions, "bits", lambda key, n, word=word: torch.full((*key.env.shape, n), word)
+        )
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             p = torch.tensor([0, 0.25, 0, 0.75, 0, 0], dtype=dtype)
             rounding = math.sqrt(torch.finfo(dtype).eps) / 2
-            for one in (p, p * (1 - rounding), p * (1 + rounding), p + torch.tensor([0, 0, 0, 0, 1e-30, 0], dtype=dtype)):
-                assert random.choice(Stream(2, seed=1).key(), 6, (3,), one).unique().tolist() == [index]
+            for one in (
+                p,
+                p * (1 - rounding),
+                p * (1 + rounding),
+                p + torch.tensor([0, 0, 0, 0, 1e-30, 0], dtype=dtype),
+            ):
+                assert random.choice(Stream(2, seed=1).key(), 6, (3,), one).unique().tolist() == [
+                    index
+                ]
 
 
 def test_choice_at_a_cumulative_probability_is_the_next_alternative(monkeypatch):
     half = torch.tensor([[2**31, 0, 2**31, 0]])  # words of two numbers, each 0.5
     monkeypatch.setattr(distributions, "bits", lambda key, count: half)
-    assert random.choice(Stream(1, seed=1).key(), 3, (2,), torch.tensor([0.5, 0.0, 0.5])).tolist() == [[2, 2]]
+    assert random.choice(
+        Stream(1, seed=1).key(), 3, (2,), torch.tensor([0.5, 0.0, 0.5])
+    ).tolist() == [[2, 2]]
 
 
 def test_draws_with_invalid_arguments_raise():
@@ -166,9 +201,17 @@ def test_draws_with_invalid_arguments_raise():
         (2, torch.tensor([1, 0]), "choice needs p as a floating-point tensor"),
         (2, torch.ones(3) / 3, r"choice needs p of shape \(2,\) or \(4, 2\), but got \(3,\)"),
         (2, torch.ones(3, 2) / 2, r"but got \(3, 2\)"),
-        (2, torch.tensor([0.5, 0.501]), r"choice needs p to be nonnegative and sum to 1, but got \[0.5"),
+        (
+            2,
+            torch.tensor([0.5, 0.501]),
+            r"choice needs p to be nonnegative and sum to 1, but got \[0.5",
+        ),
         (2, torch.tensor([0.5, 0.499]), "choice needs p to be nonnegative and sum to 1"),
-        (2, torch.tensor([1.5, -0.5]), r"choice needs p to be nonnegative and sum to 1, but got \[ 1.5 -0.5\]"),
+        (
+            2,
+            torch.tensor([1.5, -0.5]),
+            r"choice needs p to be nonnegative and sum to 1, but got \[ 1.5 -0.5\]",
+        ),
         (2, torch.tensor([math.nan, 1.0]), "choice needs p to be nonnegative and sum to 1"),
         (2, torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 0.5]]), r"but got \[0.  0.5\]"),
     ):
@@ -178,7 +221,9 @@ def test_draws_with_invalid_arguments_raise():
         with pytest.raises(ValueError, match=f"permutation needs n in .*, but got {n}"):
             random.permutation(key, n)
     for count in (0, 2**31 + 1, 2.5):
-        with pytest.raises(ValueError, match=f"integers needs high - low as an int in .*, but got {count}"):
+        with pytest.raises(
+            ValueError, match=f"integers needs high - low as an int in .*, but got {count}"
+        ):
             random.integers(key, count)
 
 
@@ -187,14 +232,26 @@ def test_arguments_are_numpys_in_order_and_may_be_tensors(key):
     unit, plain = random.uniform(key, shape=(2,)), random.normal(key, shape=(2,))
     assert torch.equal(random.uniform(key, low, high, (2,)), low + (high - low) * unit)
     assert torch.equal(random.normal(key, low, high, (2,)), low + high * plain)
-    assert torch.equal(random.exponential(key, high, (2,)), high * random.exponential(key, shape=(2,)))
-    assert torch.equal(random.integers(key, start, start + 3, (2,)), random.integers(key, 3, shape=(2,)) + start)
+    assert torch.equal(
+        random.exponential(key, high, (2,)), high * random.exponential(key, shape=(2,))
+    )
+    assert torch.equal(
+        random.integers(key, start, start + 3, (2,)), random.integers(key, 3, shape=(2,)) + start
+    )
     for draw in (random.uniform, random.normal, random.exponential, random.integers):
-        with pytest.raises(TypeError, match=r"needs the shape last, as in NumPy, but got \(3,\) before: pass `shape=\(3,\)`"):
+        with pytest.raises(
+            TypeError,
+            match=r"needs the shape last, as in NumPy, but got \(3,\) before: pass `shape=\(3,\)`",
+        ):
             draw(key, (3,))
-        with pytest.raises(TypeError, match=rf"{draw.__name__} needs the shape as a tuple, but got 3: pass `shape=\(3,\)`"):
+        with pytest.raises(
+            TypeError,
+            match=rf"{draw.__name__} needs the shape as a tuple, but got 3: pass `shape=\(3,\)`",
+        ):
             draw(key, 1, shape=3)
-        with pytest.raises(TypeError, match=rf"{draw.__name__} needs numbers or tensors, but got \[1\]"):
+        with pytest.raises(
+            TypeError, match=rf"{draw.__name__} needs numbers or tensors, but got \[1\]"
+        ):
             draw(key, [1])
 
 
@@ -203,10 +260,14 @@ def test_arguments_are_numpys_in_order_and_may_be_tensors(key):
 
 @pytest.mark.cuda
 def test_draws_on_cuda_match_the_cpu():
-    cpu, cuda = (Stream(64, first_index=3, device=device, seed=2**63 + 5).key() for device in ("cpu", "cuda"))
+    cpu, cuda = (
+        Stream(64, first_index=3, device=device, seed=2**63 + 5).key() for device in ("cpu", "cuda")
+    )
     expected = all_draws(*cpu[:5])
     assert_equal_draws(all_draws(*cuda[:5]), expected)
     assert_equal_draws(torch.vmap(all_draws)(*cuda[:5]), expected)
     torch.compiler.reset()
     assert_equal_draws(torch.compile(some_draws, fullgraph=True)(cuda), some_draws(cpu))
-    assert torch.equal(random.permutation(cuda, 2**20).cpu(), random.permutation(cpu, 2**20))  # with equal words
+    assert torch.equal(
+        random.permutation(cuda, 2**20).cpu(), random.permutation(cpu, 2**20)
+    )  # with equal words

@@ -11,7 +11,11 @@ def state(stream):
 
 def changes(stream, before):
     now = state(stream)
-    return {name: (now[name] != before[name]).tolist() for name in now if (now[name] != before[name]).any()}
+    return {
+        name: (now[name] != before[name]).tolist()
+        for name in now
+        if (now[name] != before[name]).any()
+    }
 
 
 @pytest.fixture
@@ -31,7 +35,10 @@ def test_next_draw_and_next_episode_advance_their_rows(used_stream):
     assert (random.uniform(used_stream.key()) != numbers).all()
     before, numbers = state(used_stream), random.uniform(used_stream.key())
     used_stream.next_episode(RowMask(torch.tensor([True, False, True])))
-    assert changes(used_stream, before) == {"episode": [True, False, True], "draw": [True, False, True]}
+    assert changes(used_stream, before) == {
+        "episode": [True, False, True],
+        "draw": [True, False, True],
+    }
     assert torch.equal(used_stream.episode, before["episode"] + torch.tensor([1, 0, 1]))
     assert used_stream.draw.tolist() == [0, 6, 0]
     assert (random.uniform(used_stream.key()) != numbers).tolist() == [True, False, True]
@@ -43,7 +50,9 @@ def test_seed_with_a_mask_restarts_its_rows_before_their_first_episode(used_stre
     for name, buffer in used_stream.named_buffers():
         assert torch.equal(buffer[[0, 2]], dict(fresh.named_buffers())[name][[0, 2]])
     drawn = random.uniform(used_stream.key())
-    assert torch.equal(drawn[[0, 2]], random.uniform(fresh.key())[[0, 2]]) and drawn[1] == numbers[1]
+    assert (
+        torch.equal(drawn[[0, 2]], random.uniform(fresh.key())[[0, 2]]) and drawn[1] == numbers[1]
+    )
     assert used_stream.episode.tolist() == [-1, 0, -1] and used_stream.draw.tolist() == [0, 5, 0]
     used_stream.next_episode(RowMask(torch.tensor([True, False, False])))
     assert used_stream.episode.tolist() == [0, 0, -1]
@@ -52,7 +61,10 @@ def test_seed_with_a_mask_restarts_its_rows_before_their_first_episode(used_stre
 def test_stream_keeps_every_bit_of_a_seed_and_without_one_differs_from_another():
     for seed in (0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1):
         stream = Stream(2, seed=seed)
-        assert stream.seed_low.tolist() == [seed % 2**32] * 2 and stream.seed_high.tolist() == [seed >> 32] * 2
+        assert (
+            stream.seed_low.tolist() == [seed % 2**32] * 2
+            and stream.seed_high.tolist() == [seed >> 32] * 2
+        )
     assert (random.uniform(Stream(3).key()) != random.uniform(Stream(3).key())).all()
     assert stream.state_dict() == {}
 
@@ -62,7 +74,9 @@ def test_stream_and_key_beyond_the_counter_raise():
         with pytest.raises(ValueError, match="Stream needs"):
             Stream(**arguments)
     for number in (0, 256, -1):
-        with pytest.raises(ValueError, match=f"Key.fold_in needs a number from 1 to 255, but got {number}"):
+        with pytest.raises(
+            ValueError, match=f"Key.fold_in needs a number from 1 to 255, but got {number}"
+        ):
             Stream(1, seed=0).key().fold_in(number)
 
 
@@ -70,16 +84,23 @@ def test_stream_and_key_beyond_the_counter_raise():
 
 
 def test_key_tags_of_all_streams_and_functions_are_distinct_and_draw_other_numbers():
-    tags = [Stream(1, tag=tag, seed=0).key(function).tag for tag in range(32) for function in range(8)]
+    tags = [
+        Stream(1, tag=tag, seed=0).key(function).tag for tag in range(32) for function in range(8)
+    ]
     assert sorted(tags) == list(range(256))
     key = Stream(3, seed=0).key()
-    words = [random.bits(one, 4) for one in (*(key._replace(tag=tag) for tag in tags), key.fold_in(1), key.fold_in(255))]
+    words = [
+        random.bits(one, 4)
+        for one in (*(key._replace(tag=tag) for tag in tags), key.fold_in(1), key.fold_in(255))
+    ]
     assert len(torch.cat(words).unique(dim=0)) == 3 * 258
 
 
 def test_key_select_draws_the_numbers_of_its_rows():
     key, rows = Stream(5, first_index=7, seed=3).key(), torch.tensor([4, 1])
-    assert torch.equal(random.uniform(key.select(rows), shape=(3,)), random.uniform(key, shape=(3,))[rows])
+    assert torch.equal(
+        random.uniform(key.select(rows), shape=(3,)), random.uniform(key, shape=(3,))[rows]
+    )
 
 
 # Philox.
@@ -107,16 +128,28 @@ def words_of(text):
     "key, counter, expected",
     [
         ("0 0", "0 0 0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff", "ffffffff ffffffff ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("a4093822 299f31d0", "243f6a88 85a308d3 13198a2e 03707344", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (
+            "ffffffff ffffffff",
+            "ffffffff ffffffff ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "a4093822 299f31d0",
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
     ],
 )
 def test_philox_known_inputs_match_published_vectors(key, counter, expected):
     result = random.philox(words_of(key), words_of(counter))
     assert " ".join(f"{int(word):08x}" for word in result) == expected
-    assert python_philox([int(w) for w in words_of(key)], [int(w) for w in words_of(counter)]) == tuple(int(w) for w in result)
+    assert python_philox(
+        [int(w) for w in words_of(key)], [int(w) for w in words_of(counter)]
+    ) == tuple(int(w) for w in result)
     # Without values, which the host can read, the words are computed in PyTorch and not in NumPy.
-    batched = torch.vmap(lambda *words: random.philox(words[:2], words[2:]))(*words_of(key), *words_of(counter))
+    batched = torch.vmap(lambda *words: random.philox(words[:2], words[2:]))(
+        *words_of(key), *words_of(counter)
+    )
     assert all(torch.equal(word, others) for word, others in zip(result, batched, strict=True))
 
 
@@ -126,7 +159,9 @@ def test_philox_random_inputs_match_python_integers():
     k0, k1, *counter = inputs.unbind(-1)
     expected = [list(python_philox(row[:2], row[2:])) for row in inputs.tolist()]
     assert torch.stack(random.philox((k0, k1), tuple(counter)), -1).tolist() == expected
-    in_pytorch = torch.vmap(lambda row: torch.stack(random.philox((row[0], row[1]), tuple(row[2:]))))(inputs)
+    in_pytorch = torch.vmap(
+        lambda row: torch.stack(random.philox((row[0], row[1]), tuple(row[2:])))
+    )(inputs)
     assert in_pytorch.tolist() == expected
 
 
@@ -137,7 +172,10 @@ def test_bits_of_a_stream_are_philox_of_seed_env_episode_and_draw():
     result = random.bits(stream.key(), 6)
     for row, episode in enumerate(stream.episode.tolist()):
         blocks = [
-            python_philox((0x89ABCDEF, 0x01234567), (1, (16 << 24) + block, 5 + row, episode % 2**32)) for block in (0, 1)
+            python_philox(
+                (0x89ABCDEF, 0x01234567), (1, (16 << 24) + block, 5 + row, episode % 2**32)
+            )
+            for block in (0, 1)
         ]
         assert result[row].tolist() == [word for block in blocks for word in block][:6]
 
@@ -146,5 +184,7 @@ def test_bits_for_a_larger_count_start_with_the_same_words_and_repeat_no_block()
     key = Stream(3, seed=1).key()
     many = random.bits(key, 4 * 50_000)
     for count in (0, 1, 3, 4, 5, 4099):
-        assert random.bits(key, count).shape == (3, count) and torch.equal(random.bits(key, count), many[:, :count])
+        assert random.bits(key, count).shape == (3, count) and torch.equal(
+            random.bits(key, count), many[:, :count]
+        )
     assert len(many.view(-1, 4).unique(dim=0)) == 3 * 50_000

@@ -17,7 +17,11 @@ SPACES = {
     "float64": spaces.Box(-1e100, 1e100, (2,), np.float64),
     "float16": spaces.Box(-1, 1, (2,), np.float16),
     "scalar": spaces.Box(-1, 1, (), np.float32),
-    "each its own": spaces.Box(np.array([-1, 2, -np.inf, 5, -np.inf]), np.array([1, 3, -5, np.inf, np.inf]), dtype=np.float64),
+    "each its own": spaces.Box(
+        np.array([-1, 2, -np.inf, 5, -np.inf]),
+        np.array([1, 3, -5, np.inf, np.inf]),
+        dtype=np.float64,
+    ),
     "uint8": spaces.Box(0, 255, (4, 4, 3), np.uint8),
     "int8": spaces.Box(-128, 127, (3,), np.int8),
     "int64": spaces.Box(-3, 9, (2,), np.int64),
@@ -25,7 +29,11 @@ SPACES = {
     "int64 unbounded": spaces.Box(-np.inf, np.inf, (2,), np.int64),
     "Discrete": spaces.Discrete(3),
     "Discrete start": spaces.Discrete(3, start=-5),
-    **({"Discrete int32": spaces.Discrete(3, start=2, dtype=np.int32)} if DISCRETE_HAS_DTYPE else {}),
+    **(
+        {"Discrete int32": spaces.Discrete(3, start=2, dtype=np.int32)}
+        if DISCRETE_HAS_DTYPE
+        else {}
+    ),
     "MultiDiscrete": spaces.MultiDiscrete([3, 5]),
     "MultiDiscrete start": spaces.MultiDiscrete([3, 5, 1], start=[-2, 7, 100]),
     "MultiDiscrete 2d": spaces.MultiDiscrete([[3, 5], [2, 4]], start=[[1, 0], [0, -9]]),
@@ -35,7 +43,10 @@ SPACES = {
     "Dict": spaces.Dict({"b": BOX, "a": spaces.Discrete(3), "c.d": spaces.MultiBinary(2)}),
     "Tuple": spaces.Tuple([spaces.Discrete(100 + i) for i in range(12)]),
     "deep": spaces.Dict(
-        {"x": spaces.Tuple([spaces.Dict({"y": BOX}), spaces.Discrete(3, start=4)]), "z": spaces.MultiDiscrete([2, 3])}
+        {
+            "x": spaces.Tuple([spaces.Dict({"y": BOX}), spaces.Discrete(3, start=4)]),
+            "z": spaces.MultiDiscrete([2, 3]),
+        }
     ),
 }
 

@@ -46,7 +46,9 @@ def test_from_numpy_with_any_layout_casts_to_the_dtype_of_the_space():
 @every_space
 def test_zeros_match_gymnasium_and_do_not_share_memory(space):
     result = tensors.zeros(space, 3)
-    assert_equal_arrays(result, concatenate(space, [create_zero_array(space)] * 3, create_empty_array(space, 3)))
+    assert_equal_arrays(
+        result, concatenate(space, [create_zero_array(space)] * 3, create_empty_array(space, 3))
+    )
     for leaf in leaves_of(result):
         leaf[0] = 1 if leaf.dtype.is_floating_point else 7
     assert_equal_arrays(result[1:], tensors.zeros(space, 2))
@@ -56,20 +58,32 @@ def test_zeros_match_gymnasium_and_do_not_share_memory(space):
 def test_flatten_matches_gymnasium_row_by_row(space):
     members, value = batch(space)
     result = tensors.flatten(space, tensors.from_numpy(space, value), torch.float64)
-    assert_equal_arrays(result, np.stack([spaces.flatten(space, member) for member in members]).astype(np.float64))
+    assert_equal_arrays(
+        result, np.stack([spaces.flatten(space, member) for member in members]).astype(np.float64)
+    )
 
 
 # Traversal.
 
 
 def test_leaves_are_in_order_with_their_paths_and_build_makes_each():
-    assert [path for path, _ in tensors.leaves(SPACES["deep"])] == [("x", "0", "y"), ("x", "1"), ("z",)]
+    assert [path for path, _ in tensors.leaves(SPACES["deep"])] == [
+        ("x", "0", "y"),
+        ("x", "1"),
+        ("z",),
+    ]
     assert [path for path, _ in tensors.leaves(BOX)] == [()]
     assert [path for path, _ in tensors.leaves(SPACES["Tuple"])] == [(str(i),) for i in range(12)]
     calls = []
-    value = tensors.build(SPACES["deep"], lambda path, leaf: calls.append((path, leaf)) or torch.zeros(2), 2)
+    value = tensors.build(
+        SPACES["deep"], lambda path, leaf: calls.append((path, leaf)) or torch.zeros(2), 2
+    )
     assert calls == list(tensors.leaves(SPACES["deep"]))
-    assert value.batch_size == (2,) and value["x"].batch_size == (2,) and value["x", "0"].batch_size == (2,)
+    assert (
+        value.batch_size == (2,)
+        and value["x"].batch_size == (2,)
+        and value["x", "0"].batch_size == (2,)
+    )
 
 
 # On a GPU.

@@ -11,7 +11,11 @@ from torchwrap import spaces as tensors
 from torchwrap.random import Stream
 from torchwrap.testing import ScriptedEnv
 
-LEAVES = {name: space for name, space in SPACES.items() if not isinstance(space, spaces.Dict | spaces.Tuple)}
+LEAVES = {
+    name: space
+    for name, space in SPACES.items()
+    if not isinstance(space, spaces.Dict | spaces.Tuple)
+}
 
 
 def draws(space, count, seed=1):
@@ -23,7 +27,10 @@ def test_samples_are_members_that_a_seed_repeats_in_every_shard(space):
     stream, shard = Stream(500, seed=1), Stream(7, first_index=20, seed=1)
     first, second = tensors.sample(space, stream), tensors.sample(space, stream)
     assert tensors.contains(space, first) and first.shape[0] == 500
-    assert (tensors.flatten(space, first, torch.float64) != tensors.flatten(space, second, torch.float64)).any()
+    assert (
+        tensors.flatten(space, first, torch.float64)
+        != tensors.flatten(space, second, torch.float64)
+    ).any()
     assert_equal_arrays(tensors.sample(space, shard), first[20:27])
     assert_equal_arrays(tensors.sample(space, shard), second[20:27])
 
@@ -31,19 +38,24 @@ def test_samples_are_members_that_a_seed_repeats_in_every_shard(space):
 def two_sample_distance(one, other):
     """The Kolmogorov-Smirnov distance of two samples of one size."""
     both = np.sort(np.concatenate([one, other]))
-    return np.abs(np.searchsorted(np.sort(one), both, "right") - np.searchsorted(np.sort(other), both, "right")).max() / len(
-        one
-    )
+    return np.abs(
+        np.searchsorted(np.sort(one), both, "right")
+        - np.searchsorted(np.sort(other), both, "right")
+    ).max() / len(one)
 
 
-@pytest.mark.parametrize("space", params(LEAVES, quick=["each its own", "int64", "Discrete start", "MultiBinary"]))
+@pytest.mark.parametrize(
+    "space", params(LEAVES, quick=["each its own", "int64", "Discrete start", "MultiBinary"])
+)
 def test_sample_has_the_distribution_of_gymnasium(space):
     count = 5000
     ours = draws(space, count).double().reshape(count, -1).numpy()
     space.seed(0)
     theirs = np.stack([space.sample() for _ in range(count)]).astype(np.float64).reshape(count, -1)
     for column in range(min(ours.shape[1], 5)):
-        assert two_sample_distance(ours[:, column], theirs[:, column]) < 1.95 * math.sqrt(2 / count)  # once in a thousand
+        assert two_sample_distance(ours[:, column], theirs[:, column]) < 1.95 * math.sqrt(
+            2 / count
+        )  # once in a thousand
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -56,8 +68,12 @@ def test_sample_of_a_box_has_the_moments_of_its_kind_of_bound(dtype):
         (5, 5, 5, 0),
     ):
         value = draws(spaces.Box(low, high, (4,), dtype), 50_000).double()
-        assert torch.allclose(value.mean(0), torch.tensor(float(mean), dtype=torch.float64), atol=0.03)
-        assert torch.allclose(value.std(0), torch.tensor(float(deviation), dtype=torch.float64), atol=0.03)
+        assert torch.allclose(
+            value.mean(0), torch.tensor(float(mean), dtype=torch.float64), atol=0.03
+        )
+        assert torch.allclose(
+            value.std(0), torch.tensor(float(deviation), dtype=torch.float64), atol=0.03
+        )
         assert value.min() >= low and value.max() <= high
         assert value.min() < (mean - 3 if np.isinf(low) else low + 1e-3)
         assert value.max() > (mean + 3 if np.isinf(high) else high - 1e-3)
@@ -89,7 +105,12 @@ def test_sample_of_a_finite_space_has_equally_frequent_values():
 
 
 def test_sample_of_a_nested_space_has_independent_leaves():
-    value = draws(spaces.Dict({"a": spaces.Box(0, 1), "b": spaces.Tuple([spaces.Box(0, 1), spaces.Box(0, 1)])}), 20_000)
+    value = draws(
+        spaces.Dict(
+            {"a": spaces.Box(0, 1), "b": spaces.Tuple([spaces.Box(0, 1), spaces.Box(0, 1)])}
+        ),
+        20_000,
+    )
     columns = torch.cat([value["a"], value["b", "0"], value["b", "1"]], -1)
     assert (torch.corrcoef(columns.T) - torch.eye(3)).abs().max() < 0.04
 
@@ -97,14 +118,20 @@ def test_sample_of_a_nested_space_has_independent_leaves():
 @pytest.mark.cuda
 @every_space
 def test_sample_on_cuda_matches_the_cpu(space):
-    on_cuda, on_cpu = (tensors.sample(space, Stream(100, device=device, seed=1)) for device in ("cuda", "cpu"))
+    on_cuda, on_cpu = (
+        tensors.sample(space, Stream(100, device=device, seed=1)) for device in ("cuda", "cpu")
+    )
     flat = tensors.flatten(space, on_cpu, torch.float64)
-    assert torch.allclose(tensors.flatten(space, on_cuda, torch.float64).cpu(), flat, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(
+        tensors.flatten(space, on_cuda, torch.float64).cpu(), flat, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_sampler_keeps_constants_that_move_and_are_no_state():
     env = ScriptedEnv(2, action_space=spaces.Box(-1, np.float32([1, 2])))
     assert dict(env.action_sampler.named_buffers()) and not env.state_dict()
     env.reset()
-    assert not [name for name in env.snapshot()["buffers"].keys() if name.startswith("action_sampler")]
+    assert not [
+        name for name in env.snapshot()["buffers"].keys() if name.startswith("action_sampler")
+    ]
     assert {buffer.device.type for buffer in env.to("meta").action_sampler.buffers()} == {"meta"}

@@ -24,12 +24,24 @@ def test_contains_accepts_samples_of_gymnasium(space):
 @pytest.mark.parametrize(
     "space, members, others",
     [
-        (spaces.Box(-1, 2, (2,), np.float32), [[-1, 2], [0, 0]], [[-1.001, 0], [0, 2.001], [np.nan, 0], [0, np.inf]]),
-        (spaces.Box(np.float32([-np.inf, 0]), np.float32([0, np.inf])), [[-1e30, 1e30]], [[1, 0], [0, -1]]),
+        (
+            spaces.Box(-1, 2, (2,), np.float32),
+            [[-1, 2], [0, 0]],
+            [[-1.001, 0], [0, 2.001], [np.nan, 0], [0, np.inf]],
+        ),
+        (
+            spaces.Box(np.float32([-np.inf, 0]), np.float32([0, np.inf])),
+            [[-1e30, 1e30]],
+            [[1, 0], [0, -1]],
+        ),
         (spaces.Box(3, 7, (1,), np.uint8), [[3], [7]], [[2], [8], [255]]),
         (spaces.Discrete(3), [0, 2], [-1, 3]),
         (spaces.Discrete(3, start=5), [5, 7], [4, 8, 0]),
-        (spaces.MultiDiscrete([2, 3], start=[5, -1]), [[5, -1], [6, 1]], [[4, 0], [7, 0], [5, -2], [5, 2]]),
+        (
+            spaces.MultiDiscrete([2, 3], start=[5, -1]),
+            [[5, -1], [6, 1]],
+            [[4, 0], [7, 0], [5, -2], [5, 2]],
+        ),
         (spaces.MultiDiscrete([68], start=[60], dtype=np.int8), [[60], [127]], [[59], [0]]),
         (spaces.MultiBinary(2), [[0, 1]], [[0, 2], [-1, 0]]),
     ],
@@ -77,7 +89,9 @@ def assert_refused(space, error, match):
             lambda space: Signature(2, BOX, space),
             lambda space: tensors.zeros(space, 2),
             lambda space: tensors.sample(space, Stream(2)),
-            lambda space: tensors.contains(space, tensors.build(space, lambda path, leaf: torch.zeros(2, 3), 2)),
+            lambda space: tensors.contains(
+                space, tensors.build(space, lambda path, leaf: torch.zeros(2, 3), 2)
+            ),
         ):
             with pytest.raises(error, match=match):
                 use(part)
@@ -85,7 +99,12 @@ def assert_refused(space, error, match):
 
 def test_unsupported_space_raises_wherever_it_is_nested():
     match = r"A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, but got {}\("
-    for space in (spaces.Text(5), spaces.Graph(BOX, None), spaces.Sequence(BOX), spaces.OneOf([BOX])):
+    for space in (
+        spaces.Text(5),
+        spaces.Graph(BOX, None),
+        spaces.Sequence(BOX),
+        spaces.OneOf([BOX]),
+    ):
         assert_refused(space, TypeError, match.format(type(space).__name__))
 
 
@@ -131,7 +150,14 @@ def test_signature_with_invalid_values_raises():
         ({"single_action_space": (3,)}, "A space needs to be Box, .* but got"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
-            Signature(**{"num_envs": 2, "single_observation_space": BOX, "single_action_space": BOX, **arguments})
+            Signature(
+                **{
+                    "num_envs": 2,
+                    "single_observation_space": BOX,
+                    "single_action_space": BOX,
+                    **arguments,
+                }
+            )
         with pytest.raises((ValueError, TypeError), match=match):
             Signature(2, BOX, BOX).replace(**arguments)
 
@@ -141,8 +167,15 @@ def test_signature_is_frozen_and_replace_returns_another():
     other = signature.replace(single_observation_space=spaces.Discrete(4))
     with pytest.raises(AttributeError):
         signature.num_envs = 3
-    assert (signature.single_observation_space, other.single_observation_space) == (BOX, spaces.Discrete(4))
-    assert (other.num_envs, other.single_action_space, other.max_episode_steps) == (2, spaces.Discrete(2), 9)
+    assert (signature.single_observation_space, other.single_observation_space) == (
+        BOX,
+        spaces.Discrete(4),
+    )
+    assert (other.num_envs, other.single_action_space, other.max_episode_steps) == (
+        2,
+        spaces.Discrete(2),
+        9,
+    )
 
 
 def test_signature_stream_is_independent_of_all_others():

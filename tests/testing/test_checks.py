@@ -19,7 +19,9 @@ from torchwrap.testing import ScriptedEnv, check_env, check_transform
 UNEVEN = spaces.Box(np.float32([-1, 0, -8]), np.float32([1, 0.5, 8]))
 ENVS = {
     "ScriptedEnv": ScriptedEnv,
-    "ScriptedEnv of a Dict": functools.partial(ScriptedEnv, observation_space=DICT, action_space=spaces.Discrete(4, start=-1)),
+    "ScriptedEnv of a Dict": functools.partial(
+        ScriptedEnv, observation_space=DICT, action_space=spaces.Discrete(4, start=-1)
+    ),
     "ScriptedEnv without ends": functools.partial(ScriptedEnv, episode_lengths=None),
     "ScriptedEnv of uneven bounds": functools.partial(ScriptedEnv, observation_space=UNEVEN),
     "ScriptedEnv of uneven integers": functools.partial(
@@ -28,14 +30,30 @@ ENVS = {
     "CartPole-v1 in float64": functools.partial(tw.make, "CartPole-v1", dtype=torch.float64),
     "Gymnasium's CartPole-v1": functools.partial(tw.make, "CartPole-v1", backend="gymnasium"),
     "InvertedPendulum-v5": functools.partial(tw.make, "InvertedPendulum-v5"),
-    "HalfCheetah-v5": functools.partial(tw.make, "HalfCheetah-v5", max_episode_steps=7, info_keys=["x_position"]),
+    "HalfCheetah-v5": functools.partial(
+        tw.make, "HalfCheetah-v5", max_episode_steps=7, info_keys=["x_position"]
+    ),
 }
 
 
 # These run before a release: other entries have their transforms, and the captured graphs of compile/test_cuda.py all of them.
-VARIANTS = ("FrameStackObservation of images", "FrameStackObservation of numbers", "FrameStackObservation of channels")
-VARIANTS += ("NormalizeObservation of images", "DelayObservation of a Dict", "ObservationGroups of a Dict", "Compose of none")
-VARIANTS += ("TimeAwareObservation unflattened", "GrayscaleObservation of OpenCV", "ResizeObservation to half", "AddNoise")
+VARIANTS = (
+    "FrameStackObservation of images",
+    "FrameStackObservation of numbers",
+    "FrameStackObservation of channels",
+)
+VARIANTS += (
+    "NormalizeObservation of images",
+    "DelayObservation of a Dict",
+    "ObservationGroups of a Dict",
+    "Compose of none",
+)
+VARIANTS += (
+    "TimeAwareObservation unflattened",
+    "GrayscaleObservation of OpenCV",
+    "ResizeObservation to half",
+    "AddNoise",
+)
 
 
 @pytest.mark.parametrize("name", mostly_full(TRANSFORMS, "RecordEpisodeStatistics", long=VARIANTS))
@@ -46,7 +64,9 @@ def test_transform_keeps_the_contract(name):
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", UNCAPTURED)
 def test_transform_that_cannot_be_compiled_keeps_the_rest_of_the_contract(name):
-    with pytest.raises(AssertionError, match=rf"^{name}\(\): .* {name}.action: it reads values on the host") as raised:
+    with pytest.raises(
+        AssertionError, match=rf"^{name}\(\): .* {name}.action: it reads values on the host"
+    ) as raised:
         check_transform(*UNCAPTURED[name])
     assert "compile cannot trace" in str(raised.value.__cause__)
 
@@ -57,7 +77,15 @@ def test_wrapper_keeps_the_contract_of_an_env(name):
 
 
 def test_catalogue_has_every_transform_and_wrapper():
-    bases = {"ActionTransform", "Compose", "ObservationTransform", "RewardTransform", "RunningMeanStd", "Transform", "atari"}
+    bases = {
+        "ActionTransform",
+        "Compose",
+        "ObservationTransform",
+        "RewardTransform",
+        "RunningMeanStd",
+        "Transform",
+        "atari",
+    }
     assert set(T.__all__) - bases <= set(TRANSFORMS | UNCAPTURED)
     assert set(W.__all__) - {"Wrapper"} <= set(WRAPPERS)
 
@@ -117,7 +145,9 @@ class WritesIntoTheAction(T.ActionTransform):
 
 class LeavesItsSpace(T.ObservationTransform):
     def setup(self, signature):
-        return signature.replace(single_observation_space=spaces.Box(0, 1, signature.single_observation_space.shape))
+        return signature.replace(
+            single_observation_space=spaces.Box(0, 1, signature.single_observation_space.shape)
+        )
 
     def observation(self, observation):
         return observation * 2
@@ -142,7 +172,12 @@ class DrawsLater(T.RewardTransform):
 
 def hooked(function, base=T.RewardTransform, hook="reward"):
     """Makes a stack with a transform of this hook among others."""
-    return lambda: T.Compose([T.Compose([T.ClipReward(-9, 9), type("Foreign", (base,), {hook: function})()]), T.TimeLimit(99)])
+    return lambda: T.Compose(
+        [
+            T.Compose([T.ClipReward(-9, 9), type("Foreign", (base,), {hook: function})()]),
+            T.TimeLimit(99),
+        ]
+    )
 
 
 class AddsAKeySometimes(T.Transform):
@@ -164,28 +199,59 @@ BROKEN = [
     (CountsEveryRow, r"^CountsEveryRow.*outside the mask must not"),
     (KeepsLearning, r"eval\(\) must freeze"),
     (ReturnsItsBuffer, "later steps must not change earlier outputs|changing outputs in place"),
-    (HidesItsState, r"^HidesItsState\(\): compile cannot trace this code: it changes HidesItsState.steps\. Register a buffer"),
+    (
+        HidesItsState,
+        r"^HidesItsState\(\): compile cannot trace this code: it changes HidesItsState.steps\. Register a buffer",
+    ),
     (WritesIntoTheAction, r"^WritesIntoTheAction\(\): action\(\) writes to the agent's action"),
     (LeavesItsSpace, r"reset\(\) needs to return observations in"),
-    (hooked(lambda self, r: r * r.max().item()), r"^Foreign\(\): .* Foreign.<lambda>: it reads .* host \(item\)\. Use"),
+    (
+        hooked(lambda self, r: r * r.max().item()),
+        r"^Foreign\(\): .* Foreign.<lambda>: it reads .* host \(item\)\. Use",
+    ),
     (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step\(\) needs to return the same keys"),
 ]
 MORE_BROKEN = [
-    (KeepsATensor, r"^KeepsATensor\(\): .* KeepsATensor.reward: it uses a tensor that none of its modules holds\. Register"),
+    (
+        KeepsATensor,
+        r"^KeepsATensor\(\): .* KeepsATensor.reward: it uses a tensor that none of its modules holds\. Register",
+    ),
     (DrawsLater, r"^DrawsLater\(\): .* it draws from Python's random\. Draw with torchwrap.random"),
-    (hooked(lambda self, r, seen=[]: seen.append(r) or r + len(seen)), r"^Foreign\(\): .* computes different .* in a buffer"),
-    (hooked(lambda self, r: r + np.random.default_rng().random()), r"^Foreign\(\): .* different .* torchwrap.random"),
-    (hooked(lambda self, r: r if (r > 2).any() else r * 2), r"^Foreign\(\): .*<lambda>: it reads .* \(__bool__\)"),
-    (hooked(lambda self, r: torch.as_tensor(r.numpy() * 2)), r"^Foreign\(\): .*<lambda>: it reads .* \(numpy\)"),
+    (
+        hooked(lambda self, r, seen=[]: seen.append(r) or r + len(seen)),
+        r"^Foreign\(\): .* computes different .* in a buffer",
+    ),
+    (
+        hooked(lambda self, r: r + np.random.default_rng().random()),
+        r"^Foreign\(\): .* different .* torchwrap.random",
+    ),
+    (
+        hooked(lambda self, r: r if (r > 2).any() else r * 2),
+        r"^Foreign\(\): .*<lambda>: it reads .* \(__bool__\)",
+    ),
+    (
+        hooked(lambda self, r: torch.as_tensor(r.numpy() * 2)),
+        r"^Foreign\(\): .*<lambda>: it reads .* \(numpy\)",
+    ),
     (hooked(lambda self, r: r - r[0]), r"^Foreign\(\): it mixes rows"),
-    (hooked(lambda self, r: r / len(r)), r"^Foreign\(\): it mixes rows, or depends on num_envs: env 0 of 5"),
-    (hooked(lambda self, a: a - a.mean(0), T.ActionTransform, "action"), r"^Foreign\(\): it mixes rows"),
-    (hooked(lambda self, o: o - o.mean(0), T.ObservationTransform, "observation"), r"^Foreign\(\): it mixes rows"),
+    (
+        hooked(lambda self, r: r / len(r)),
+        r"^Foreign\(\): it mixes rows, or depends on num_envs: env 0 of 5",
+    ),
+    (
+        hooked(lambda self, a: a - a.mean(0), T.ActionTransform, "action"),
+        r"^Foreign\(\): it mixes rows",
+    ),
+    (
+        hooked(lambda self, o: o - o.mean(0), T.ObservationTransform, "observation"),
+        r"^Foreign\(\): it mixes rows",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [*BROKEN, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE_BROKEN)]
+    ("make", "message"),
+    [*BROKEN, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE_BROKEN)],
 )
 def test_broken_transform_is_told_what_it_breaks(make, message):
     with pytest.raises((AssertionError, RuntimeError), match=message):
@@ -199,7 +265,11 @@ class StepsWithoutReward(ScriptedEnv):
 
 class DependsOnNumEnvs(ScriptedEnv):
     def _step(self, action):
-        return super()._step(action).update({"reward": torch.full((self.num_envs, 1), float(self.num_envs))})
+        return (
+            super()
+            ._step(action)
+            .update({"reward": torch.full((self.num_envs, 1), float(self.num_envs))})
+        )
 
 
 class RewardsWithoutColumn(ScriptedEnv):
@@ -248,16 +318,22 @@ BROKEN_ENVS = [
     ),
     pytest.param(
         lambda **given: tw.TransformedEnv(
-            ENVS["Gymnasium's CartPole-v1"](**given), T.TransformReward(lambda r: r * r.max().item())
+            ENVS["Gymnasium's CartPole-v1"](**given),
+            T.TransformReward(lambda r: r * r.max().item()),
         ),
         r"^TransformReward\(.* TransformReward.reward: it reads values on the host \(item\)",
         marks=pytest.mark.full,
     ),
     (lambda **given: tw.FunctionalEnv(Mixing(), **given), "^Mixing: it mixes rows"),
     (RewardsWithoutColumn, r"RewardsWithoutColumn\._step needs to return reward of shape \(5, 1\)"),
-    (WrongObservation, r"WrongObservation\._reset needs to return observations of dtype torch.float32"),
+    (
+        WrongObservation,
+        r"WrongObservation\._reset needs to return observations of dtype torch.float32",
+    ),
     pytest.param(
-        ReadsValuesWithoutSnapshots, r"^ReadsValuesWithoutSnapshots: .*._step: it reads .*\(item\)", marks=pytest.mark.compiles
+        ReadsValuesWithoutSnapshots,
+        r"^ReadsValuesWithoutSnapshots: .*._step: it reads .*\(item\)",
+        marks=pytest.mark.compiles,
     ),
 ]
 
@@ -274,12 +350,19 @@ def test_check_env_takes_an_env_with_a_spec_and_a_function_of_the_number_alone()
     check_env(lambda n: made.append(n) or tw.make("CartPole-v1", n, max_episode_steps=9))
     assert set(made) >= {5}
     check_env(tw.make("CartPole-v1", 3, max_episode_steps=9))
-    with pytest.raises(TypeError, match=r"check_env cannot make more envs like <ScriptedEnv.* `lambda n: ...`"):
+    with pytest.raises(
+        TypeError, match=r"check_env cannot make more envs like <ScriptedEnv.* `lambda n: ...`"
+    ):
         check_env(ScriptedEnv(2))
     for wrong in (CartPole, CartPole(), lambda: ScriptedEnv(2)):
-        with pytest.raises(TypeError, match=r"needs a torchwrap env, or a function .*`lambda n: FunctionalEnv\("):
+        with pytest.raises(
+            TypeError, match=r"needs a torchwrap env, or a function .*`lambda n: FunctionalEnv\("
+        ):
             check_env(wrong)
-    with pytest.raises(TypeError, match=r"check_transform needs a class or .*, but got TimeLimit.*: write `lambda:` before"):
+    with pytest.raises(
+        TypeError,
+        match=r"check_transform needs a class or .*, but got TimeLimit.*: write `lambda:` before",
+    ):
         check_transform(T.TimeLimit(3))
 
 
@@ -291,7 +374,9 @@ def test_check_transform_takes_a_function_of_the_number_of_envs():
 def test_check_transform_finds_an_action_that_is_a_buffer():
     class Smooth(T.Transform):
         def setup(self, signature):
-            self.register_env_buffer("average", torch.zeros(signature.num_envs, *signature.single_action_space.shape))
+            self.register_env_buffer(
+                "average", torch.zeros(signature.num_envs, *signature.single_action_space.shape)
+            )
             return signature
 
         def action(self, action):
@@ -302,6 +387,7 @@ def test_check_transform_finds_an_action_that_is_a_buffer():
             return td
 
     with pytest.raises(
-        AssertionError, match=r"Smooth.*action\(\) returns a buffer, which later steps change: return a new tensor"
+        AssertionError,
+        match=r"Smooth.*action\(\) returns a buffer, which later steps change: return a new tensor",
     ):
         check_transform(Smooth)

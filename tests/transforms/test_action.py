@@ -25,7 +25,9 @@ def single(action_space):
 
 
 def acting(action_space, *transforms, num_envs=2):
-    return scripted(*transforms, num_envs=num_envs, observation_shape=(1,), action_space=action_space)
+    return scripted(
+        *transforms, num_envs=num_envs, observation_shape=(1,), action_space=action_space
+    )
 
 
 def arrived(env, action):
@@ -49,26 +51,42 @@ BOXES = [
 
 
 def test_clip_action_equals_gymnasiums_in_values_and_space():
-    turned = spaces.Box(-STEERING.high, -STEERING.low)  # the upper bounds are equal, and not the lower ones
+    turned = spaces.Box(
+        -STEERING.high, -STEERING.low
+    )  # the upper bounds are equal, and not the lower ones
     for space in (*BOXES, ONE_SIDED, STEERING, turned, spaces.Box(-np.inf, np.inf, (2,))):
         env, oracle = acting(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(single(space))
         actions = random_actions(space)
         assert env.single_action_space == oracle.action_space, space
         ours = arrived(env, actions)
         assert ours.dtype == space.dtype, space
-        np.testing.assert_array_equal(ours, np.stack([oracle.action(action) for action in actions]), f"{space}")
+        np.testing.assert_array_equal(
+            ours, np.stack([oracle.action(action) for action in actions]), f"{space}"
+        )
 
 
 def test_rescale_action_equals_gymnasiums_in_values_and_space():
     every_bounds = [(-1, 1), (-1.0, 0.5), (0, 3), (np.float64(-1), np.float64(2)), (100, 101)]
     for space, bounds in itertools.product(BOXES, every_bounds):
-        env, oracle = acting(space, T.RescaleAction(*bounds), num_envs=16), wrappers.RescaleAction(single(space), *bounds)
+        env, oracle = (
+            acting(space, T.RescaleAction(*bounds), num_envs=16),
+            wrappers.RescaleAction(single(space), *bounds),
+        )
         actions = random_actions(space)
         assert env.single_action_space == oracle.action_space, (space, bounds)
-        ours, theirs = arrived(env, actions), np.stack([oracle.action(action) for action in actions])
+        ours, theirs = (
+            arrived(env, actions),
+            np.stack([oracle.action(action) for action in actions]),
+        )
         assert ours.dtype == space.dtype, (space, bounds)
-        rounding = 4 * np.finfo(space.dtype).eps * (1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=rounding, err_msg=f"{space} {bounds}")
+        rounding = (
+            4
+            * np.finfo(space.dtype).eps
+            * (1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs))
+        )
+        np.testing.assert_allclose(
+            ours, theirs, rtol=1e-6, atol=rounding, err_msg=f"{space} {bounds}"
+        )
 
 
 def test_clip_action_over_rescale_action_clips_to_the_agents_bounds_as_gymnasiums():
@@ -76,7 +94,9 @@ def test_clip_action_over_rescale_action_clips_to_the_agents_bounds_as_gymnasium
     env = acting(space, T.RescaleAction(-1, 1), T.ClipAction(), num_envs=3)
     oracle = wrappers.ClipAction(wrappers.RescaleAction(single(space), -1, 1))
     actions = np.float32([[-3], [0.5], [3]])
-    np.testing.assert_allclose(arrived(env, actions), [oracle.env.action(oracle.action(a)) for a in actions])
+    np.testing.assert_allclose(
+        arrived(env, actions), [oracle.env.action(oracle.action(a)) for a in actions]
+    )
 
 
 def test_transform_action_equals_gymnasiums():
@@ -85,12 +105,18 @@ def test_transform_action_equals_gymnasiums():
     oracle = wrappers.TransformAction(single(space), lambda action: action / 9, wider)
     assert env.single_action_space == oracle.action_space
     actions = random_actions(wider)
-    np.testing.assert_array_equal(arrived(env, actions), np.stack([oracle.action(action) for action in actions]))
+    np.testing.assert_array_equal(
+        arrived(env, actions), np.stack([oracle.action(action) for action in actions])
+    )
 
 
 def test_transform_action_maps_discrete_to_continuous_actions():
     moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
-    env = acting(spaces.Box(-1, 1, (2,)), T.TransformAction(lambda action: moves[action], spaces.Discrete(4)), num_envs=3)
+    env = acting(
+        spaces.Box(-1, 1, (2,)),
+        T.TransformAction(lambda action: moves[action], spaces.Discrete(4)),
+        num_envs=3,
+    )
     assert arrived(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
 
 
@@ -118,7 +144,10 @@ class Replayed:
 def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duration, lengths):
     sticky = Recording(probability, duration)
     env = scripted(sticky, num_envs=5, action_space=spaces.Discrete(1000), episode_lengths=lengths)
-    oracles = [wrappers.StickyAction(single(spaces.Discrete(1000)), probability, duration) for _ in range(5)]
+    oracles = [
+        wrappers.StickyAction(single(spaces.Discrete(1000)), probability, duration)
+        for _ in range(5)
+    ]
     for oracle in oracles:
         oracle.unwrapped._np_random = Replayed()
     td, repeated = env.reset(seed=0), 0
@@ -131,7 +160,12 @@ def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duratio
             assert transition["next", "info", "action"][row] == expected
             repeated += expected != action[row].item()
             if transition["next", "done"][row]:
-                oracle.last_action, oracle.is_sticky_actions, oracle.num_repeats, oracle.repeats_taken = None, False, 0, 0
+                (
+                    oracle.last_action,
+                    oracle.is_sticky_actions,
+                    oracle.num_repeats,
+                    oracle.repeats_taken,
+                ) = None, False, 0, 0
     assert (repeated > 0) == (probability > 0 and lengths != (1,))
 
 
@@ -144,5 +178,9 @@ def test_sticky_action_of_a_dict_repeats_all_parts_together():
     chosen = env.sample_action()
     given = env.step(td.set("action", chosen.clone()))[0]["next", "info", "action"]
     stuck = given["a"] == before["a"]
-    assert 10 < stuck.sum() < 40 and (given["a"] == torch.where(stuck, before["a"], chosen["a"])).all()
-    assert (given["b", "0"] == torch.where(stuck.unsqueeze(1), before["b", "0"], chosen["b", "0"])).all()
+    assert (
+        10 < stuck.sum() < 40 and (given["a"] == torch.where(stuck, before["a"], chosen["a"])).all()
+    )
+    assert (
+        given["b", "0"] == torch.where(stuck.unsqueeze(1), before["b", "0"], chosen["b", "0"])
+    ).all()

@@ -47,18 +47,31 @@ def test_compose_is_associative():
     expected = rollout(scripted(*stack()))
     for cut in (0, 1, 4, 9):
         parts = stack()
-        assert_same(rollout(scripted(tw.Compose([tw.Compose(parts[:cut]), tw.Compose(parts[cut:])]))), expected)
+        assert_same(
+            rollout(scripted(tw.Compose([tw.Compose(parts[:cut]), tw.Compose(parts[cut:])]))),
+            expected,
+        )
 
 
 def test_compose_of_nothing_is_the_identity():
     for nothing in ([], [T.Transform()], [tw.Compose([tw.Compose([])])]):
         assert_same(rollout(scripted(tw.Compose(nothing))), rollout(scripted()))
-    assert_same(rollout(scripted()), tw.rollout(env := ScriptedEnv(3, action_space=BOX), None, 12, env.reset(seed=0))[0])
+    assert_same(
+        rollout(scripted()),
+        tw.rollout(env := ScriptedEnv(3, action_space=BOX), None, 12, env.reset(seed=0))[0],
+    )
 
 
 def test_compose_observations_and_rewards_pass_in_order():
-    data = rollout(scripted(add(1), double(), T.TransformReward(lambda reward: 10 * reward), T.ClipReward(0, 5)), 1)
-    assert data["next", "reward"].flatten().tolist() == [5, 5, 5] and data["observation"][0, 0, 0] == 2
+    data = rollout(
+        scripted(
+            add(1), double(), T.TransformReward(lambda reward: 10 * reward), T.ClipReward(0, 5)
+        ),
+        1,
+    )
+    assert (
+        data["next", "reward"].flatten().tolist() == [5, 5, 5] and data["observation"][0, 0, 0] == 2
+    )
 
 
 # Standalone calls
@@ -68,7 +81,9 @@ def test_compose_standalone_actions_pass_in_reverse_as_in_an_env():
     compose = tw.Compose([T.RescaleAction(-10, 10), T.ClipAction()])
     env, action = scripted(compose), torch.full((3, 2), 40.0)
     transition, _ = env.step(env.reset().set("action", action))
-    torch.testing.assert_close(compose(TensorDict({"action": action}, [3]))["action"], transition["next", "info", "action"])
+    torch.testing.assert_close(
+        compose(TensorDict({"action": action}, [3]))["action"], transition["next", "info", "action"]
+    )
 
 
 # Errors

@@ -39,20 +39,36 @@ def test_record_episode_statistics_equals_gymnasiums_vector_wrapper(buffer_lengt
         done = following["done"].squeeze(-1).numpy()
         np.testing.assert_array_equal(done, info.get("_episode", np.zeros(4, bool)))
         if done.any():
-            np.testing.assert_allclose(following["episode_return"][done, 0], info["episode"]["r"][done], rtol=1e-5)
-            np.testing.assert_array_equal(following["episode_length"][done, 0], info["episode"]["l"][done])
+            np.testing.assert_allclose(
+                following["episode_return"][done, 0], info["episode"]["r"][done], rtol=1e-5
+            )
+            np.testing.assert_array_equal(
+                following["episode_length"][done, 0], info["episode"]["l"][done]
+            )
         record = env.transforms[0]
-        np.testing.assert_allclose(record.return_queue, np.array(oracle.return_queue, float).ravel(), rtol=1e-5)
-        np.testing.assert_array_equal(record.length_queue, np.array(oracle.length_queue, int).ravel())
+        np.testing.assert_allclose(
+            record.return_queue, np.array(oracle.return_queue, float).ravel(), rtol=1e-5
+        )
+        np.testing.assert_array_equal(
+            record.length_queue, np.array(oracle.length_queue, int).ravel()
+        )
         assert record.episode_count == oracle.episode_count
     assert oracle.episode_count > 30
 
 
 def test_record_episode_statistics_running_sums_are_the_whole_episodes_at_its_last_step():
     for ending in ENDINGS:
-        data, _ = tw.rollout(scripted(T.RecordEpisodeStatistics(), episode_lengths=(3, 1), ending=ending), None, 5)
-        assert data["next", "episode_return"][..., 0].tolist() == [[1, 3, 6, 1, 1], [1, 1, 3, 6, 1]], ending
-        assert data["next", "episode_length"][..., 0].tolist() == [[1, 2, 3, 1, 1], [1, 1, 2, 3, 1]], ending
+        data, _ = tw.rollout(
+            scripted(T.RecordEpisodeStatistics(), episode_lengths=(3, 1), ending=ending), None, 5
+        )
+        assert data["next", "episode_return"][..., 0].tolist() == [
+            [1, 3, 6, 1, 1],
+            [1, 1, 3, 6, 1],
+        ], ending
+        assert data["next", "episode_length"][..., 0].tolist() == [
+            [1, 2, 3, 1, 1],
+            [1, 1, 2, 3, 1],
+        ], ending
     assert data["next", "episode_return"].dtype == torch.float32
     assert data["next", "episode_length"].dtype == torch.int64
 
@@ -62,15 +78,25 @@ def test_record_episode_statistics_more_episodes_in_one_step_than_fit_keeps_the_
     env = scripted(by_env, T.RecordEpisodeStatistics(3), num_envs=5, episode_lengths=2)
     advance(env, 2)
     record = env.transforms[1]
-    assert (record.return_queue.tolist(), record.length_queue.tolist(), record.episode_count) == ([6, 9, 12], [2, 2, 2], 5)
+    assert (record.return_queue.tolist(), record.length_queue.tolist(), record.episode_count) == (
+        [6, 9, 12],
+        [2, 2, 2],
+        5,
+    )
 
 
 def test_record_episode_statistics_in_eval_counts_one_step_episodes_of_all_envs_and_has_no_state_dict():
     for ending in ENDINGS:
-        env = scripted(T.RecordEpisodeStatistics(100), num_envs=3, episode_lengths=1, ending=ending).eval()
+        env = scripted(
+            T.RecordEpisodeStatistics(100), num_envs=3, episode_lengths=1, ending=ending
+        ).eval()
         env.reset()  # without a step, which counts no episode
         advance(env, 4)
-        assert env.transforms[0].return_queue.tolist() == env.transforms[0].length_queue.tolist() == [1] * 12, ending
+        assert (
+            env.transforms[0].return_queue.tolist()
+            == env.transforms[0].length_queue.tolist()
+            == [1] * 12
+        ), ending
     env.transforms[0].return_queue.fill_(99)  # a copy
     assert env.transforms[0].return_queue.tolist() == [1] * 12 and env.state_dict() == {}
 
@@ -106,12 +132,23 @@ def test_record_episode_statistics_below_and_above_clip_reward_records_raw_and_c
 
 
 def test_metrics_of_episodes_equal_numpys_in_rows_queues_evaluate_and_a_vector_env():
-    kinds = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "last": lambda values: values[-1]}
+    kinds = {
+        "sum": np.sum,
+        "mean": np.mean,
+        "max": np.max,
+        "min": np.min,
+        "last": lambda values: values[-1],
+    }
     metrics = {f"push_{kind}": ("action", kind) for kind in kinds}
 
     def make(compiled=False):
         box = spaces.Box(-1, 1, (1,))
-        env = scripted(T.RecordEpisodeStatistics(metrics=metrics), num_envs=2, action_space=box, episode_lengths=(3, 2))
+        env = scripted(
+            T.RecordEpisodeStatistics(metrics=metrics),
+            num_envs=2,
+            action_space=box,
+            episode_lengths=(3, 2),
+        )
         return tw.compile(env, backend="eager") if compiled else env
 
     def hand(pushes, kind):
@@ -128,7 +165,9 @@ def test_metrics_of_episodes_equal_numpys_in_rows_queues_evaluate_and_a_vector_e
             for row in range(2):
                 running[row].append(action[row].item())
                 for kind in kinds:
-                    assert transition["next", f"episode_push_{kind}"][row].item() == hand(running[row], kind)
+                    assert transition["next", f"episode_push_{kind}"][row].item() == hand(
+                        running[row], kind
+                    )
                 if transition["next", "done"][row]:
                     ended.append(running[row])
                     assert infos["episode"]["push_max"][row] == hand(running[row], "max")
@@ -143,7 +182,10 @@ def test_metrics_of_episodes_equal_numpys_in_rows_queues_evaluate_and_a_vector_e
         with pytest.raises(ValueError, match="RecordEpisodeStatistics needs metrics with one of"):
             T.RecordEpisodeStatistics(metrics=wrong)
     with pytest.raises(ValueError, match=r"needs metrics of every step.*summed_info"):
-        tw.TransformedEnv(tw.wrappers.RepeatAction(ScriptedEnv(1), 2), T.RecordEpisodeStatistics(metrics={"action": "max"}))
+        tw.TransformedEnv(
+            tw.wrappers.RepeatAction(ScriptedEnv(1), 2),
+            T.RecordEpisodeStatistics(metrics={"action": "max"}),
+        )
 
 
 @pytest.mark.parametrize("max_episode_steps", quick([1, 2, 4, 100], 4))
@@ -154,7 +196,11 @@ def test_time_limit_equals_gymnasiums(max_episode_steps):
 
 
 def test_time_limit_in_the_step_of_another_ending_keeps_its_flags():
-    for ending, terminated, truncated in (("terminated", True, True), ("truncated", False, True), ("both", True, True)):
+    for ending, terminated, truncated in (
+        ("terminated", True, True),
+        ("truncated", False, True),
+        ("both", True, True),
+    ):
         following, _ = advance(scripted(T.TimeLimit(3), episode_lengths=3, ending=ending), 3)
         assert following["terminated"].flatten().tolist() == [terminated] * 2, ending
         assert following["truncated"].flatten().tolist() == [truncated] * 2, ending
@@ -164,8 +210,24 @@ def test_time_limit_counts_from_the_start_of_each_episode():
     for ending in ENDINGS:
         env = scripted(T.TimeLimit(3), episode_lengths=(2, 9), ending=ending).eval()
         data, _ = tw.rollout(env, None, 7)
-        assert data["next", "done"][0, :, 0].tolist() == [False, True, False, False, True, False, True], ending
-        assert data["next", "done"][1, :, 0].tolist() == [False, False, True, False, True, False, False], ending
+        assert data["next", "done"][0, :, 0].tolist() == [
+            False,
+            True,
+            False,
+            False,
+            True,
+            False,
+            True,
+        ], ending
+        assert data["next", "done"][1, :, 0].tolist() == [
+            False,
+            False,
+            True,
+            False,
+            True,
+            False,
+            False,
+        ], ending
         assert env.state_dict() == {}
 
 
@@ -174,7 +236,9 @@ def test_time_limit_twice_applies_and_declares_the_tighter_one():
         env = scripted(T.TimeLimit(inner), T.TimeLimit(outer), episode_lengths=None)
         data, _ = tw.rollout(env, None, 6)
         assert env.signature.max_episode_steps == limit, (inner, outer)
-        assert data["next", "truncated"][0, :, 0].tolist() == [(step + 1) % limit == 0 for step in range(6)], (inner, outer)
+        assert data["next", "truncated"][0, :, 0].tolist() == [
+            (step + 1) % limit == 0 for step in range(6)
+        ], (inner, outer)
         assert not data["next", "terminated"].any()
 
 
@@ -192,7 +256,10 @@ AWARE = [
 def test_time_aware_observation_equals_gymnasiums(space):
     for arguments in itertools.product((True, False), (True, False)):
         limited = [wrappers.TimeLimit(RandomEnv(space), 3) for _ in range(2)]
-        theirs = [wrappers.TimeAwareObservation(env, *arguments, dict_time_key="elapsed") for env in limited]
+        theirs = [
+            wrappers.TimeAwareObservation(env, *arguments, dict_time_key="elapsed")
+            for env in limited
+        ]
         ours = T.TimeAwareObservation(*arguments, dict_time_key="elapsed")
         assert_agrees(oracles.make(space, T.TimeLimit(3), ours, num_envs=2), theirs, num_steps=12)
 
@@ -204,7 +271,12 @@ def test_time_aware_observation_over_a_native_env_has_its_limit():
 
 def test_time_aware_observation_of_the_longest_limits_is_exact():
     for limit, normalize_time, expected in ((2**31 - 1, False, 1), (2**31, True, 2.0**-31)):
-        env = scripted(T.TimeLimit(limit), T.TimeAwareObservation(flatten=False, normalize_time=normalize_time))
+        env = scripted(
+            T.TimeLimit(limit), T.TimeAwareObservation(flatten=False, normalize_time=normalize_time)
+        )
         assert advance(env, 1)[0]["observation", "time"].tolist() == [[expected]] * 2
-    with pytest.raises(ValueError, match="needs a step limit that int32 holds, or normalize_time=True, but got 2147483648"):
+    with pytest.raises(
+        ValueError,
+        match="needs a step limit that int32 holds, or normalize_time=True, but got 2147483648",
+    ):
         scripted(T.TimeLimit(2**31), T.TimeAwareObservation())

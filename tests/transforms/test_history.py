@@ -17,7 +17,11 @@ ABOVE_ZERO = spaces.Box(np.float32([2, -9]), np.float32([5, -7]))
 GRID = spaces.MultiDiscrete([3, 4], start=[1, -2])
 PAIR = spaces.Tuple([ABOVE_ZERO, spaces.Discrete(3, start=1)])
 TREE = spaces.Dict(image=IMAGE, grid=GRID, pair=PAIR)
-MEMBER = {"image": np.full((4, 5, 3), 7, np.uint8), "grid": np.array([2, 0]), "pair": (np.float32([3, -8]), np.int64(2))}
+MEMBER = {
+    "image": np.full((4, 5, 3), 7, np.uint8),
+    "grid": np.array([2, 0]),
+    "pair": (np.float32([3, -8]), np.int64(2)),
+}
 
 
 def advance(env, td, num_steps=1):
@@ -26,7 +30,9 @@ def advance(env, td, num_steps=1):
 
 
 def stacked(padding_type="reset", **arguments):
-    return scripted(T.FrameStackObservation(3, padding_type=padding_type), observation_shape=(1,), **arguments)
+    return scripted(
+        T.FrameStackObservation(3, padding_type=padding_type), observation_shape=(1,), **arguments
+    )
 
 
 CASES = [  # spaces, and paddings of each
@@ -48,9 +54,13 @@ CASES = [  # spaces, and paddings of each
 @pytest.mark.parametrize("stack_size", quick([1, 3], 3))
 def test_frame_stack_equals_gymnasiums_in_every_frame_and_in_its_space(stack_size):
     wrap = wrappers.FrameStackObservation
-    for space, padding_type in ((space, padding) for space, paddings in CASES for padding in paddings):
+    for space, padding_type in (
+        (space, padding) for space, paddings in CASES for padding in paddings
+    ):
         oracles = [wrap(RandomEnv(space), stack_size, padding_type=padding_type) for _ in range(2)]
-        env = make(space, T.FrameStackObservation(stack_size, padding_type=padding_type), num_envs=2)
+        env = make(
+            space, T.FrameStackObservation(stack_size, padding_type=padding_type), num_envs=2
+        )
         assert_agrees(env, oracles, num_steps=12)
 
 
@@ -71,7 +81,9 @@ def test_frame_stack_with_zeros_equals_stable_baselines_vec_frame_stack(space):
 
 def test_frame_stack_one_step_episodes_are_padded_each():
     paddings = ("reset", 0), ("zero", 0), (np.float32([7]), 7)
-    for ending, (padding_type, pad) in itertools.product(("terminated", "truncated", "both"), paddings):
+    for ending, (padding_type, pad) in itertools.product(
+        ("terminated", "truncated", "both"), paddings
+    ):
         env = stacked(padding_type, num_envs=2, episode_lengths=1, ending=ending)
         td = env.reset()
         for _ in range(3):
@@ -87,14 +99,19 @@ def test_frame_stack_padding_modified_by_the_caller_does_not_change_the_stacks()
     assert env.reset()["observation"][..., 0].tolist() == [[7, 7, 0]]
 
 
-@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")  # Gymnasium's, from Box.contains
+@pytest.mark.filterwarnings(
+    "ignore:.*Casting input x to numpy array"
+)  # Gymnasium's, from Box.contains
 def test_frame_stack_padding_in_other_forms_gives_the_same_stacks():
     for space, padding_type, member in (
         (PAIR, [np.float32([3, -8]), 2], (np.float32([3, -8]), np.int64(2))),
         (FREE, torch.tensor([1.0, 2.0, 3.0]), np.float32([1, 2, 3])),
         (FREE, [1, 2, 3], np.float32([1, 2, 3])),
     ):
-        one, other = (make(space, T.FrameStackObservation(2, padding_type=padding)) for padding in (padding_type, member))
+        one, other = (
+            make(space, T.FrameStackObservation(2, padding_type=padding))
+            for padding in (padding_type, member)
+        )
         values, others = one.reset(seed=0)["observation"], other.reset(seed=0)["observation"]
         assert bool((values == others).all()), (space, padding_type)
 
@@ -130,7 +147,12 @@ def test_delays_drawn_for_each_episode_cover_their_range_and_shift_its_values():
 
 
 def test_delayed_actions_equal_hand_computed_values_at_the_ends_of_episodes():
-    env = scripted(T.DelayAction(2, padding_type=9), num_envs=2, action_space=spaces.Discrete(10), episode_lengths=(3, 4))
+    env = scripted(
+        T.DelayAction(2, padding_type=9),
+        num_envs=2,
+        action_space=spaces.Discrete(10),
+        episode_lengths=(3, 4),
+    )
     td, received = env.reset(), []
     for number in range(6):
         transition, td = env.step(td.set("action", torch.full((2,), number)))

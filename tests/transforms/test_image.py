@@ -31,7 +31,9 @@ def noise(*shape):
 
 def test_grayscale_observation_equals_gymnasiums():
     for keep_dim in (False, True):
-        oracles = [wrappers.GrayscaleObservation(RandomEnv(images(6, 5, 3)), keep_dim) for _ in range(3)]
+        oracles = [
+            wrappers.GrayscaleObservation(RandomEnv(images(6, 5, 3)), keep_dim) for _ in range(3)
+        ]
         assert_agrees(make(images(6, 5, 3), T.GrayscaleObservation(keep_dim)), oracles)
 
 
@@ -41,7 +43,9 @@ def test_grayscale_observation_of_every_gray_and_a_million_colours_equals_gymnas
     oracle = wrappers.GrayscaleObservation(RandomEnv(images(len(colours), 1, 3)))
     given = T.GrayscaleObservation().observation(torch.from_numpy(colours))
     np.testing.assert_array_equal(given.numpy(), oracle.observation(colours))
-    assert (given[:256, 0].numpy() != grays[:, 0]).sum() == 8  # Gymnasium truncates sums just below an integer
+    assert (
+        given[:256, 0].numpy() != grays[:, 0]
+    ).sum() == 8  # Gymnasium truncates sums just below an integer
 
 
 @pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.full)])
@@ -55,7 +59,16 @@ def test_grayscale_of_opencv_equals_it_for_every_colour(stride):
 
 
 SIZES = {  # to: from
-    (84, 84): ((210, 160), (250, 160), (480, 640), (96, 96), (168, 126), (84, 160), (160, 84), (168, 168)),  # the last is half
+    (84, 84): (
+        (210, 160),
+        (250, 160),
+        (480, 640),
+        (96, 96),
+        (168, 126),
+        (84, 160),
+        (160, 84),
+        (168, 168),
+    ),  # the last is half
     (32, 32): ((96, 96), (64, 48), (96, 64), (64, 96), (128, 32)),  # (96, 96) in whole blocks
     (64, 64): ((210, 160),),
     (96, 96): ((210, 160),),
@@ -71,8 +84,13 @@ def test_resize_observation_equals_opencvs_inter_area_bit_for_bit(channels):
     for before, after in ((before, after) for after, sizes in SIZES.items() for before in sizes):
         frames = noise(4, *before, *channels)
         frames[0], frames[1] = 255, np.linspace(0, 255, frames[1].size).reshape(frames[1].shape)
-        oracle = [cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA).reshape(*after, *channels) for frame in frames]
-        np.testing.assert_array_equal(resized(frames, after), np.stack(oracle), f"{before} to {after}")
+        oracle = [
+            cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA).reshape(*after, *channels)
+            for frame in frames
+        ]
+        np.testing.assert_array_equal(
+            resized(frames, after), np.stack(oracle), f"{before} to {after}"
+        )
 
 
 def test_resize_observation_equals_gymnasiums_in_episodes_and_spaces():
@@ -84,12 +102,21 @@ def test_resize_observation_equals_gymnasiums_in_episodes_and_spaces():
 
 def test_image_transforms_masked_reset_computes_the_rows_of_the_mask():
     for part in (T.GrayscaleObservation(), T.ResizeObservation((5, 5))):
-        transform, frames = make(images(12, 8, 3), part).transforms[0], torch.from_numpy(noise(3, 12, 8, 3))
-        mask, expected = tw.RowMask(torch.tensor([False, True, False])), transform.observation(frames)
+        transform, frames = (
+            make(images(12, 8, 3), part).transforms[0],
+            torch.from_numpy(noise(3, 12, 8, 3)),
+        )
+        mask, expected = (
+            tw.RowMask(torch.tensor([False, True, False])),
+            transform.observation(frames),
+        )
         given = transform.reset(TensorDict({"observation": frames}, [3]), mask)["observation"]
         assert given.dtype == torch.uint8 and torch.equal(given[1], expected[1]), part
         none = tw.RowMask(torch.zeros(3, dtype=torch.bool))
-        assert transform.reset(TensorDict({"observation": frames}, [3]), none)["observation"].shape == expected.shape, part
+        assert (
+            transform.reset(TensorDict({"observation": frames}, [3]), none)["observation"].shape
+            == expected.shape
+        ), part
 
 
 class Replayed:
@@ -117,7 +144,10 @@ class Picture(RandomEnv):
 
 
 def test_noise_equals_gymnasiums_for_the_same_draws():
-    white, squares = [("AddWhiteNoise", 0), ("AddWhiteNoise", 0.3)], [(0.0, 5), (0.5, 1), (0.5, 4), (0.9, 7)]
+    white, squares = (
+        [("AddWhiteNoise", 0), ("AddWhiteNoise", 0.3)],
+        [(0.0, 5), (0.5, 1), (0.5, 4), (0.9, 7)],
+    )
     every, shape = [*white, *(("ObstructView", *square) for square in squares)], (30, 21, 3)
     for (kind, *arguments), grayscale in itertools.product(every, (False, True)):
         env = make(images(*shape), getattr(T, kind)(*arguments, grayscale), num_envs=4)
@@ -127,7 +157,10 @@ def test_noise_equals_gymnasiums_for_the_same_draws():
         theirs = Picture(images(*shape))
         theirs.picture = frames[0].numpy()
         theirs._np_random = Replayed(key, grayscale)
-        oracle, name = getattr(wrappers, kind)(theirs, *arguments, grayscale), f"{kind}{arguments} {grayscale}"
+        oracle, name = (
+            getattr(wrappers, kind)(theirs, *arguments, grayscale),
+            f"{kind}{arguments} {grayscale}",
+        )
         np.testing.assert_array_equal(given[0].numpy(), oracle.render(), name)
         changed = (given != frames).any(-1).float().mean().item()
         assert changed == 0 if arguments[0] == 0 else 0.2 < changed < 0.9, name

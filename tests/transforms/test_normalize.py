@@ -34,7 +34,10 @@ def random_env(space=FLOATS, **arguments):
 
 
 def baselines(max_length=4, **arguments):
-    vec = VecNormalize(DummyVecEnv([lambda: random_env(max_length=max_length)] * 4), **{"clip_reward": np.inf, **arguments})
+    vec = VecNormalize(
+        DummyVecEnv([lambda: random_env(max_length=max_length)] * 4),
+        **{"clip_reward": np.inf, **arguments},
+    )
     vec.obs_rms.count = vec.ret_rms.count = 0  # without its pseudo-count prior
     vec.seed(1)
     vec.reset()
@@ -84,7 +87,13 @@ def test_running_mean_std_of_a_large_mean_in_any_batch_size_is_accurate_and_norm
         np.testing.assert_allclose(statistics.var, var, rtol=0.01, err_msg=f"{size} {masked}")
         assert (statistics.count == count).all()
         exact = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
-        np.testing.assert_allclose(statistics.normalize(rows, 1e-8), exact, rtol=1e-5, atol=1e-5, err_msg=f"{size} {masked}")
+        np.testing.assert_allclose(
+            statistics.normalize(rows, 1e-8),
+            exact,
+            rtol=1e-5,
+            atol=1e-5,
+            err_msg=f"{size} {masked}",
+        )
 
 
 def test_running_mean_std_equals_gymnasiums_without_its_prior():
@@ -103,7 +112,11 @@ def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, 
         env = scripted(T.NormalizeObservation(), T.NormalizeReward(0.5), episode_lengths=lengths)
         with pytest.warns(UserWarning, match="statistics that have no sample"):
             env.eval().reset(seed=0)
-        td, rows, history = env.train().reset(mask=torch.tensor([False, True, True, False])), torch.arange(4), []
+        td, rows, history = (
+            env.train().reset(mask=torch.tensor([False, True, True, False])),
+            torch.arange(4),
+            [],
+        )
         for number in range(20):
             _, td = step(env, td)
             if number % 4 == 3:
@@ -120,16 +133,29 @@ def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, 
 def test_statistics_without_a_sample_warn_where_they_normalize_in_eval():
     grouped = T.ObservationGroups({"raw": [], "normal": [T.NormalizeObservation()]})
     network = lambda td: td["observation", "raw"].repeat(1, 6)[:, :6]  # noqa: E731
-    for call in (tw.Env.reset, lambda env: tw.evaluate(env, network, 1), lambda env: tw.deploy(env, network)):
+    for call in (
+        tw.Env.reset,
+        lambda env: tw.evaluate(env, network, 1),
+        lambda env: tw.deploy(env, network),
+    ):
         env = scripted(copy.deepcopy(grouped), T.NormalizeReward()).eval()
-        with pytest.warns(UserWarning, match=r"normalizes in eval\(\) with statistics that have no samples: load those"):
+        with pytest.warns(
+            UserWarning,
+            match=r"normalizes in eval\(\) with statistics that have no samples: load those",
+        ):
             call(env)
     step(env.train(), env.reset())
-    env.eval().reset(), tw.evaluate(env, network, 1), tw.deploy(env, network)  # a warning is an error
+    (
+        env.eval().reset(),
+        tw.evaluate(env, network, 1),
+        tw.deploy(env, network),
+    )  # a warning is an error
 
 
 @pytest.mark.parametrize("lengths", quick(LENGTHS, *LENGTHS[:2]), ids=str)
-def test_normalize_observation_counts_and_normalizes_each_successor_and_each_initial_observation_once(lengths):
+def test_normalize_observation_counts_and_normalizes_each_successor_and_each_initial_observation_once(
+    lengths,
+):
     for ending in ENDINGS:
         env = scripted(T.NormalizeObservation(1e-2), episode_lengths=lengths, ending=ending)
         plain = scripted(episode_lengths=lengths, ending=ending)
@@ -147,10 +173,14 @@ def test_normalize_observation_counts_and_normalizes_each_successor_and_each_ini
             done = following["done"].squeeze(-1).numpy()
             counted.append(following["observation"].numpy())
             successor = normal(counted[-1])
-            np.testing.assert_allclose(ours["observation"], successor, rtol=1e-5, atol=1e-5, err_msg=ending)
+            np.testing.assert_allclose(
+                ours["observation"], successor, rtol=1e-5, atol=1e-5, err_msg=ending
+            )
             counted.append(raw["observation"].numpy()[done])
             first = np.where(done[:, None], normal(raw["observation"].numpy()), successor)
-            np.testing.assert_allclose(td["observation"], first, rtol=1e-5, atol=1e-5, err_msg=ending)
+            np.testing.assert_allclose(
+                td["observation"], first, rtol=1e-5, atol=1e-5, err_msg=ending
+            )
         assert_statistics(env.transforms[0].statistics, counted)
 
 
@@ -159,20 +189,27 @@ def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prio
     # Over endless episodes, because Gymnasium's wrapper misses final observations.
     space = spaces.Box(-np.inf, np.inf, (3,), dtype)
     env = make(space, T.NormalizeObservation(), max_length=None)
-    oracle = wrappers.vector.NormalizeObservation(SyncVectorEnv([lambda: random_env(space, max_length=None)] * 4))
+    oracle = wrappers.vector.NormalizeObservation(
+        SyncVectorEnv([lambda: random_env(space, max_length=None)] * 4)
+    )
     oracle.obs_rms.count = 0
     assert env.single_observation_space == oracle.single_observation_space
     td = env.reset(seed=1)
     np.testing.assert_allclose(td["observation"], oracle.reset(seed=1)[0], rtol=1e-4, atol=1e-4)
     for _ in range(40):
         following, td = step(env, td)
-        np.testing.assert_allclose(following["observation"], oracle.step(np.zeros(4, int))[0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            following["observation"], oracle.step(np.zeros(4, int))[0], rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("lengths", quick([None, (1,), (5, 3, 2), 4], (5, 3, 2)))
 def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
     below = ScriptedEnv(3, observation_space=BOXES, episode_lengths=lengths)
-    env, plain = (tw.TransformedEnv(copy.deepcopy(below), part) for part in (T.NormalizeObservation(), T.Compose([])))
+    env, plain = (
+        tw.TransformedEnv(copy.deepcopy(below), part)
+        for part in (T.NormalizeObservation(), T.Compose([]))
+    )
     (td, raw), counted = (each.reset(seed=0) for each in (env, plain)), []
     for key in (paths := list(raw["observation"].keys(True, True))):
         counted.append([*raw["observation", key].numpy()])
@@ -183,12 +220,16 @@ def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
         for key, rows in zip(paths, counted, strict=True):
             rows += [*transition["next", "observation", key].numpy()]
             rows += [*raw["observation", key][transition["next", "done"].squeeze(-1)].numpy()]
-    assert env.single_observation_space["more"][0] == spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
+    assert env.single_observation_space["more"][0] == spaces.Box(
+        -np.inf, np.inf, (2, 2), np.float32
+    )
     assert isinstance(env.transforms[0].statistics, torch.nn.ModuleList)
     alone = env.transforms(raw.select("observation"))  # by the statistics at the end
     for key, rows in zip(paths, counted, strict=True):
         exact = np.array(rows, np.float64)
-        normal = (raw["observation", key].double().numpy() - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-8)
+        normal = (raw["observation", key].double().numpy() - exact.mean(0)) / np.sqrt(
+            exact.var(0) + 1e-8
+        )
         np.testing.assert_allclose(alone["observation", key], normal, rtol=1e-5, atol=1e-5)
 
 
@@ -213,11 +254,24 @@ def test_normalize_observation_of_a_box_of_any_shape_and_dtype_gives_float32():
         spaces.Box(-5, 5, (2, 2), np.float64),
     ):
         env = tw.TransformedEnv(ScriptedEnv(3, observation_space=space), T.NormalizeObservation())
-        td, rows = env.reset(), ScriptedEnv(3, observation_space=space).reset()["observation"].numpy().astype(np.float64)
-        assert env.single_observation_space == spaces.Box(-np.inf, np.inf, space.shape, np.float32), space
-        assert td["observation"].shape == (3, *space.shape) and td["observation"].dtype == torch.float32, space
+        td, rows = (
+            env.reset(),
+            ScriptedEnv(3, observation_space=space)
+            .reset()["observation"]
+            .numpy()
+            .astype(np.float64),
+        )
+        assert env.single_observation_space == spaces.Box(
+            -np.inf, np.inf, space.shape, np.float32
+        ), space
+        assert (
+            td["observation"].shape == (3, *space.shape)
+            and td["observation"].dtype == torch.float32
+        ), space
         expected = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)
-        np.testing.assert_allclose(td["observation"], expected, rtol=1e-3, atol=1e-3, err_msg=f"{space}")
+        np.testing.assert_allclose(
+            td["observation"], expected, rtol=1e-3, atol=1e-3, err_msg=f"{space}"
+        )
 
 
 def test_normalize_observation_standalone_is_the_same_function_and_counts_nothing():
@@ -261,7 +315,10 @@ def test_normalize_reward_over_episode_ends_equals_stable_baselines_vec_normaliz
 
 def test_normalize_reward_equals_numpy_over_the_returns_of_every_env():
     for gamma, lengths in itertools.product((0.0, 0.5, 1.0), LENGTHS):
-        env, plain = scripted(T.NormalizeReward(gamma, 1e-3), episode_lengths=lengths), scripted(episode_lengths=lengths)
+        env, plain = (
+            scripted(T.NormalizeReward(gamma, 1e-3), episode_lengths=lengths),
+            scripted(episode_lengths=lengths),
+        )
         td, raw, running, counted = env.reset(), plain.reset(), np.zeros(4), []
         for _ in range(8):
             ours, td = step(env, td)
@@ -270,7 +327,9 @@ def test_normalize_reward_equals_numpy_over_the_returns_of_every_env():
             running = running * gamma + reward
             counted.append(running)
             expected = reward / np.sqrt(np.var(counted) + 1e-3)
-            np.testing.assert_allclose(ours["reward"][:, 0], expected, rtol=1e-4, err_msg=f"{gamma} {lengths}")
+            np.testing.assert_allclose(
+                ours["reward"][:, 0], expected, rtol=1e-4, err_msg=f"{gamma} {lengths}"
+            )
             running = np.where(following["done"][:, 0], 0, running)
 
 
@@ -290,11 +349,15 @@ def test_running_mean_std_with_an_outlier_as_reference_is_accurate():
 
 def test_normalize_observation_of_large_integers_resolves_small_differences():
     for base in (2**40, -(2**40)):
-        env = ScriptedEnv(4, observation_space=spaces.Box(base, base + 6, (1,), np.int64), episode_lengths=None)
+        env = ScriptedEnv(
+            4, observation_space=spaces.Box(base, base + 6, (1,), np.int64), episode_lengths=None
+        )
         env = tw.TransformedEnv(env, T.NormalizeObservation())
         data, _ = tw.rollout(env, None, 8)
         counted = [(1000 * i + t) % 7 for i in range(4) for t in range(9)]
-        assert env.transforms[0].statistics.var.item() == pytest.approx(np.var(counted), rel=1e-6), base
+        assert env.transforms[0].statistics.var.item() == pytest.approx(
+            np.var(counted), rel=1e-6
+        ), base
         assert data["next", "observation"].abs().max() < 3, base
 
 
@@ -303,4 +366,7 @@ def test_running_mean_std_of_a_constant_double_has_variance_zero():
     for _ in range(300):
         statistics.update(torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64))
     assert statistics.var.item() == 0
-    assert statistics.normalize(torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64), 1e-8).tolist() == [[0]] * 7
+    assert (
+        statistics.normalize(torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64), 1e-8).tolist()
+        == [[0]] * 7
+    )

@@ -43,14 +43,20 @@ def assert_statistics(statistics, rows):
 
 def test_statistics_are_those_of_the_finite_values():
     for share, dtype in itertools.product((0, 0.05, 0.5, 0.98), (np.float32, np.float64)):
-        rows, statistics = batches(share=share, dtype=dtype), RunningMeanStd((3,), dtype=torch.float64)
+        rows, statistics = (
+            batches(share=share, dtype=dtype),
+            RunningMeanStd((3,), dtype=torch.float64),
+        )
         for number, batch in enumerate(rows, 1):
             statistics.update(torch.from_numpy(batch))
             assert_statistics(statistics, rows[:number])
 
 
 def test_mask_decides_before_values_do():
-    rows, mask = torch.tensor([[math.nan], [2.0], [math.inf], [4.0]]), torch.tensor([False, True, True, True])
+    rows, mask = (
+        torch.tensor([[math.nan], [2.0], [math.inf], [4.0]]),
+        torch.tensor([False, True, True, True]),
+    )
     statistics = RunningMeanStd((1,))
     statistics.update(rows, mask)
     assert (statistics.mean, statistics.var, statistics.count) == (3, 1, 2)
@@ -73,13 +79,17 @@ class Breaks(ScriptedEnv):
     def _observation_now(self):
         observation = super()._observation_now()
         broken = (self.elapsed + self.episode) % 3 == 1
-        column = torch.where((broken & (self.index == 1)).unsqueeze(-1), torch.nan, observation[:, :1])
+        column = torch.where(
+            (broken & (self.index == 1)).unsqueeze(-1), torch.nan, observation[:, :1]
+        )
         return torch.cat([column, observation[:, 1:]], 1)
 
     def _step(self, action):
         successor = super()._step(action)
         broken = (self.index == 2) & (self.elapsed == 2) & (self.episode % 2 == 0)
-        return successor.set("reward", torch.where(broken.unsqueeze(-1), torch.inf, successor["reward"]))
+        return successor.set(
+            "reward", torch.where(broken.unsqueeze(-1), torch.inf, successor["reward"])
+        )
 
 
 def run(env, num_steps):
@@ -103,7 +113,10 @@ def test_normalize_observation_counts_the_finite_values_of_steps_and_resets():
     env = make(T.NormalizeObservation())
     seen, _ = run(env, 40)
     rows = torch.cat(raw).numpy()
-    assert np.isnan(rows).any(1).mean() > 0.05 and torch.cat(seen).isnan().sum() == np.isnan(rows).sum()
+    assert (
+        np.isnan(rows).any(1).mean() > 0.05
+        and torch.cat(seen).isnan().sum() == np.isnan(rows).sum()
+    )
     assert_statistics(env.transforms[0].statistics, rows)
 
 
@@ -126,21 +139,31 @@ def test_normalize_reward_starts_over_in_the_episode_after_a_reward_that_is_not_
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("backend", "tolerance"), [("aot_eager", AOT), pytest.param("inductor", INDUCTOR, marks=pytest.mark.long)]
+    ("backend", "tolerance"),
+    [("aot_eager", AOT), pytest.param("inductor", INDUCTOR, marks=pytest.mark.long)],
 )
 def test_values_that_are_not_finite_compiled_match_eager(backend, tolerance):
-    eager, compiled = (make(T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-10, 10)) for _ in range(2))
+    eager, compiled = (
+        make(T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-10, 10)) for _ in range(2)
+    )
     tw.compile(compiled, backend=backend)
     for expected_values, values in zip(run(eager, 40), run(compiled, 40), strict=True):
         for before, after in zip(expected_values, values, strict=True):
-            torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance, equal_nan=True)
+            torch.testing.assert_close(
+                after, before, rtol=tolerance, atol=tolerance, equal_nan=True
+            )
     assert_same(buffers(compiled), buffers(eager), tolerance)
     observations, rewards, _ = compiled.transforms
-    assert observations.statistics.count[0] < observations.statistics.count[1] and rewards.statistics.count < 40 * 4
+    assert (
+        observations.statistics.count[0] < observations.statistics.count[1]
+        and rewards.statistics.count < 40 * 4
+    )
 
 
 def test_returns_with_gamma_1_grow_beyond_what_float32_can_count():
-    env = tw.TransformedEnv(ScriptedEnv(1, (1,), None), T.TransformReward(torch.ones_like), T.NormalizeReward(gamma=1))
+    env = tw.TransformedEnv(
+        ScriptedEnv(1, (1,), None), T.TransformReward(torch.ones_like), T.NormalizeReward(gamma=1)
+    )
     env.reset()
     env.transforms[1].discounted_return.fill_(2.0**24)
     theirs, returns = BaselinesMeanStd(epsilon=0, shape=()), np.full(1, 2.0**24)
@@ -154,7 +177,10 @@ def test_returns_with_gamma_1_grow_beyond_what_float32_can_count():
 
 
 def test_component_whose_first_values_are_missing_is_as_accurate_as_the_others():
-    statistics, rows = RunningMeanStd((2,)), torch.tensor([[1.0, 1e7], [2.0, 1e7 + 1], [4.0, 1e7 + 2]])
+    statistics, rows = (
+        RunningMeanStd((2,)),
+        torch.tensor([[1.0, 1e7], [2.0, 1e7 + 1], [4.0, 1e7 + 2]]),
+    )
     statistics.update(torch.tensor([[0.0, math.nan], [3.0, math.inf]]))
     statistics.update(rows)
     np.testing.assert_allclose(statistics.var, [2, 2 / 3], rtol=1e-12)
@@ -182,5 +208,7 @@ def test_batch_without_rows_counts_nothing():
     statistics = RunningMeanStd((2,))
     for count in (0, 3):
         statistics.update(torch.ones(0, 2))
-        assert (statistics.count == count).all() and (statistics.var == (1 if count == 0 else 0)).all()
+        assert (statistics.count == count).all() and (
+            statistics.var == (1 if count == 0 else 0)
+        ).all()
         statistics.update(torch.ones(3, 2))

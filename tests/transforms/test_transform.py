@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 import torchwrap as tw
 from torchwrap import transforms as T
-from torchwrap._core.env_buffers import ConstantBuffer
+from torchwrap._core.buffers import ConstantBuffer
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 scripted = functools.partial(oracles.scripted, action_space=BOX)
@@ -46,7 +46,11 @@ STATEFUL = ["RecordEpisodeStatistics", "FrameStackObservation", "NormalizeReward
 def test_transform_stateless_standalone_equals_the_one_in_an_env():
     for name in TYPICAL.keys() - STATEFUL:
         env, plain = scripted(TYPICAL[name]()).eval(), scripted()
-        td = plain.reset().set("action", torch.full((3, 2), 0.5)).set("reward", torch.full((3, 1), 7.0))
+        td = (
+            plain.reset()
+            .set("action", torch.full((3, 2), 0.5))
+            .set("reward", torch.full((3, 1), 7.0))
+        )
         before, ours = td.clone(), env.transforms(td)
         assert_same(td, before)
         assert torch.equal(ours["observation"], env.reset()["observation"]), name
@@ -54,33 +58,65 @@ def test_transform_stateless_standalone_equals_the_one_in_an_env():
 
 
 def test_transform_stateless_standalone_takes_any_batch_size_and_keeps_its_input():
-    image, grid = spaces.Box(0, 255, (12, 8, 3), np.uint8), spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [-2, 5]])
-    observing = [(T.FlattenObservation(), space) for space in (BOX, spaces.Discrete(3), grid, image)]
-    observing += [(T.ReshapeObservation((8, 36)), image), (T.ResizeObservation((5, 5)), image), (T.ClipObservation(0, 1), BOX)]
-    observing += [(T.GrayscaleObservation(keep_dim=True), image), (T.DtypeObservation("float64"), image)]
+    image, grid = (
+        spaces.Box(0, 255, (12, 8, 3), np.uint8),
+        spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [-2, 5]]),
+    )
+    observing = [
+        (T.FlattenObservation(), space) for space in (BOX, spaces.Discrete(3), grid, image)
+    ]
+    observing += [
+        (T.ReshapeObservation((8, 36)), image),
+        (T.ResizeObservation((5, 5)), image),
+        (T.ClipObservation(0, 1), BOX),
+    ]
+    observing += [
+        (T.GrayscaleObservation(keep_dim=True), image),
+        (T.DtypeObservation("float64"), image),
+    ]
     for transform, space in observing:
         compose = scripted(transform, observation_space=space).transforms
         rows = torch.as_tensor(np.stack([np.asarray(space.sample()) for _ in range(10)]))
         flat = compose(TensorDict({"observation": rows}, [10]))["observation"]
         for batch in ((), (2, 5)):
-            td = TensorDict({"observation": rows[0] if batch == () else rows.unflatten(0, batch)}, batch)
+            td = TensorDict(
+                {"observation": rows[0] if batch == () else rows.unflatten(0, batch)}, batch
+            )
             before, given = td.clone(), compose(td)["observation"]
-            assert torch.equal(given, flat[0] if batch == () else flat.unflatten(0, batch)), (transform, batch)
+            assert torch.equal(given, flat[0] if batch == () else flat.unflatten(0, batch)), (
+                transform,
+                batch,
+            )
             assert_same(td, before)
     for transform in (T.ClipReward(-1, 1), T.TransformReward(lambda reward: reward.clamp(-1, 1))):
         td = TensorDict({"reward": torch.full((2, 5, 1), 5.0)}, (2, 5))
-        assert torch.equal(transform(td)["reward"], torch.ones(2, 5, 1)) and (td["reward"] == 5).all(), transform
+        assert (
+            torch.equal(transform(td)["reward"], torch.ones(2, 5, 1)) and (td["reward"] == 5).all()
+        ), transform
 
 
 def test_transform_that_cannot_be_called_standalone_raises():
-    td = TensorDict({"observation": torch.ones(2, 1), "reward": torch.ones(2, 1), "action": torch.ones(2, 1)}, [2])
+    td = TensorDict(
+        {"observation": torch.ones(2, 1), "reward": torch.ones(2, 1), "action": torch.ones(2, 1)},
+        [2],
+    )
     for name in STATEFUL:
         transform = TYPICAL[name]()
         for called in (transform, tw.Compose([transform])):
-            with pytest.raises(TypeError, match=rf"{name}\(.*\) is stateful and cannot be called standalone: put it in"):
+            with pytest.raises(
+                TypeError,
+                match=rf"{name}\(.*\) is stateful and cannot be called standalone: put it in",
+            ):
                 called(td)
-    for unset in (T.FlattenObservation(), T.NormalizeObservation(), T.ClipAction(), T.RescaleAction(-1, 1)):
-        words = rf"{type(unset).__name__}\(.*\) learns the spaces from an env \(.*\): put it in a Trans"
+    for unset in (
+        T.FlattenObservation(),
+        T.NormalizeObservation(),
+        T.ClipAction(),
+        T.RescaleAction(-1, 1),
+    ):
+        words = (
+            rf"{type(unset).__name__}\(.*\) learns the spaces from an env \(.*\): put it in a Trans"
+        )
         with pytest.raises(RuntimeError, match=words):
             unset(td)
 
@@ -134,7 +170,9 @@ def with_state(bound=5.0, **arguments):
 
 
 def test_transform_env_buffers_of_a_subclass_and_its_base_are_allocated_and_reset_in_the_rows_of_the_mask():
-    with pytest.raises(ValueError, match=r"^EnvBuffer needs a fill that torch.int64 can represent, but got 0.5"):
+    with pytest.raises(
+        ValueError, match=r"^EnvBuffer needs a fill that torch.int64 can represent, but got 0.5"
+    ):
         tw.EnvBuffer((1,), torch.int64, fill=0.5)
     with pytest.raises(AttributeError, match="'elapsed'"):
         CountSteps().elapsed  # noqa: B018
@@ -160,7 +198,9 @@ def test_transform_env_buffers_and_no_constants_are_in_a_snapshot_and_all_of_the
     assert f"transforms.{name}.bound" not in snapshot["buffers"].keys()
     other.restore(snapshot)
     assert others.bound.item() == 7 and transform.bound.item() == 5
-    assert torch.equal(others.elapsed, transform.elapsed) and torch.equal(others.latest, transform.latest)
+    assert torch.equal(others.elapsed, transform.elapsed) and torch.equal(
+        others.latest, transform.latest
+    )
     assert env.to("meta").device == torch.device("meta")
     assert transform.elapsed.is_meta and transform.latest.is_meta and transform.bound.is_meta
 
@@ -172,21 +212,35 @@ def test_transform_attached_to_an_env_raises_on_another():
         scripted(transform)
         assert transform.attached, name
         for other in (transform, tw.Compose([transform])):
-            with pytest.raises(ValueError, match=f"transforms that belong to no other env, but got {name}"):
+            with pytest.raises(
+                ValueError, match=f"transforms that belong to no other env, but got {name}"
+            ):
                 scripted(other)
 
 
 def test_transform_repr_is_its_constructor_call():
     for transform, text in (
-        (T.RecordEpisodeStatistics(), "RecordEpisodeStatistics(buffer_length=100, stats_key='episode', metrics={})"),
+        (
+            T.RecordEpisodeStatistics(),
+            "RecordEpisodeStatistics(buffer_length=100, stats_key='episode', metrics={})",
+        ),
         (T.NormalizeObservation(), "NormalizeObservation(epsilon=1e-08)"),
         (T.ClipObservation(-10, 10), "ClipObservation(min_obs=-10, max_obs=10)"),
-        (T.FrameStackObservation(4), "FrameStackObservation(stack_size=4, padding_type='reset', axis=None)"),
+        (
+            T.FrameStackObservation(4),
+            "FrameStackObservation(stack_size=4, padding_type='reset', axis=None)",
+        ),
         (T.ClipReward(max_reward=1), "ClipReward(min_reward=None, max_reward=1)"),
         (T.ClipAction(), "ClipAction()"),
-        (T.TransformObservation(abs), "TransformObservation(func=<built-in function abs>, observation_space=None)"),
+        (
+            T.TransformObservation(abs),
+            "TransformObservation(func=<built-in function abs>, observation_space=None)",
+        ),
         (T.Transform(), "Transform()"),
-        (tw.Compose([T.TimeLimit(4), tw.Compose([])]), "Compose([TimeLimit(max_episode_steps=4), Compose([])])"),
+        (
+            tw.Compose([T.TimeLimit(4), tw.Compose([])]),
+            "Compose([TimeLimit(max_episode_steps=4), Compose([])])",
+        ),
     ):
         assert repr(transform) == text
     for make in TYPICAL.values():

@@ -37,70 +37,378 @@ NO_FLOATS = (*NO_BOX, WHOLE, BYTES)
 # how its message starts, and a space that fits, if there is one. For transforms of actions these are action spaces.
 
 NUMBERS = [
-    (lambda: T.ClipObservation(0, 1), NO_BOX, TypeError, "ClipObservation needs a Box observation space", FREE),
-    (lambda: T.ClipObservation(300, 400), (BYTES,), ValueError, "ClipObservation needs .* uint8 .*, but got .*=300", WHOLE),
-    (lambda: T.ClipObservation(1.2, 1.8), (WHOLE,), ValueError, "ClipObservation needs .* int64 .*, but got .*=1.2", FREE),
-    (lambda: T.ClipObservation(0, 1), (BOOLS,), TypeError, "ClipObservation needs a Box observation space of numbers", FREE),
-    (lambda: T.ClipObservation(1e39, 1e40), (FREE, HALVES), ValueError, "ClipObservation .* float.*, but got .*=1e.39", WIDER),
-    (lambda: T.ClipObservation(INF, INF), (FREE, BYTES, WHOLE), ValueError, "ClipObservation needs .*, but got .*=inf"),
-    (T.NormalizeObservation, (BOOLS, spaces.Dict(a=BOOLS)), TypeError, "NormalizeObservation .* of numbers, but got", BYTES),
-    (T.NormalizeObservation, (COUNT, BITS, GRID), TypeError, "NormalizeObservation needs a Box observation space", SCALAR),
-    (T.NormalizeObservation, (DICT, PAIR), TypeError, "NormalizeObservation needs .*, but got .* with ObservationKeys", COLOR),
-    (lambda: T.ClipObservation(0, 1), (DICT,), TypeError, "ClipObservation needs .*: transform .* with ObservationKeys", FREE),
-    (lambda: T.AddNoise([1, 2]), (FREE,), ValueError, r"AddNoise needs .* broadcasts to \(3,\), but got \(2,\)"),
-    (lambda: T.ReshapeObservation((3, 1)), NO_BOX, TypeError, "ReshapeObservation needs a Box observation space", FINITE),
-    (lambda: T.ReshapeObservation([16]), (COLOR,), ValueError, r"ReshapeObservation needs .* 48 .*, but got \(16,\)", GRAY),
-    (lambda: T.RescaleObservation(0, 1), NO_FLOATS, TypeError, "RescaleObservation needs a Box .* space of floats", FLOATS),
-    (lambda: T.RescaleObservation(0, 1), (FREE, HALF), ValueError, "RescaleObservation needs .*, but got 0 and 1", FINITE),
-    (lambda: T.RescaleObservation(0, INF), (FREE, FINITE), ValueError, "RescaleObservation .*, but got 0 and inf", HALF),
-    (lambda: T.RescaleObservation(0, 1), (FLAT,), ValueError, "RescaleObservation needs .* with low < high", SCALAR),
-    (lambda: T.RescaleObservation([0, 0], 1), (FINITE,), ValueError, r"RescaleObservation needs .*, but got \(2,\)"),
-    (lambda: T.RescaleObservation(-1e300, 1e300), (FINITE, WIDE), ValueError, "RescaleObservation .* float32.*but got", WIDER),
-    (lambda: T.RescaleObservation(0, 1e-46), (FINITE,), ValueError, "RescaleObservation .* float32 .*, but got", WIDER),
-    (lambda: T.RescaleObservation(1, 1 + 1e-9), (FINITE,), ValueError, "RescaleObservation .* float32 .*, but got", WIDER),
-    (lambda: T.RescaleObservation(-1, 1), (spaces.Box(0, 1e-45, (2,)),), ValueError, "RescaleObservation .*, but got", WIDE),
-    (lambda: T.RescaleAction(-1e300, 1e300), (FINITE,), ValueError, "RescaleAction needs .* float32 .*, but got", WIDER),
-    (lambda: T.RescaleAction(0, 1), NO_FLOATS, TypeError, "RescaleAction needs a Box action space of floats", FLOATS),
-    (lambda: T.RescaleAction(0, 1), (FREE, HALF), ValueError, "RescaleAction needs .* with finite bounds", FINITE),
-    (lambda: T.RescaleAction(0, 1), (FLAT,), ValueError, "RescaleAction needs an action space with low < high", SCALAR),
-    (lambda: T.RescaleAction([0, 0], 1), (FINITE,), ValueError, r"RescaleAction needs bounds .*, but got \(2,\)"),
+    (
+        lambda: T.ClipObservation(0, 1),
+        NO_BOX,
+        TypeError,
+        "ClipObservation needs a Box observation space",
+        FREE,
+    ),
+    (
+        lambda: T.ClipObservation(300, 400),
+        (BYTES,),
+        ValueError,
+        "ClipObservation needs .* uint8 .*, but got .*=300",
+        WHOLE,
+    ),
+    (
+        lambda: T.ClipObservation(1.2, 1.8),
+        (WHOLE,),
+        ValueError,
+        "ClipObservation needs .* int64 .*, but got .*=1.2",
+        FREE,
+    ),
+    (
+        lambda: T.ClipObservation(0, 1),
+        (BOOLS,),
+        TypeError,
+        "ClipObservation needs a Box observation space of numbers",
+        FREE,
+    ),
+    (
+        lambda: T.ClipObservation(1e39, 1e40),
+        (FREE, HALVES),
+        ValueError,
+        "ClipObservation .* float.*, but got .*=1e.39",
+        WIDER,
+    ),
+    (
+        lambda: T.ClipObservation(INF, INF),
+        (FREE, BYTES, WHOLE),
+        ValueError,
+        "ClipObservation needs .*, but got .*=inf",
+    ),
+    (
+        T.NormalizeObservation,
+        (BOOLS, spaces.Dict(a=BOOLS)),
+        TypeError,
+        "NormalizeObservation .* of numbers, but got",
+        BYTES,
+    ),
+    (
+        T.NormalizeObservation,
+        (COUNT, BITS, GRID),
+        TypeError,
+        "NormalizeObservation needs a Box observation space",
+        SCALAR,
+    ),
+    (
+        T.NormalizeObservation,
+        (DICT, PAIR),
+        TypeError,
+        "NormalizeObservation needs .*, but got .* with ObservationKeys",
+        COLOR,
+    ),
+    (
+        lambda: T.ClipObservation(0, 1),
+        (DICT,),
+        TypeError,
+        "ClipObservation needs .*: transform .* with ObservationKeys",
+        FREE,
+    ),
+    (
+        lambda: T.AddNoise([1, 2]),
+        (FREE,),
+        ValueError,
+        r"AddNoise needs .* broadcasts to \(3,\), but got \(2,\)",
+    ),
+    (
+        lambda: T.ReshapeObservation((3, 1)),
+        NO_BOX,
+        TypeError,
+        "ReshapeObservation needs a Box observation space",
+        FINITE,
+    ),
+    (
+        lambda: T.ReshapeObservation([16]),
+        (COLOR,),
+        ValueError,
+        r"ReshapeObservation needs .* 48 .*, but got \(16,\)",
+        GRAY,
+    ),
+    (
+        lambda: T.RescaleObservation(0, 1),
+        NO_FLOATS,
+        TypeError,
+        "RescaleObservation needs a Box .* space of floats",
+        FLOATS,
+    ),
+    (
+        lambda: T.RescaleObservation(0, 1),
+        (FREE, HALF),
+        ValueError,
+        "RescaleObservation needs .*, but got 0 and 1",
+        FINITE,
+    ),
+    (
+        lambda: T.RescaleObservation(0, INF),
+        (FREE, FINITE),
+        ValueError,
+        "RescaleObservation .*, but got 0 and inf",
+        HALF,
+    ),
+    (
+        lambda: T.RescaleObservation(0, 1),
+        (FLAT,),
+        ValueError,
+        "RescaleObservation needs .* with low < high",
+        SCALAR,
+    ),
+    (
+        lambda: T.RescaleObservation([0, 0], 1),
+        (FINITE,),
+        ValueError,
+        r"RescaleObservation needs .*, but got \(2,\)",
+    ),
+    (
+        lambda: T.RescaleObservation(-1e300, 1e300),
+        (FINITE, WIDE),
+        ValueError,
+        "RescaleObservation .* float32.*but got",
+        WIDER,
+    ),
+    (
+        lambda: T.RescaleObservation(0, 1e-46),
+        (FINITE,),
+        ValueError,
+        "RescaleObservation .* float32 .*, but got",
+        WIDER,
+    ),
+    (
+        lambda: T.RescaleObservation(1, 1 + 1e-9),
+        (FINITE,),
+        ValueError,
+        "RescaleObservation .* float32 .*, but got",
+        WIDER,
+    ),
+    (
+        lambda: T.RescaleObservation(-1, 1),
+        (spaces.Box(0, 1e-45, (2,)),),
+        ValueError,
+        "RescaleObservation .*, but got",
+        WIDE,
+    ),
+    (
+        lambda: T.RescaleAction(-1e300, 1e300),
+        (FINITE,),
+        ValueError,
+        "RescaleAction needs .* float32 .*, but got",
+        WIDER,
+    ),
+    (
+        lambda: T.RescaleAction(0, 1),
+        NO_FLOATS,
+        TypeError,
+        "RescaleAction needs a Box action space of floats",
+        FLOATS,
+    ),
+    (
+        lambda: T.RescaleAction(0, 1),
+        (FREE, HALF),
+        ValueError,
+        "RescaleAction needs .* with finite bounds",
+        FINITE,
+    ),
+    (
+        lambda: T.RescaleAction(0, 1),
+        (FLAT,),
+        ValueError,
+        "RescaleAction needs an action space with low < high",
+        SCALAR,
+    ),
+    (
+        lambda: T.RescaleAction([0, 0], 1),
+        (FINITE,),
+        ValueError,
+        r"RescaleAction needs bounds .*, but got \(2,\)",
+    ),
     (T.ClipAction, NO_FLOATS, TypeError, "ClipAction needs a Box action space of floats", HALF),
 ]
 
 DISCRETIZED = [
-    (lambda: T.DiscretizeObservation(3), NO_BOX, TypeError, "DiscretizeObservation needs a Box observation space", FINITE),
-    (lambda: T.DiscretizeObservation(3), (FREE, HALF), ValueError, "DiscretizeObservation needs .* finite bounds", SCALAR),
-    (lambda: T.DiscretizeObservation([3]), (FINITE,), ValueError, r"DiscretizeObservation .*, but got \(3,\)", SCALAR),
-    (lambda: T.DiscretizeObservation(2**21), (FINITE,), ValueError, "DiscretizeObservation needs at most .*, but got 2097152"),
-    (lambda: T.DiscretizeObservation(3), (WIDE,), ValueError, "DiscretizeObservation needs a box .* finite width", FINITE),
-    (lambda: T.DiscretizeObservation(3), (BOOLS,), TypeError, "DiscretizeObservation needs a Box .* of numbers", BYTES),
-    (lambda: T.DiscretizeAction(3), NO_BOX, TypeError, "DiscretizeAction needs a Box action space", WHOLE),
-    (lambda: T.DiscretizeAction(3), (FREE, HALF), ValueError, "DiscretizeAction needs a box with finite bounds", FINITE),
-    (lambda: T.DiscretizeAction(1291), (FINITE,), ValueError, "DiscretizeAction .* 2147483648 .*but got 1291", SCALAR),
+    (
+        lambda: T.DiscretizeObservation(3),
+        NO_BOX,
+        TypeError,
+        "DiscretizeObservation needs a Box observation space",
+        FINITE,
+    ),
+    (
+        lambda: T.DiscretizeObservation(3),
+        (FREE, HALF),
+        ValueError,
+        "DiscretizeObservation needs .* finite bounds",
+        SCALAR,
+    ),
+    (
+        lambda: T.DiscretizeObservation([3]),
+        (FINITE,),
+        ValueError,
+        r"DiscretizeObservation .*, but got \(3,\)",
+        SCALAR,
+    ),
+    (
+        lambda: T.DiscretizeObservation(2**21),
+        (FINITE,),
+        ValueError,
+        "DiscretizeObservation needs at most .*, but got 2097152",
+    ),
+    (
+        lambda: T.DiscretizeObservation(3),
+        (WIDE,),
+        ValueError,
+        "DiscretizeObservation needs a box .* finite width",
+        FINITE,
+    ),
+    (
+        lambda: T.DiscretizeObservation(3),
+        (BOOLS,),
+        TypeError,
+        "DiscretizeObservation needs a Box .* of numbers",
+        BYTES,
+    ),
+    (
+        lambda: T.DiscretizeAction(3),
+        NO_BOX,
+        TypeError,
+        "DiscretizeAction needs a Box action space",
+        WHOLE,
+    ),
+    (
+        lambda: T.DiscretizeAction(3),
+        (FREE, HALF),
+        ValueError,
+        "DiscretizeAction needs a box with finite bounds",
+        FINITE,
+    ),
+    (
+        lambda: T.DiscretizeAction(1291),
+        (FINITE,),
+        ValueError,
+        "DiscretizeAction .* 2147483648 .*but got 1291",
+        SCALAR,
+    ),
 ]
 
-NO_IMAGE = (*NO_FLOATS, FREE, FLOATS, images(1, 4, 4, 3), images(4, 4, low=1), images(4, 4, high=9), images(4, 4, dtype=int))
+NO_IMAGE = (
+    *NO_FLOATS,
+    FREE,
+    FLOATS,
+    images(1, 4, 4, 3),
+    images(4, 4, low=1),
+    images(4, 4, high=9),
+    images(4, 4, dtype=int),
+)
 IMAGES = [
-    (T.GrayscaleObservation, NO_IMAGE, TypeError, "GrayscaleObservation needs images as Box", COLOR),
-    (T.GrayscaleObservation, (GRAY, images(3, 4, 4)), ValueError, "GrayscaleObservation needs images with 3", COLOR),
+    (
+        T.GrayscaleObservation,
+        NO_IMAGE,
+        TypeError,
+        "GrayscaleObservation needs images as Box",
+        COLOR,
+    ),
+    (
+        T.GrayscaleObservation,
+        (GRAY, images(3, 4, 4)),
+        ValueError,
+        "GrayscaleObservation needs images with 3",
+        COLOR,
+    ),
     (lambda: T.AddWhiteNoise(0.5), NO_IMAGE, TypeError, "AddWhiteNoise needs images as Box", GRAY),
-    (lambda: T.AddWhiteNoise(0.5, True), (GRAY, images(3, 4, 4)), ValueError, "AddWhiteNoise needs images with 3", COLOR),
+    (
+        lambda: T.AddWhiteNoise(0.5, True),
+        (GRAY, images(3, 4, 4)),
+        ValueError,
+        "AddWhiteNoise needs images with 3",
+        COLOR,
+    ),
     (lambda: T.ObstructView(0.5, 2), NO_IMAGE, TypeError, "ObstructView needs images as Box", GRAY),
-    (lambda: T.ObstructView(0.5, 2, True), (GRAY, images(3, 4, 4)), ValueError, "ObstructView needs images with 3", COLOR),
-    (lambda: T.ResizeObservation((2, 2)), NO_IMAGE, TypeError, "ResizeObservation needs images as Box", GRAY),
-    (lambda: T.ResizeObservation((5, 4)), (COLOR,), ValueError, r"ResizeObservation .*, but got \(5, 4\)", images(5, 4)),
+    (
+        lambda: T.ObstructView(0.5, 2, True),
+        (GRAY, images(3, 4, 4)),
+        ValueError,
+        "ObstructView needs images with 3",
+        COLOR,
+    ),
+    (
+        lambda: T.ResizeObservation((2, 2)),
+        NO_IMAGE,
+        TypeError,
+        "ResizeObservation needs images as Box",
+        GRAY,
+    ),
+    (
+        lambda: T.ResizeObservation((5, 4)),
+        (COLOR,),
+        ValueError,
+        r"ResizeObservation .*, but got \(5, 4\)",
+        images(5, 4),
+    ),
 ]
 
 DTYPES_AND_KEYS = [
-    (lambda: T.DtypeObservation("float32"), (GRID, DICT, PAIR), TypeError, "DtypeObservation needs .* fit float32", BITS),
-    (lambda: T.DtypeObservation("uint8"), (WHOLE, FREE, HALF), TypeError, "DtypeObservation needs .* fit uint8", COLOR),
-    (lambda: T.DtypeObservation("int32"), (FREE, HALF), TypeError, "DtypeObservation needs .* fit int32", FINITE),
-    (lambda: T.DtypeObservation(torch.int8), (BYTES, COLOR), TypeError, "DtypeObservation needs .* fit int8", WHOLE),
-    (lambda: T.DtypeObservation(bool), (FINITE, COUNT), TypeError, "DtypeObservation needs .* values fit bool", BITS),
-    (lambda: T.FilterObservation(["kind"]), (FREE, COUNT), TypeError, "FilterObservation needs a Dict or Tuple", DICT),
-    (lambda: T.FilterObservation(["kind", "a"]), (DICT,), ValueError, r"FilterObservation .*, but got \['kind', 'a'\]"),
-    (lambda: T.FilterObservation([0]), (DICT,), ValueError, r"FilterObservation needs .*, but got \[0\]", PAIR),
-    (lambda: T.FilterObservation(["kind"]), (PAIR,), ValueError, r"FilterObservation needs .*, but got \['kind'\]", DICT),
+    (
+        lambda: T.DtypeObservation("float32"),
+        (GRID, DICT, PAIR),
+        TypeError,
+        "DtypeObservation needs .* fit float32",
+        BITS,
+    ),
+    (
+        lambda: T.DtypeObservation("uint8"),
+        (WHOLE, FREE, HALF),
+        TypeError,
+        "DtypeObservation needs .* fit uint8",
+        COLOR,
+    ),
+    (
+        lambda: T.DtypeObservation("int32"),
+        (FREE, HALF),
+        TypeError,
+        "DtypeObservation needs .* fit int32",
+        FINITE,
+    ),
+    (
+        lambda: T.DtypeObservation(torch.int8),
+        (BYTES, COLOR),
+        TypeError,
+        "DtypeObservation needs .* fit int8",
+        WHOLE,
+    ),
+    (
+        lambda: T.DtypeObservation(bool),
+        (FINITE, COUNT),
+        TypeError,
+        "DtypeObservation needs .* values fit bool",
+        BITS,
+    ),
+    (
+        lambda: T.FilterObservation(["kind"]),
+        (FREE, COUNT),
+        TypeError,
+        "FilterObservation needs a Dict or Tuple",
+        DICT,
+    ),
+    (
+        lambda: T.FilterObservation(["kind", "a"]),
+        (DICT,),
+        ValueError,
+        r"FilterObservation .*, but got \['kind', 'a'\]",
+    ),
+    (
+        lambda: T.FilterObservation([0]),
+        (DICT,),
+        ValueError,
+        r"FilterObservation needs .*, but got \[0\]",
+        PAIR,
+    ),
+    (
+        lambda: T.FilterObservation(["kind"]),
+        (PAIR,),
+        ValueError,
+        r"FilterObservation needs .*, but got \['kind'\]",
+        DICT,
+    ),
 ]
 
 
@@ -109,26 +417,115 @@ def stack(padding):
 
 
 HISTORY = [
-    (lambda: stack(None), (FREE, *NO_BOX), ValueError, "FrameStackObservation needs a padding_type in .*, but got None"),
-    (lambda: stack(3), (FREE, COUNT, DICT), ValueError, "FrameStackObservation needs .*, but got 3", SCALAR),
-    (lambda: stack(np.float32([50, 0, 0])), (FINITE,), ValueError, r"FrameStackObservation .*, but got array\(\[50", FREE),
-    (lambda: stack(np.full(3, NAN)), (FREE,), ValueError, r"FrameStackObservation needs .*, but got array\(\[nan"),
-    (lambda: stack({"kind": 1}), (DICT, COUNT), ValueError, "FrameStackObservation needs .*, but got {'kind': 1}"),
-    (T.TimeAwareObservation, (None,), ValueError, "TimeAwareObservation needs a step limit, but got an env without one", FREE),
-    (lambda: T.TimeAwareObservation(dict_time_key="kind"), (DICT,), ValueError, "TimeAware.*, but got 'kind'", PAIR),
+    (
+        lambda: stack(None),
+        (FREE, *NO_BOX),
+        ValueError,
+        "FrameStackObservation needs a padding_type in .*, but got None",
+    ),
+    (
+        lambda: stack(3),
+        (FREE, COUNT, DICT),
+        ValueError,
+        "FrameStackObservation needs .*, but got 3",
+        SCALAR,
+    ),
+    (
+        lambda: stack(np.float32([50, 0, 0])),
+        (FINITE,),
+        ValueError,
+        r"FrameStackObservation .*, but got array\(\[50",
+        FREE,
+    ),
+    (
+        lambda: stack(np.full(3, NAN)),
+        (FREE,),
+        ValueError,
+        r"FrameStackObservation needs .*, but got array\(\[nan",
+    ),
+    (
+        lambda: stack({"kind": 1}),
+        (DICT, COUNT),
+        ValueError,
+        "FrameStackObservation needs .*, but got {'kind': 1}",
+    ),
+    (
+        T.TimeAwareObservation,
+        (None,),
+        ValueError,
+        "TimeAwareObservation needs a step limit, but got an env without one",
+        FREE,
+    ),
+    (
+        lambda: T.TimeAwareObservation(dict_time_key="kind"),
+        (DICT,),
+        ValueError,
+        "TimeAware.*, but got 'kind'",
+        PAIR,
+    ),
 ]
 
 observe, act, same = T.TransformObservation, T.TransformAction, torch.clone
 FUNCTIONS = [
-    (lambda: observe(lambda x: x + 7), (COUNT,), ValueError, "TransformObservation needs .*, but got values from 7", FREE),
-    (lambda: observe(lambda x: x["kind"]), (DICT,), TypeError, "TransformObservation needs .* keys .*, but got Tensor"),
-    (lambda: observe(same, COLOR), (FREE, COUNT, GRAY), ValueError, r"TransformObservation needs .*, but got \(2", COLOR),
-    (lambda: observe(same, BYTES), (FREE, WHOLE), TypeError, "TransformObservation needs .*, but got torch", BYTES),
-    (lambda: observe(lambda x: x @ x), (FINITE,), ValueError, "TransformObservation needs a func .* it raised Runtime", GRAY),
-    (lambda: observe(lambda x, y: x), (FREE, DICT), TypeError, "TransformObservation needs a func .* it raised TypeError"),
-    (lambda: act(lambda x: x["kind"]), (FREE,), ValueError, "TransformAction needs a func .* it raised IndexError"),
-    (lambda: T.TransformReward(lambda x, y: x), (FREE,), TypeError, "TransformReward needs a func .* it raised TypeError"),
-    (lambda: act(lambda x: x - 1), (COUNT,), ValueError, "TransformAction needs .*, but got values from -1 to -1", FREE),
+    (
+        lambda: observe(lambda x: x + 7),
+        (COUNT,),
+        ValueError,
+        "TransformObservation needs .*, but got values from 7",
+        FREE,
+    ),
+    (
+        lambda: observe(lambda x: x["kind"]),
+        (DICT,),
+        TypeError,
+        "TransformObservation needs .* keys .*, but got Tensor",
+    ),
+    (
+        lambda: observe(same, COLOR),
+        (FREE, COUNT, GRAY),
+        ValueError,
+        r"TransformObservation needs .*, but got \(2",
+        COLOR,
+    ),
+    (
+        lambda: observe(same, BYTES),
+        (FREE, WHOLE),
+        TypeError,
+        "TransformObservation needs .*, but got torch",
+        BYTES,
+    ),
+    (
+        lambda: observe(lambda x: x @ x),
+        (FINITE,),
+        ValueError,
+        "TransformObservation needs a func .* it raised Runtime",
+        GRAY,
+    ),
+    (
+        lambda: observe(lambda x, y: x),
+        (FREE, DICT),
+        TypeError,
+        "TransformObservation needs a func .* it raised TypeError",
+    ),
+    (
+        lambda: act(lambda x: x["kind"]),
+        (FREE,),
+        ValueError,
+        "TransformAction needs a func .* it raised IndexError",
+    ),
+    (
+        lambda: T.TransformReward(lambda x, y: x),
+        (FREE,),
+        TypeError,
+        "TransformReward needs a func .* it raised TypeError",
+    ),
+    (
+        lambda: act(lambda x: x - 1),
+        (COUNT,),
+        ValueError,
+        "TransformAction needs .*, but got values from -1 to -1",
+        FREE,
+    ),
 ]
 
 # What a function returns instead of numbers (2, 3), or rewards (2, 1); the error, and a pattern of its message.
@@ -142,17 +539,31 @@ RESULTS = [
     (lambda x: None, TypeError, "as a torch.Tensor, but got NoneType"),
 ]
 FUNCTIONS += [
-    (functools.partial(make, function), (FINITE,), error, f"{make.__name__} needs func to return .* {words}")
+    (
+        functools.partial(make, function),
+        (FINITE,),
+        error,
+        f"{make.__name__} needs func to return .* {words}",
+    )
     for make in (T.TransformObservation, T.TransformReward, T.TransformAction)
     for function, error, words in RESULTS
 ]
 
 CASES = [
     (make, space, error, words, fits)
-    for make, unfit, error, words, *fits in [*NUMBERS, *DISCRETIZED, *IMAGES, *DTYPES_AND_KEYS, *HISTORY, *FUNCTIONS]
+    for make, unfit, error, words, *fits in [
+        *NUMBERS,
+        *DISCRETIZED,
+        *IMAGES,
+        *DTYPES_AND_KEYS,
+        *HISTORY,
+        *FUNCTIONS,
+    ]
     for space in unfit
 ]
-FIRST = list({words.split()[0]: case for case in reversed(CASES) for words in [case[3]]}.values())  # of each class
+FIRST = list(
+    {words.split()[0]: case for case in reversed(CASES) for words in [case[3]]}.values()
+)  # of each class
 
 
 def outermost(transform):
@@ -163,7 +574,11 @@ def env_with(space, transform):
     """A new env with this space: of actions for a transform of actions, or else of observations."""
     if space is None:
         return ScriptedEnv(2)
-    which = "action_space" if isinstance(outermost(transform), T.ActionTransform) else "observation_space"
+    which = (
+        "action_space"
+        if isinstance(outermost(transform), T.ActionTransform)
+        else "observation_space"
+    )
     return tw.TransformedEnv(ScriptedEnv(2, **{which: copy.deepcopy(space)}), T.TimeLimit(3))
 
 
@@ -172,14 +587,22 @@ def trajectory(env, td):
 
 
 def assert_same(one, other, name):
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), (
+        name
+    )
 
 
-@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")  # Gymnasium's, from Box.contains
+@pytest.mark.filterwarnings(
+    "ignore:.*Casting input x to numpy array"
+)  # Gymnasium's, from Box.contains
 def test_transform_on_an_unfit_space_raises_with_its_position_and_is_not_attached():
     for make, space, error, words, _ in CASES:
         transform, env = make(), env_with(space, make())
-        name, index, signature = type(outermost(transform)).__name__, len([*transform.flat()]) - 1, env.signature
+        name, index, signature = (
+            type(outermost(transform)).__name__,
+            len([*transform.flat()]) - 1,
+            env.signature,
+        )
         with pytest.raises((TypeError, ValueError)) as raised:
             tw.TransformedEnv(env, transform)
             pytest.fail(f"{name} accepts {space}")
@@ -193,7 +616,9 @@ def test_transform_on_an_unfit_space_raises_with_its_position_and_is_not_attache
 
 
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
-@pytest.mark.parametrize("cases", [FIRST, pytest.param(CASES, marks=pytest.mark.full)], ids=["first", "all"])
+@pytest.mark.parametrize(
+    "cases", [FIRST, pytest.param(CASES, marks=pytest.mark.full)], ids=["first", "all"]
+)
 def test_transform_that_was_refused_changes_nothing_and_works_on_a_space_that_fits(cases):
     for make, space, error, words, fits in cases:
         transform, env, untouched = make(), env_with(space, make()), env_with(space, make())
@@ -202,5 +627,9 @@ def test_transform_that_was_refused_changes_nothing_and_works_on_a_space_that_fi
             tw.TransformedEnv(env, transform)
         assert_same(trajectory(env, td), trajectory(untouched, untouched.reset(seed=0)), words)
         for fit in fits:
-            one, other = (tw.TransformedEnv(env_with(fit, transform), part) for part in (transform, make()))
-            assert_same(trajectory(one, one.reset(seed=0)), trajectory(other, other.reset(seed=0)), words)
+            one, other = (
+                tw.TransformedEnv(env_with(fit, transform), part) for part in (transform, make())
+            )
+            assert_same(
+                trajectory(one, one.reset(seed=0)), trajectory(other, other.reset(seed=0)), words
+            )

@@ -41,7 +41,10 @@ class Counting(gymnasium.Env):
         assert self.steps < self.length, "a step after the end"
         self.steps, self.point = self.steps + 1, self.point + self.np_random.normal()
         over = self.steps == self.length
-        terminated, truncated = over and self.ending != "truncated", over and self.ending != "terminated"
+        terminated, truncated = (
+            over and self.ending != "truncated",
+            over and self.ending != "terminated",
+        )
         return self.observation(), float(self.steps), terminated, truncated, {}
 
     @property
@@ -55,7 +58,9 @@ class Counting(gymnasium.Env):
 @pytest.mark.parametrize("kind", [SyncVectorEnv, OtherVectorEnv])
 def test_repeat_action_equals_gymnasiums_in_each_env(kind, mode, repeats, ending):
     lengths = [(1, 5, 2), (7, 1), (8, 4, 3)][: 1 if kind is OtherVectorEnv else 3]
-    vector_env = kind([functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode)
+    vector_env = kind(
+        [functools.partial(Counting, one, ending) for one in lengths], autoreset_mode=mode
+    )
     env = W.RepeatAction(tw.from_gymnasium(vector_env), repeats)
     compare(env, [wrappers.RepeatAction(Counting(one, ending), repeats) for one in lengths], 12)
     env.close()
@@ -63,21 +68,30 @@ def test_repeat_action_equals_gymnasiums_in_each_env(kind, mode, repeats, ending
 
 def compare(env, theirs, num_steps, action=0):
     td = env.reset(seed=0)
-    np.testing.assert_array_equal(td["observation"].numpy(), np.stack([one.reset(seed=i)[0] for i, one in enumerate(theirs)]))
+    np.testing.assert_array_equal(
+        td["observation"].numpy(), np.stack([one.reset(seed=i)[0] for i, one in enumerate(theirs)])
+    )
     for _ in range(num_steps):
         transition, td = env.step(td.set("action", torch.full((len(theirs),), action)))
         steps = [one.step(action) for one in theirs]
         following = transition["next"]
-        np.testing.assert_array_equal(following["observation"].numpy(), np.stack([step[0] for step in steps]))
+        np.testing.assert_array_equal(
+            following["observation"].numpy(), np.stack([step[0] for step in steps])
+        )
         for index, key in ((1, "reward"), (2, "terminated"), (3, "truncated")):
             assert following[key].flatten().tolist() == [step[index] for step in steps], key
-        first = [one.reset()[0] if step[2] or step[3] else step[0] for one, step in zip(theirs, steps, strict=True)]
+        first = [
+            one.reset()[0] if step[2] or step[3] else step[0]
+            for one, step in zip(theirs, steps, strict=True)
+        ]
         np.testing.assert_array_equal(td["observation"].numpy(), np.stack(first))
 
 
 def test_max_and_skip_without_early_endings_equals_gymnasiums():
     lengths = [(4,), (8,), (100,)]
-    vector_env = SyncVectorEnv([functools.partial(Counting, one, "both") for one in lengths], autoreset_mode="Disabled")
+    vector_env = SyncVectorEnv(
+        [functools.partial(Counting, one, "both") for one in lengths], autoreset_mode="Disabled"
+    )
     theirs = [wrappers.MaxAndSkipObservation(Counting(one, "both"), 4) for one in lengths]
     compare(W.MaxAndSkipObservation(tw.from_gymnasium(vector_env), 4), theirs, 9)
 
@@ -94,7 +108,9 @@ def test_max_and_skip_of_early_endings_equals_hand_computed_values(name):
         def _step(self, action):
             td = super()._step(action)
             over = self.elapsed >= torch.tensor([1, 2, 3, 5])
-            return td.set("terminated", over.unsqueeze(1)).set("truncated", torch.zeros(4, 1, dtype=torch.bool))
+            return td.set("terminated", over.unsqueeze(1)).set(
+                "truncated", torch.zeros(4, 1, dtype=torch.bool)
+            )
 
     env = W.MaxAndSkipObservation(Each(4, observation_shape=(2,), episode_lengths=None), 3)
     env = tw.compile(env, backend="aot_eager") if name == "compiled" else env
@@ -131,21 +147,51 @@ def test_initial_states_of_repeated_actions_do_not_depend_on_other_envs():
 def test_repeat_wrappers_wrong_arguments_raise():
     transformed = tw.TransformedEnv(ScriptedEnv(1), T.RecordEpisodeStatistics())
     dictionary = ScriptedEnv(1, observation_space=spaces.Dict(a=spaces.Discrete(2)))
-    whole = tw.from_gymnasium(AsyncVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled"))
+    whole = tw.from_gymnasium(
+        AsyncVectorEnv([lambda: Counting((2,), "both")] * 2, autoreset_mode="Disabled")
+    )
     bare = W.RepeatAction(ScriptedEnv(1), 2, summed_info=["speed"])
     for make, error, words in (
-        (lambda: W.RepeatAction(ScriptedEnv(1), 0), ValueError, "RepeatAction needs num_repeats as an integer .* but got 0"),
-        (lambda: W.RepeatAction(ScriptedEnv(1), 1.5), TypeError, "RepeatAction needs num_repeats as an integer .* got 1.5"),
-        (lambda: W.RepeatAction(transformed, 2), ValueError, "an env without transforms, but got <RecordEpisodeStatistics"),
-        (lambda: W.RepeatAction(whole, 2), ValueError, "RepeatAction needs a simulator .* but got <GymnasiumEnv"),
-        (lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"), TypeError, "summed_info as a list of .* strings, .* 'a'"),
+        (
+            lambda: W.RepeatAction(ScriptedEnv(1), 0),
+            ValueError,
+            "RepeatAction needs num_repeats as an integer .* but got 0",
+        ),
+        (
+            lambda: W.RepeatAction(ScriptedEnv(1), 1.5),
+            TypeError,
+            "RepeatAction needs num_repeats as an integer .* got 1.5",
+        ),
+        (
+            lambda: W.RepeatAction(transformed, 2),
+            ValueError,
+            "an env without transforms, but got <RecordEpisodeStatistics",
+        ),
+        (
+            lambda: W.RepeatAction(whole, 2),
+            ValueError,
+            "RepeatAction needs a simulator .* but got <GymnasiumEnv",
+        ),
+        (
+            lambda: W.RepeatAction(ScriptedEnv(1), 2, summed_info="a"),
+            TypeError,
+            "summed_info as a list of .* strings, .* 'a'",
+        ),
         (
             lambda: step(bare, bare.reset()),
             ValueError,
             r"summed_info needs \['speed'\] in the env's info \(key .*\): give an ",
         ),
-        (lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1), ValueError, "skip as an integer of at least 2, but got 1"),
-        (lambda: W.MaxAndSkipObservation(dictionary), TypeError, "MaxAndSkipObservation needs a Box .* but got Dict"),
+        (
+            lambda: W.MaxAndSkipObservation(ScriptedEnv(1), 1),
+            ValueError,
+            "skip as an integer of at least 2, but got 1",
+        ),
+        (
+            lambda: W.MaxAndSkipObservation(dictionary),
+            TypeError,
+            "MaxAndSkipObservation needs a Box .* but got Dict",
+        ),
     ):
         with pytest.raises(error, match=words):
             make()

@@ -10,13 +10,22 @@ from torchwrap.testing import ScriptedEnv
 GIVEN = {
     "none": (lambda: [], []),
     "one": (lambda: [T.TimeLimit(4)], [T.TimeLimit]),
-    "several": (lambda: [T.NormalizeObservation(), T.TimeLimit(4)], [T.NormalizeObservation, T.TimeLimit]),
+    "several": (
+        lambda: [T.NormalizeObservation(), T.TimeLimit(4)],
+        [T.NormalizeObservation, T.TimeLimit],
+    ),
     "one Compose": (
         lambda: [T.Compose([T.TimeLimit(4), T.ScaleReward(2), T.ClipReward(-5, 5)])],
         [T.TimeLimit, T.ScaleReward, T.ClipReward],
     ),
-    "a nested Compose": (lambda: [T.Compose([T.Compose([T.TimeLimit(4)]), T.ScaleReward(2)])], [T.Compose, T.ScaleReward]),
-    "a Compose and more": (lambda: [T.Compose([T.TimeLimit(4)]), T.ScaleReward(2)], [T.Compose, T.ScaleReward]),
+    "a nested Compose": (
+        lambda: [T.Compose([T.Compose([T.TimeLimit(4)]), T.ScaleReward(2)])],
+        [T.Compose, T.ScaleReward],
+    ),
+    "a Compose and more": (
+        lambda: [T.Compose([T.TimeLimit(4)]), T.ScaleReward(2)],
+        [T.Compose, T.ScaleReward],
+    ),
 }
 
 
@@ -27,9 +36,16 @@ def test_transformed_env_transforms_are_a_compose_whatever_was_given(name):
     assert type(transforms) is T.Compose and len(transforms) == len(kinds)
     assert [type(part) for part in transforms] == kinds
     for index, kind in enumerate(kinds):
-        assert type(transforms[index]) is kind and transforms[index - len(kinds)] is transforms[index]
-    assert [type(part) for part in transforms[1:]] == kinds[1:] and transforms[:] == list(transforms)
-    assert name != "one Compose" or tw.TransformedEnv(ScriptedEnv(2), compose := make()[0]).transforms is compose
+        assert (
+            type(transforms[index]) is kind and transforms[index - len(kinds)] is transforms[index]
+        )
+    assert [type(part) for part in transforms[1:]] == kinds[1:] and transforms[:] == list(
+        transforms
+    )
+    assert (
+        name != "one Compose"
+        or tw.TransformedEnv(ScriptedEnv(2), compose := make()[0]).transforms is compose
+    )
     for index in (len(kinds), -len(kinds) - 1):
         with pytest.raises(IndexError):
             transforms[index]
@@ -39,9 +55,21 @@ def test_transformed_env_of_wrong_parts_raises():
     normalize = T.NormalizeObservation()
     tw.TransformedEnv(ScriptedEnv(2), normalize)
     for make, error, message in (
-        (lambda: tw.TransformedEnv(T.TimeLimit(3)), TypeError, "needs an Env as its first argument, but got TimeLimit"),
-        (lambda: tw.TransformedEnv(ScriptedEnv(), T.TimeLimit(3), None), TypeError, r"got NoneType at transforms\[1\]"),
-        (lambda: tw.TransformedEnv(ScriptedEnv(3), normalize), ValueError, "belong to no other env, but got NormalizeObserva"),
+        (
+            lambda: tw.TransformedEnv(T.TimeLimit(3)),
+            TypeError,
+            "needs an Env as its first argument, but got TimeLimit",
+        ),
+        (
+            lambda: tw.TransformedEnv(ScriptedEnv(), T.TimeLimit(3), None),
+            TypeError,
+            r"got NoneType at transforms\[1\]",
+        ),
+        (
+            lambda: tw.TransformedEnv(ScriptedEnv(3), normalize),
+            ValueError,
+            "belong to no other env, but got NormalizeObserva",
+        ),
     ):
         with pytest.raises(error, match=message):
             make()

@@ -24,7 +24,10 @@ def test_wrapper_satisfies_the_contract_of_an_env():
 
 def test_wrapper_nested_has_gymnasiums_repr_and_unwrapped():
     env = HalfReward(tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1)))
-    assert repr(env) == "<HalfReward<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>"
+    assert (
+        repr(env)
+        == "<HalfReward<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>"
+    )
     assert env.unwrapped is env.env.env and env.num_envs == 2
 
 
@@ -42,7 +45,9 @@ class Level(ScriptedEnv):
 
 def test_wrapper_set_wrapper_attr_sets_the_layer_that_has_it():
     env = HalfReward(tw.TransformedEnv(Level(2), T.ClipReward(-1, 1)))
-    assert env.set_wrapper_attr("level", 2) and env.unwrapped.level == 2 and not hasattr(env, "level")
+    assert (
+        env.set_wrapper_attr("level", 2) and env.unwrapped.level == 2 and not hasattr(env, "level")
+    )
     assert not env.set_wrapper_attr("gravity", 1, force=False)
     assert env.set_wrapper_attr("gravity", 1) and env.gravity == 1
 
@@ -51,11 +56,19 @@ def test_attributes_of_an_env_without_wrappers_and_of_its_functions_are_gymnasiu
     single, env = gymnasium.make("CartPole-v1").unwrapped, tw.make("CartPole-v1", 2)
     assert env.get_wrapper_attr("gravity") == single.get_wrapper_attr("gravity")
     for name in ("gravity", "reset", "nope"):
-        assert env.has_wrapper_attr(name) == single.has_wrapper_attr(name) and not env.set_wrapper_attr("nope", 1, force=False)
+        assert env.has_wrapper_attr(name) == single.has_wrapper_attr(
+            name
+        ) and not env.set_wrapper_attr("nope", 1, force=False)
     for change in (lambda: env.set_wrapper_attr("gravity", 3), lambda: setattr(env, "gravity", 3)):
-        with pytest.raises(AttributeError, match=r"FunctionalEnv\.gravity is fixed at construction, but got 3"):
+        with pytest.raises(
+            AttributeError, match=r"FunctionalEnv\.gravity is fixed at construction, but got 3"
+        ):
             change()  # it would have no effect in a compiled step
-    assert env.set_wrapper_attr("mark", 1) and single.set_wrapper_attr("mark", 1) and env.mark == single.mark
+    assert (
+        env.set_wrapper_attr("mark", 1)
+        and single.set_wrapper_attr("mark", 1)
+        and env.mark == single.mark
+    )
 
 
 class Counted(T.Transform):
@@ -80,25 +93,43 @@ def test_wrapper_attributes_of_transforms_are_found_outermost_first():
 
 def test_wrapper_set_wrapper_attr_of_a_constructor_argument_raises_in_the_name_of_its_owner():
     env = HalfReward(tw.TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1)))
-    for name, owner in (("max_reward", "ClipReward"), ("ending", "ScriptedEnv"), ("env", "HalfReward")):
+    for name, owner in (
+        ("max_reward", "ClipReward"),
+        ("ending", "ScriptedEnv"),
+        ("env", "HalfReward"),
+    ):
         before = env.get_wrapper_attr(name)
-        with pytest.raises(AttributeError, match=rf"{owner}\.{name} is fixed at construction, but got 3"):
+        with pytest.raises(
+            AttributeError, match=rf"{owner}\.{name} is fixed at construction, but got 3"
+        ):
             env.set_wrapper_attr(name, 3)
         assert env.get_wrapper_attr(name) is before
 
 
 def test_class_that_overrides_step_or_reset_is_refused_with_the_hook_to_override():
-    hooks = {"step": r"_step\(action\)", "reset": r"_reset\(mask, options=None\)", "transition": r"_step\(action\)"}
-    for base, (verb, hook) in itertools.product((tw.Env, tw.FunctionalEnv, HalfReward), hooks.items()):
+    hooks = {
+        "step": r"_step\(action\)",
+        "reset": r"_reset\(mask, options=None\)",
+        "step_without_reset": r"_step\(action\)",
+    }
+    for base, (verb, hook) in itertools.product(
+        (tw.Env, tw.FunctionalEnv, HalfReward), hooks.items()
+    ):
         mixin = type("Mixin", (), {verb: lambda self, *arguments: None})
         for bases, body in (((base,), dict(vars(mixin))), ((mixin, base), {})):
-            with pytest.raises(TypeError, match=rf"Bypassed overrides {verb}\(\), .*: override {hook} instead"):
+            with pytest.raises(
+                TypeError, match=rf"Bypassed overrides {verb}\(\), .*: override {hook} instead"
+            ):
                 type("Bypassed", bases, {key: value for key, value in body.items() if key == verb})
-        assert issubclass(type("Hooked", (base,), {hook.partition("\\")[0]: lambda self, *arguments: None}), base)
+        assert issubclass(
+            type("Hooked", (base,), {hook.partition("\\")[0]: lambda self, *arguments: None}), base
+        )
 
 
 def test_wrapper_of_no_env_raises():
-    with pytest.raises(TypeError, match=r"Wrapper needs an Env as its first argument, but got object"):
+    with pytest.raises(
+        TypeError, match=r"Wrapper needs an Env as its first argument, but got object"
+    ):
         tw.Wrapper(object())
 
 
@@ -126,7 +157,9 @@ class NoOptions(tw.Wrapper):
         return self.env._reset(mask)
 
 
-@pytest.mark.parametrize("make", [lambda: NoOptions(tw.make("CartPole-v1", 2)), lambda: tw.Wrapper(ScriptedEnv(2))])
+@pytest.mark.parametrize(
+    "make", [lambda: NoOptions(tw.make("CartPole-v1", 2)), lambda: tw.Wrapper(ScriptedEnv(2))]
+)
 def test_wrapper_reset_options_that_no_layer_takes_raise_before_anything_changed(make):
     env = make()
     env.reset(seed=0)

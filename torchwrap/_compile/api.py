@@ -11,6 +11,7 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchwrap import policy as policies
 from torchwrap import spaces
 from torchwrap._compile import graph
 from torchwrap._compile.cuda_graph import CudaGraph
@@ -19,17 +20,19 @@ from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import NoGenerators, trace
 from torchwrap._core import rows, validation
 from torchwrap._core.rows import RowMask
-from torchwrap.collector import Collector, Root, Storage, modules_of, progress_bar
+from torchwrap.collector import Collector, Root, Storage, progress_bar
 from torchwrap.env import Env, Step
+from torchwrap.policy import modules_of
 from torchwrap.spaces import Value
-from torchwrap.transforms import policy_state
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
 Target = TypeVar("Target", Env, Collector)
 
 
 @torch.no_grad()
-def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, options: Options | None = None) -> Target:
+def compile(
+    target: Target, *, backend: str = "inductor", unroll: int = 1, options: Options | None = None
+) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs. Results agree up to rounding.
 
     A graph reads and writes the buffers and parameters of the env and of the policy, which is an `nn.Module`, or a function
@@ -61,10 +64,14 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
     if not isinstance(env, Env):
         raise TypeError(f"compile needs an Env or a Collector, but got {type(target).__name__}.")
     if target.is_compiled or env.is_compiled:
-        raise ValueError(f"{'' if env.is_compiled else 'The Collector of '}{env!r} is already compiled.")
+        raise ValueError(
+            f"{'' if env.is_compiled else 'The Collector of '}{env!r} is already compiled."
+        )
     if backend not in torch.compiler.list_backends(exclude_tags=()):
         remedy = "torch.compiler.list_backends() lists them"
-        raise ValueError(f"compile needs a backend of torch.compile, but got {backend!r}: {remedy}.")
+        raise ValueError(
+            f"compile needs a backend of torch.compile, but got {backend!r}: {remedy}."
+        )
     if options and backend != "inductor":
         raise ValueError(f'compile needs backend="inductor" for options, but got {backend!r}.')
     settings = Settings(backend, options or {})
@@ -79,7 +86,9 @@ def compile(target: Target, *, backend: str = "inductor", unroll: int = 1, optio
     else:
         transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
         if not transformed:
-            raise ValueError(f"{env!r} has nothing to compile: a simulator on the host steps it, and it has no transforms.")
+            raise ValueError(
+                f"{env!r} has nothing to compile: a simulator on the host steps it, and it has no transforms."
+            )
         compiled = [CompiledTransforms(layer, settings) for layer in transformed]
         for layer, transforms in zip(transformed, compiled, strict=True):
             layer._compiled_step, layer._compiled_reset = transforms.step, transforms.reset
@@ -91,7 +100,9 @@ class CompiledStep:
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
-        self.graphs = {resets: Graph(_step_of(env, resets), inputs, settings) for resets in (True, False)}
+        self.graphs = {
+            resets: Graph(_step_of(env, resets), inputs, settings) for resets in (True, False)
+        }
         self.graphs[True].prepare(spaces.zeros(env.single_action_space, env.num_envs, env.device))
 
     def __call__(self, action: Value, resets: bool) -> tuple[TensorDict, Value]:
@@ -113,10 +124,18 @@ class CompiledTransforms:
                 return transforms.reset(td, RowMask(mask))
 
         inputs = Inputs(lambda: [transforms])
-        self.step_graph, self.reset_graph = Graph(step, inputs, settings), Graph(reset, inputs, settings)
+        self.step_graph, self.reset_graph = (
+            Graph(step, inputs, settings),
+            Graph(reset, inputs, settings),
+        )
         observation = spaces.zeros(layer.env.single_observation_space, num_envs, device)
         flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
-        successor = {"observation": observation, "reward": flags[2].float(), "terminated": flags[0], "truncated": flags[1]}
+        successor = {
+            "observation": observation,
+            "reward": flags[2].float(),
+            "terminated": flags[0],
+            "truncated": flags[1],
+        }
         self.step_graph.prepare(TensorDict(successor, [num_envs]))
         self.reset_graph.prepare(TensorDict({"observation": observation}, [num_envs]), flags[2])
 
@@ -133,10 +152,12 @@ class CompiledCollector:
     def __init__(self, collector: Collector, unroll: int, settings: Settings) -> None:
         env = collector.env
         self.collector, self.unroll = collector, unroll
-        self.inputs = Inputs(lambda: [env, *modules_of(collector.policy)], lambda: [collector.policy])
+        self.inputs = Inputs(
+            lambda: [env, *modules_of(collector.policy)], lambda: [collector.policy]
+        )
         self.steps = Graph(self._rollout, self.inputs, settings, captured=False)
         observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        self._compile({"observation": observation, **policy_state.initial(env.signature)})
+        self._compile({"observation": observation, **policies.initial(env.signature)})
 
     def __call__(self, root: Root) -> tuple[Storage, Root]:
         state, buffers = self.inputs.current()
@@ -154,7 +175,9 @@ class CompiledCollector:
         if self.checks_actions and torch.stack(list(results[self.num_root :])).any():
             env = self.collector.env
             space = env.single_action_space
-            raise ValueError(f"{env._name()} needs an action in {space}, but the policy returned one outside of it.")
+            raise ValueError(
+                f"{env._name()} needs an action in {space}, but the policy returned one outside of it."
+            )
         return storage, self.build(iter(results))
 
     @torch.inference_mode(False)  # because later calls can be outside of it
@@ -162,11 +185,15 @@ class CompiledCollector:
     def _compile(self, root: Root) -> None:
         """Finds out what a transition holds, and compiles graphs for it; on CUDA, into storage that is always the same."""
         env, policy = self.collector.env, self.collector.policy
-        is_discrete = any(not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space))
+        is_discrete = any(
+            not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space)
+        )
         # Eager mode looks for actions out of bounds on the CPU.
         self.checks_actions = is_discrete and policy is not None and not graph.captures(env.device)
         self.known, _ = self.inputs.current()
-        first = trace(lambda root: self.collector._transition(root, _step_of(env))[0], self.inputs, (root,))
+        first = trace(
+            lambda root: self.collector._transition(root, _step_of(env))[0], self.inputs, (root,)
+        )
         kept = self.collector._kept(cast(TensorDict, first.result))
         number, self.layout = self.collector.num_steps, Storage()  # in the order of `rows.leaves`
         for key, leaf in sorted(kept.items(), key=lambda item: str(item[0])):
@@ -175,16 +202,28 @@ class CompiledCollector:
         self.num_root, storage = len(rows.leaves(root)), self._allocate()
         self.programs: dict[int, Program] = {}  # by their number of steps
         for steps in (min(self.unroll, number), number % self.unroll or self.unroll):
-            self.programs[steps], _ = self.steps.prepare(root, {key: value[:steps] for key, value in storage.items()})
+            self.programs[steps], _ = self.steps.prepare(
+                root, {key: value[:steps] for key, value in storage.items()}
+            )
         run = functools.partial(self._run_all, storage, advance=lambda number: None)
-        self.captured = (CudaGraph(run, self.inputs.num_tensors), storage) if graph.captures(env.device) else None
+        self.captured = (
+            (CudaGraph(run, self.inputs.num_tensors), storage)
+            if graph.captures(env.device)
+            else None
+        )
 
     def _allocate(self) -> Storage:
         empty = functools.partial(torch.empty_like, device=self.collector.env.signature.device)
         return dict(zip(self.layout, map(empty, self.layout.values()), strict=True))
 
-    def _run_all(self, storage: Storage, tensors: list[Tensor], advance: Callable[[int], Any]) -> Sequence[Tensor]:
-        buffers, leaves, outside = tensors[: self.inputs.num_tensors], tensors[self.inputs.num_tensors :], list[Tensor]()
+    def _run_all(
+        self, storage: Storage, tensors: list[Tensor], advance: Callable[[int], Any]
+    ) -> Sequence[Tensor]:
+        buffers, leaves, outside = (
+            tensors[: self.inputs.num_tensors],
+            tensors[self.inputs.num_tensors :],
+            list[Tensor](),
+        )
         split = functools.partial(torch.split, split_size_or_sections=self.unroll)
         for part in zip(*map(split, storage.values()), strict=True):  # where each graph writes to
             results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
@@ -197,12 +236,19 @@ class CompiledCollector:
         env, step = self.collector.env, _step_of(self.collector.env)
         transitions, outside = list[TensorDict](), list[Tensor]()
         # Numbers of a Box are not checked in eager mode either.
-        checked = [(path, leaf) for path, leaf in spaces.leaves(env.single_action_space) if not isinstance(leaf, Box)]
+        checked = [
+            (path, leaf)
+            for path, leaf in spaces.leaves(env.single_action_space)
+            if not isinstance(leaf, Box)
+        ]
         for _ in range(len(next(iter(targets.values())))):
             transition, root = self.collector._transition(root, step)
             transitions.append(transition)
             if self.checks_actions:
-                outside += [spaces.outside(leaf, spaces.at(transition["action"], path)).any() for path, leaf in checked]
+                outside += [
+                    spaces.outside(leaf, spaces.at(transition["action"], path)).any()
+                    for path, leaf in checked
+                ]
         for key, target in targets.items():
             target.copy_(torch.stack([transition.get(key) for transition in transitions]))
         return root, (torch.stack(outside).any(),) if outside else ()

@@ -42,7 +42,9 @@ class _Captured(NamedTuple):
     outputs: Sequence[Tensor]
 
 
-def _capture(run: Callable[[list[Tensor]], Sequence[Tensor]], buffers: list[Tensor], inputs: list[Tensor]) -> _Captured:
+def _capture(
+    run: Callable[[list[Tensor]], Sequence[Tensor]], buffers: list[Tensor], inputs: list[Tensor]
+) -> _Captured:
     # Leaves the buffers, and the generator that a policy draws from, as they were, even if it fails.
     device = [*buffers, *inputs][0].device
     # Tensors made in inference mode can be written to in inference mode only.
@@ -51,14 +53,22 @@ def _capture(run: Callable[[list[Tensor]], Sequence[Tensor]], buffers: list[Tens
         before = [buffer.clone() for buffer in buffers]
     is_inference = any(buffer.is_inference() for buffer in buffers)
     with torch.cuda.device(device), torch.inference_mode(is_inference), torch.no_grad():
-        generator, current, side = torch.cuda.get_rng_state(device), torch.cuda.current_stream(), torch.cuda.Stream()
+        generator, current, side = (
+            torch.cuda.get_rng_state(device),
+            torch.cuda.current_stream(),
+            torch.cuda.Stream(),
+        )
         side.wait_stream(current)
         try:
-            with torch.cuda.stream(side):  # libraries allocate their workspaces, and kernels are loaded, before the capture
+            with torch.cuda.stream(
+                side
+            ):  # libraries allocate their workspaces, and kernels are loaded, before the capture
                 for _ in range(_WARM_UPS):
                     run([*buffers, *own])
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):  # other threads may go on
+            with torch.cuda.graph(
+                graph, stream=side, capture_error_mode="thread_local"
+            ):  # other threads may go on
                 outputs = run([*buffers, *own])
         finally:
             current.wait_stream(side)

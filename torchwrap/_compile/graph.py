@@ -70,8 +70,15 @@ class Graph:
     on a CUDA device is one CUDA graph. It is not if it is a part of a larger one.
     """
 
-    def __init__(self, function: Function, inputs: Inputs, settings: Settings, *, captured: bool = True) -> None:
-        self.function, self.inputs, self.settings, self.captured = function, inputs, settings, captured
+    def __init__(
+        self, function: Function, inputs: Inputs, settings: Settings, *, captured: bool = True
+    ) -> None:
+        self.function, self.inputs, self.settings, self.captured = (
+            function,
+            inputs,
+            settings,
+            captured,
+        )
         self.programs: dict[object, Program] = {}
         self._version = inputs.version
 
@@ -88,7 +95,9 @@ class Graph:
         key = state, structure, tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
         program = self.programs.get(key)
         if program is None:
-            if self._version != self.inputs.version:  # programs for other modules cannot be called any more
+            if (
+                self._version != self.inputs.version
+            ):  # programs for other modules cannot be called any more
                 self.programs, self._version = {}, self.inputs.version
             program = self.programs[key] = self._compile(values)
         return program, [*tensors, *leaves]
@@ -100,7 +109,10 @@ class Graph:
         _LOG.info("compiling the %s of %r", name, self.inputs.roots[0])
         graph, result = trace(self.function, self.inputs, values)
         used, tensors = _prune(graph), [*self.inputs.current()[1], *rows.leaves(values)]
-        example = [tensors[index].contiguous() if index >= self.inputs.num_tensors else tensors[index] for index in used]
+        example = [
+            tensors[index].contiguous() if index >= self.inputs.num_tensors else tensors[index]
+            for index in used
+        ]
         run = _Compiled(compile_graph(graph, example, *self.settings), used)
         _LOG.info("compiled the %s in %.1f s", name, time.perf_counter() - start)
         if self.captured and captures(example[0].device):
@@ -120,7 +132,11 @@ class _Compiled:
         # Inductor drops a copy of a copy if both are results. Which ones it drops is the same in every run.
         if self.shared is None:
             memory = [leaf.untyped_storage().data_ptr() for leaf in leaves]
-            self.shared = [index for index, leaf in enumerate(leaves) if leaf.numel() and memory[index] in memory[:index]]
+            self.shared = [
+                index
+                for index, leaf in enumerate(leaves)
+                if leaf.numel() and memory[index] in memory[:index]
+            ]
         for index in self.shared:
             leaves[index] = leaves[index].clone()
         return leaves
@@ -138,7 +154,9 @@ def _prune(graph: GraphModule) -> list[int]:
     return used
 
 
-def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, options: Options) -> Run:
+def compile_graph(
+    graph: GraphModule, example: Sequence[Tensor], backend: str, options: Options
+) -> Run:
     """A callable that computes the graph for inputs like the example. It is ready when this returns.
 
     Inductor is called directly, if PyTorch has it, without the guards of `torch.compile`: the caller has checked the inputs.
@@ -148,11 +166,16 @@ def compile_graph(graph: GraphModule, example: Sequence[Tensor], backend: str, o
     cuda = {tensor.device for tensor in example if tensor.is_cuda}
     if backend == "inductor":
         known = () if cuda else list_options()
-        options = {**{name: value for name, value in _CPU_OPTIONS.items() if name in known}, **options}
+        options = {
+            **{name: value for name, value in _CPU_OPTIONS.items() if name in known},
+            **options,
+        }
         if inductor is not None:
             fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
             return inductor(graph, fakes, options=dict(options))  # type: ignore[no-any-return]
-    run: Run = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None)  # type: ignore[arg-type]
+    run: Run = torch.compile(
+        graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None
+    )  # type: ignore[arg-type]
     with torch.random.fork_rng(cuda):
         run(*copy.deepcopy(example))  # it compiles at its first call
     return run

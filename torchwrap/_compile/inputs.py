@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.buffers import BatchedModule
 from torchwrap._core.rows import Nested
 
 Function: TypeAlias = Callable[..., Nested]
@@ -86,18 +86,30 @@ class Inputs:
         # A parameter keeps its identity when `module.half()` gives it other data.
         foreign = tuple(map(_layout, map(tensors.__getitem__, self._foreign)))
         hooks = tuple(map(tuple, self._hooks))
-        autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        autocast = [
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
+        ]
         return (self._state, foreign, hooks, *autocast), tensors
 
-    def call(self, function: Function, tensors: Sequence[Tensor], *values: Nested) -> tuple[Nested, list[str]]:
+    def call(
+        self, function: Function, tensors: Sequence[Tensor], *values: Nested
+    ) -> tuple[Nested, list[str]]:
         """The result of a function while these tensors take the place of the modules' own.
 
         Also returns the names of tensors that the function has replaced instead of writing to them.
         """
         state = {f"roots.{name}": tensors[position] for name, position in self.names.items()}
-        result = functional_call(Root({"roots": self.modules}), state, (function, *values), tie_weights=False)
+        result = functional_call(
+            Root({"roots": self.modules}), state, (function, *values), tie_weights=False
+        )
         # `functional_call` writes what the modules hold in the end to the dict.
-        replaced = [name for name, position in self.names.items() if state[f"roots.{name}"] is not tensors[position]]
+        replaced = [
+            name
+            for name, position in self.names.items()
+            if state[f"roots.{name}"] is not tensors[position]
+        ]
         return result, replaced
 
 

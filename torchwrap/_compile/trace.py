@@ -21,17 +21,43 @@ from torch.overrides import TorchFunctionMode
 
 from torchwrap._compile.inputs import Function, Inputs
 from torchwrap._core import rows
-from torchwrap._core.contract import PYTHON_GENERATORS, SCALARS, equal
+from torchwrap._core.generators import PYTHON_GENERATORS, SCALARS, equal
 from torchwrap._core.rows import Nested
-from torchwrap.collector import act
 from torchwrap.env import Env
+from torchwrap.policy import act
 from torchwrap.transforms.transform import Transform
 
-_ON_DEVICE = "Use tensor operators, such as `torch.where`, and in a transform the methods of the mask"
-_HOST_READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero", "argwhere"}
-_GENERATORS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "dropout"}
+_ON_DEVICE = (
+    "Use tensor operators, such as `torch.where`, and in a transform the methods of the mask"
+)
+_HOST_READS = {
+    "item",
+    "tolist",
+    "numpy",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__array__",
+    "nonzero",
+    "argwhere",
+}
+_GENERATORS = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "poisson",
+    "dropout",
+}
 _GENERATORS |= {f"{name}_like" for name in ("rand", "randn", "randint")}
-_GENERATORS |= {f"{name}_" for name in ("normal", "uniform", "random", "exponential", "bernoulli", "cauchy", "geometric")}
+_GENERATORS |= {
+    f"{name}_"
+    for name in ("normal", "uniform", "random", "exponential", "bernoulli", "cauchy", "geometric")
+}
 
 
 class Trace(NamedTuple):
@@ -58,7 +84,9 @@ def trace(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Tra
         with _HostReads():
             result, replaced = inputs.call(function, tensors[:count], *build(iter(tensors[count:])))  # type: ignore[misc]
         if replaced:
-            raise _Refusal(f"replaces the tensor {replaced[0].partition('.')[2]}. Write to it in place, such as with `copy_`")
+            raise _Refusal(
+                f"replaces the tensor {replaced[0].partition('.')[2]}. Write to it in place, such as with `copy_`"
+            )
         results.append(result)
         return tuple(rows.leaves(result))
 
@@ -103,7 +131,9 @@ def dependencies(
 
 
 class _HostReads(TorchFunctionMode):
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(func, "__name__", "")
         if name == "_is_all_true":  # `torch.distributions` checks its arguments with it
             return True
@@ -112,16 +142,25 @@ class _HostReads(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             if not all(isinstance(size, int) for size in result.shape):
-                raise _Refusal(f"makes a tensor whose shape depends on values ({name}). {_ON_DEVICE}")
-            if any(isinstance(value, Tensor) and value.dim() and value.device != result.device for value in args):
-                raise _Refusal(f"copies between devices ({name}), and the host waits for it. Keep tensors in buffers")
+                raise _Refusal(
+                    f"makes a tensor whose shape depends on values ({name}). {_ON_DEVICE}"
+                )
+            if any(
+                isinstance(value, Tensor) and value.dim() and value.device != result.device
+                for value in args
+            ):
+                raise _Refusal(
+                    f"copies between devices ({name}), and the host waits for it. Keep tensors in buffers"
+                )
         return result
 
 
 class NoGenerators(TorchFunctionMode):
     """Refuses random numbers that do not come from `torchwrap.random`: they would not depend on the seed of the env."""
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(func, "__name__", "")
         if name in _GENERATORS:
             remedy = "Draw with `torchwrap.random`, from a stream of `signature.stream()` or the key of the function"
@@ -135,8 +174,14 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, _Refusal):
         return text
     if "convert all Tensors to FakeTensors" in text:
-        return "uses a tensor that none of its modules holds. Register it as a buffer or a parameter"
-    if "data-dependent" in text or "DataDependent" in type(error).__name__ or "DynamicOutputShape" in type(error).__name__:
+        return (
+            "uses a tensor that none of its modules holds. Register it as a buffer or a parameter"
+        )
+    if (
+        "data-dependent" in text
+        or "DataDependent" in type(error).__name__
+        or "DynamicOutputShape" in type(error).__name__
+    ):
         return f"reads values on the host. {_ON_DEVICE}"
     return None
 
@@ -155,11 +200,15 @@ def _culprit(error: BaseException) -> str:
 
 
 def _require_equal(first: GraphModule, second: GraphModule) -> None:
-    for once, again in itertools.zip_longest(first.code.splitlines(), second.code.splitlines(), fillvalue="nothing"):
+    for once, again in itertools.zip_longest(
+        first.code.splitlines(), second.code.splitlines(), fillvalue="nothing"
+    ):
         if once != again:
             shown = [line.strip().partition(";")[0] for line in (once, again)]
             remedy = "Keep values that change in a buffer, and draw with torchwrap.random"
-            raise _Refusal(f"computes different things in two calls, first `{shown[0]}`, then `{shown[1]}`. {remedy}")
+            raise _Refusal(
+                f"computes different things in two calls, first `{shown[0]}`, then `{shown[1]}`. {remedy}"
+            )
 
 
 # Python values that code can change and a graph would not: they are found, and put back.
@@ -179,7 +228,9 @@ class _Place(NamedTuple):
     key: str
 
     def read(self) -> Any:
-        return self.owner.get(self.key) if isinstance(self.owner, dict) else self.owner.cell_contents
+        return (
+            self.owner.get(self.key) if isinstance(self.owner, dict) else self.owner.cell_contents
+        )
 
     def write(self, value: Any) -> None:
         if isinstance(self.owner, dict):
@@ -190,10 +241,18 @@ class _Place(NamedTuple):
 
 def _places(inputs: Inputs) -> list[_Place]:
     """Attributes of modules and of the objects that they hold, and the variables of functions that the modules belong to."""
-    owners: list[object] = [module for module in inputs.modules.modules() if module is not inputs.modules]
-    for module in owners[:]:  # objects that a module keeps as part of its state, such as the functions of an env
+    owners: list[object] = [
+        module for module in inputs.modules.modules() if module is not inputs.modules
+    ]
+    for module in owners[
+        :
+    ]:  # objects that a module keeps as part of its state, such as the functions of an env
         for part in vars(module).values():
-            if hasattr(part, "__dict__") and not isinstance(part, type | nn.Module | Tensor) and not inspect.isroutine(part):
+            if (
+                hasattr(part, "__dict__")
+                and not isinstance(part, type | nn.Module | Tensor)
+                and not inspect.isroutine(part)
+            ):
                 owners.append(part)
     found = []
     for function in inputs.find_functions():
@@ -203,7 +262,9 @@ def _places(inputs: Inputs) -> list[_Place]:
         if isinstance(function, types.FunctionType):
             for name in inspect.getclosurevars(function).globals:
                 found.append(_Place(f"the global {name}", function.__globals__, name))
-            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            ):
                 found.append(_Place(f"{name} of {function.__qualname__}", cell, name))
     for owner in owners:
         values = getattr(owner, "__dict__", {})
@@ -231,7 +292,9 @@ def _unchanged(places: list[_Place]) -> Iterator[None]:
                 place.write(value)
         for (name, (get, put)), state in zip(PYTHON_GENERATORS.items(), states, strict=True):
             if not equal(get(), state):
-                changed.append(f"draws from {name}. Draw with torchwrap.random, from a stream or the key of the function")
+                changed.append(
+                    f"draws from {name}. Draw with torchwrap.random, from a stream or the key of the function"
+                )
                 put(state)
     if changed:
         raise _Refusal(changed[0])

@@ -25,7 +25,9 @@ def tensordict(values: dict[str, Tensor | TensorDict], *batch_size: int) -> Tens
     return _unchecked(values, batch_size=torch.Size(batch_size))  # type: ignore[arg-type,no-any-return]
 
 
-def apply(function: Callable[[tuple[str, ...], Tensor], Tensor], value: Rows, path: tuple[str, ...] = ()) -> Rows:
+def apply(
+    function: Callable[[tuple[str, ...], Tensor], Tensor], value: Rows, path: tuple[str, ...] = ()
+) -> Rows:
     """Returns a value with each tensor replaced by `function(path, tensor)`."""
     if isinstance(value, Tensor):
         return function(path, value)  # type: ignore[return-value]
@@ -64,7 +66,9 @@ def builder(value: Nested) -> Callable[[Iterator[Tensor]], Nested]:
         return lambda tensors: tuple([part(tensors) for part in parts.values()])
     if isinstance(value, TensorDict):
         size = tuple(value.batch_size)
-        return lambda tensors: tensordict({str(key): part(tensors) for key, part in parts.items()}, *size)  # type: ignore[misc]
+        return lambda tensors: tensordict(
+            {str(key): part(tensors) for key, part in parts.items()}, *size
+        )  # type: ignore[misc]
     return lambda tensors: {key: part(tensors) for key, part in parts.items()}  # type: ignore[return-value,misc]
 
 
@@ -122,10 +126,16 @@ class RowMask:
         is_column = tensor.dim() == 2
         self.tensor = tensor.squeeze(-1) if is_column else tensor
         self.column = tensor if is_column else tensor.unsqueeze(-1)
-        self.num_rows = tensor.shape[0]  # `len` would make a constant of the size in an exported graph
+        self.num_rows = tensor.shape[
+            0
+        ]  # `len` would make a constant of the size in an exported graph
         self.indices = self.tensor.nonzero().squeeze(-1) if is_host_readable(tensor) else None
         self._on_host = self.tensor.cpu() if synchronize else self.tensor
-        self._is_empty = self.indices.numel() == 0 if self.indices is not None else synchronize and not self._on_host.any()
+        self._is_empty = (
+            self.indices.numel() == 0
+            if self.indices is not None
+            else synchronize and not self._on_host.any()
+        )
 
     @classmethod
     def full(cls, num_rows: int, device: torch.device | str = "cpu") -> RowMask:
@@ -148,7 +158,9 @@ class RowMask:
         """Rows of `first` if set, else of `second`, as a new value."""
         if isinstance(first, Tensor):
             return torch.where(self.like(first), first, second)  # type: ignore[arg-type,return-value]
-        return tensordict({key: self.where(first[key], second[key]) for key in first.keys()}, self.num_rows)  # type: ignore[index,misc]
+        return tensordict(
+            {key: self.where(first[key], second[key]) for key in first.keys()}, self.num_rows
+        )  # type: ignore[index,misc]
 
     def gather(self, value: Tensor) -> Tensor:
         """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""

@@ -10,12 +10,14 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
-from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.buffers import BatchedModule
 
 
 def replace(spec: EnvSpec, **changes: Any) -> EnvSpec:
     """A copy of a spec with some fields changed."""
-    fields = {name: copy.copy(getattr(spec, name)) for name in inspect.signature(EnvSpec).parameters}
+    fields = {
+        name: copy.copy(getattr(spec, name)) for name in inspect.signature(EnvSpec).parameters
+    }
     return EnvSpec(**{**fields, **changes})
 
 
@@ -28,17 +30,27 @@ def limited(spec: EnvSpec, limit: int | None) -> EnvSpec:
 def record(part: Any) -> WrapperSpec:
     """The spec of a wrapper or transform: its class, and its arguments, read from the attributes of their names."""
     kind = type(part)
-    parameters = {name: parameter for name, parameter in inspect.signature(kind).parameters.items() if name != "env"}
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if name != "env"
+    }
     if missing := [name for name in parameters if not hasattr(part, name)]:
-        raise ValueError(f"{kind.__name__} has no spec: keep its arguments {missing} as attributes of these names.")
+        raise ValueError(
+            f"{kind.__name__} has no spec: keep its arguments {missing} as attributes of these names."
+        )
     arguments = {}
     for name, parameter in parameters.items():
         value = getattr(part, name)
         if parameter.kind is parameter.VAR_POSITIONAL:
             # A single Compose would be taken for the whole, and a list has no names.
-            is_whole = getattr(value, "is_named", False) or (len(value) == 1 and type(next(iter(value))) is type(value))
+            is_whole = getattr(value, "is_named", False) or (
+                len(value) == 1 and type(next(iter(value))) is type(value)
+            )
             value = [value] if is_whole else list(value)
-        arguments[name] = map_parts(lambda leaf: record(leaf) if isinstance(leaf, BatchedModule) else leaf, value)
+        arguments[name] = map_parts(
+            lambda leaf: record(leaf) if isinstance(leaf, BatchedModule) else leaf, value
+        )
     return WrapperSpec(kind.__name__, f"{kind.__module__}:{kind.__qualname__}", arguments)
 
 
@@ -52,7 +64,9 @@ def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _is_spec(value: Any) -> bool:
-    return isinstance(value, WrapperSpec) or (isinstance(value, Mapping) and set(value) == {"name", "entry_point", "kwargs"})
+    return isinstance(value, WrapperSpec) or (
+        isinstance(value, Mapping) and set(value) == {"name", "entry_point", "kwargs"}
+    )
 
 
 def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
@@ -70,7 +84,13 @@ def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
         needed = "make needs a spec of torchwrap Wrappers and Transforms that can be imported"
         remedy = "" if module in sys.modules else f": `import {module}` first, if you trust it"
         raise ValueError(f"{needed}, but got {spec.entry_point}{remedy}.")
-    arguments = map_parts(lambda leaf: rebuild(leaf, kinds)() if _is_spec(leaf) else leaf, dict(spec.kwargs or {}))
-    variable = [each.name for each in inspect.signature(kind).parameters.values() if each.kind is each.VAR_POSITIONAL]
+    arguments = map_parts(
+        lambda leaf: rebuild(leaf, kinds)() if _is_spec(leaf) else leaf, dict(spec.kwargs or {})
+    )
+    variable = [
+        each.name
+        for each in inspect.signature(kind).parameters.values()
+        if each.kind is each.VAR_POSITIONAL
+    ]
     parts = [part for name in variable for part in arguments.pop(name, ())]
     return lambda *env: kind(*env, *parts, **arguments)

@@ -15,7 +15,11 @@ def _real(value: Any) -> Any:
     """A real number of Python, NumPy or PyTorch as Python's; None for anything else: bools, strings, timedeltas, lists."""
     if getattr(value, "ndim", None) == 0 and getattr(value.dtype, "kind", None) not in ("m", "M"):
         value = value.item()
-    return value if isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64) else None
+    return (
+        value
+        if isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)
+        else None
+    )
 
 
 def shown(value: Any) -> str:
@@ -27,7 +31,11 @@ def shown(value: Any) -> str:
 
 def described(value: object) -> str:
     """A tensor's shape and dtype, or the type of anything else, as error messages show it."""
-    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+    return (
+        f"{tuple(value.shape)} {value.dtype}"
+        if isinstance(value, torch.Tensor)
+        else type(value).__name__
+    )
 
 
 def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
@@ -35,9 +43,13 @@ def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**
     real = _real(value)
     if not isinstance(real, int) or real < at_least:
         kind = ValueError if isinstance(real, int) or isinstance(value, bool) else TypeError
-        raise kind(f"{owner} needs {name} as an integer of at least {at_least}, but got {shown(value)}.")
+        raise kind(
+            f"{owner} needs {name} as an integer of at least {at_least}, but got {shown(value)}."
+        )
     if real > at_most:
-        raise ValueError(f"{owner} needs {name} as an integer of at most {at_most}, but got {shown(value)}.")
+        raise ValueError(
+            f"{owner} needs {name} as an integer of at most {at_most}, but got {shown(value)}."
+        )
     return real
 
 
@@ -67,7 +79,9 @@ def names(owner: str, name: str, value: Any) -> list[str]:
     """A tuple or list of different strings that are not empty, as a list."""
     parts = value if isinstance(value, tuple | list) else [None]
     if not all(isinstance(part, str) and part for part in parts) or len(set(parts)) < len(parts):
-        raise TypeError(f"{owner} needs {name} as a list of different, non-empty strings, but got {value!r}.")
+        raise TypeError(
+            f"{owner} needs {name} as a list of different, non-empty strings, but got {value!r}."
+        )
     return list(value)
 
 
@@ -81,7 +95,14 @@ def positive(owner: str, name: str, value: Any) -> float:
     return number(owner, name, value, math.ulp(0.0), sys.float_info.max, f"a finite {name} above 0")
 
 
-def number(owner: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf, needed: str = "") -> float:
+def number(
+    owner: str,
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    needed: str = "",
+) -> float:
     """A real number of Python, NumPy or PyTorch in [low, high]: an int if it fits int64, else a float. NaN is out of range."""
     if not needed:  # in the error message, by default the interval
         bounded = (low, high) != (-math.inf, math.inf)

@@ -42,16 +42,23 @@ class Acrobot(ClassicControl):
     action_space = spaces.Discrete(3)
 
     def __init__(
-        self, book_or_nips: Literal["book", "nips"] = "book", torque_noise_max: float = 0.0, dtype: torch.dtype = torch.float32
+        self,
+        book_or_nips: Literal["book", "nips"] = "book",
+        torque_noise_max: float = 0.0,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(dtype)
         if book_or_nips not in ("book", "nips"):
-            raise ValueError(f'Acrobot needs book_or_nips="book" or "nips", but got {book_or_nips!r}.')
+            raise ValueError(
+                f'Acrobot needs book_or_nips="book" or "nips", but got {book_or_nips!r}.'
+            )
         high = np.array([1.0, 1.0, 1.0, 1.0, self.max_speed_1, self.max_speed_2], np.float32)
         self.observation_space = spaces.Box(-high, high)
         self.book_or_nips = book_or_nips
         name, needed = "torque_noise_max", "a finite torque_noise_max of at least 0"
-        self.torque_noise_max = validation.number("Acrobot", name, torque_noise_max, 0, sys.float_info.max, needed)
+        self.torque_noise_max = validation.number(
+            "Acrobot", name, torque_noise_max, 0, sys.float_info.max, needed
+        )
 
     def initial(self, rng: Key, params: Any = None, low: float = -0.1, high: float = 0.1) -> State:
         return dict(zip(self.fields, self.between(low, high, rng, (4,)).unbind(-1), strict=True))
@@ -66,17 +73,26 @@ class Acrobot(ClassicControl):
         k3 = self._slope(y + tau / 2 * k2, torque)
         k4 = self._slope(y + tau * k3, torque)
         angles, speeds = (y + tau / 6 * (k1 + 2 * k2 + 2 * k3 + k4)).split(2)
-        turns = torch.ceil((angles.abs() - math.pi) / (2 * math.pi))  # 0 or -0 for angles in [-pi, pi]
+        turns = torch.ceil(
+            (angles.abs() - math.pi) / (2 * math.pi)
+        )  # 0 or -0 for angles in [-pi, pi]
         angles = angles - torch.copysign(turns, angles) * (2 * math.pi)
         limits = (self.max_speed_1, self.max_speed_2)
-        speeds = [speed.clamp(-limit, limit) for speed, limit in zip(speeds.unbind(), limits, strict=True)]
+        speeds = [
+            speed.clamp(-limit, limit) for speed, limit in zip(speeds.unbind(), limits, strict=True)
+        ]
         return dict(zip(self.fields, (*angles.unbind(), *speeds), strict=True))
 
     def _slope(self, y: Tensor, torque: Tensor) -> Tensor:
         theta_1, theta_2, dot_1, dot_2 = y.unbind()
         mass, length, centre, inertia = self.mass, self.length, self.centre, self.inertia
         cos, sin = torch.cos(theta_2), torch.sin(theta_2)
-        d1 = mass * centre**2 + mass * (length**2 + centre**2 + 2 * length * centre * cos) + inertia + inertia
+        d1 = (
+            mass * centre**2
+            + mass * (length**2 + centre**2 + 2 * length * centre * cos)
+            + inertia
+            + inertia
+        )
         d2 = mass * (centre**2 + length * centre * cos) + inertia
         coupling = mass * length * centre * sin
         phi2 = mass * centre * self.gravity * torch.cos(theta_1 + theta_2 - math.pi / 2)
@@ -94,7 +110,9 @@ class Acrobot(ClassicControl):
         angles = [torch.cos(theta_1), torch.sin(theta_1), torch.cos(theta_2), torch.sin(theta_2)]
         return torch.stack([*angles, *speeds], -1).to(torch.float32)
 
-    def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
+    def reward(
+        self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None
+    ) -> Tensor:
         return self.terminal(next_state, rng).to(self.dtype) - 1
 
     def terminal(self, state: State, rng: Key, params: Any = None) -> Tensor:

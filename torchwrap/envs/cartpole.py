@@ -38,13 +38,17 @@ class CartPole(ClassicControl):
     renderer, fields = CartPoleEnv, ("x", "x_dot", "theta", "theta_dot")
     action_space = spaces.Discrete(2)
 
-    def __init__(self, sutton_barto_reward: bool = False, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, sutton_barto_reward: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(dtype)
         high = np.array([2 * self.x_limit, np.inf, 2 * self.theta_limit, np.inf], np.float32)
         self.observation_space = spaces.Box(-high, high)
         self.sutton_barto_reward = sutton_barto_reward
 
-    def initial(self, rng: Key, params: Any = None, low: float = -0.05, high: float = 0.05) -> State:
+    def initial(
+        self, rng: Key, params: Any = None, low: float = -0.05, high: float = 0.05
+    ) -> State:
         return dict(zip(self.fields, self.between(low, high, rng, (4,)).unbind(-1), strict=True))
 
     def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
@@ -63,7 +67,9 @@ class CartPole(ClassicControl):
             "theta_dot": theta_dot + self.tau * theta_acc,
         }
 
-    def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
+    def reward(
+        self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None
+    ) -> Tensor:
         if self.sutton_barto_reward:
             return -self.terminal(next_state, rng).to(self.dtype)
         return torch.ones_like(next_state["x"])

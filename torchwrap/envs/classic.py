@@ -33,7 +33,9 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{type(self).__name__} needs a dtype of torch.float32 or torch.float64, but got {dtype!r}.")
+            raise ValueError(
+                f"{type(self).__name__} needs a dtype of torch.float32 or torch.float64, but got {dtype!r}."
+            )
         self.dtype = dtype
         self.metadata = {**self.renderer.metadata, "render_modes": ["rgb_array"]}
 
@@ -49,7 +51,9 @@ class ClassicControl(FuncEnv[State, Tensor, Tensor, Tensor, Tensor, Any, Any]):
 
     def render_init(self, params: Any = None, **kwargs: Any) -> Any:
         renderer = self.renderer(render_mode="rgb_array")
-        renderer.reset(seed=0)  # Pendulum's arrow shows the last torque, which is not part of the state, so none is drawn
+        renderer.reset(
+            seed=0
+        )  # Pendulum's arrow shows the last torque, which is not part of the state, so none is drawn
         return renderer
 
     def render_image(self, state: State, render_state: Any, params: Any = None) -> tuple[Any, Any]:

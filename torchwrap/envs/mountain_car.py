@@ -41,7 +41,9 @@ class MountainCar(ClassicControl):
 
     def __init__(self, goal_velocity: float = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(dtype)
-        low, high = np.array([[self.min_position, -self.max_speed], [self.max_position, self.max_speed]], np.float32)
+        low, high = np.array(
+            [[self.min_position, -self.max_speed], [self.max_position, self.max_speed]], np.float32
+        )
         self.observation_space = spaces.Box(low, high)
         self.goal_velocity = validation.number(type(self).__name__, "goal_velocity", goal_velocity)
 
@@ -59,7 +61,9 @@ class MountainCar(ClassicControl):
         stopped = (position <= self.min_position) & (velocity < 0)  # at the left wall
         return {"position": position, "velocity": velocity.masked_fill(stopped, 0)}
 
-    def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
+    def reward(
+        self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None
+    ) -> Tensor:
         return -torch.ones_like(next_state["position"])
 
     def terminal(self, state: State, rng: Key, params: Any = None) -> Tensor:
@@ -91,16 +95,23 @@ class MountainCarContinuous(MountainCar):
     action_space = spaces.Box(-1, 1, (1,), np.float32)
 
     def initial(self, rng: Key, params: Any = None, low: float = -0.6, high: float = -0.4) -> State:
-        return {field: value.float() for field, value in super().initial(rng, params, low, high).items()}
+        return {
+            field: value.float() for field, value in super().initial(rng, params, low, high).items()
+        }
 
     def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
         requested = action.squeeze(-1)
         force = requested.clamp(-1, 1)
         pull = self.gravity * torch.cos((3 * state["position"]).to(self.dtype))
         # Gymnasium rounds to float32 before the subtraction. If it clips, the force is a Python float, and it rounds after it.
-        unclipped, clipped = self.force * force - pull.float(), (self.force * force.to(self.dtype) - pull).float()
+        unclipped, clipped = (
+            self.force * force - pull.float(),
+            (self.force * force.to(self.dtype) - pull).float(),
+        )
         return self._integrate(state, torch.where(requested.abs() > 1, clipped, unclipped))
 
-    def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
+    def reward(
+        self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None
+    ) -> Tensor:
         cost = 0.1 * torch.square(action.squeeze(-1).to(self.dtype))
         return 100 * self.terminal(next_state, rng).to(self.dtype) - cost

@@ -46,7 +46,9 @@ class Pendulum(ClassicControl):
         self.observation_space = spaces.Box(-high, high)
         self.g = validation.number("Pendulum", "g", g)
 
-    def initial(self, rng: Key, params: Any = None, x_init: float = math.pi, y_init: float = 1.0) -> State:
+    def initial(
+        self, rng: Key, params: Any = None, x_init: float = math.pi, y_init: float = 1.0
+    ) -> State:
         if not (0 <= x_init < math.inf and 0 <= y_init < math.inf):
             needed = "Pendulum needs finite reset options x_init >= 0 and y_init >= 0"
             raise ValueError(f"{needed}, but got x_init={x_init} and y_init={y_init}.")
@@ -56,17 +58,26 @@ class Pendulum(ClassicControl):
     def transition(self, state: State, action: Tensor, rng: Key, params: Any = None) -> State:
         theta, theta_dot = state["theta"], state["theta_dot"]
         gravity = 3 * self.g / (2 * self.length) * torch.sin(theta)
-        theta_dot = theta_dot + (gravity + 3 / (self.mass * self.length**2) * self._torque(action)) * self.tau
+        theta_dot = (
+            theta_dot
+            + (gravity + 3 / (self.mass * self.length**2) * self._torque(action)) * self.tau
+        )
         theta_dot = theta_dot.clamp(-self.max_speed, self.max_speed)
         # Semi-implicit Euler: the angle moves with the new velocity.
         return {"theta": theta + self.tau * theta_dot, "theta_dot": theta_dot}
 
     def observation(self, state: State, rng: Key, params: Any = None) -> Tensor:
         theta = state["theta"]
-        return torch.stack([torch.cos(theta), torch.sin(theta), state["theta_dot"]], -1).to(torch.float32)
+        return torch.stack([torch.cos(theta), torch.sin(theta), state["theta_dot"]], -1).to(
+            torch.float32
+        )
 
-    def reward(self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None) -> Tensor:
-        angle = torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi  # before the action, in [-pi, pi)
+    def reward(
+        self, state: State, action: Tensor, next_state: State, rng: Key, params: Any = None
+    ) -> Tensor:
+        angle = (
+            torch.remainder(state["theta"] + math.pi, 2 * math.pi) - math.pi
+        )  # before the action, in [-pi, pi)
         squares = torch.square(angle) + 0.1 * torch.square(state["theta_dot"])
         return -(squares + 0.001 * torch.square(self._torque(action)))
 

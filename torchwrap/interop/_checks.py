@@ -44,7 +44,9 @@ class SimulatorEnv(Env):
     def _set_in_simulator(self, name: str, value: Any) -> bool:
         """Sets an attribute of the simulator's envs, if they have it. Raises if they cannot be reached."""
         reason = "because it does not hold the simulator's envs"
-        raise AttributeError(f"{self._name()} cannot set {name!r}, {reason}: set it on the simulator itself.")
+        raise AttributeError(
+            f"{self._name()} cannot set {name!r}, {reason}: set it on the simulator itself."
+        )
 
 
 STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -56,7 +58,9 @@ def env(owner: str, value: Any) -> Env:
         remedy = "make one with torchwrap.make or torchwrap.from_gymnasium"
         raise TypeError(f"{owner} needs a torchwrap.Env, but got {type(value).__name__}: {remedy}.")
     if value.signature.policy_state:
-        needed = "an env without PolicyState, because trainers carry the state of policies themselves"
+        needed = (
+            "an env without PolicyState, because trainers carry the state of policies themselves"
+        )
         raise ValueError(f"{owner} needs {needed}, but got {value!r}.")
     return value
 
@@ -89,20 +93,28 @@ def signature(
         if spaces.optional_space(owner, name, space) is None:
             raise TypeError(f"{owner} needs a gymnasium Space as {name}, but got None.")
     if max_episode_steps is not None:
-        max_episode_steps = validation.integer(owner, "max_episode_steps", max_episode_steps, at_least=1)
+        max_episode_steps = validation.integer(
+            owner, "max_episode_steps", max_episode_steps, at_least=1
+        )
     if isinstance(info_keys, str):
         raise TypeError(f"{owner} needs info_keys as a list, but got the string {info_keys!r}.")
     device = validation.device(owner, device)
-    return Signature(num_envs, observation_space, action_space, device, max_episode_steps, first_index)
+    return Signature(
+        num_envs, observation_space, action_space, device, max_episode_steps, first_index
+    )
 
 
-def as_numbers(owner: str, call: str, name: str, values: Any, num_envs: int) -> np.ndarray[Any, Any]:
+def as_numbers(
+    owner: str, call: str, name: str, values: Any, num_envs: int
+) -> np.ndarray[Any, Any]:
     """Rewards or flags as an array. Raises a ValueError unless they are one number per env: NumPy would make NaN of None."""
     with contextlib.suppress(ValueError):  # of different lengths
         array = np.asarray(values)
         if array.dtype.kind in "biuf" and array.size == num_envs:
             return array
-    raise ValueError(f"{owner} needs {call} to return a {name} that is one number per env, but got {values!r}.")
+    raise ValueError(
+        f"{owner} needs {call} to return a {name} that is one number per env, but got {values!r}."
+    )
 
 
 def result(owner: str, call: str, space: Space[Any], value: Any, num_envs: int = 1) -> bool:
@@ -111,8 +123,14 @@ def result(owner: str, call: str, space: Space[Any], value: Any, num_envs: int =
     Returns whether the observation consists of arrays of the space's dtypes, so that no cast can change a value.
     """
     names = STEP if call.startswith("step") else ("observation", "info")
-    if not isinstance(value, tuple | list) or len(value) != len(names) or not isinstance(value[-1], dict):
-        raise TypeError(f"{owner} needs {call} to return ({', '.join(names)}) with a dict as info, but got {value!r}.")
+    if (
+        not isinstance(value, tuple | list)
+        or len(value) != len(names)
+        or not isinstance(value[-1], dict)
+    ):
+        raise TypeError(
+            f"{owner} needs {call} to return ({', '.join(names)}) with a dict as info, but got {value!r}."
+        )
     for name, number in zip(names[1:-1], value[1:-1], strict=True):
         as_numbers(owner, call, name, number, num_envs)
     return _observation(owner, call, space, value[0])
@@ -123,30 +141,56 @@ def _observation(owner: str, call: str, space: Space[Any], value: Any) -> bool:
     is_exact = True
     for path, leaf in spaces.leaves(space):
         part, fits, dtype = value, False, np.dtype(leaf.dtype)
-        if not path and isinstance(part, np.ndarray) and part.dtype == dtype and part.shape == leaf.shape:
+        if (
+            not path
+            and isinstance(part, np.ndarray)
+            and part.dtype == dtype
+            and part.shape == leaf.shape
+        ):
             continue
         with contextlib.suppress(LookupError, TypeError, ValueError):
             part = spaces.at(value, path)
             array = np.asarray(part)
             is_exact &= array is part and array.dtype == dtype
-            fits = array.shape == (leaf.shape or ()) and np.can_cast(array.dtype, dtype, "same_kind")
+            fits = array.shape == (leaf.shape or ()) and np.can_cast(
+                array.dtype, dtype, "same_kind"
+            )
             if fits and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
                 fits = bool((array.astype(dtype) == array).all())
         if not fits:
             what = "".join([f"[{key!r}]" for key in path])
             got = f"{part!r}{f' of {part.dtype}' if isinstance(part, np.ndarray) else ''}"
             remedy = f"return {dtype} values of shape {leaf.shape}, or change observation_space"
-            raise ValueError(f"{owner} needs {call} to return observation{what} in {leaf}, but got {got}: {remedy}.")
+            raise ValueError(
+                f"{owner} needs {call} to return observation{what} in {leaf}, but got {got}: {remedy}."
+            )
     return is_exact
 
 
 def numbers(
-    owner: str, result: Any, names: tuple[str, ...], info_keys: Collection[str], describe: Callable[[Any], str]
+    owner: str,
+    result: Any,
+    names: tuple[str, ...],
+    info_keys: Collection[str],
+    describe: Callable[[Any], str],
 ) -> dict[str, Any]:
     """By name, the reward, the flags and the info that a simulator's `step` returned, whose result ends as `STEP` does."""
-    if not isinstance(result, tuple | list) or len(result) != len(names) or not isinstance(result[-1], dict):
-        raise TypeError(f"{owner} needs step to return ({', '.join(names)}) with a dict as info, but got {describe(result)}.")
+    if (
+        not isinstance(result, tuple | list)
+        or len(result) != len(names)
+        or not isinstance(result[-1], dict)
+    ):
+        raise TypeError(
+            f"{owner} needs step to return ({', '.join(names)}) with a dict as info, but got {describe(result)}."
+        )
     *_, reward, terminated, truncated, info = result
     if unknown := sorted(set(info_keys) - set(info)):
-        raise ValueError(f"{owner} needs info_keys that the info contains, but got {unknown}. It contains {sorted(info)}.")
-    return {"reward": reward, "terminated": terminated, "truncated": truncated, **{name: info[name] for name in info_keys}}
+        raise ValueError(
+            f"{owner} needs info_keys that the info contains, but got {unknown}. It contains {sorted(info)}."
+        )
+    return {
+        "reward": reward,
+        "terminated": terminated,
+        "truncated": truncated,
+        **{name: info[name] for name in info_keys},
+    }

@@ -33,10 +33,14 @@ class Engine:
     takes_options = True
     can_repeat = False  # as `Env.can_repeat`
     has_threads = False  # of which one may still hold the results of an interrupted call
-    max_episode_steps: int | None = None  # the time limit in force, where no spec of Gymnasium's has it
+    max_episode_steps: int | None = (
+        None  # the time limit in force, where no spec of Gymnasium's has it
+    )
     observation: Any = None  # the last one of all rows
     name = "from_gymnasium"  # in messages
-    make: Callable[[int], Any] | None = None  # makes the vector env with a seed, if it takes seeds there alone
+    make: Callable[[int], Any] | None = (
+        None  # makes the vector env with a seed, if it takes seeds there alone
+    )
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
         self.vector_env: Any = vector_env
@@ -45,7 +49,9 @@ class Engine:
         self._game_returns = np.zeros(vector_env.num_envs)
         self.mode = self._read_mode()
         if self.mode not in self.modes:
-            needed = f"a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}"
+            needed = (
+                f"a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}"
+            )
             remedy = f"in other modes the step after the end of an episode is no transition. {self.remedy}"
             raise ValueError(f"from_gymnasium needs {needed}, but got {self.mode}: {remedy}")
 
@@ -57,13 +63,18 @@ class Engine:
         base, name = self.vector_env.unwrapped, "_max_episode_steps"
         limits = {getattr(base, "max_episode_steps", None)}
         if isinstance(base, SyncVectorEnv):
-            limits = {min(vars(layer).get(name) or _NO_LIMIT for layer in _layers(env)) for env in base.envs}
+            limits = {
+                min(vars(layer).get(name) or _NO_LIMIT for layer in _layers(env))
+                for env in base.envs
+            }
         elif isinstance(base, AsyncVectorEnv) and all(base.call("has_wrapper_attr", name)):
             limits = set(base.get_attr(name))
         limit = limits.pop()
         return limit if isinstance(limit, int) and limit != _NO_LIMIT and not limits else None
 
-    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any) -> int | None:
+    def choose_seed(
+        self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any
+    ) -> int | None:
         """As `Env._choose_seed`."""
         return seed
 
@@ -98,7 +109,12 @@ class Engine:
 
     def known_names(self, info: dict[str, Any]) -> set[str]:
         """The names of all entries of the infos of the last step, whose result `info` is."""
-        return {name for entries in (info, info.get("final_info", {})) for name in entries if not name.startswith("_")}
+        return {
+            name
+            for entries in (info, info.get("final_info", {}))
+            for name in entries
+            if not name.startswith("_")
+        }
 
     def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
         """Resets the rows of a mask, of which row *i* gets the seed `seed + i`. Returns infos, for all rows."""
@@ -106,7 +122,9 @@ class Engine:
         self.observation, info = self._checked("reset", self._reset_mask(rows, seed, options))
         return info  # type: ignore[no-any-return]
 
-    def _reset_mask(self, rows: Any, seed: Any, options: Options | None) -> tuple[Any, dict[str, Any]]:
+    def _reset_mask(
+        self, rows: Any, seed: Any, options: Options | None
+    ) -> tuple[Any, dict[str, Any]]:
         mask_option = {} if rows.all() else {"reset_mask": rows}
         # A new dict, because Gymnasium removes the mask from it.
         return self.vector_env.reset(seed=seed, options={**(options or {}), **mask_option} or None)
@@ -128,14 +146,26 @@ class Sync(Engine):
         self._observations: list[Any] = [None] * vector_env.num_envs
         self._results: list[Any] = self._observations
         # NumPy's cast to narrower integers wraps around, whatever the first step has returned.
-        dtypes = [np.dtype(leaf.dtype) for _, leaf in spaces.leaves(vector_env.single_observation_space)]
+        dtypes = [
+            np.dtype(leaf.dtype) for _, leaf in spaces.leaves(vector_env.single_observation_space)
+        ]
         self._may_wrap = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
-        self._batched: Any = create_empty_array(vector_env.single_observation_space, vector_env.num_envs)
+        self._batched: Any = create_empty_array(
+            vector_env.single_observation_space, vector_env.num_envs
+        )
 
     def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
         chosen = [True] * len(self._results) if rows is None else rows.tolist()
-        batch = zip(self.vector_env.envs, iterate(self.vector_env.action_space, actions), self._results, chosen, strict=True)
-        self._results = [env.step(action) if is_chosen else last for env, action, last, is_chosen in batch]
+        batch = zip(
+            self.vector_env.envs,
+            iterate(self.vector_env.action_space, actions),
+            self._results,
+            chosen,
+            strict=True,
+        )
+        self._results = [
+            env.step(action) if is_chosen else last for env, action, last, is_chosen in batch
+        ]
         if "step" in self._unchecked:
             self._check_steps(self._results)
         try:
@@ -167,20 +197,27 @@ class Sync(Engine):
             result = self.vector_env.envs[row].reset(seed=own_seed, options=options)
             _checks.result(self.name, f"reset of env {row}", space, result)
             self._observations[row], info = result
-            infos = infos or [info] * len(rows)  # the first one stands in for rows that are not reset
+            infos = infos or [info] * len(
+                rows
+            )  # the first one stands in for rows that are not reset
             infos[row] = info
         self._set_observations(self._observations)
         return self._batched_infos(infos)
 
     def _check_steps(self, results: list[Any]) -> None:
         space = self.vector_env.single_observation_space
-        is_exact = [_checks.result(self.name, f"step of env {row}", space, each) for row, each in enumerate(results)]
+        is_exact = [
+            _checks.result(self.name, f"step of env {row}", space, each)
+            for row, each in enumerate(results)
+        ]
         if all(is_exact) and not self._may_wrap:
             self._unchecked.discard("step")
 
     def _set_observations(self, observations: list[Any]) -> None:
         self._observations = observations
-        self.observation = concatenate(self.vector_env.single_observation_space, observations, self._batched)
+        self.observation = concatenate(
+            self.vector_env.single_observation_space, observations, self._batched
+        )
 
 
 class Ale(Engine):
@@ -193,7 +230,9 @@ class Ale(Engine):
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
         super().__init__(vector_env, info_names)
-        _check_batch("ALE's vector env", vector_env.num_envs, getattr(vector_env.unwrapped, "batch_size", 0))
+        _check_batch(
+            "ALE's vector env", vector_env.num_envs, getattr(vector_env.unwrapped, "batch_size", 0)
+        )
         self._games: Any = None  # by row, the number of the frame before its game
 
     def _read_mode(self) -> Any:
@@ -236,7 +275,9 @@ class EnvPool(Engine):
         super().__init__(pool, info_names)
         if pool is not pool.unwrapped:
             remedy = "Gymnasium's wrappers take its auto-reset for a step. Put torchwrap's transforms on the result instead"
-            raise ValueError(f"from_gymnasium needs EnvPool's env itself, but got {type(pool).__name__} around it: {remedy}.")
+            raise ValueError(
+                f"from_gymnasium needs EnvPool's env itself, but got {type(pool).__name__} around it: {remedy}."
+            )
         config = pool.config
         _check_batch("EnvPool", config["num_envs"], config["batch_size"])
         self._seed = [*config.get("env_seed", ()), config["seed"]][0]  # of row 0
@@ -245,17 +286,27 @@ class EnvPool(Engine):
         self._was_reset = False
         self._finished, self._actions = np.zeros(config["num_envs"], bool), None
 
-    def choose_seed(self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any) -> int | None:
+    def choose_seed(
+        self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any
+    ) -> int | None:
         made_with = (self._seed - first_index) % _SEEDS
         if seed is None:
             return made_with if is_first else None
-        can_make = self.make is not None and self._actions is None and (mask is None or bool(mask.all()))
+        can_make = (
+            self.make is not None and self._actions is None and (mask is None or bool(mask.all()))
+        )
         if not can_make and (seed % _SEEDS != made_with or self._was_reset):
-            needed = f"seed={made_with}, with which the pool was made, and none after the first reset"
+            needed = (
+                f"seed={made_with}, with which the pool was made, and none after the first reset"
+            )
             if self.make is not None:
                 needed = "a seed for all envs before their first step, or none"
-            remedy = f'make a new one with torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
-            raise ValueError(f"{owner}.reset needs {needed}, but got {seed}. EnvPool seeds envs when it makes them: {remedy}.")
+            remedy = (
+                f'make a new one with torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
+            )
+            raise ValueError(
+                f"{owner}.reset needs {needed}, but got {seed}. EnvPool seeds envs when it makes them: {remedy}."
+            )
         return seed
 
     def seeded(self, seed: int) -> Any:
@@ -267,7 +318,11 @@ class EnvPool(Engine):
     def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
         reward, terminated, truncated, info = super().step(actions)
         self._actions, self._finished = actions, terminated | truncated
-        if {"lives", "reward", "terminated"} <= info.keys():  # of an Atari game, the last two without clipping and lost lives
+        if {
+            "lives",
+            "reward",
+            "terminated",
+        } <= info.keys():  # of an Atari game, the last two without clipping and lost lives
             self._add_games(info, info["reward"], (info["terminated"] > 0) | truncated)
         return reward, terminated, truncated, info
 
@@ -283,7 +338,9 @@ class EnvPool(Engine):
         if finished.any():
             # EnvPool's own auto-reset. With episodic_life, it goes on with the lives that are left; reset() starts a new game.
             env_ids = np.flatnonzero(finished)
-            observation, _, _, _, info = self.vector_env.step(_select(self._actions, env_ids), env_ids)
+            observation, _, _, _, info = self.vector_env.step(
+                _select(self._actions, env_ids), env_ids
+            )
             self._assign(infos, observation, info)
         self._finished = self._finished & ~rows
         return infos
@@ -318,15 +375,25 @@ def make_envpool(id: str, num_envs: int, kwargs: dict[str, Any], seed: int) -> A
         envpool = importlib.import_module("envpool")
     except ImportError as error:
         needed = 'make needs the package envpool for backend="envpool"'
-        raise ImportError(f"{needed}: {error}. Install it with `pip install torchwrap[envpool]`.") from error
+        raise ImportError(
+            f"{needed}: {error}. Install it with `pip install torchwrap[envpool]`."
+        ) from error
     if id not in envpool.list_all_envs():
         name = id.rpartition("/")[2]
-        remedy = f"pass {name!r}" if name in envpool.list_all_envs() else "`envpool.list_all_envs()` lists them"
-        raise ValueError(f'make needs an id that EnvPool has for backend="envpool", but got {id!r}: {remedy}.')
+        remedy = (
+            f"pass {name!r}"
+            if name in envpool.list_all_envs()
+            else "`envpool.list_all_envs()` lists them"
+        )
+        raise ValueError(
+            f'make needs an id that EnvPool has for backend="envpool", but got {id!r}: {remedy}.'
+        )
     if kwargs.get("max_episode_steps") == -1:
         kwargs["max_episode_steps"] = _NO_LIMIT
     try:
-        return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed % _SEEDS, **kwargs)
+        return envpool.make(
+            id, env_type="gymnasium", num_envs=num_envs, seed=seed % _SEEDS, **kwargs
+        )
     except (TypeError, AssertionError) as error:
         raise ValueError(f"make needs arguments that EnvPool's {id} takes: {error}") from None
 
@@ -337,11 +404,17 @@ def _layers(env: Any) -> list[Any]:
 
 def _check_batch(owner: str, num_envs: int, batch_size: int) -> None:
     if batch_size not in (0, num_envs):
-        raise ValueError(f"from_gymnasium needs {owner} to step all {num_envs} envs together, but got {batch_size=}: omit it.")
+        raise ValueError(
+            f"from_gymnasium needs {owner} to step all {num_envs} envs together, but got {batch_size=}: omit it."
+        )
 
 
 def _select(values: Any, rows: Any) -> Any:
-    return {key: _select(value, rows) for key, value in values.items()} if isinstance(values, dict) else values[rows]
+    return (
+        {key: _select(value, rows) for key, value in values.items()}
+        if isinstance(values, dict)
+        else values[rows]
+    )
 
 
 def _assign(values: Any, rows: Any, given: Any) -> None:

@@ -33,10 +33,19 @@ class Workers:
     get its answers.
     """
 
-    def __init__(self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False) -> None:
-        self.vector_env, self.base, self._name, self._timeout = vector_env, vector_env.unwrapped, name, timeout
+    def __init__(
+        self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False
+    ) -> None:
+        self.vector_env, self.base, self._name, self._timeout = (
+            vector_env,
+            vector_env.unwrapped,
+            name,
+            timeout,
+        )
         is_async, self._fault = isinstance(self.base, AsyncVectorEnv), ""
-        fault = f"An earlier call of {name} did not finish, and its threads may still hold the results"
+        fault = (
+            f"An earlier call of {name} did not finish, and its threads may still hold the results"
+        )
         self._interrupted = f"{fault}. {REMEDY}." if has_threads else ""
         self.processes: Sequence[BaseProcess] = self.base.processes if is_async else []
         self._calls: SimpleQueue[Any] = SimpleQueue()
@@ -44,7 +53,9 @@ class Workers:
         if is_async:
             self._thread.start()
         self.reach_envs = isinstance(self.base, SyncVectorEnv)
-        self.reach_envs |= is_async and all(self.call("has_wrapper_attr", self.base.call, "has_wrapper_attr", FIND))
+        self.reach_envs |= is_async and all(
+            self.call("has_wrapper_attr", self.base.call, "has_wrapper_attr", FIND)
+        )
 
     def check(self) -> None:
         """Raises if there was a fault, or an interrupted call whose results cannot be discarded."""
@@ -66,7 +77,9 @@ class Workers:
         except Empty as silence:
             result, errors = None, [silence]
         if errors:
-            raise self._named(command, errors.pop())  # no frame keeps it, because its traceback keeps the env
+            raise self._named(
+                command, errors.pop()
+            )  # no frame keeps it, because its traceback keeps the env
         return result
 
     def find(self, name: str) -> Sequence[Any]:
@@ -87,7 +100,14 @@ class Workers:
             self.processes[index].join(1.0)
             what = f"the process of env {index} exited with code {self.processes[index].exitcode} in {command}"
         else:  # Gymnasium reads the answers in the order of the envs. The last one with nothing to read has not answered.
-            index = max((row for row, pipe in enumerate(self.base.parent_pipes) if pipe and not pipe.poll()), default=0)
+            index = max(
+                (
+                    row
+                    for row, pipe in enumerate(self.base.parent_pipes)
+                    if pipe and not pipe.poll()
+                ),
+                default=0,
+            )
             what = f"env {index} did not finish {command} within worker_timeout={self._timeout} s"
         self._fault = f"In {self._name}, {what}. {REMEDY}."
         fault = RuntimeError(self._fault)
@@ -98,7 +118,9 @@ class Workers:
         """Closes the vector env, and kills the workers that do not end by themselves."""
         if not self.processes:
             return self.vector_env.close()  # type: ignore[no-any-return]
-        pipes = [pipe for pipe in self.base.parent_pipes if pipe]  # None where Gymnasium has ended a worker
+        pipes = [
+            pipe for pipe in self.base.parent_pipes if pipe
+        ]  # None where Gymnasium has ended a worker
         for pipe in pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("close", None))
@@ -112,7 +134,9 @@ class Workers:
         self._thread.join(1.0)
         for pipe in pipes:
             pipe.close()
-        self.base.closed = True  # for Gymnasium, which would wait for the answers to the call of a fault
+        self.base.closed = (
+            True  # for Gymnasium, which would wait for the answers to the call of a fault
+        )
         self.vector_env.close()
 
 
@@ -140,16 +164,30 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     torchwrap_find = find
 
-    def __init__(self, make_one: Callable[[], Any], info_keys: Sequence[str], parent: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        make_one: Callable[[], Any],
+        info_keys: Sequence[str],
+        parent: int,
+        timeout: float | None,
+    ) -> None:
         has_timer = os.getpid() != parent and hasattr(signal, "setitimer")  # Windows lacks it
         if has_timer:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but it is for the parent
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process if the constructor exceeds the timeout
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # a terminal sends it to all processes, but it is for the parent
+            signal.signal(
+                signal.SIGALRM, signal.SIG_DFL
+            )  # ends the process if the constructor exceeds the timeout
             signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
         super().__init__(make_one())
         if has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        self._space, self._owner, self._info_keys = self.observation_space, type(self.unwrapped).__name__, info_keys
+        self._space, self._owner, self._info_keys = (
+            self.observation_space,
+            type(self.unwrapped).__name__,
+            info_keys,
+        )
 
     def step(self, action: Any) -> Any:
         return self._answer("step", action)
@@ -162,10 +200,14 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             result = getattr(self.env, command)(*args, **kwargs)
             _checks.result(self._owner, command, self._space, result)
         except Exception as error:
-            blank = next(iter(iterate(batch_space(self._space, 1), create_empty_array(self._space, 1))))
+            blank = next(
+                iter(iterate(batch_space(self._space, 1), create_empty_array(self._space, 1)))
+            )
             info = {ERROR: f"{error!r} in {command}.\n\n{traceback.format_exc()}"}
             return (blank, 0.0, False, False, info) if command == "step" else (blank, info)
         *others, info = result
-        if not any(others[2:]):  # at the end of an episode all remain, for the error about missing names
+        if not any(
+            others[2:]
+        ):  # at the end of an episode all remain, for the error about missing names
             info = {name: info[name] for name in self._info_keys if name in info}
         return *others, info

@@ -36,14 +36,21 @@ def register(name: str, make_env: Callable[..., Env]) -> None:
     if isinstance(make_env, Env) or not callable(make_env):
         raise TypeError(f"register needs a function that makes an env, but got {make_env!r}.")
 
-    def create(config_name: str, num_actors: int, seed: int | None = None, **env_config: Any) -> RlGamesVecEnv:
+    def create(
+        config_name: str, num_actors: int, seed: int | None = None, **env_config: Any
+    ) -> RlGamesVecEnv:
         env = to_rl_games(make_env(num_actors, **env_config), seed=seed)
         if env.env.num_envs != num_actors:
-            raise ValueError(f"register needs make_env({num_actors}) to make {num_actors} envs, but got {env.env}.")
+            raise ValueError(
+                f"register needs make_env({num_actors}) to make {num_actors} envs, but got {env.env}."
+            )
         return env
 
     vecenv.register(name, create)
-    env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **env_config: create(name, 1, **env_config)})
+    env_configurations.register(
+        name,
+        {"vecenv_type": name, "env_creator": lambda **env_config: create(name, 1, **env_config)},
+    )
 
 
 def to_rl_games(env: Env, *, seed: int | None = None) -> RlGamesVecEnv:
@@ -80,7 +87,11 @@ class RlGamesVecEnv(IVecEnv):
     def __init__(self, env: Env, seed: int | None) -> None:
         self.env = _checks.env("to_rl_games", env)
         space = env.single_observation_space
-        parts = dict(space.spaces) if isinstance(space, Dict) and set(space) == {"obs", "states"} else {"obs": space}
+        parts = (
+            dict(space.spaces)
+            if isinstance(space, Dict) and set(space) == {"obs", "states"}
+            else {"obs": space}
+        )
         for part in parts.values():
             _check_observation(part)
         _check_action(env.single_action_space)
@@ -92,15 +103,24 @@ class RlGamesVecEnv(IVecEnv):
         seed, self._next_seed = self._next_seed, None
         return self._parts(self.env.reset(seed=seed)["observation"])
 
-    def step(self, actions: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+    def step(
+        self, actions: Tensor
+    ) -> tuple[Tensor | dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
         # rl_games' player passes the action of a single env without its dimension.
-        transition, td = self.env.step(actions.reshape(self.env.num_envs, *(self.action_space.shape or ())))
+        transition, td = self.env.step(
+            actions.reshape(self.env.num_envs, *(self.action_space.shape or ()))
+        )
         successor = transition["next"]
         time_outs = (successor["truncated"] & ~successor["terminated"]).squeeze(-1)
         infos = {"time_outs": time_outs, "final_observation": self._parts(successor["observation"])}
         if episode := _checks.logs(successor):
             infos["episode"] = episode
-        return self._parts(td["observation"]), successor["reward"].squeeze(-1), successor["done"].squeeze(-1), infos
+        return (
+            self._parts(td["observation"]),
+            successor["reward"].squeeze(-1),
+            successor["done"].squeeze(-1),
+            infos,
+        )
 
     def seed(self, seed: int) -> None:
         """Seeds the next reset."""
@@ -119,21 +139,34 @@ class RlGamesVecEnv(IVecEnv):
 
     def _parts(self, observation: spaces.Value) -> Tensor | dict[str, Tensor]:
         names = ("obs", "states")
-        return observation if self.state_space is None else {name: spaces.at(observation, (name,)) for name in names}
+        return (
+            observation
+            if self.state_space is None
+            else {name: spaces.at(observation, (name,)) for name in names}
+        )
 
 
 def _check_observation(space: Space[Any]) -> None:
     if not isinstance(space, Box) or not space.shape:
         needed = 'observations in a Box with a dimension, or in a Dict of two of them, "obs" and "states"'
-        raise ValueError(f"to_rl_games needs {needed}, but got {space}: put transforms.FlattenObservation on the env.")
+        raise ValueError(
+            f"to_rl_games needs {needed}, but got {space}: put transforms.FlattenObservation on the env."
+        )
     if space.dtype not in (np.float32, np.uint8):
         remedy = 'put transforms.DtypeObservation("float32") on the env'
-        raise ValueError(f"to_rl_games needs observations in float32 or uint8, but got {space}: {remedy}.")
+        raise ValueError(
+            f"to_rl_games needs observations in float32 or uint8, but got {space}: {remedy}."
+        )
 
 
 def _check_action(space: Space[Any]) -> None:
     _checks.starts_at_zero("to_rl_games", "action", space)
-    is_vector = isinstance(space, Box) and len(space.shape) == 1 and space.dtype == np.float32 and space.is_bounded()
+    is_vector = (
+        isinstance(space, Box)
+        and len(space.shape) == 1
+        and space.dtype == np.float32
+        and space.is_bounded()
+    )
     if not is_vector and not isinstance(space, Discrete):
         needed = "actions in a Discrete space or a bounded float32 Box with one dimension, to which rl_games rescales them"
         remedy = "leave out transforms.ClipAction, or put transforms.TransformAction on the env"

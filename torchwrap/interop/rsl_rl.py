@@ -20,7 +20,9 @@ from torchwrap.interop import _checks
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
 
-def to_rsl_rl(env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None = None) -> RslRlVecEnv:
+def to_rsl_rl(
+    env: Env, cfg: dict[str, Any] | None = None, *, seed: int | None = None
+) -> RslRlVecEnv:
     """Wraps an env for the runners of rsl_rl: `OnPolicyRunner(to_rsl_rl(env), train_cfg)`.
 
     The env is reset here, because the runner does not reset it. Tensors are passed on without copies.
@@ -67,8 +69,14 @@ class RslRlVecEnv(VecEnv):
         for space in groups.values() or [observations]:
             _check_space("observations", space, flatten, f": put transforms.{cast} on it")
         _check_space("actions", actions)
-        self.num_envs, self.num_actions, self.device = env.num_envs, math.prod(actions.shape or ()), env.device
-        self._log_keys = [key for record in RecordEpisodeStatistics.of(env) for key in record.keys.values()]
+        self.num_envs, self.num_actions, self.device = (
+            env.num_envs,
+            math.prod(actions.shape or ()),
+            env.device,
+        )
+        self._log_keys = [
+            key for record in RecordEpisodeStatistics.of(env) for key in record.keys.values()
+        ]
         env.reset(seed=seed)
 
     @property
@@ -106,20 +114,28 @@ class RslRlVecEnv(VecEnv):
         if not self.cfg.get("is_finite_horizon", False):
             extras["time_outs"] = (successor["truncated"] & ~successor["terminated"]).squeeze(-1)
         log = _checks.logs(successor)
-        if self._log_keys and done.any():  # waits for the device; rsl_rl's mean of no episodes would be NaN
+        if (
+            self._log_keys and done.any()
+        ):  # waits for the device; rsl_rl's mean of no episodes would be NaN
             log |= {key: successor[key][done, 0].float() for key in self._log_keys}
         if log:
             extras["log"] = log
         return self._groups(td["observation"]), successor["reward"].squeeze(-1), done.long(), extras
 
     def _groups(self, observation: spaces.Value) -> TensorDict:
-        groups = {"policy": observation} if isinstance(observation, Tensor) else dict(observation.items())
+        groups = (
+            {"policy": observation}
+            if isinstance(observation, Tensor)
+            else dict(observation.items())
+        )
         return TensorDict(groups, [self.num_envs])
 
 
 def _check_space(what: str, space: Space[Any], flatten: str = "", cast: str = "") -> None:
     if not isinstance(space, Box) or len(space.shape) != 1:
-        raise ValueError(f"to_rsl_rl needs {what} in a Box with one dimension, but got {space}{flatten}.")
+        raise ValueError(
+            f"to_rsl_rl needs {what} in a Box with one dimension, but got {space}{flatten}."
+        )
     if space.dtype != np.float32:  # rsl_rl would cast it silently where it stores it
         raise ValueError(f"to_rsl_rl needs {what} in float32, but got {space}{cast}.")
 
@@ -133,11 +149,15 @@ class PPO(algorithms.PPO):
 
     env: Env | None = None
 
-    def process_env_step(self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
+    def process_env_step(
+        self, obs: TensorDict, rewards: Tensor, dones: Tensor, extras: dict[str, Any]
+    ) -> None:
         if "time_outs" in extras:
             if "final_obs" not in extras:
                 remedy = "wrap a torchwrap env with to_rsl_rl, or use rsl_rl's own PPO"
-                raise ValueError(f'{__name__}:PPO needs extras["final_obs"] from the env, but got {sorted(extras)}: {remedy}.')
+                raise ValueError(
+                    f'{__name__}:PPO needs extras["final_obs"] from the env, but got {sorted(extras)}: {remedy}.'
+                )
             hidden_state = self.critic.get_hidden_state()
             values = self.critic(extras["final_obs"].to(self.device)).detach().squeeze(-1)
             self.critic.reset(hidden_state=hidden_state)
@@ -152,9 +172,17 @@ class PPO(algorithms.PPO):
         return alg
 
     def save(self) -> dict[str, Any]:
-        return super().save() | ({} if self.env is None else {"env_state_dict": self.env.state_dict()})
+        return super().save() | (
+            {} if self.env is None else {"env_state_dict": self.env.state_dict()}
+        )
 
-    def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
-        if self.env is not None and "env_state_dict" in loaded_dict and (load_cfg or {}).get("env", True):
+    def load(
+        self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool
+    ) -> bool:
+        if (
+            self.env is not None
+            and "env_state_dict" in loaded_dict
+            and (load_cfg or {}).get("env", True)
+        ):
             self.env.load_state_dict(loaded_dict["env_state_dict"], strict)
         return super().load(loaded_dict, load_cfg, strict)

@@ -13,7 +13,12 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import (
+    VecEnvIndices,
+    VecEnvObs,
+    VecEnvStepReturn,
+    VecEnvWrapper,
+)
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -68,7 +73,9 @@ class SB3VecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         if any(options != self._options[0] for options in self._options):
-            raise ValueError("to_sb3 needs the same reset options for every env, but got different ones.")
+            raise ValueError(
+                "to_sb3 needs the same reset options for every env, but got different ones."
+            )
         td = self.env.reset(seed=self._seeds[0], options=self._options[0] or None)
         self._reset_seeds()
         self._reset_options()
@@ -88,16 +95,27 @@ class SB3VecEnv(VecEnv):
         # SB3 adds the values of final observations to the reward, in place.
         return _arrays(td["observation"]), _arrays(successor["reward"]).reshape(-1), dones, infos
 
-    def _finish(self, infos: list[dict[str, Any]], finished: NDArray[Any], successor: TensorDict) -> None:
+    def _finish(
+        self, infos: list[dict[str, Any]], finished: NDArray[Any], successor: TensorDict
+    ) -> None:
         ended = successor[torch.as_tensor(finished, device=self.env.device)]
         finals, own = _arrays(ended["observation"]), _arrays(ended.get("info", {}), scalars=True)
         truncated = (ended["truncated"] & ~ended["terminated"]).flatten().tolist()
         keys, short = self._recorder.keys if self._recorder else {}, {"return": "r", "length": "l"}
-        episode = {short.get(name, name): ended[key].flatten().tolist() for name, key in keys.items()}
+        episode = {
+            short.get(name, name): ended[key].flatten().tolist() for name, key in keys.items()
+        }
         for i, row in enumerate(finished):
-            infos[row] = {**_row(own, i), "terminal_observation": _row(finals, i), "TimeLimit.truncated": truncated[i]}
+            infos[row] = {
+                **_row(own, i),
+                "terminal_observation": _row(finals, i),
+                "TimeLimit.truncated": truncated[i],
+            }
             if episode:
-                infos[row]["episode"] = {**_row(episode, i), "t": round(time.time() - self._start, 6)}
+                infos[row]["episode"] = {
+                    **_row(episode, i),
+                    "t": round(time.time() - self._start, 6),
+                }
 
     def close(self) -> None:
         self.env.close()
@@ -107,34 +125,62 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         own = attr_name in ("observation_space", "action_space")  # of a single env, as in SB3
-        return self._repeat(getattr(self, attr_name) if own else self.env.get_wrapper_attr(attr_name), indices)
+        return self._repeat(
+            getattr(self, attr_name) if own else self.env.get_wrapper_attr(attr_name), indices
+        )
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
-            raise ValueError(f"to_sb3 needs set_attr for all {self.num_envs} envs, which share it, but got indices {chosen}.")
+            raise ValueError(
+                f"to_sb3 needs set_attr for all {self.num_envs} envs, which share it, but got indices {chosen}."
+            )
         self.env.set_wrapper_attr(attr_name, value)
 
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        if method_name == "compute_reward":  # of HER, with goals from the observations that it has stored
-            inner, outer = (spaces.children(each.single_observation_space) or {} for each in (self.env.unwrapped, self.env))
-            changed = [key for key in inner if key.endswith("_goal") and outer.get(key) is not inner[key]]
-            changed += ["reward" for part in self.env.modules() if isinstance(part, RewardTransform | NormalizeReward)]
+    def env_method(
+        self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
+    ) -> list[Any]:
+        if (
+            method_name == "compute_reward"
+        ):  # of HER, with goals from the observations that it has stored
+            inner, outer = (
+                spaces.children(each.single_observation_space) or {}
+                for each in (self.env.unwrapped, self.env)
+            )
+            changed = [
+                key for key in inner if key.endswith("_goal") and outer.get(key) is not inner[key]
+            ]
+            changed += [
+                "reward"
+                for part in self.env.modules()
+                if isinstance(part, RewardTransform | NormalizeReward)
+            ]
             if changed:
                 needed = "to_sb3 needs goals and rewards that no transform changes for HER"
-                raise ValueError(f"{needed}, but transforms change {changed}: use VecNormalize, around to_sb3(env), instead.")
+                raise ValueError(
+                    f"{needed}, but transforms change {changed}: use VecNormalize, around to_sb3(env), instead."
+                )
             func_env: Any = getattr(self.env.unwrapped, "func_env", None)
-            if hasattr(func_env, method_name):  # of a single env, like the other functions; infos of live envs are empty
+            if hasattr(
+                func_env, method_name
+            ):  # of a single env, like the other functions; infos of live envs are empty
                 goals = [torch.as_tensor(goal, device=self.env.device) for goal in args[:2]]
-                compute, broadcasts = func_env.compute_reward, getattr(func_env, "broadcasts", False)
-                rewards = (compute if broadcasts else torch.vmap(compute, in_dims=(0, 0, None)))(*goals, {})
+                compute, broadcasts = (
+                    func_env.compute_reward,
+                    getattr(func_env, "broadcasts", False),
+                )
+                rewards = (compute if broadcasts else torch.vmap(compute, in_dims=(0, 0, None)))(
+                    *goals, {}
+                )
                 return self._repeat(_arrays(rewards), indices)
         result = self.env.get_wrapper_attr(method_name)(*args, **kwargs)
         return self._repeat(_arrays(result) if isinstance(result, Tensor) else result, indices)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         # RecordEpisodeStatistics does what Monitor does: evaluate_policy then reads returns from infos.
-        return self._repeat(self._recorder is not None and issubclass(wrapper_class, Monitor), indices)
+        return self._repeat(
+            self._recorder is not None and issubclass(wrapper_class, Monitor), indices
+        )
 
     def _repeat(self, value: Any, indices: VecEnvIndices) -> list[Any]:
         # Of the envs of a simulator, `get_wrapper_attr` gives a tuple with one value for each.
@@ -146,18 +192,31 @@ class SB3VecNormalize(VecNormalize):
     """A `VecEnv` of an env that learns, whose state SB3 saves, loads and copies like a `VecNormalize`."""
 
     def _refuse(self, value: bool) -> None:
-        remedy = "for raw returns in evaluate_policy, put RecordEpisodeStatistics below NormalizeReward"
-        raise AttributeError(f"norm_obs and norm_reward cannot be set, because the transforms of the env normalize: {remedy}.")
+        remedy = (
+            "for raw returns in evaluate_policy, put RecordEpisodeStatistics below NormalizeReward"
+        )
+        raise AttributeError(
+            f"norm_obs and norm_reward cannot be set, because the transforms of the env normalize: {remedy}."
+        )
 
-    norm_obs = norm_reward = property(lambda self: False, _refuse)  # nothing comes on top of the transforms
-    training = property(lambda self: self._learning.training, lambda self, mode: self._learning.train(mode))
+    norm_obs = norm_reward = property(
+        lambda self: False, _refuse
+    )  # nothing comes on top of the transforms
+    training = property(
+        lambda self: self._learning.training, lambda self, mode: self._learning.train(mode)
+    )
     # `sync_envs_normalization` copies it.
-    ret_rms = property(lambda self: self._learning.state_dict(), lambda self, state: self._learning.load_state_dict(state))
+    ret_rms = property(
+        lambda self: self._learning.state_dict(),
+        lambda self, state: self._learning.load_state_dict(state),
+    )
 
     def __init__(self, venv: VecEnv) -> None:
         base = venv.unwrapped
         if not isinstance(base, SB3VecEnv):
-            raise TypeError(f"VecNormalize.load needs a venv from to_sb3, like the one that was saved, but got {venv}.")
+            raise TypeError(
+                f"VecNormalize.load needs a venv from to_sb3, like the one that was saved, but got {venv}."
+            )
         self._learning = base.env
         VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
 
@@ -186,21 +245,36 @@ def _arrays(value: Any, scalars: bool = False) -> Any:
 
 
 def _row(arrays: Any, i: int) -> Any:
-    return {key: _row(part, i) for key, part in arrays.items()} if isinstance(arrays, dict) else arrays[i]
+    return (
+        {key: _row(part, i) for key, part in arrays.items()}
+        if isinstance(arrays, dict)
+        else arrays[i]
+    )
 
 
 def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
-    if isinstance(observations, Tuple) or any(len(path) > 1 for path, _ in spaces.leaves(observations)):
+    if isinstance(observations, Tuple) or any(
+        len(path) > 1 for path, _ in spaces.leaves(observations)
+    ):
         remedy = "put transforms.FlattenObservation on the env"
-        raise ValueError(f"to_sb3 needs observations without a Tuple or nested Dict, but got {observations}: {remedy}.")
+        raise ValueError(
+            f"to_sb3 needs observations without a Tuple or nested Dict, but got {observations}: {remedy}."
+        )
     if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
-        raise ValueError(f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {actions}.")
+        raise ValueError(
+            f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {actions}."
+        )
     if isinstance(actions, Box) and not np.isfinite([actions.low, actions.high]).all():
         remedy = "leave out ClipAction, because SB3 clips, or put transforms.TransformAction(func, action_space) on the env"
         raise ValueError(f"to_sb3 needs actions with finite bounds, but got {actions}: {remedy}.")
     if isinstance(actions, MultiBinary) and len(actions.shape) != 1:
         raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {actions}.")
-    for what, space in (*(("observation", leaf) for _, leaf in spaces.leaves(observations)), ("action", actions)):
+    for what, space in (
+        *(("observation", leaf) for _, leaf in spaces.leaves(observations)),
+        ("action", actions),
+    ):
         if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
-            raise ValueError(f"to_sb3 needs MultiDiscrete {what}s with one dimension, but got {space}.")
+            raise ValueError(
+                f"to_sb3 needs MultiDiscrete {what}s with one dimension, but got {space}."
+            )
         _checks.starts_at_zero("to_sb3", what, space)

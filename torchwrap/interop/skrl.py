@@ -65,21 +65,41 @@ def true_successors(agent: AnAgent) -> AnAgent:
     """
     record = getattr(agent, "record_transition", None)
     if not callable(record):
-        raise TypeError(f"true_successors needs an skrl agent with record_transition, but got {type(agent).__name__}.")
+        raise TypeError(
+            f"true_successors needs an skrl agent with record_transition, but got {type(agent).__name__}."
+        )
     if getattr(record, "func", None) is not _record:
         agent.record_transition = functools.partial(_record, record)
     return agent
 
 
 def _record(
-    record: Callable[..., None], *, next_observations: Tensor, terminated: Tensor, truncated: Tensor, infos: Any, **others: Any
+    record: Callable[..., None],
+    *,
+    next_observations: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    infos: Any,
+    **others: Any,
 ) -> None:
     finals = infos.get("final_observations")
     if finals is None or finals.shape != next_observations.shape:
-        got = "none" if finals is None else f"{len(finals)} for an agent with {len(next_observations)}"
+        got = (
+            "none"
+            if finals is None
+            else f"{len(finals)} for an agent with {len(next_observations)}"
+        )
         remedy = "make the env with to_skrl" if finals is None else "use one agent for all envs"
-        raise ValueError(f'true_successors needs infos["final_observations"] of each env, but got {got}: {remedy}.')
-    record(next_observations=finals, terminated=terminated, truncated=truncated & ~terminated, infos=infos, **others)
+        raise ValueError(
+            f'true_successors needs infos["final_observations"] of each env, but got {got}: {remedy}.'
+        )
+    record(
+        next_observations=finals,
+        terminated=terminated,
+        truncated=truncated & ~terminated,
+        infos=infos,
+        **others,
+    )
 
 
 class SkrlEnv(Wrapper):
@@ -89,7 +109,9 @@ class SkrlEnv(Wrapper):
         super().__init__(_checks.env("to_skrl", env))
         _check_spaces(env.single_observation_space, env.single_action_space)
         self._recorder = next(iter(RecordEpisodeStatistics.of(env)), None)
-        self._pending: Tensor | None = None  # the initial observation of a single env whose episode ended
+        self._pending: Tensor | None = (
+            None  # the initial observation of a single env whose episode ended
+        )
 
     def reset(self) -> tuple[Tensor, dict[str, Any]]:
         pending, self._pending = self._pending, None
@@ -100,19 +122,30 @@ class SkrlEnv(Wrapper):
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         space = self.action_space
-        transition, td = self._env.step(actions.reshape(-1, *(space.shape or ())).to(spaces.dtype(space)))
+        transition, td = self._env.step(
+            actions.reshape(-1, *(space.shape or ())).to(spaces.dtype(space))
+        )
         successor, following = transition["next"], self._flat(td["observation"])
         final, done = self._flat(successor["observation"]), successor["done"]
         infos: dict[str, Any] = {**successor.get("info", {}), "final_observations": final}
         episode = {name: value.mean() for name, value in _checks.logs(successor).items()}
         if self._recorder is not None and done.any():
-            episode |= {name: successor[key][done].float().mean() for name, key in self._recorder.keys.items()}
+            episode |= {
+                name: successor[key][done].float().mean()
+                for name, key in self._recorder.keys.items()
+            }
         if episode:
             infos["episode"] = episode
         if self.num_envs == 1:
             self._pending = following if done else None
             following = final
-        return following, successor["reward"], successor["terminated"], successor["truncated"], infos
+        return (
+            following,
+            successor["reward"],
+            successor["terminated"],
+            successor["truncated"],
+            infos,
+        )
 
     def _flat(self, observation: spaces.Value) -> Tensor:
         return _flatten(self.observation_space, observation, self.num_envs)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import EnvBuffer, EpisodeClock
+from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask, tensordict
 from torchwrap.env import Options
 from torchwrap.interop import _checks
@@ -86,7 +86,15 @@ def from_functions(
             raise TypeError(f"{owner} needs a function as {name}, but got {function!r}.")
     if reset_by not in ("mask", "ids"):
         raise ValueError(f'{owner} needs reset_by="mask" or "ids", but got {reset_by!r}.')
-    described = num_envs, observation_space, action_space, max_episode_steps, first_index, device, info_keys
+    described = (
+        num_envs,
+        observation_space,
+        action_space,
+        max_episode_steps,
+        first_index,
+        device,
+        info_keys,
+    )
     signature = _checks.signature(owner, *described)
     reuses_memory = validation.flag(owner, "reuses_memory", reuses_memory)
     return TensorEnv(functions, signature, reset_by, final_key, reuses_memory, list(info_keys))
@@ -110,17 +118,30 @@ class TensorEnv(_checks.SimulatorEnv):
         info_keys: list[str],
     ) -> None:
         super().__init__(signature)
-        self.functions, self.reset_by, self.final_key, self.reuses_memory = functions, reset_by, final_key, reuses_memory
+        self.functions, self.reset_by, self.final_key, self.reuses_memory = (
+            functions,
+            reset_by,
+            final_key,
+            reuses_memory,
+        )
         self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, spaces.REWARD)
         self._simulator_device, self.can_repeat = signature.device, final_key is None
         self._unchecked = {"reset", "step", "step's final observations"}
         # Initial observations of the rows that are already reset.
-        self._initial = spaces.zeros(signature.single_observation_space, signature.num_envs, signature.device)
+        self._initial = spaces.zeros(
+            signature.single_observation_space, signature.num_envs, signature.device
+        )
 
-    def _choose_seed(self, seed: int | None, is_first: bool, mask: Tensor | None = None) -> int | None:
+    def _choose_seed(
+        self, seed: int | None, is_first: bool, mask: Tensor | None = None
+    ) -> int | None:
         if seed is not None and self.functions["seed"] is None:
-            remedy = "seed the simulator where it is made, or pass a function as seed to from_functions"
-            raise ValueError(f"{self._name()}.reset takes no seed without a function for it, but got {seed}: {remedy}.")
+            remedy = (
+                "seed the simulator where it is made, or pass a function as seed to from_functions"
+            )
+            raise ValueError(
+                f"{self._name()}.reset takes no seed without a function for it, but got {seed}: {remedy}."
+            )
         return super()._choose_seed(seed, is_first)
 
     def _seed(self, seed: int, mask: RowMask) -> None:
@@ -135,13 +156,18 @@ class TensorEnv(_checks.SimulatorEnv):
         action = spaces.apply(lambda _, leaf: leaf.to(self._simulator_device), action)
         result = self.functions["step"](action if isinstance(action, Tensor) else action.to_dict())
         if "step" in self._unchecked:
-            for name, value in _checks.numbers("from_functions", result, _checks.STEP, self.info_spaces, _describe).items():
+            for name, value in _checks.numbers(
+                "from_functions", result, _checks.STEP, self.info_spaces, _describe
+            ).items():
                 if not self._fits(value, (self.num_envs,), (self.num_envs, 1)):
                     self._refuse("step", f"{name} as one number per env", (self.num_envs,), value)
         observation, reward, terminated, truncated, info = result
         observation = self._observation("step", observation, copy=self.reuses_memory)
         reward = self._column(reward, torch.float32)
-        terminated, truncated = self._column(terminated, torch.bool), self._column(truncated, torch.bool)
+        terminated, truncated = (
+            self._column(terminated, torch.bool),
+            self._column(truncated, torch.bool),
+        )
         if self.final_key is not None:
             done = terminated | truncated
             observation = self._successor(observation, RowMask(done), info)
@@ -149,22 +175,35 @@ class TensorEnv(_checks.SimulatorEnv):
         if self.functions["clock"] is None:
             self.elapsed.add_(1)
         if self.signature.max_episode_steps is not None:
-            truncated = truncated | (self._clocks()[0].view(-1, 1).to(self.device) >= self.signature.max_episode_steps)
-        successor = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
+            truncated = truncated | (
+                self._clocks()[0].view(-1, 1).to(self.device) >= self.signature.max_episode_steps
+            )
+        successor = {
+            "observation": observation,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+        }
         if self.info_spaces:
             entries = {name: self._column(info[name], torch.float32) for name in self.info_spaces}
             successor["info"] = tensordict(entries, self.num_envs)
         return tensordict(successor, self.num_envs)
 
-    def _successor(self, initial: spaces.Value, done: RowMask, info: dict[str, Any]) -> spaces.Value:
+    def _successor(
+        self, initial: spaces.Value, done: RowMask, info: dict[str, Any]
+    ) -> spaces.Value:
         final = info.get(self.final_key or "")
         if final is None and done.tensor.any():
             needed = f"info[{self.final_key!r}] where an episode ends"
-            raise ValueError(f"from_functions needs step to return {needed}, but got an info with {sorted(info)}.")
+            raise ValueError(
+                f"from_functions needs step to return {needed}, but got an info with {sorted(info)}."
+            )
         if final is None:
             return initial
         self._initial = initial
-        return done.where(self._observation("step's final observations", final, copy=False), initial)
+        return done.where(
+            self._observation("step's final observations", final, copy=False), initial
+        )
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         already_reset = self.already_reset & mask.tensor
@@ -173,10 +212,14 @@ class TensorEnv(_checks.SimulatorEnv):
         observation, rows = self._initial, mask.tensor & ~already_reset
         if mask.any() if self.final_key is None else rows.any():
             rows = rows.to(self._simulator_device)
-            result = self.functions["reset"](rows if self.reset_by == "mask" else rows.nonzero().squeeze(-1))
+            result = self.functions["reset"](
+                rows if self.reset_by == "mask" else rows.nonzero().squeeze(-1)
+            )
             observation = self._observation("reset", result, copy=self.reuses_memory)
             if self.final_key is not None:
-                observation = RowMask(already_reset).where(spaces.to_device(self._initial, self.device), observation)
+                observation = RowMask(already_reset).where(
+                    spaces.to_device(self._initial, self.device), observation
+                )
         return tensordict({"observation": observation}, self.num_envs)
 
     def _observation(self, function: str, value: Any, copy: bool) -> spaces.Value:
@@ -198,16 +241,30 @@ class TensorEnv(_checks.SimulatorEnv):
                 found = spaces.at(value, path)
             except (IndexError, KeyError, TypeError, ValueError):
                 found = None
-            shape, what = (self.num_envs, *(space.shape or ())), "".join([f"[{key!r}]" for key in path])
+            shape, what = (
+                (self.num_envs, *(space.shape or ())),
+                "".join([f"[{key!r}]" for key in path]),
+            )
             if not self._fits(found, shape) or not torch.can_cast(found.dtype, spaces.dtype(space)):
-                self._refuse(function, f"observation{what} of {space}", shape, value if found is None else found)
+                self._refuse(
+                    function,
+                    f"observation{what} of {space}",
+                    shape,
+                    value if found is None else found,
+                )
 
     def _fits(self, value: Any, *shapes: tuple[int, ...]) -> bool:
-        return isinstance(value, Tensor) and tuple(value.shape) in shapes and value.device == self._simulator_device
+        return (
+            isinstance(value, Tensor)
+            and tuple(value.shape) in shapes
+            and value.device == self._simulator_device
+        )
 
     def _refuse(self, function: str, what: str, shape: tuple[int, ...], value: Any) -> None:
         needed = f"{what}, a tensor of shape {shape} on {self._simulator_device}"
-        raise ValueError(f"from_functions needs {function} to return {needed}, but got {_describe(value)}.")
+        raise ValueError(
+            f"from_functions needs {function} to return {needed}, but got {_describe(value)}."
+        )
 
     def _clocks(self) -> list[Tensor]:
         return [self.elapsed if self.functions["clock"] is None else self.functions["clock"]()]

@@ -10,7 +10,15 @@ from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import EnvBase
 
 from torchwrap import spaces
@@ -64,15 +72,21 @@ class TorchRLEnvBase(EnvBase):
         column: dict[str, Any] = {"shape": (env.num_envs, 1), "device": self.device}
         observation = to_spec(env.single_observation_space, env.num_envs, env.device)
         self.observation_spec = Composite({"observation": observation, **extras}, **batch)
-        self.full_action_spec = Composite(action=to_spec(env.single_action_space, env.num_envs, env.device), **batch)
+        self.full_action_spec = Composite(
+            action=to_spec(env.single_action_space, env.num_envs, env.device), **batch
+        )
         self.reward_spec = Unbounded(dtype=torch.float32, **column)
-        self.full_done_spec = Composite({key: Categorical(2, dtype=torch.bool, **column) for key in _FLAGS}, **batch)
+        self.full_done_spec = Composite(
+            {key: Categorical(2, dtype=torch.bool, **column) for key in _FLAGS}, **batch
+        )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         running = tensordict.get("_step", None)
-        if running is not None:  # rollout(break_when_all_done=True) ignores the other rows, whose episodes have ended
+        if (
+            running is not None
+        ):  # rollout(break_when_all_done=True) ignores the other rows, whose episodes have ended
             self.env.reset(mask=~running.reshape(self.env.num_envs))
-        return self._tensordict(self.env.transition(tensordict["action"])[0]["next"])
+        return self._tensordict(self.env.step_without_reset(tensordict["action"])[0]["next"])
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -80,20 +94,33 @@ class TorchRLEnvBase(EnvBase):
         root = self.env.reset(**{"seed": self._next_seed, "mask": mask, **kwargs})
         self._next_seed = None
         extras = {key: self.observation_spec[key].zero() for key in self._extra_keys}
-        return self.full_done_spec.zero().update(extras).update(root.select("observation", "info", strict=False))
+        return (
+            self.full_done_spec.zero()
+            .update(extras)
+            .update(root.select("observation", "info", strict=False))
+        )
 
-    def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+    def _step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)
         transition, root = self.env.step(tensordict["action"])
         successor, preset = self._tensordict(transition["next"]), tensordict.get("next", None)
-        if preset is not None:  # as in EnvBase.step: what the policy wrote, such as a recurrent state
+        if (
+            preset is not None
+        ):  # as in EnvBase.step: what the policy wrote, such as a recurrent state
             successor.update(preset.exclude(*successor.keys(True, True)))
         following, done = self.step_mdp(tensordict.set("next", successor)), successor["done"]
 
         at_start = RowMask(done)
         for key in self._extra_keys:
-            following.set(key, spaces.apply(lambda _, value: value.masked_fill(at_start.like(value), 0), successor.get(key)))
+            following.set(
+                key,
+                spaces.apply(
+                    lambda _, value: value.masked_fill(at_start.like(value), 0), successor.get(key)
+                ),
+            )
         for key in _FLAGS:
             following.set(key, torch.zeros_like(done))
         infos, of_root = following.get("info", {}), root.get("info", {})
@@ -120,7 +147,9 @@ def _extra_values(env: Env) -> TensorDict:
             memo[id(layer)] = copy.deepcopy(layer.env, memo)
     probe = copy.deepcopy(env, memo).train()
     probe.reset(seed=0)
-    return probe.transition(probe.sample_action())[0]["next"].exclude("observation", "reward", *_FLAGS)
+    return probe.step_without_reset(probe.sample_action())[0]["next"].exclude(
+        "observation", "reward", *_FLAGS
+    )
 
 
 class _StandIn(Env):
@@ -130,14 +159,22 @@ class _StandIn(Env):
     host_stepped = True
 
     def __init__(self, env: Env) -> None:
-        super().__init__(env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode)
+        super().__init__(
+            env.signature, spec=env.spec, metadata=env.metadata, render_mode=env.render_mode
+        )
         self.info_spaces: dict[str, Space[Any]] = getattr(env, "info_spaces", {})
 
     def _step(self, action: spaces.Value) -> TensorDict:
         flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        values: dict[str, spaces.Value] = {"reward": flag.float(), "terminated": flag, "truncated": flag.clone()}
+        values: dict[str, spaces.Value] = {
+            "reward": flag.float(),
+            "terminated": flag,
+            "truncated": flag.clone(),
+        }
         if self.info_spaces:
-            values["info"] = spaces.zeros(gym_spaces.Dict(self.info_spaces), self.num_envs, self.device)
+            values["info"] = spaces.zeros(
+                gym_spaces.Dict(self.info_spaces), self.num_envs, self.device
+            )
         return self._reset().update(values)
 
     def _reset(self, mask: RowMask | None = None, options: Options | None = None) -> TensorDict:
@@ -151,7 +188,11 @@ def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpe
     if parts is not None:
         specs = {key: to_spec(part, num_envs, device) for key, part in parts.items()}
         return Composite(specs, shape=(num_envs,), device=device)
-    form: dict[str, Any] = {"shape": (num_envs, *(space.shape or ())), "dtype": spaces.dtype(space), "device": device}
+    form: dict[str, Any] = {
+        "shape": (num_envs, *(space.shape or ())),
+        "dtype": spaces.dtype(space),
+        "device": device,
+    }
     if isinstance(space, gym_spaces.MultiBinary):
         return Binary(**form)
     if isinstance(space, gym_spaces.Box):
@@ -160,18 +201,26 @@ def to_spec(space: Space[Any], num_envs: int, device: torch.device) -> TensorSpe
         if not (high.double() - low.double() <= largest).all():
             return Unbounded(**form)
     else:
-        count = torch.as_tensor(space.nvec if isinstance(space, gym_spaces.MultiDiscrete) else space.n)  # type: ignore[attr-defined]
+        count = torch.as_tensor(
+            space.nvec if isinstance(space, gym_spaces.MultiDiscrete) else space.n
+        )  # type: ignore[attr-defined]
         low = torch.as_tensor(space.start)  # type: ignore[attr-defined]
         high = low + count - 1
         if not low.any():
             return MultiCategorical(count, **form) if low.dim() else Categorical(int(count), **form)
-    low, high = (bound.to(device, form["dtype"]).expand(form["shape"]).clone() for bound in (low, high))
+    low, high = (
+        bound.to(device, form["dtype"]).expand(form["shape"]).clone() for bound in (low, high)
+    )
     return Bounded(low, high, **form)
 
 
 def spec_like(value: spaces.Value) -> TensorSpec:
     """An unbounded spec of a value, a Tensor or a TensorDict."""
     if not isinstance(value, Tensor):
-        return Composite({key: spec_like(value[key]) for key in value.keys()}, shape=value.batch_size, device=value.device)
+        return Composite(
+            {key: spec_like(value[key]) for key in value.keys()},
+            shape=value.batch_size,
+            device=value.device,
+        )
     kind = Binary if value.dtype == torch.bool else Unbounded
     return kind(shape=value.shape, dtype=value.dtype, device=value.device)

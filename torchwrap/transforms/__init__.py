@@ -1,13 +1,19 @@
 """Transforms, one file per family."""
 
+from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.action import ClipAction, StickyAction, TransformAction
 from torchwrap.transforms.checker import PassiveEnvChecker
 from torchwrap.transforms.discretize import DiscretizeAction, DiscretizeObservation
 from torchwrap.transforms.episode import RecordEpisodeStatistics, TimeAwareObservation, TimeLimit
 from torchwrap.transforms.groups import ObservationGroups, ObservationKeys
 from torchwrap.transforms.history import DelayAction, DelayObservation, FrameStackObservation
-from torchwrap.transforms.image import AddWhiteNoise, GrayscaleObservation, ObstructView, ResizeObservation
-from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward, RunningMeanStd
+from torchwrap.transforms.image import (
+    AddWhiteNoise,
+    GrayscaleObservation,
+    ObstructView,
+    ResizeObservation,
+)
+from torchwrap.transforms.normalize import NormalizeObservation, NormalizeReward
 from torchwrap.transforms.observation import (
     AddNoise,
     ClipObservation,
@@ -17,11 +23,16 @@ from torchwrap.transforms.observation import (
     ReshapeObservation,
     TransformObservation,
 )
-from torchwrap.transforms.policy_state import PolicyState
 from torchwrap.transforms.presets import atari
 from torchwrap.transforms.rescale import RescaleAction, RescaleObservation
 from torchwrap.transforms.reward import ClipReward, ScaleReward, TransformReward
-from torchwrap.transforms.transform import ActionTransform, Compose, ObservationTransform, RewardTransform, Transform
+from torchwrap.transforms.transform import (
+    ActionTransform,
+    Compose,
+    ObservationTransform,
+    RewardTransform,
+    Transform,
+)
 
 __all__ = [
     "ActionTransform",
@@ -47,7 +58,6 @@ __all__ = [
     "ObservationTransform",
     "ObstructView",
     "PassiveEnvChecker",
-    "PolicyState",
     "RecordEpisodeStatistics",
     "RescaleAction",
     "RescaleObservation",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchwrap import random, spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.buffers import ConstantBuffer, EnvBuffer
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ActionTransform, Transform
@@ -37,7 +37,9 @@ class TransformAction(ActionTransform):
     tensor([[0.4621]])
     """
 
-    def __init__(self, func: Callable[[Value], Value], action_space: gymnasium.Space[Any] | None = None) -> None:
+    def __init__(
+        self, func: Callable[[Value], Value], action_space: gymnasium.Space[Any] | None = None
+    ) -> None:
         super().__init__()
         self.func = validation.function("TransformAction", "func", func)
         self.action_space = spaces.optional_space("TransformAction", "action_space", action_space)
@@ -74,28 +76,52 @@ class StickyAction(Transform):
     has_acted = EnvBuffer((), torch.bool)
     repeats_left = EnvBuffer((), torch.int64)
 
-    def __init__(self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1) -> None:
+    def __init__(
+        self, repeat_action_probability: float, repeat_action_duration: int | tuple[int, int] = 1
+    ) -> None:
         super().__init__()
-        name, limit = "repeat_action_duration", 2**31  # the largest count that random.integers takes
-        probability = validation.probability("StickyAction", "repeat_action_probability", repeat_action_probability)
-        self.repeat_action_probability, self.repeat_action_duration = probability, repeat_action_duration
-        bounds = repeat_action_duration if isinstance(repeat_action_duration, tuple | list) else (repeat_action_duration,) * 2
+        name, limit = (
+            "repeat_action_duration",
+            2**31,
+        )  # the largest count that random.integers takes
+        probability = validation.probability(
+            "StickyAction", "repeat_action_probability", repeat_action_probability
+        )
+        self.repeat_action_probability, self.repeat_action_duration = (
+            probability,
+            repeat_action_duration,
+        )
+        bounds = (
+            repeat_action_duration
+            if isinstance(repeat_action_duration, tuple | list)
+            else (repeat_action_duration,) * 2
+        )
         if len(bounds) != 2:
-            raise ValueError(f"StickyAction needs {name} as a number or a pair, but got {bounds!r}.")
+            raise ValueError(
+                f"StickyAction needs {name} as a number or a pair, but got {bounds!r}."
+            )
         self.shortest = validation.integer("StickyAction", name, bounds[0], 1, limit)
         self.longest = validation.integer("StickyAction", name, bounds[1], self.shortest, limit)
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_action_space
-        self.buffer_names = {path: f"last_action_{number}" for number, (path, _) in enumerate(spaces.leaves(space))}
+        self.buffer_names = {
+            path: f"last_action_{number}" for number, (path, _) in enumerate(spaces.leaves(space))
+        }
         for path, leaf in spaces.leaves(space):
-            self.register_env_buffer(self.buffer_names[path], spaces.zeros(leaf, signature.num_envs, signature.device))
+            self.register_env_buffer(
+                self.buffer_names[path], spaces.zeros(leaf, signature.num_envs, signature.device)
+            )
         self.stream, signature = signature.stream()
         return signature
 
     def action(self, action: Value) -> Value:
         key, repeats_left = self.stream.key(), self.repeats_left
-        starts = self.has_acted & (repeats_left == 0) & (random.uniform(key) < self.repeat_action_probability)
+        starts = (
+            self.has_acted
+            & (repeats_left == 0)
+            & (random.uniform(key) < self.repeat_action_probability)
+        )
         duration = random.integers(key.fold_in(1), self.shortest, self.longest + 1)
         repeats_left = torch.where(starts, duration, repeats_left)
         repeated = RowMask(repeats_left > 0)
@@ -131,9 +157,15 @@ class ClipAction(ActionTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("ClipAction", "action", signature.single_action_space, of="floats")
-        self.register_buffer("low", torch.as_tensor(box.low, device=signature.device), persistent=False)
-        self.register_buffer("high", torch.as_tensor(box.high, device=signature.device), persistent=False)
-        return signature.replace(single_action_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype))
+        self.register_buffer(
+            "low", torch.as_tensor(box.low, device=signature.device), persistent=False
+        )
+        self.register_buffer(
+            "high", torch.as_tensor(box.high, device=signature.device), persistent=False
+        )
+        return signature.replace(
+            single_action_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype)
+        )
 
     def action(self, action: Tensor) -> Tensor:
         return action.clamp(self.low, self.high)

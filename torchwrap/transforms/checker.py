@@ -54,5 +54,8 @@ def _check(what: str, space: Space[Any], value: Value, mask: RowMask | None = No
             wrong = wrong & mask.like(wrong)
         if wrong.any():
             index = wrong.nonzero()[0].tolist()
-            needed, got = f"{what}{list(path) if path else ''} in {leaf}", f"{part[tuple(index)].item()} in env {index[0]}"
+            needed, got = (
+                f"{what}{list(path) if path else ''} in {leaf}",
+                f"{part[tuple(index)].item()} in env {index[0]}",
+            )
             raise ValueError(f"PassiveEnvChecker needs {needed}, but got {got}.")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import ConstantBuffer
+from torchwrap._core.buffers import ConstantBuffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
 
@@ -27,12 +27,16 @@ class _Discretize(Transform):
         super().__init__()
         name = type(self).__name__
         if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
-            self.bins = tuple([validation.integer(name, "each of bins", count, at_least=1) for count in bins])
+            self.bins = tuple(
+                [validation.integer(name, "each of bins", count, at_least=1) for count in bins]
+            )
         else:
             self.bins = validation.integer(name, "bins", bins, at_least=1)
         self.multidiscrete = validation.flag(name, "multidiscrete", multidiscrete)
 
-    def _make_bins(self, what: str, space: gymnasium.Space[Any], device: torch.device, max_total: int) -> gymnasium.Space[Any]:
+    def _make_bins(
+        self, what: str, space: gymnasium.Space[Any], device: torch.device, max_total: int
+    ) -> gymnasium.Space[Any]:
         """Registers the bins of a box. Returns the space of their indices."""
         owner, bins = type(self).__name__, self.bins
         box = spaces.box(owner, what, space, of="numbers")
@@ -40,27 +44,51 @@ class _Discretize(Transform):
         with np.errstate(all="ignore"):
             finite = np.isfinite(high * 1.0 - low * 1.0).all()
         if not finite:
-            raise ValueError(f"{owner} needs a box with finite bounds and a finite width, but got {box}.")
+            raise ValueError(
+                f"{owner} needs a box with finite bounds and a finite width, but got {box}."
+            )
         counts = [bins] * low.size if isinstance(bins, int) else list(bins)
         if len(counts) != low.size or not counts:
-            raise ValueError(f"{owner} needs bins for each of {low.size} dimensions, but got {bins!r}.")
+            raise ValueError(
+                f"{owner} needs bins for each of {low.size} dimensions, but got {bins!r}."
+            )
         if math.prod(counts) > max_total:
-            raise ValueError(f"{owner} needs at most {max_total} bins in all, but got {bins!r} in {low.size} dimensions.")
+            raise ValueError(
+                f"{owner} needs at most {max_total} bins in all, but got {bins!r} in {low.size} dimensions."
+            )
         self.shape, self.dtype = box.shape, spaces.dtype(box)
         # Gymnasium's edges, in its dtype. Dimensions with fewer bins are padded, with edges at infinity.
         lines = [np.linspace(*ends) for ends in zip(low, high, np.add(counts, 1), strict=True)]
         width = max(counts) + 1
-        edges = np.array([np.pad(line, (0, width - len(line)), constant_values=np.inf) for line in lines], np.float64)
-        centers = np.array([np.pad(0.5 * (line[:-1] + line[1:]), (0, width - len(line))) for line in lines], np.float64)
+        edges = np.array(
+            [np.pad(line, (0, width - len(line)), constant_values=np.inf) for line in lines],
+            np.float64,
+        )
+        centers = np.array(
+            [np.pad(0.5 * (line[:-1] + line[1:]), (0, width - len(line))) for line in lines],
+            np.float64,
+        )
         # Steps compute in the dtype of the box, if it has floats, and so compare with the next number at or above an edge.
         work = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
         upper = edges[:, 1:].astype(work)
         upper = np.where(upper < edges[:, 1:], np.nextafter(upper, np.array(np.inf, work)), upper)
         strides = np.cumprod([1, *counts[:0:-1]])[::-1]
-        constants = {"edges": edges.astype(work), "upper_edges": upper, "centers": centers.astype(work)}
-        for name, value in {**constants, "counts": np.array(counts), "strides": strides.copy()}.items():
+        constants = {
+            "edges": edges.astype(work),
+            "upper_edges": upper,
+            "centers": centers.astype(work),
+        }
+        for name, value in {
+            **constants,
+            "counts": np.array(counts),
+            "strides": strides.copy(),
+        }.items():
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
-        return gymnasium.spaces.MultiDiscrete(counts) if self.multidiscrete else gymnasium.spaces.Discrete(math.prod(counts))
+        return (
+            gymnasium.spaces.MultiDiscrete(counts)
+            if self.multidiscrete
+            else gymnasium.spaces.Discrete(math.prod(counts))
+        )
 
     def _flatten(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Values of the box as `(..., dimensions, 1)`."""
@@ -76,7 +104,12 @@ class _Discretize(Transform):
 
     def _select(self, table: Tensor, indices: Tensor) -> Tensor:
         """The entries of a table `(dimensions, width)` at indices `(..., dimensions)`, in the dtype of the box."""
-        return table.expand(*indices.shape, -1).gather(-1, indices.unsqueeze(-1)).squeeze(-1).to(self.dtype)
+        return (
+            table.expand(*indices.shape, -1)
+            .gather(-1, indices.unsqueeze(-1))
+            .squeeze(-1)
+            .to(self.dtype)
+        )
 
 
 class DiscretizeObservation(_Discretize, ObservationTransform):
@@ -98,7 +131,9 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
     """
 
     def setup(self, signature: Signature) -> Signature:
-        space = self._make_bins("observation", signature.single_observation_space, signature.device, 2**63 - 1)
+        space = self._make_bins(
+            "observation", signature.single_observation_space, signature.device, 2**63 - 1
+        )
         return signature.replace(single_observation_space=space)
 
     def observation(self, observation: Tensor) -> Tensor:
@@ -131,8 +166,12 @@ class DiscretizeAction(_Discretize, ActionTransform):
     """
 
     def setup(self, signature: Signature) -> Signature:
-        max_total = 2**63 - 1 if self.multidiscrete else 2**31  # the largest count that random.integers takes
-        space = self._make_bins("action", signature.single_action_space, signature.device, max_total)
+        max_total = (
+            2**63 - 1 if self.multidiscrete else 2**31
+        )  # the largest count that random.integers takes
+        space = self._make_bins(
+            "action", signature.single_action_space, signature.device, max_total
+        )
         return signature.replace(single_action_space=space)
 
     def action(self, action: Tensor) -> Tensor:
@@ -141,6 +180,12 @@ class DiscretizeAction(_Discretize, ActionTransform):
 
     def revert_action(self, action: Tensor) -> Tensor:
         """Returns the bins with the nearest centers, in the form that `action` takes."""
-        padding = torch.arange(self.centers.shape[1], device=action.device) >= self.counts.unsqueeze(-1)
-        distances = (self.centers - self._flatten(action, torch.float64)).abs().masked_fill(padding, math.inf)
+        padding = torch.arange(
+            self.centers.shape[1], device=action.device
+        ) >= self.counts.unsqueeze(-1)
+        distances = (
+            (self.centers - self._flatten(action, torch.float64))
+            .abs()
+            .masked_fill(padding, math.inf)
+        )
         return self._encode(distances.argmin(-1))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import EnvBuffer, EpisodeClock
+from torchwrap._core.buffers import EnvBuffer, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
@@ -55,7 +55,9 @@ class RecordEpisodeStatistics(Transform):
     count: Tensor
     running_return = EnvBuffer((1,), torch.float64)
     running_length = EnvBuffer((1,), torch.int64)
-    running_metrics = EnvBuffer(row=lambda self: torch.zeros(len(self.metrics), dtype=torch.float64))
+    running_metrics = EnvBuffer(
+        row=lambda self: torch.zeros(len(self.metrics), dtype=torch.float64)
+    )
 
     def __init__(
         self,
@@ -65,12 +67,19 @@ class RecordEpisodeStatistics(Transform):
         metrics: Mapping[str, str | tuple[str, str]] | None = None,
     ) -> None:
         super().__init__()
-        self.buffer_length = validation.integer("RecordEpisodeStatistics", "buffer_length", buffer_length, at_least=1)
+        self.buffer_length = validation.integer(
+            "RecordEpisodeStatistics", "buffer_length", buffer_length, at_least=1
+        )
         if not isinstance(stats_key, str) or not stats_key:
-            raise TypeError(f"RecordEpisodeStatistics needs a non-empty string as stats_key, but got {stats_key!r}.")
+            raise TypeError(
+                f"RecordEpisodeStatistics needs a non-empty string as stats_key, but got {stats_key!r}."
+            )
         self.stats_key, self.metrics = stats_key, dict(metrics or {})
         validation.names("RecordEpisodeStatistics", "the names of metrics", list(self.metrics))
-        self._sources = {name: (name, each) if isinstance(each, str) else tuple(each) for name, each in self.metrics.items()}
+        self._sources = {
+            name: (name, each) if isinstance(each, str) else tuple(each)
+            for name, each in self.metrics.items()
+        }
         for name, source in self._sources.items():
             if name in ("return", "length") or len(source) != 2 or source[1] not in _REDUCTIONS:
                 needed = f"RecordEpisodeStatistics needs metrics with one of {[*_REDUCTIONS]}, and not named return or length"
@@ -84,24 +93,38 @@ class RecordEpisodeStatistics(Transform):
     def setup(self, signature: Signature) -> Signature:
         num_envs, device = signature.num_envs, signature.device
         every_step = [name for name, kind in self._sources.values() if kind != "last"]
-        if lost := [] if signature.summed_info is None else sorted(set(every_step) - signature.summed_info):
+        if (
+            lost := []
+            if signature.summed_info is None
+            else sorted(set(every_step) - signature.summed_info)
+        ):
             got = f"a layer that repeats actions returns only the last {lost}: make that layer with summed_info={lost}"
             raise ValueError(f"RecordEpisodeStatistics needs metrics of every step, but {got}.")
-        self.keys = {name: f"{self.stats_key}_{name}" for name in ("return", "length", *self.metrics)}
+        self.keys = {
+            name: f"{self.stats_key}_{name}" for name in ("return", "length", *self.metrics)
+        }
         # A ring of (return, length, *metrics) with room for all envs to finish together. The last `num_envs` rows are scratch
         # space, so that `reset` has an index to write each row to, finished or not.
         self.ring_size = max(self.buffer_length, num_envs)
-        records = torch.zeros(self.ring_size + num_envs, len(self.keys), dtype=torch.float64, device=device)
+        records = torch.zeros(
+            self.ring_size + num_envs, len(self.keys), dtype=torch.float64, device=device
+        )
         self.register_buffer("records", records, persistent=False)
-        self.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
+        self.register_buffer(
+            "count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False
+        )
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
         td.set(self.keys["return"], self.running_return.add_(td["reward"]).float())
         td.set(self.keys["length"], self.running_length.add_(1).clone())
         if self.metrics:
-            values = spaces.infos("RecordEpisodeStatistics", td, [info for info, _ in self._sources.values()])
-            columns = zip(self._sources.items(), values, self.running_metrics.split(1, 1), strict=True)
+            values = spaces.infos(
+                "RecordEpisodeStatistics", td, [info for info, _ in self._sources.values()]
+            )
+            columns = zip(
+                self._sources.items(), values, self.running_metrics.split(1, 1), strict=True
+            )
             for (name, (_, kind)), value, so_far in columns:
                 latest = _REDUCTIONS[kind](so_far, value.double(), self.running_length)
                 so_far.copy_(torch.where(self.running_length == 1, value.double(), latest))
@@ -116,7 +139,10 @@ class RecordEpisodeStatistics(Transform):
         number = finished.cumsum(0)  # 1 for the first
         scratch = torch.arange(len(length), device=length.device) + self.ring_size
         slot = torch.where(finished, (self.count + number - 1) % self.ring_size, scratch)
-        record = torch.cat([mask.gather(self.running_return), length.double(), mask.gather(self.running_metrics)], 1)
+        record = torch.cat(
+            [mask.gather(self.running_return), length.double(), mask.gather(self.running_metrics)],
+            1,
+        )
         self.records.index_copy_(0, slot, torch.where(finished.unsqueeze(-1), record, 0))
         self.count.add_(finished.sum())
         mask.fill_(self.running_return, 0)
@@ -166,7 +192,9 @@ class TimeLimit(Transform):
 
     def __init__(self, max_episode_steps: int) -> None:
         super().__init__()
-        self.max_episode_steps = validation.integer("TimeLimit", "max_episode_steps", max_episode_steps, at_least=1)
+        self.max_episode_steps = validation.integer(
+            "TimeLimit", "max_episode_steps", max_episode_steps, at_least=1
+        )
 
     def setup(self, signature: Signature) -> Signature:
         inner = signature.max_episode_steps
@@ -201,30 +229,47 @@ class TimeAwareObservation(Transform):
 
     elapsed = EpisodeClock()
 
-    def __init__(self, flatten: bool = True, normalize_time: bool = False, *, dict_time_key: str = "time") -> None:
+    def __init__(
+        self, flatten: bool = True, normalize_time: bool = False, *, dict_time_key: str = "time"
+    ) -> None:
         super().__init__()
         if not isinstance(dict_time_key, str):
-            raise TypeError(f"TimeAwareObservation needs dict_time_key as a string, but got {dict_time_key!r}.")
+            raise TypeError(
+                f"TimeAwareObservation needs dict_time_key as a string, but got {dict_time_key!r}."
+            )
         self.flatten = validation.flag("TimeAwareObservation", "flatten", flatten)
-        self.normalize_time = validation.flag("TimeAwareObservation", "normalize_time", normalize_time)
+        self.normalize_time = validation.flag(
+            "TimeAwareObservation", "normalize_time", normalize_time
+        )
         self.dict_time_key = dict_time_key
 
     def setup(self, signature: Signature) -> Signature:
         limit, below = signature.max_episode_steps, signature.single_observation_space
         if limit is None:
-            raise ValueError("TimeAwareObservation needs a step limit, but got an env without one: put TimeLimit below it.")
+            raise ValueError(
+                "TimeAwareObservation needs a step limit, but got an env without one: put TimeLimit below it."
+            )
         if limit > np.iinfo(np.int32).max and not self.normalize_time:
             needed = "a step limit that int32 holds, or normalize_time=True"
             raise ValueError(f"TimeAwareObservation needs {needed}, but got {limit}.")
         self.limit = limit
-        time = gym_spaces.Box(0.0, 1.0) if self.normalize_time else gym_spaces.Box(0, limit, dtype=np.int32)
+        time = (
+            gym_spaces.Box(0.0, 1.0)
+            if self.normalize_time
+            else gym_spaces.Box(0, limit, dtype=np.int32)
+        )
         self.time_key = self.dict_time_key
         self.space: gym_spaces.Space[Any]  # before flattening
         if isinstance(below, gym_spaces.Tuple):
-            self.time_key, self.space = str(len(below.spaces)), gym_spaces.Tuple((*below.spaces, time))
+            self.time_key, self.space = (
+                str(len(below.spaces)),
+                gym_spaces.Tuple((*below.spaces, time)),
+            )
         elif isinstance(below, gym_spaces.Dict):
             if self.time_key in below.spaces:
-                raise ValueError(f"TimeAwareObservation needs an unused dict_time_key, but got {self.time_key!r} in {below}.")
+                raise ValueError(
+                    f"TimeAwareObservation needs an unused dict_time_key, but got {self.time_key!r} in {below}."
+                )
             self.space = spaces.dict_like(below, {self.time_key: time, **below.spaces})
         else:
             self.time_key, self.space = "time", gym_spaces.Dict(obs=below, time=time)
@@ -238,7 +283,10 @@ class TimeAwareObservation(Transform):
         time = self.elapsed.float() / self.limit if self.normalize_time else self.elapsed.int()
         parts = {"obs": observation} if self.is_single else dict(observation.items())
         timed = TensorDict({**parts, self.time_key: time}, batch_size=time.shape[:1])
-        return td.set("observation", timed if self.dtype is None else spaces.flatten(self.space, timed, self.dtype))
+        return td.set(
+            "observation",
+            timed if self.dtype is None else spaces.flatten(self.space, timed, self.dtype),
+        )
 
     def step(self, td: TensorDict) -> TensorDict:
         self.elapsed.add_(1)

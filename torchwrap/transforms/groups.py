@@ -22,28 +22,42 @@ class _Parts(Transform):
         super().__init__()
         owner = type(self).__name__
         if not isinstance(groups, Mapping) or not all(isinstance(name, str) for name in groups):
-            raise TypeError(f"{owner} needs a dict of lists of transforms by name, but got {groups!r}.")
+            raise TypeError(
+                f"{owner} needs a dict of lists of transforms by name, but got {groups!r}."
+            )
         if not groups:
             raise ValueError(f"{owner} needs at least one group, but got none.")
-        self.parts: Any = nn.ModuleDict({name: Compose(transforms) for name, transforms in groups.items()})
+        self.parts: Any = nn.ModuleDict(
+            {name: Compose(transforms) for name, transforms in groups.items()}
+        )
 
     @property
     def groups(self) -> dict[str, list[Transform] | dict[str, Transform]]:
         """The transforms by name, innermost first: a list, or a dict if they were given names."""
         return {name: part.transforms for name, part in self.parts.items()}
 
-    def _set_up(self, signature: Signature, below: Mapping[str, Space[Any]]) -> tuple[dict[str, Space[Any]], Signature]:
+    def _set_up(
+        self, signature: Signature, below: Mapping[str, Space[Any]]
+    ) -> tuple[dict[str, Space[Any]], Signature]:
         """The spaces above by name, and the signature with the random streams that are in use then."""
         found = {}
         for name, part in self.parts.items():
             own = signature.replace(single_observation_space=below[name])
             above = part.setup(own)
             found[name] = above.single_observation_space
-            expected = own.replace(single_observation_space=found[name], num_streams=above.num_streams)
-            acts = [each for each in part.flat() if each.is_passive or type(each).action is not Transform.action]
+            expected = own.replace(
+                single_observation_space=found[name], num_streams=above.num_streams
+            )
+            acts = [
+                each
+                for each in part.flat()
+                if each.is_passive or type(each).action is not Transform.action
+            ]
             if above != expected or acts:
                 got = f"{part!r} in {name!r}: put transforms of actions, rewards, episode ends and policies next to it"
-                raise ValueError(f"{type(self).__name__} needs transforms of observations, but got {got}.")
+                raise ValueError(
+                    f"{type(self).__name__} needs transforms of observations, but got {got}."
+                )
             signature = signature.replace(num_streams=above.num_streams)
         return found, signature
 
@@ -59,9 +73,14 @@ class _Parts(Transform):
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         return self._apart(td, lambda part, own: part.reset(own, mask))
 
-    def _apart(self, td: TensorDict, transform: Callable[[Compose, TensorDict], TensorDict]) -> TensorDict:
+    def _apart(
+        self, td: TensorDict, transform: Callable[[Compose, TensorDict], TensorDict]
+    ) -> TensorDict:
         found, observation = {}, td["observation"]
-        for name, part in self.parts.items():  # each with an observation of its own, which it may write to
+        for (
+            name,
+            part,
+        ) in self.parts.items():  # each with an observation of its own, which it may write to
             own = td.copy().set("observation", self._observation_of(name, observation).clone())
             found[name] = transform(part, own)["observation"]
         return td.set("observation", self._joined(td, found))
@@ -87,7 +106,9 @@ class ObservationGroups(_Parts):
     """
 
     def setup(self, signature: Signature) -> Signature:
-        found, above = self._set_up(signature, dict.fromkeys(self.parts, signature.single_observation_space))
+        found, above = self._set_up(
+            signature, dict.fromkeys(self.parts, signature.single_observation_space)
+        )
         return above.replace(single_observation_space=gym_spaces.Dict(found))
 
 
@@ -110,9 +131,13 @@ class ObservationKeys(_Parts):
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
         if not isinstance(below, gym_spaces.Dict) or not set(self.parts) <= set(below):
-            raise ValueError(f"ObservationKeys needs a Dict observation with {list(self.parts)}, but got {below}.")
+            raise ValueError(
+                f"ObservationKeys needs a Dict observation with {list(self.parts)}, but got {below}."
+            )
         found, above = self._set_up(signature, below.spaces)
-        pairs = [(key, found.get(key, part)) for key, part in below.spaces.items()]  # pairs keep their order
+        pairs = [
+            (key, found.get(key, part)) for key, part in below.spaces.items()
+        ]  # pairs keep their order
         return above.replace(single_observation_space=gym_spaces.Dict(pairs))
 
     def _observation_of(self, name: str, observation: Any) -> Value:

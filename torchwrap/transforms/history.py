@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchwrap import random, spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BatchedModule, ConstantBuffer, EnvBuffer
+from torchwrap._core.buffers import BatchedModule, ConstantBuffer, EnvBuffer
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
 from torchwrap.transforms.transform import Transform
@@ -56,7 +56,9 @@ class _Frames(BatchedModule):
 class _History(Transform):
     """Base for transforms that keep a separate history of each leaf of a space, and show a part of it."""
 
-    def _make_histories(self, space: Space[Any], signature: Signature, size: int, padding_type: str | Any) -> None:
+    def _make_histories(
+        self, space: Space[Any], signature: Signature, size: int, padding_type: str | Any
+    ) -> None:
         owner = type(self).__name__
         if not isinstance(padding_type, str) and not space.contains(padding_type):
             raise ValueError(f"{owner} needs a padding_type in {space}, but got {padding_type!r}.")
@@ -66,7 +68,9 @@ class _History(Transform):
             if isinstance(padding_type, str):
                 padding = None if padding_type == "reset" else zero
             else:
-                padding = torch.tensor(np.asarray(spaces.at(padding_type, path), leaf.dtype), device=zero.device)
+                padding = torch.tensor(
+                    np.asarray(spaces.at(padding_type, path), leaf.dtype), device=zero.device
+                )
             self.history_of[path] = _Frames(zero, padding, size, signature.num_envs)
         self.histories = nn.ModuleList(self.history_of.values())
 
@@ -75,20 +79,27 @@ class _History(Transform):
         return frames
 
     def _next(self, value: Value) -> Value:
-        return spaces.apply(lambda path, frame: self._shown(self.history_of[path].step(frame)), value)
+        return spaces.apply(
+            lambda path, frame: self._shown(self.history_of[path].step(frame)), value
+        )
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self._next(td["observation"]))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        shown = spaces.apply(lambda path, first: self._shown(self.history_of[path].reset(first, mask)), td["observation"])
+        shown = spaces.apply(
+            lambda path, first: self._shown(self.history_of[path].reset(first, mask)),
+            td["observation"],
+        )
         return td.set("observation", shown)
 
 
 def _padding(owner: str, padding_type: Any, *names: str) -> Any:
     if isinstance(padding_type, str | bytes) and padding_type not in names:
         needed = ", ".join(f'"{name}"' for name in names)
-        raise ValueError(f"{owner} needs padding_type={needed} or a member of the space, but got {padding_type!r}.")
+        raise ValueError(
+            f"{owner} needs padding_type={needed} or a member of the space, but got {padding_type!r}."
+        )
     return copy.deepcopy(padding_type)
 
 
@@ -111,28 +122,44 @@ class FrameStackObservation(_History):
     tensor([0., 0., 1.])
     """
 
-    def __init__(self, stack_size: int, *, padding_type: str | Any = "reset", axis: int | None = None) -> None:
+    def __init__(
+        self, stack_size: int, *, padding_type: str | Any = "reset", axis: int | None = None
+    ) -> None:
         super().__init__()
-        self.stack_size = validation.integer("FrameStackObservation", "stack_size", stack_size, at_least=1)
+        self.stack_size = validation.integer(
+            "FrameStackObservation", "stack_size", stack_size, at_least=1
+        )
         self.padding_type = _padding("FrameStackObservation", padding_type, "reset", "zero")
         self.axis = axis
 
     def setup(self, signature: Signature) -> Signature:
         space = signature.single_observation_space
         self._make_histories(space, signature, self.stack_size, self.padding_type)
-        above = batch_space(space, self.stack_size) if self.axis is None else spaces.map_leaves(self._joined, space)
+        above = (
+            batch_space(space, self.stack_size)
+            if self.axis is None
+            else spaces.map_leaves(self._joined, space)
+        )
         return signature.replace(single_observation_space=above)
 
     def _joined(self, leaf: Space[Any]) -> Space[Any]:
-        if not isinstance(leaf, gymnasium.spaces.Box) or self.axis not in range(-len(leaf.shape), len(leaf.shape)):
-            raise ValueError(f"FrameStackObservation needs a Box with the axis {self.axis!r}, but got {leaf}.")
-        low, high = (np.concatenate([bound] * self.stack_size, self.axis) for bound in (leaf.low, leaf.high))
+        if not isinstance(leaf, gymnasium.spaces.Box) or self.axis not in range(
+            -len(leaf.shape), len(leaf.shape)
+        ):
+            raise ValueError(
+                f"FrameStackObservation needs a Box with the axis {self.axis!r}, but got {leaf}."
+            )
+        low, high = (
+            np.concatenate([bound] * self.stack_size, self.axis) for bound in (leaf.low, leaf.high)
+        )
         return gymnasium.spaces.Box(low, high, dtype=leaf.dtype.type)
 
     def _shown(self, frames: Tensor) -> Tensor:
         if self.axis is None:
             return frames
-        return torch.cat(frames.unbind(1), self.axis + (self.axis >= 0))  # the first dimension is the batch of envs
+        return torch.cat(
+            frames.unbind(1), self.axis + (self.axis >= 0)
+        )  # the first dimension is the batch of envs
 
 
 class _Delay(_History):
@@ -141,16 +168,25 @@ class _Delay(_History):
     delays = EnvBuffer(row=lambda self: torch.tensor(self.shortest))
     paddings: tuple[str, ...] = ("reset", "zero")
 
-    def __init__(self, delay: int | tuple[int, int] | Tensor, *, padding_type: str | Any = "zero") -> None:
+    def __init__(
+        self, delay: int | tuple[int, int] | Tensor, *, padding_type: str | Any = "zero"
+    ) -> None:
         super().__init__()
-        owner, bounds = type(self).__name__, delay if isinstance(delay, tuple | list) else (delay, delay)
+        owner, bounds = (
+            type(self).__name__,
+            delay if isinstance(delay, tuple | list) else (delay, delay),
+        )
         if isinstance(delay, Tensor):
             if delay.dim() != 1 or delay.dtype != torch.int64:
                 got = validation.described(delay)
-                raise ValueError(f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {got}.")
+                raise ValueError(
+                    f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {got}."
+                )
             bounds = int(delay.min()), int(delay.max())
         if len(bounds) != 2:
-            raise ValueError(f"{owner} needs delay as a number, a pair, or a tensor (num_envs,), but got {bounds!r}.")
+            raise ValueError(
+                f"{owner} needs delay as a number, a pair, or a tensor (num_envs,), but got {bounds!r}."
+            )
         self.shortest = validation.integer(owner, "delay", bounds[0], at_least=0)
         self.longest = validation.integer(owner, "delay", bounds[1], at_least=self.shortest)
         self.delay, self.padding_type = delay, _padding(owner, padding_type, *self.paddings)
@@ -164,7 +200,9 @@ class _Delay(_History):
         if isinstance(self.delay, Tensor):
             if len(self.delay) != signature.num_envs:
                 needed = f"a delay for each of {signature.num_envs} envs"
-                raise ValueError(f"{type(self).__name__} needs {needed}, but got {len(self.delay)}.")
+                raise ValueError(
+                    f"{type(self).__name__} needs {needed}, but got {len(self.delay)}."
+                )
             self.delays.copy_(self.delay)
         return signature
 
@@ -172,12 +210,16 @@ class _Delay(_History):
         if isinstance(self.delay, Tensor):
             name = type(self).__name__
             fault = "because its delay depends on the env"
-            raise ValueError(f'deploy cannot use {name}, {fault}. Leave it out with `without=["{name}"]`.')
+            raise ValueError(
+                f'deploy cannot use {name}, {fault}. Leave it out with `without=["{name}"]`.'
+            )
         return self
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         if self.is_drawn:
-            mask.assign_(self.delays, random.integers(self.stream.key(), self.shortest, self.longest + 1))
+            mask.assign_(
+                self.delays, random.integers(self.stream.key(), self.shortest, self.longest + 1)
+            )
         return td
 
     def _shown(self, frames: Tensor) -> Tensor:

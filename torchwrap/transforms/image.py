@@ -13,16 +13,22 @@ from torch import Tensor, nn
 
 from torchwrap import random
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import ConstantBuffer
+from torchwrap._core.buffers import ConstantBuffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ObservationTransform
 
 
 def _require_images(owner: str, signature: Signature, channels: str = "") -> gymnasium.spaces.Box:
     space = signature.single_observation_space
-    is_image = isinstance(space, gymnasium.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+    is_image = (
+        isinstance(space, gymnasium.spaces.Box)
+        and space.dtype == np.uint8
+        and len(space.shape) in (2, 3)
+    )
     if not is_image or (space.low != 0).any() or (space.high != 255).any():  # type: ignore[attr-defined]
-        raise TypeError(f"{owner} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}.")
+        raise TypeError(
+            f"{owner} needs images as Box(0, 255, (height, width[, channels]), uint8), but got {space}."
+        )
     if channels and space.shape[2:] != (3,):  # type: ignore[index]
         raise ValueError(f"{owner} needs images {channels}, but got {space}.")
     return space  # type: ignore[return-value]
@@ -46,17 +52,25 @@ class GrayscaleObservation(ObservationTransform):
 
     masked_reset = True
 
-    def __init__(self, keep_dim: bool = False, *, formula: Literal["gymnasium", "opencv"] = "gymnasium") -> None:
+    def __init__(
+        self, keep_dim: bool = False, *, formula: Literal["gymnasium", "opencv"] = "gymnasium"
+    ) -> None:
         super().__init__()
         self.keep_dim = validation.flag("GrayscaleObservation", "keep_dim", keep_dim)
         if formula not in ("gymnasium", "opencv"):
-            raise ValueError(f'GrayscaleObservation needs formula="gymnasium" or "opencv", but got {formula!r}.')
+            raise ValueError(
+                f'GrayscaleObservation needs formula="gymnasium" or "opencv", but got {formula!r}.'
+            )
         self.formula = formula
 
     def setup(self, signature: Signature) -> Signature:
-        height, width, _ = _require_images("GrayscaleObservation", signature, "with 3 channels").shape
+        height, width, _ = _require_images(
+            "GrayscaleObservation", signature, "with 3 channels"
+        ).shape
         shape = (height, width, *(1,) * self.keep_dim)
-        return signature.replace(single_observation_space=gymnasium.spaces.Box(0, 255, shape, np.uint8))
+        return signature.replace(
+            single_observation_space=gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        )
 
     def observation(self, observation: Tensor) -> Tensor:
         if self.formula == "opencv":  # in units of 2**-15
@@ -98,27 +112,45 @@ class ResizeObservation(ObservationTransform):
         space = _require_images("ResizeObservation", signature)
         old, new = space.shape[:2], self.shape
         if new[0] > old[0] or new[1] > old[1]:
-            raise ValueError(f"ResizeObservation only shrinks images and needs a shape of at most {old}, but got {new}.")
+            raise ValueError(
+                f"ResizeObservation only shrinks images and needs a shape of at most {old}, but got {new}."
+            )
         self.row, self.column = (-3, -2) if len(space.shape) == 3 else (-2, -1)
         # The pixels (height, width) per new pixel, if both are integers.
-        self.block = (old[0] // new[0], old[1] // new[1]) if old[0] % new[0] == old[1] % new[1] == 0 else None
+        self.block = (
+            (old[0] // new[0], old[1] // new[1])
+            if old[0] % new[0] == old[1] % new[1] == 0
+            else None
+        )
         for name, old_size, new_size in (("row", old[0], new[0]), ("column", old[1], new[1])):
             indices, weights = _area_taps(old_size, new_size)
             self.register_buffer(f"{name}_indices", indices.to(signature.device), persistent=False)
             self.register_buffer(f"{name}_weights", weights.to(signature.device), persistent=False)
-        return signature.replace(single_observation_space=gymnasium.spaces.Box(0, 255, (*new, *space.shape[2:]), np.uint8))
+        return signature.replace(
+            single_observation_space=gymnasium.spaces.Box(
+                0, 255, (*new, *space.shape[2:]), np.uint8
+            )
+        )
 
     def observation(self, observation: Tensor) -> Tensor:
         row, column = self.row, self.column
         if self.block is not None:
-            total = _sum_blocks(_sum_blocks(observation.int(), row, self.block[0]), column, self.block[1])
+            total = _sum_blocks(
+                _sum_blocks(observation.int(), row, self.block[0]), column, self.block[1]
+            )
             if self.block == (2, 2):
                 return (total + 2 >> 2).to(torch.uint8)
             mean = total.float() * (1 / math.prod(self.block))
         else:
             # Columns are transposed to rows first, because the pixels of a row are contiguous in memory.
-            image = observation.transpose(row, column).to(torch.float32, memory_format=torch.contiguous_format)
-            mean = _sum_taps(image, row, self.column_indices, self.column_weights).transpose(row, column).contiguous()
+            image = observation.transpose(row, column).to(
+                torch.float32, memory_format=torch.contiguous_format
+            )
+            mean = (
+                _sum_taps(image, row, self.column_indices, self.column_weights)
+                .transpose(row, column)
+                .contiguous()
+            )
             mean = _sum_taps(mean, row, self.row_indices, self.row_weights)
         return mean.round().clamp(0, 255).to(torch.uint8)
 
@@ -130,13 +162,17 @@ class _Noise(ObservationTransform):
 
     def __init__(self, is_noise_grayscale: bool) -> None:
         super().__init__()
-        self.is_noise_grayscale = validation.flag(type(self).__name__, "is_noise_grayscale", is_noise_grayscale)
+        self.is_noise_grayscale = validation.flag(
+            type(self).__name__, "is_noise_grayscale", is_noise_grayscale
+        )
 
     def setup(self, signature: Signature) -> Signature:
         channels = "with 3 channels for is_noise_grayscale" if self.is_noise_grayscale else ""
         _require_images(type(self).__name__, signature, channels)
         # Gymnasium's gray noise is a sum of three integers, below 255 * 0.2989, 255 * 0.5870 and 255 * 0.1140, rounded down.
-        self.register_buffer("gray_limits", torch.tensor([76, 149, 29], device=signature.device), persistent=False)
+        self.register_buffer(
+            "gray_limits", torch.tensor([76, 149, 29], device=signature.device), persistent=False
+        )
         self.stream, signature = signature.stream()
         return signature
 
@@ -162,13 +198,20 @@ class AddWhiteNoise(_Noise):
     torch.Size([1, 210, 160, 3])
     """
 
-    def __init__(self, probability_of_noise_per_pixel: float, is_noise_grayscale: bool = False) -> None:
+    def __init__(
+        self, probability_of_noise_per_pixel: float, is_noise_grayscale: bool = False
+    ) -> None:
         super().__init__(is_noise_grayscale)
         name, probability = "probability_of_noise_per_pixel", probability_of_noise_per_pixel
-        self.probability_of_noise_per_pixel = validation.probability("AddWhiteNoise", name, probability)
+        self.probability_of_noise_per_pixel = validation.probability(
+            "AddWhiteNoise", name, probability
+        )
 
     def observation(self, observation: Tensor) -> Tensor:
-        noisy = random.uniform(self.stream.key(), shape=observation.shape[1:3]) < self.probability_of_noise_per_pixel
+        noisy = (
+            random.uniform(self.stream.key(), shape=observation.shape[1:3])
+            < self.probability_of_noise_per_pixel
+        )
         return self._add_noise(observation, noisy)
 
 
@@ -189,26 +232,41 @@ class ObstructView(_Noise):
     torch.Size([1, 210, 160, 3])
     """
 
-    def __init__(self, obstructed_pixels_ratio: float, obstruction_width: int, is_noise_grayscale: bool = False) -> None:
+    def __init__(
+        self,
+        obstructed_pixels_ratio: float,
+        obstruction_width: int,
+        is_noise_grayscale: bool = False,
+    ) -> None:
         super().__init__(is_noise_grayscale)
         name, ratio = "obstructed_pixels_ratio", obstructed_pixels_ratio
         self.obstructed_pixels_ratio = validation.probability("ObstructView", name, ratio)
-        self.obstruction_width = validation.integer("ObstructView", "obstruction_width", obstruction_width, at_least=1)
+        self.obstruction_width = validation.integer(
+            "ObstructView", "obstruction_width", obstruction_width, at_least=1
+        )
 
     def setup(self, signature: Signature) -> Signature:
         height, width = _require_images("ObstructView", signature).shape[:2]
-        self.num_squares = int(height * width * (self.obstructed_pixels_ratio / self.obstruction_width**2))
+        self.num_squares = int(
+            height * width * (self.obstructed_pixels_ratio / self.obstruction_width**2)
+        )
         return super().setup(signature)
 
     def observation(self, observation: Tensor) -> Tensor:
         num_envs, height, width = observation.shape[:3]
         centers = random.integers(self.stream.key(), height * width, shape=(self.num_squares,))
-        covered = centers.new_zeros(num_envs, height * width, dtype=torch.float32).scatter(1, centers, 1.0)
+        covered = centers.new_zeros(num_envs, height * width, dtype=torch.float32).scatter(
+            1, centers, 1.0
+        )
         # A pixel is covered if the square around it contains a center: a maximum over rows, then over columns.
         size = self.obstruction_width
         before, after = (size - 1) // 2, size // 2
-        covered = nn.functional.pad(covered.view(num_envs, 1, height, width), (before, after, before, after))
-        covered = nn.functional.max_pool2d(nn.functional.max_pool2d(covered, (size, 1), 1), (1, size), 1)
+        covered = nn.functional.pad(
+            covered.view(num_envs, 1, height, width), (before, after, before, after)
+        )
+        covered = nn.functional.max_pool2d(
+            nn.functional.max_pool2d(covered, (size, 1), 1), (1, size), 1
+        )
         return self._add_noise(observation, covered[:, 0] > 0)
 
 
@@ -233,5 +291,7 @@ def _sum_blocks(image: Tensor, dim: int, size: int) -> Tensor:
 def _sum_taps(image: Tensor, dim: int, indices: Tensor, weights: Tensor) -> Tensor:
     # Weighted sums, tap by tap, because OpenCV rounds each product before it adds it.
     weights = weights.view(*weights.shape, *(1,) * (-1 - dim))
-    products = [image.index_select(dim, tap) * weight for tap, weight in zip(indices, weights, strict=True)]
+    products = [
+        image.index_select(dim, tap) * weight for tap, weight in zip(indices, weights, strict=True)
+    ]
     return functools.reduce(torch.add, products)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from typing import Any
 
 import gymnasium
@@ -14,168 +12,11 @@ from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import BatchedModule, EnvBuffer
-from torchwrap._core.rows import RowMask, materialize, no_zero
+from torchwrap._core.buffers import EnvBuffer
+from torchwrap._core.rows import RowMask, materialize
 from torchwrap.spaces import Path, Signature, Value
+from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.transform import ObservationTransform, Transform
-
-
-class RunningMeanStd(BatchedModule):
-    """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
-
-    NaN and infinite values are left out, each by itself: the other components of the row count. `count` is the number of
-    values, per component. There is no pseudo-count prior: before its first value, the mean of a component is 0 and the
-    variance 1.
-
-    The module keeps float64 sums of differences from a reference, the first row that was counted, and int64 counts. With
-    R = (mean - reference)^2 / variance, the variance has R times the rounding error of the sums. A reference among n rows has
-    R <= n, so even 1e12 rows leave four digits. The variance of a feature that never changes is exactly 0.
-
-    Args:
-        shape: of one row; at least one dimension.
-        device: of the buffers.
-        dtype: of the reference: float32, or float64 for rows that float32 cannot represent.
-
-    >>> statistics = RunningMeanStd((1,))
-    >>> statistics.update(torch.tensor([[1.0], [3.0], [torch.nan]]))
-    >>> statistics.mean, statistics.var
-    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
-    >>> statistics.count
-    tensor([2])
-    """
-
-    reference: Tensor
-    total: Tensor
-    squares: Tensor
-    count: Tensor
-    synced: Tensor
-
-    def __init__(self, shape: tuple[int, ...], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        shape = validation.sizes("RunningMeanStd", "shape", shape, at_least=0)
-        device = validation.device("RunningMeanStd", device)
-        if not shape:
-            raise ValueError(f"RunningMeanStd needs a shape of at least one dimension, but got {shape}.")
-        if dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"RunningMeanStd needs dtype torch.float32 or torch.float64, but got {dtype!r}.")
-        # Never 0-dim: torch 2.13 loses in-place updates of a 0-dim float64 CPU buffer under torch.compile.
-        dtypes = {"reference": dtype, "total": torch.float64, "squares": torch.float64, "count": torch.int64}
-        for name, dtype in dtypes.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
-        # The sums that all processes of a group had after their last sync, or loaded; see `torchwrap.sync_statistics`.
-        self.register_buffer("synced", torch.zeros_like(self.sums()), persistent=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean, float64, of `shape`."""
-        return self.reference + self._moments()[0]
-
-    @property
-    def var(self) -> Tensor:
-        """The population variance, float64, of `shape`."""
-        return self._moments()[1]
-
-    def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Counts the finite values of `rows` `(n, *shape)`, or of those where `mask` (bool, `(n,)`) is set."""
-        if len(rows) == 0:
-            return
-        reference = self.reference
-        if not no_zero(self.count):  # the reference of a component is the first row that is counted
-            first, unseen = rows[0], self.count == 0
-            if mask is not None:
-                index = torch.where(mask, torch.arange(len(rows), device=rows.device), len(rows) - 1).amin(0, keepdim=True)
-                first, unseen = rows.index_select(0, index)[0], unseen & mask.index_select(0, index)
-            reference = materialize(torch.where(unseen & (first.abs() < math.inf), first, reference))
-            self.reference.copy_(reference)
-        differences = rows - reference
-        # Of float64, what is too large to be squared is left out as well.
-        counts = differences.abs() < (1e150 if differences.dtype == torch.float64 else math.inf)
-        if mask is not None:
-            counts &= mask.view(-1, *(1,) * (rows.dim() - 1))
-        kept = torch.where(counts, differences, 0).double()
-        self.total.add_(kept.sum(0))
-        self.squares.add_(kept.square_().sum(0))
-        self.count.add_(counts.sum(0, dtype=torch.int32))
-
-    def normalize(self, rows: Tensor, epsilon: float) -> Tensor:
-        """Returns (rows - mean) / sqrt(var + epsilon), float32."""
-        mean, var = self._moments()
-        differences = rows - self.reference
-        mean = materialize(mean.to(differences.dtype))
-        scale = materialize((var + epsilon).rsqrt().to(differences.dtype))
-        return ((differences - mean) * scale).float()
-
-    def scale(self, epsilon: float) -> Tensor:
-        """Returns 1 / sqrt(var + epsilon), float32, of `shape`."""
-        return (self.var + epsilon).rsqrt().float()
-
-    def frozen(self, epsilon: float) -> Tensor:
-        """The constants of `normalize`, in the dtype of the reference: reference, mean - reference, and scale."""
-        self._warn_untrained("A deployed policy")
-        mean, var = self._moments()
-        return torch.stack([self.reference, *(each.to(self.reference.dtype) for each in (mean, (var + epsilon).rsqrt()))])
-
-    def sums(self) -> Tensor:
-        """All that is added up: totals, squares and counts, float64, `(3, size)`."""
-        return torch.stack([part.flatten().double() for part in (self.total, self.squares, self.count)])
-
-    def set_sums(self, sums: Tensor, reference: Tensor) -> None:
-        """Writes sums of differences from a reference `(size,)`, which all processes share from now on."""
-        buffers = (self.reference, self.total, self.squares, self.count)
-        for buffer, value in zip(buffers, (reference, *sums), strict=True):
-            buffer.copy_(value.view_as(buffer))
-        self.synced.copy_(sums)
-
-    @torch.inference_mode()  # in which every buffer can be written to
-    def set_moments(self, mean: Any, var: Any, count: Any) -> None:
-        """Goes on from statistics of another library, as if it had counted `count` values of this mean and variance.
-
-        Args:
-            mean, var: tensors or arrays of `shape`, or a number for all components. `var` is the population variance.
-            count: one number, or one per component, rounded to an integer of at least 1.
-
-        >>> statistics = RunningMeanStd((2,))
-        >>> statistics.set_moments([1.0, 2.0], [4.0, 9.0], count=100)
-        >>> statistics.mean, statistics.var, statistics.count
-        (tensor([1., 2.], dtype=torch.float64), tensor([4., 9.], dtype=torch.float64), tensor([100, 100]))
-        """
-        shape, found = self.count.shape, []
-        for name, value, low in (("mean", mean, -math.inf), ("var", var, 0), ("count", count, 1)):
-            needed = f"RunningMeanStd needs {name} of shape {tuple(shape)}"
-            try:
-                given = torch.as_tensor(value, dtype=torch.float64, device=self.count.device)
-            except (RuntimeError, TypeError, ValueError):
-                raise TypeError(f"{needed} as numbers, but got {validation.shown(value)}.") from None
-            if given.dim() and given.shape != shape:
-                raise ValueError(f"{needed}, but got {tuple(given.shape)}.")
-            given = given.round() if name == "count" else given
-            limit = torch.finfo(self.reference.dtype if name == "mean" else given.dtype).max
-            if not ((given >= low) & (given.abs() <= limit)).all():
-                raise ValueError(f"{needed}, finite{f' and at least {low}' * (low >= 0)}, but got {validation.shown(value)}.")
-            found.append(given.expand(shape).flatten())
-        mean, var, count = found
-        reference = mean.to(self.reference.dtype).double()
-        shift = mean - reference
-        self.set_sums(torch.stack([shift * count, (var + shift.square()) * count, count]), reference)
-
-    def _warn_untrained(self, owner: str) -> None:
-        if not self.count.is_meta and not self.count.any():
-            remedy = "load those of a trained env with load_state_dict(), or learn them in train()"
-            warnings.warn(f"{owner} normalizes in eval() with statistics that have no samples: {remedy}.", stacklevel=4)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        state_dict, prefix, errors = args[0], args[1], args[-1]
-        if not errors and all(prefix + name in state_dict for name in self.state_dict()):
-            with torch.inference_mode():  # in which every buffer can be written to
-                self.synced.copy_(self.sums())  # every process loads the same statistics
-
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        # The mean as a difference from the reference, and the variance.
-        number = self.count.clamp(min=1)
-        mean = self.total / number
-        var = (self.squares / number - mean.square()).relu()  # a reference of 0 may leave less than nothing
-        return mean, var + (self.count == 0)
 
 
 class NormalizeObservation(ObservationTransform):
@@ -203,14 +44,20 @@ class NormalizeObservation(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        self.statistics_of = {path: _statistics(leaf, signature.device, path) for path, leaf in spaces.leaves(below)}
+        self.statistics_of = {
+            path: _statistics(leaf, signature.device, path) for path, leaf in spaces.leaves(below)
+        }
         each = list(self.statistics_of.values())
         self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
-        above = spaces.map_leaves(lambda leaf: gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32), below)
+        above = spaces.map_leaves(
+            lambda leaf: gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32), below
+        )
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
-        return spaces.apply(lambda path, leaf: self.statistics_of[path].normalize(leaf, self.epsilon), observation)
+        return spaces.apply(
+            lambda path, leaf: self.statistics_of[path].normalize(leaf, self.epsilon), observation
+        )
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", spaces.apply(self._learn, td["observation"]))
@@ -228,7 +75,9 @@ class NormalizeObservation(ObservationTransform):
         return statistics.normalize(rows, self.epsilon)
 
     def _frozen(self) -> Transform:
-        return _FrozenNormalization({path: each.frozen(self.epsilon) for path, each in self.statistics_of.items()})
+        return _FrozenNormalization(
+            {path: each.frozen(self.epsilon) for path, each in self.statistics_of.items()}
+        )
 
 
 class _FrozenNormalization(ObservationTransform):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchwrap import random, spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import ConstantBuffer
+from torchwrap._core.buffers import ConstantBuffer
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import ObservationTransform, Transform
 
@@ -38,15 +38,21 @@ class TransformObservation(ObservationTransform):
     tensor([[0., 5.]])
     """
 
-    def __init__(self, func: Callable[[Value], Value], observation_space: gymnasium.Space[Any] | None = None) -> None:
+    def __init__(
+        self, func: Callable[[Value], Value], observation_space: gymnasium.Space[Any] | None = None
+    ) -> None:
         super().__init__()
         self.func = validation.function("TransformObservation", "func", func)
-        self.observation_space = spaces.optional_space("TransformObservation", "observation_space", observation_space)
+        self.observation_space = spaces.optional_space(
+            "TransformObservation", "observation_space", observation_space
+        )
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
         above = below if self.observation_space is None else self.observation_space
-        spaces.check_function("TransformObservation", "observations", self.func, below, above, signature)
+        spaces.check_function(
+            "TransformObservation", "observations", self.func, below, above, signature
+        )
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
@@ -73,26 +79,42 @@ class AddNoise(ObservationTransform):
     factors = ConstantBuffer()
 
     def __init__(
-        self, scale: ArrayLike, distribution: Literal["normal", "uniform"] = "normal", *, in_eval: bool = True
+        self,
+        scale: ArrayLike,
+        distribution: Literal["normal", "uniform"] = "normal",
+        *,
+        in_eval: bool = True,
     ) -> None:
         super().__init__()
         numbers = np.asarray(scale)
         if numbers.dtype.kind not in "iuf" or not (np.isfinite(numbers) & (numbers >= 0)).all():
-            raise ValueError(f"AddNoise needs a scale of finite numbers of at least 0, but got {scale!r}.")
+            raise ValueError(
+                f"AddNoise needs a scale of finite numbers of at least 0, but got {scale!r}."
+            )
         if distribution not in ("normal", "uniform"):
-            raise ValueError(f'AddNoise needs distribution="normal" or "uniform", but got {distribution!r}.')
-        self.scale, self.distribution, self.in_eval = numbers, distribution, validation.flag("AddNoise", "in_eval", in_eval)
+            raise ValueError(
+                f'AddNoise needs distribution="normal" or "uniform", but got {distribution!r}.'
+            )
+        self.scale, self.distribution, self.in_eval = (
+            numbers,
+            distribution,
+            validation.flag("AddNoise", "in_eval", in_eval),
+        )
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
         try:
             np.broadcast_to(self.scale, box.shape)
         except ValueError:
-            raise ValueError(f"AddNoise needs a scale that broadcasts to {box.shape}, but got {self.scale.shape}.") from None
+            raise ValueError(
+                f"AddNoise needs a scale that broadcasts to {box.shape}, but got {self.scale.shape}."
+            ) from None
         factors = torch.as_tensor(self.scale, dtype=spaces.dtype(box), device=signature.device)
         self.register_buffer("factors", factors, persistent=False)
         self.stream, signature = signature.stream()
-        return signature.replace(single_observation_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype))
+        return signature.replace(
+            single_observation_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype)
+        )
 
     def _frozen(self) -> Transform:
         return self if self.in_eval else Transform()
@@ -101,7 +123,11 @@ class AddNoise(ObservationTransform):
         if not (self.training or self.in_eval):
             return observation
         key, shape = self.stream.key(), observation.shape[1:]
-        noise = random.normal(key, shape=shape) if self.distribution == "normal" else random.uniform(key, -1, 1, shape)
+        noise = (
+            random.normal(key, shape=shape)
+            if self.distribution == "normal"
+            else random.uniform(key, -1, 1, shape)
+        )
         return observation + self.factors * noise.to(observation.dtype)
 
 
@@ -121,21 +147,38 @@ class ClipObservation(ObservationTransform):
     def __init__(self, min_obs: float, max_obs: float) -> None:
         super().__init__()
         self.min_obs = self.low = validation.number("ClipObservation", "min_obs", min_obs)
-        self.max_obs = self.high = validation.number("ClipObservation", "max_obs", max_obs, low=self.min_obs)
+        self.max_obs = self.high = validation.number(
+            "ClipObservation", "max_obs", max_obs, low=self.min_obs
+        )
 
     def setup(self, signature: Signature) -> Signature:
-        space = spaces.box("ClipObservation", "observation", signature.single_observation_space, of="numbers")
+        space = spaces.box(
+            "ClipObservation", "observation", signature.single_observation_space, of="numbers"
+        )
         dtype = spaces.dtype(space)
         limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         fits = self.min_obs <= limits.max and self.max_obs >= limits.min
         if dtype.is_floating_point:
-            self.low, self.high = spaces.bound(self.min_obs, dtype), spaces.bound(self.max_obs, dtype)
+            self.low, self.high = (
+                spaces.bound(self.min_obs, dtype),
+                spaces.bound(self.max_obs, dtype),
+            )
         elif fits:
-            self.low, self.high = math.ceil(max(self.min_obs, limits.min)), math.floor(min(self.max_obs, limits.max))
+            self.low, self.high = (
+                math.ceil(max(self.min_obs, limits.min)),
+                math.floor(min(self.max_obs, limits.max)),
+            )
         if not fits or self.low > self.high:
-            raise ValueError(f"ClipObservation needs bounds with a {space.dtype} value between them, but got {self!r}.")
-        low, high = (np.clip(bound, self.low, self.high).astype(space.dtype) for bound in (space.low, space.high))
-        return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, space.shape, space.dtype))
+            raise ValueError(
+                f"ClipObservation needs bounds with a {space.dtype} value between them, but got {self!r}."
+            )
+        low, high = (
+            np.clip(bound, self.low, self.high).astype(space.dtype)
+            for bound in (space.low, space.high)
+        )
+        return signature.replace(
+            single_observation_space=gymnasium.spaces.Box(low, high, space.shape, space.dtype)
+        )
 
     def observation(self, observation: Tensor) -> Tensor:
         return observation.clamp(self.low, self.high)
@@ -184,10 +227,18 @@ class DtypeObservation(ObservationTransform):
     def __init__(self, dtype: Any) -> None:
         super().__init__()
         self.dtype = dtype
-        found = [np.dtype(name) for name, torch_dtype in spaces.TORCH_DTYPES.items() if dtype is torch_dtype]
-        named = isinstance(dtype, np.dtype | str) or (isinstance(dtype, type) and issubclass(dtype, np.generic | int | float))
+        found = [
+            np.dtype(name)
+            for name, torch_dtype in spaces.TORCH_DTYPES.items()
+            if dtype is torch_dtype
+        ]
+        named = isinstance(dtype, np.dtype | str) or (
+            isinstance(dtype, type) and issubclass(dtype, np.generic | int | float)
+        )
         with contextlib.suppress(TypeError, ValueError, SyntaxError):
-            found += [np.dtype(dtype)] if named and np.dtype(dtype).str in spaces.TORCH_DTYPES else []
+            found += (
+                [np.dtype(dtype)] if named and np.dtype(dtype).str in spaces.TORCH_DTYPES else []
+            )
         if not found:
             needed = "a dtype of NumPy or PyTorch with which both compute real numbers"
             raise TypeError(f"DtypeObservation needs {needed}, but got {validation.shown(dtype)}.")
@@ -198,10 +249,16 @@ class DtypeObservation(ObservationTransform):
         try:
             if isinstance(space, gymnasium.spaces.Box):
                 if dtype.kind == "i" and not np.isfinite([space.low, space.high]).all():
-                    raise ValueError("it has infinite bounds")  # which Gymnasium would replace by finite ones
-                with warnings.catch_warnings():  # Gymnasium warns about bounds that are infinite or rounded
+                    raise ValueError(
+                        "it has infinite bounds"
+                    )  # which Gymnasium would replace by finite ones
+                with (
+                    warnings.catch_warnings()
+                ):  # Gymnasium warns about bounds that are infinite or rounded
                     warnings.simplefilter("ignore")
-                    new: gymnasium.Space[Any] = gymnasium.spaces.Box(space.low, space.high, space.shape, dtype)
+                    new: gymnasium.Space[Any] = gymnasium.spaces.Box(
+                        space.low, space.high, space.shape, dtype
+                    )
             elif isinstance(space, gymnasium.spaces.MultiDiscrete):
                 new = gymnasium.spaces.MultiDiscrete(space.nvec, dtype, start=space.start)
             elif isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiBinary):
@@ -211,7 +268,9 @@ class DtypeObservation(ObservationTransform):
                 raise TypeError("it is not a single array")
             self.torch_dtype = spaces.dtype(new)
         except (TypeError, ValueError, AssertionError, OverflowError) as error:
-            raise TypeError(f"DtypeObservation needs a space whose values fit {dtype}, but got {space}: {error}.") from error
+            raise TypeError(
+                f"DtypeObservation needs a space whose values fit {dtype}, but got {space}: {error}."
+            ) from error
         return signature.replace(single_observation_space=new)
 
     def observation(self, observation: Tensor) -> Tensor:
@@ -235,19 +294,33 @@ class FilterObservation(ObservationTransform):
 
     def __init__(self, filter_keys: Sequence[str | int]) -> None:
         super().__init__()
-        if not isinstance(filter_keys, list | tuple) or not all(type(key) in (str, int) for key in filter_keys):
-            raise TypeError(f"FilterObservation needs filter_keys as a list of strings or integers, but got {filter_keys!r}.")
+        if not isinstance(filter_keys, list | tuple) or not all(
+            type(key) in (str, int) for key in filter_keys
+        ):
+            raise TypeError(
+                f"FilterObservation needs filter_keys as a list of strings or integers, but got {filter_keys!r}."
+            )
         if not filter_keys or len(set(filter_keys)) != len(filter_keys):
-            raise ValueError(f"FilterObservation needs filter_keys with one or more distinct keys, but got {filter_keys!r}.")
+            raise ValueError(
+                f"FilterObservation needs filter_keys with one or more distinct keys, but got {filter_keys!r}."
+            )
         self.filter_keys = filter_keys
 
     def setup(self, signature: Signature) -> Signature:
         space, keys = signature.single_observation_space, self.filter_keys
         if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-            raise TypeError(f"FilterObservation needs a Dict or Tuple observation space, but got {space}.")
-        parts: dict[Any, Any] = {**space.spaces} if isinstance(space, gymnasium.spaces.Dict) else dict(enumerate(space.spaces))
+            raise TypeError(
+                f"FilterObservation needs a Dict or Tuple observation space, but got {space}."
+            )
+        parts: dict[Any, Any] = (
+            {**space.spaces}
+            if isinstance(space, gymnasium.spaces.Dict)
+            else dict(enumerate(space.spaces))
+        )
         if not set(keys) <= set(parts):
-            raise ValueError(f"FilterObservation needs filter_keys among {sorted(parts)}, but got {keys!r}.")
+            raise ValueError(
+                f"FilterObservation needs filter_keys among {sorted(parts)}, but got {keys!r}."
+            )
         new: gymnasium.Space[Any] = gymnasium.spaces.Tuple([parts[key] for key in keys])
         self.source_of = {str(index): str(key) for index, key in enumerate(keys)}
         if isinstance(space, gymnasium.spaces.Dict):
@@ -280,10 +353,16 @@ class ReshapeObservation(ObservationTransform):
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("ReshapeObservation", "observation", signature.single_observation_space)
         if math.prod(self.shape) != math.prod(box.shape):
-            raise ValueError(f"ReshapeObservation needs a shape with {math.prod(box.shape)} elements, but got {self.shape}.")
+            raise ValueError(
+                f"ReshapeObservation needs a shape with {math.prod(box.shape)} elements, but got {self.shape}."
+            )
         self.num_dims = len(box.shape)
         low, high = box.low.reshape(self.shape), box.high.reshape(self.shape)
-        return signature.replace(single_observation_space=gymnasium.spaces.Box(low, high, self.shape, box.dtype))
+        return signature.replace(
+            single_observation_space=gymnasium.spaces.Box(low, high, self.shape, box.dtype)
+        )
 
     def observation(self, observation: Tensor) -> Tensor:
-        return observation.reshape(*observation.shape[: observation.dim() - self.num_dims], *self.shape)
+        return observation.reshape(
+            *observation.shape[: observation.dim() - self.num_dims], *self.shape
+        )

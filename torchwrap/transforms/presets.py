@@ -34,4 +34,6 @@ def atari(preset: AtariPreset) -> Compose:
         gray = GrayscaleObservation(formula="opencv")
         pixels = [gray, *pixels] if preset == "sb3" else [*pixels, gray]
         pixels.append(ClipReward(-1, 1))  # the sign, because a game's rewards are integers
-    return Compose([*pixels, FrameStackObservation(4, padding_type="zero" if preset == "sb3" else "reset")])
+    return Compose(
+        [*pixels, FrameStackObservation(4, padding_type="zero" if preset == "sb3" else "reset")]
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.env_buffers import ConstantBuffer
+from torchwrap._core.buffers import ConstantBuffer
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
 
@@ -26,38 +26,60 @@ class _Rescale(Transform):
         self.shown = f"{validation.shown(low)} and {validation.shown(high)}"
         try:
             given = self.low, self.high = np.asarray(low), np.asarray(high)
-            fits = all(bound.dtype.kind in "iuf" and (np.isfinite(bound).all() or not finite) for bound in given)
+            fits = all(
+                bound.dtype.kind in "iuf" and (np.isfinite(bound).all() or not finite)
+                for bound in given
+            )
             fits = fits and bool((self.low < self.high).all())
         except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
             raise ValueError(f"{type(self).__name__} needs {names}, but got {self.shown}.")
 
-    def _rescale(self, what: str, box: gymnasium.spaces.Box, device: torch.device) -> gymnasium.spaces.Box:
+    def _rescale(
+        self, what: str, box: gymnasium.spaces.Box, device: torch.device
+    ) -> gymnasium.spaces.Box:
         # Registers the coefficients, and returns the new box. A dimension with a single finite bound is shifted, not scaled.
         name = type(self).__name__
         try:
-            low, high = (np.broadcast_to(bound, box.shape) for bound in np.broadcast_arrays(self.low, self.high))
+            low, high = (
+                np.broadcast_to(bound, box.shape)
+                for bound in np.broadcast_arrays(self.low, self.high)
+            )
         except ValueError:
             shape = np.broadcast(self.low, self.high).shape
-            raise ValueError(f"{name} needs bounds that fit shape {box.shape}, but got {shape}.") from None
+            raise ValueError(
+                f"{name} needs bounds that fit shape {box.shape}, but got {shape}."
+            ) from None
         if not (box.low < box.high).all():
             raise ValueError(f"{name} needs {what} space with low < high, but got {box}.")
         for new, old in ((low, box.low), (high, box.high)):
             if not np.array_equal(np.where(np.isinf(new), new, 0), np.where(np.isinf(old), old, 0)):
-                raise ValueError(f"{name} needs bounds that are infinite where {box} is unbounded, but got {self.shown}.")
+                raise ValueError(
+                    f"{name} needs bounds that are infinite where {box} is unbounded, but got {self.shown}."
+                )
         bounded_below, bounded_above = np.isfinite(low), np.isfinite(high)
         bounded = bounded_below & bounded_above
         gradient, intercept = np.ones(box.shape, box.dtype), np.zeros(box.shape, box.dtype)
         with np.errstate(all="ignore"):
-            gradient[bounded] = (high[bounded] - low[bounded]) / (box.high[bounded].astype(np.longdouble) - box.low[bounded])
+            gradient[bounded] = (high[bounded] - low[bounded]) / (
+                box.high[bounded].astype(np.longdouble) - box.low[bounded]
+            )
             intercept[bounded_above] = high[bounded_above] - box.high[bounded_above]
-            intercept[bounded_below] = gradient[bounded_below] * -box.low[bounded_below] + low[bounded_below]
+            intercept[bounded_below] = (
+                gradient[bounded_below] * -box.low[bounded_below] + low[bounded_below]
+            )
             lower, upper = low.astype(box.dtype), high.astype(box.dtype)
-        if not ((lower < upper) & (gradient > 0) & np.isfinite(gradient) & np.isfinite(intercept)).all():
-            raise ValueError(f"{name} needs bounds that {box.dtype} can represent and tell apart, but got {self!r} for {box}.")
+        if not (
+            (lower < upper) & (gradient > 0) & np.isfinite(gradient) & np.isfinite(intercept)
+        ).all():
+            raise ValueError(
+                f"{name} needs bounds that {box.dtype} can represent and tell apart, but got {self!r} for {box}."
+            )
         self.register_buffer("gradient", torch.as_tensor(gradient, device=device), persistent=False)
-        self.register_buffer("intercept", torch.as_tensor(intercept, device=device), persistent=False)
+        self.register_buffer(
+            "intercept", torch.as_tensor(intercept, device=device), persistent=False
+        )
         return gymnasium.spaces.Box(lower, upper, box.shape, box.dtype)
 
 
@@ -86,8 +108,12 @@ class RescaleObservation(_Rescale, ObservationTransform):
         self.min_obs, self.max_obs = min_obs, max_obs
 
     def setup(self, signature: Signature) -> Signature:
-        box = spaces.box("RescaleObservation", "observation", signature.single_observation_space, of="floats")
-        return signature.replace(single_observation_space=self._rescale("an observation", box, signature.device))
+        box = spaces.box(
+            "RescaleObservation", "observation", signature.single_observation_space, of="floats"
+        )
+        return signature.replace(
+            single_observation_space=self._rescale("an observation", box, signature.device)
+        )
 
     def observation(self, observation: Tensor) -> Tensor:
         return self.gradient * observation + self.intercept
@@ -119,8 +145,12 @@ class RescaleAction(_Rescale, ActionTransform):
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("RescaleAction", "action", signature.single_action_space, of="floats")
         if not (np.isfinite(box.low) & np.isfinite(box.high)).all():
-            raise ValueError(f"RescaleAction needs an action space with finite bounds, but got {box}.")
-        return signature.replace(single_action_space=self._rescale("an action", box, signature.device))
+            raise ValueError(
+                f"RescaleAction needs an action space with finite bounds, but got {box}."
+            )
+        return signature.replace(
+            single_action_space=self._rescale("an action", box, signature.device)
+        )
 
     def action(self, action: Tensor) -> Tensor:
         return (action - self.intercept) / self.gradient

@@ -34,7 +34,9 @@ class TransformReward(RewardTransform):
         self.func = validation.function("TransformReward", "func", func)
 
     def setup(self, signature: Signature) -> Signature:
-        spaces.check_function("TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, signature)
+        spaces.check_function(
+            "TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, signature
+        )
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:

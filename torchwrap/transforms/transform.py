@@ -13,8 +13,8 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import rows
-from torchwrap._core.contract import no_foreign_draws
-from torchwrap._core.env_buffers import BatchedModule
+from torchwrap._core.buffers import BatchedModule
+from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, is_traced
 from torchwrap.spaces import Signature, Value
 
@@ -64,9 +64,16 @@ class Transform(BatchedModule):
         # Gymnasium's wrappers take an env first. The constructor would complain about another argument.
         env = args[0] if args else kwargs.get("env")
         if hasattr(env, "step") and hasattr(env, "render"):
-            given = [*map(repr, args[1:]), *(f"{name}={value!r}" for name, value in kwargs.items() if name != "env")]
-            remedy = f"write `env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`"
-            raise TypeError(f"{type(self).__name__} is a transform and takes no env, but got {type(env).__name__}: {remedy}.")
+            given = [
+                *map(repr, args[1:]),
+                *(f"{name}={value!r}" for name, value in kwargs.items() if name != "env"),
+            ]
+            remedy = (
+                f"write `env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`"
+            )
+            raise TypeError(
+                f"{type(self).__name__} is a transform and takes no env, but got {type(env).__name__}: {remedy}."
+            )
 
     def setup(self, signature: Signature) -> Signature:
         return signature
@@ -82,7 +89,9 @@ class Transform(BatchedModule):
 
     def forward(self, td: TensorDict) -> TensorDict:
         """Transforms a TensorDict of any batch size outside an env. Only stateless transforms can be called so."""
-        raise TypeError(f"{self!r} is stateful and cannot be called standalone: put it in a TransformedEnv.")
+        raise TypeError(
+            f"{self!r} is stateful and cannot be called standalone: put it in a TransformedEnv."
+        )
 
     def flat(self) -> Iterator[Transform]:
         """The transforms that this one consists of, innermost first."""
@@ -92,17 +101,23 @@ class Transform(BatchedModule):
         """Returns the transform that replaces a copy of this one in `deploy`: it learns nothing, and rows share no state."""
         return self
 
-    def _standalone(self, td: TensorDict, key: str, function: Callable[[Value], Value]) -> TensorDict:
+    def _standalone(
+        self, td: TensorDict, key: str, function: Callable[[Value], Value]
+    ) -> TensorDict:
         try:
             value = function(td[key].clone())  # which it may write to
         except AttributeError as error:
             remedy = "put it in a TransformedEnv before a standalone call"
-            raise RuntimeError(f"{self!r} learns the spaces from an env ({error}): {remedy}.") from error
+            raise RuntimeError(
+                f"{self!r} learns the spaces from an env ({error}): {remedy}."
+            ) from error
         return td.copy().set(key, value)
 
     def extra_repr(self) -> str:
         names = inspect.signature(type(self).__init__).parameters
-        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        shown = ", ".join(
+            f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name)
+        )
         return " ".join(shown.split())  # one line, arrays too
 
     def __repr__(self) -> str:
@@ -123,14 +138,20 @@ class ObservationTransform(Transform):
     """Whether a reset should compute the rows of the mask only, if it can. For expensive transforms of a single tensor."""
 
     def observation(self, observation: Value) -> Value:
-        raise NotImplementedError(f"{type(self).__name__} does not implement observation(observation).")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not implement observation(observation)."
+        )
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self.observation(td["observation"]))
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
         observation = td["observation"]
-        initial = mask.apply(self.observation, observation) if self.masked_reset else self.observation(observation)
+        initial = (
+            mask.apply(self.observation, observation)
+            if self.masked_reset
+            else self.observation(observation)
+        )
         return td.set("observation", initial)
 
     def forward(self, td: TensorDict) -> TensorDict:
@@ -178,7 +199,11 @@ class ActionTransform(Transform):
 
 def construction(kind: Any, arguments: str = "") -> str:
     """The code that makes a transform, for messages. Without arguments it shows the names of the required ones."""
-    required = [each.name for each in inspect.signature(kind).parameters.values() if each.default is each.empty]
+    required = [
+        each.name
+        for each in inspect.signature(kind).parameters.values()
+        if each.default is each.empty
+    ]
     prefix = "T." if kind.__module__.startswith("torchwrap.") else ""
     return f"{prefix}{kind.__name__}({arguments or ', '.join(required)})"
 
@@ -205,24 +230,40 @@ class Compose(Transform):
         if not isinstance(transforms, Iterable):
             raise TypeError(f"Compose needs a list of Transforms, but got {transforms!r}.")
         self.is_named = isinstance(transforms, Mapping)
-        given = list(transforms.items() if isinstance(transforms, Mapping) else enumerate(transforms))
+        given = list(
+            transforms.items() if isinstance(transforms, Mapping) else enumerate(transforms)
+        )
         for position, (name, transform) in enumerate(given):
             if not isinstance(transform, Transform):
-                got, remedy = type(transform).__name__, ": write `*transforms`" if isinstance(transform, list) else ""
+                got, remedy = (
+                    type(transform).__name__,
+                    ": write `*transforms`" if isinstance(transform, list) else "",
+                )
                 if isinstance(transform, type) and issubclass(transform, Transform):
-                    got, remedy = f"the class {transform.__name__}", f": pass an instance, `{construction(transform)}`"
-                raise TypeError(f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}.")
+                    got, remedy = (
+                        f"the class {transform.__name__}",
+                        f": pass an instance, `{construction(transform)}`",
+                    )
+                raise TypeError(
+                    f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}."
+                )
             if not self.is_named:
                 kind = type(transform).__name__
-                numbered = (f"{kind}_{number}" if number > 1 else kind for number in itertools.count(1))
+                numbered = (
+                    f"{kind}_{number}" if number > 1 else kind for number in itertools.count(1)
+                )
                 name = next(name for name in numbered if not hasattr(self, name))
             elif not str(name).isidentifier() or hasattr(self, name):
-                raise ValueError(f"Compose needs names that are identifiers and not attributes of Compose, but got {name!r}.")
+                raise ValueError(
+                    f"Compose needs names that are identifiers and not attributes of Compose, but got {name!r}."
+                )
             self.add_module(name, transform)
         parts = list(self.flat())
         for position, part in enumerate(parts):
             if any(part is other for other in parts[:position]):
-                raise ValueError(f"Compose needs each transform once, but got {part!r} twice: make a second one.")
+                raise ValueError(
+                    f"Compose needs each transform once, but got {part!r} twice: make a second one."
+                )
 
     @property
     def transforms(self) -> list[Transform] | dict[str, Transform]:
@@ -250,10 +291,14 @@ class Compose(Transform):
                 signature = transform.setup(signature)
             except (TypeError, ValueError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(f"transforms[{position}] ({type(transform).__name__}): {error}") from error
+                raise kind(
+                    f"transforms[{position}] ({type(transform).__name__}): {error}"
+                ) from error
             if not isinstance(signature, Signature):
                 owner = f"transforms[{position}] ({type(transform).__name__}).setup"
-                raise TypeError(f"{owner} needs to return the signature, but got {type(signature).__name__}.")
+                raise TypeError(
+                    f"{owner} needs to return the signature, but got {type(signature).__name__}."
+                )
             self._signatures.append(signature)
         return signature
 
@@ -282,14 +327,29 @@ class Compose(Transform):
     def _first(self, hook: str, value: Any, *mask: RowMask) -> Any:
         """A call of a hook in which each transform is checked, as in the first one and in every trace."""
         tensor, parts = rows.leaves(value)[0], list(enumerate(self))
-        traced, device = is_traced(tensor), tensor.device  # `.to(device)` does not reach the signatures
+        traced, device = (
+            is_traced(tensor),
+            tensor.device,
+        )  # `.to(device)` does not reach the signatures
         for position, transform in reversed(parts) if hook == "action" else parts:
             owner = f"transforms[{position}] ({type(transform).__name__}).{hook}"
-            below, above = (signature.replace(device=device) for signature in self._signatures[position : position + 2])
-            with no_foreign_draws(owner, "draw from a stream of `signature.stream()`", None if traced else device):
+            below, above = (
+                signature.replace(device=device)
+                for signature in self._signatures[position : position + 2]
+            )
+            with no_foreign_draws(
+                owner, "draw from a stream of `signature.stream()`", None if traced else device
+            ):
                 value = getattr(transform, hook)(value, *mask)
             if hook == "action":
-                spaces.check(owner, "to return actions", below.single_action_space, value, below.num_envs, device)
+                spaces.check(
+                    owner,
+                    "to return actions",
+                    below.single_action_space,
+                    value,
+                    below.num_envs,
+                    device,
+                )
             else:
                 spaces.check_layer(owner, above, value, flags=hook == "step")
         if not traced:
@@ -298,7 +358,10 @@ class Compose(Transform):
 
     def forward(self, td: TensorDict) -> TensorDict:
         actions = [part for part in self.flat() if isinstance(part, ActionTransform)]
-        for transform in (*(part for part in self.flat() if not isinstance(part, ActionTransform)), *reversed(actions)):
+        for transform in (
+            *(part for part in self.flat() if not isinstance(part, ActionTransform)),
+            *reversed(actions),
+        ):
             td = transform(td)
         return td
 

@@ -29,11 +29,15 @@ class RenderWrapper(Wrapper):
         if from_observation:
             spaces.box(name, "observation", env.single_observation_space)
         elif env.render_mode != "rgb_array":
-            raise ValueError(f'{name} needs an env made with render_mode="rgb_array", but got {env.render_mode!r}.')
+            raise ValueError(
+                f'{name} needs an env made with render_mode="rgb_array", but got {env.render_mode!r}.'
+            )
         elif getattr(env.unwrapped, "same_step", False):
             fault = "cannot render the final frames of a SAME_STEP vector env"
             raise ValueError(f"{name} {fault}: make it in AutoresetMode.DISABLED.")
-        self._env_fps = validation.positive(name, 'metadata["render_fps"]', env.metadata.get("render_fps") or 30)
+        self._env_fps = validation.positive(
+            name, 'metadata["render_fps"]', env.metadata.get("render_fps") or 30
+        )
 
 
 class AddRenderObservation(RenderWrapper):
@@ -53,20 +57,32 @@ class AddRenderObservation(RenderWrapper):
     torch.Size([2, 400, 600, 3])
     """
 
-    def __init__(self, env: Env, render_only: bool = True, render_key: str = "pixels", obs_key: str = "state") -> None:
+    def __init__(
+        self, env: Env, render_only: bool = True, render_key: str = "pixels", obs_key: str = "state"
+    ) -> None:
         super().__init__(env)
         self.render_only = validation.flag("AddRenderObservation", "render_only", render_only)
         for name, key in (("render_key", render_key), ("obs_key", obs_key)):
             if not isinstance(key, str) or not key:
-                raise TypeError(f"AddRenderObservation needs {name} as a non-empty string, but got {key!r}.")
+                raise TypeError(
+                    f"AddRenderObservation needs {name} as a non-empty string, but got {key!r}."
+                )
         below = env.single_observation_space
-        below = below if isinstance(below, gymnasium.spaces.Dict) else gymnasium.spaces.Dict({obs_key: below})
+        below = (
+            below
+            if isinstance(below, gymnasium.spaces.Dict)
+            else gymnasium.spaces.Dict({obs_key: below})
+        )
         if not render_only and render_key in below.spaces:
-            raise ValueError(f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(below)}.")
+            raise ValueError(
+                f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(below)}."
+            )
         self.render_key, self.obs_key = render_key, obs_key
         env.reset()
         pixels = gymnasium.spaces.Box(0, 255, np.shape(env.render([0])[0]), np.uint8)
-        space = pixels if render_only else spaces.dict_like(below, {render_key: pixels, **below.spaces})
+        space = (
+            pixels if render_only else spaces.dict_like(below, {render_key: pixels, **below.spaces})
+        )
         self.signature = env.signature.replace(single_observation_space=space)
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -82,7 +98,9 @@ class AddRenderObservation(RenderWrapper):
         observation = td["observation"]
         is_dict = isinstance(self.env.single_observation_space, gymnasium.spaces.Dict)
         parts = dict(observation.items()) if is_dict else {self.obs_key: observation}
-        return td.set("observation", TensorDict({self.render_key: pixels, **parts}, batch_size=td.batch_size))
+        return td.set(
+            "observation", TensorDict({self.render_key: pixels, **parts}, batch_size=td.batch_size)
+        )
 
 
 class RecordVideo(RenderWrapper):
@@ -131,15 +149,21 @@ class RecordVideo(RenderWrapper):
             validation.function("RecordVideo", name, trigger or capped_cubic)
         if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
             got = f"{video_folder!r} and {name_prefix!r}"
-            raise TypeError(f"RecordVideo needs video_folder and name_prefix as strings, but got {got}.")
+            raise TypeError(
+                f"RecordVideo needs video_folder and name_prefix as strings, but got {got}."
+            )
         if not len(envs):
             raise ValueError("RecordVideo needs at least one index in envs, but got none.")
-        self.envs = [validation.integer("RecordVideo", "each index in envs", row, 0, self.num_envs - 1) for row in envs]
+        self.envs = [
+            validation.integer("RecordVideo", "each index in envs", row, 0, self.num_envs - 1)
+            for row in envs
+        ]
         self.fps = self._env_fps if fps is None else validation.positive("RecordVideo", "fps", fps)
-        self.video_length = validation.integer("RecordVideo", "video_length", video_length, at_least=0)
+        self.video_length = validation.integer(
+            "RecordVideo", "video_length", video_length, at_least=0
+        )
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
         self.video_folder, self.name_prefix = str(video_folder), name_prefix
-        import imageio.v2  # noqa: F401  # an optional dependency, which is missed here and not in the middle of a run
 
         self._writer: Any = None
         self._num_frames = 0
@@ -169,21 +193,38 @@ class RecordVideo(RenderWrapper):
         import imageio.v2
 
         self._close_video()
-        path, self._num_frames = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4", 0
+        path, self._num_frames = (
+            Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4",
+            0,
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         # Under a temporary name until it is closed, so that a named file is always complete.
         temporary: Any = path.with_name(f".{path.name}")
-        self._writer = imageio.v2.get_writer(temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2)
-        self._complete = Finalize(self, _complete, (self._writer, temporary, path), exitpriority=10)  # without close()
+        self._writer = imageio.v2.get_writer(
+            temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2
+        )
+        self._complete = Finalize(
+            self, _complete, (self._writer, temporary, path), exitpriority=10
+        )  # without close()
 
     def _picture(self, envs: Sequence[int], td: TensorDict) -> np.ndarray[Any, Any]:
         """The frames of some envs as tiles of one RGB picture."""
-        source = td["observation"][list(envs)].cpu().numpy() if self.from_observation else self.env.render(envs)
+        source = (
+            td["observation"][list(envs)].cpu().numpy()
+            if self.from_observation
+            else self.env.render(envs)
+        )
         frames = [np.asarray(frame) for frame in source]
         for index, frame in enumerate(frames):
-            if self.from_observation and (frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))):
+            if self.from_observation and (
+                frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))
+            ):
                 frame = frame[-1]  # the latest of a stack
-            if frame.dtype != np.uint8 or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
+            if (
+                frame.dtype != np.uint8
+                or frame.ndim not in (2, 3)
+                or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))
+            ):
                 needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
                 raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype}.")
             gray = frame.reshape(*frame.shape[:2], -1)
@@ -193,7 +234,9 @@ class RecordVideo(RenderWrapper):
     def _capture_frame(self, td: TensorDict) -> None:
         if self._writer is not None:
             frame = self._picture(self.envs, td)
-            height, width, _ = frame.shape  # padded with black if they are odd, because the codec needs even ones
+            height, width, _ = (
+                frame.shape
+            )  # padded with black if they are odd, because the codec needs even ones
             self._writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0))))
             self._num_frames += 1
             if self._num_frames == self.video_length:
@@ -220,7 +263,9 @@ def tiled(frames: Sequence[Any]) -> Any:
     columns = math.ceil(math.sqrt(len(frames)))
     rows = math.ceil(len(frames) / columns)
     padded = [*frames, *[np.zeros_like(frames[0])] * (rows * columns - len(frames))]
-    return np.concatenate([np.concatenate(padded[row * columns :][:columns], 1) for row in range(rows)])
+    return np.concatenate(
+        [np.concatenate(padded[row * columns :][:columns], 1) for row in range(rows)]
+    )
 
 
 def capped_cubic(episode: int) -> bool:

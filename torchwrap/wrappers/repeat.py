@@ -24,15 +24,25 @@ class _Repeat(Wrapper):
         name, self.repeats = type(self).__name__, repeats  # steps of the env below per action
         if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
             # Transforms would count and learn from the steps that an env takes after its end, while others continue.
-            raise ValueError(f"{name} needs an env without transforms, but got {env!r}: put them on top of it.")
+            raise ValueError(
+                f"{name} needs an env without transforms, but got {env!r}: put them on top of it."
+            )
         if not env.unwrapped.can_repeat and env.num_envs > 1:
             remedy = "let the simulator repeat actions, such as with Gymnasium's wrapper around each of its envs"
-            raise ValueError(f"{name} needs a simulator that can step some of its envs alone, but got {env!r}: {remedy}.")
+            raise ValueError(
+                f"{name} needs a simulator that can step some of its envs alone, but got {env!r}: {remedy}."
+            )
         self.summed_info = validation.names(name, "summed_info", summed_info)
-        below, own, limit = env.signature.summed_info, frozenset(self.summed_info), env.signature.max_episode_steps
+        below, own, limit = (
+            env.signature.summed_info,
+            frozenset(self.summed_info),
+            env.signature.max_episode_steps,
+        )
         if repeats > 1:
             summed = own if below is None else own & below
-            self.signature = env.signature.replace(summed_info=summed, max_episode_steps=limit and -(-limit // repeats))
+            self.signature = env.signature.replace(
+                summed_info=summed, max_episode_steps=limit and -(-limit // repeats)
+            )
 
     def _repeat(self, step: Callable[[Any], TensorDict], action: spaces.Value) -> TensorDict:
         """The successor of several steps with one action: the latest of each env's episode, with the sum of its rewards.
@@ -44,12 +54,16 @@ class _Repeat(Wrapper):
         simulator = self.unwrapped if self.host_stepped else None
         whole = step(action.clone())  # which may write to it
         keys: list[Any] = ["reward", *(("info", name) for name in self.summed_info)]
-        for key, value in zip(keys[1:], spaces.infos("summed_info", whole, self.summed_info), strict=True):
+        for key, value in zip(
+            keys[1:], spaces.infos("summed_info", whole, self.summed_info), strict=True
+        ):
             whole.set(key, value.float())
         outer = None if simulator is None else simulator._live
         try:
             for _ in range(self.repeats - 1):
-                alive = RowMask(~(whole["terminated"] | whole["truncated"]), synchronize=simulator is not None)
+                alive = RowMask(
+                    ~(whole["terminated"] | whole["truncated"]), synchronize=simulator is not None
+                )
                 if simulator is not None:
                     if not alive.any():
                         break
@@ -92,7 +106,11 @@ class RepeatAction(_Repeat):
     """
 
     def __init__(self, env: Env, num_repeats: int, *, summed_info: Sequence[str] = ()) -> None:
-        super().__init__(env, validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1), summed_info)
+        super().__init__(
+            env,
+            validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1),
+            summed_info,
+        )
         self.num_repeats = self.repeats
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -118,7 +136,9 @@ class MaxAndSkipObservation(_Repeat):
     """
 
     def __init__(self, env: Env, skip: int = 4, *, summed_info: Sequence[str] = ()) -> None:
-        super().__init__(env, validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2), summed_info)
+        super().__init__(
+            env, validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2), summed_info
+        )
         self.skip = self.repeats
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 

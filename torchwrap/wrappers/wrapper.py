@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap._core import spec as specs
-from torchwrap._core.env_buffers import BatchedModule, EpisodeClock
+from torchwrap._core.buffers import BatchedModule, EpisodeClock
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.random import Stream
@@ -42,20 +42,40 @@ class Wrapper(Env):
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
             got = f"{type(env).__name__}: make one with torchwrap.make or torchwrap.from_gymnasium"
-            raise TypeError(f"{type(self).__name__} needs an Env as its first argument, but got {got}.")
+            raise TypeError(
+                f"{type(self).__name__} needs an Env as its first argument, but got {got}."
+            )
         if env.is_compiled:
-            raise ValueError(f"{type(self).__name__} needs an env that is not compiled, but got {env!r}: compile it last.")
-        super().__init__(env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode)
+            raise ValueError(
+                f"{type(self).__name__} needs an env that is not compiled, but got {env!r}: compile it last."
+            )
+        super().__init__(
+            env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode
+        )
         self.env = env
-        self.action_stream = env.action_stream  # one per stack, so that wrapping does not change what is sampled
-        self.can_snapshot, self.host_stepped, self._has_root_info = env.can_snapshot, env.host_stepped, env._has_root_info
+        self.action_stream = (
+            env.action_stream
+        )  # one per stack, so that wrapping does not change what is sampled
+        self.can_snapshot, self.host_stepped, self._has_root_info = (
+            env.can_snapshot,
+            env.host_stepped,
+            env._has_root_info,
+        )
 
     def _step(self, action: Value) -> TensorDict:
-        return self.env._step(action) if "_step" in self.env._checked else self.env._first("_step", action)
+        return (
+            self.env._step(action)
+            if "_step" in self.env._checked
+            else self.env._first("_step", action)
+        )
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         below = self.env
-        return below._reset(mask, options) if "_reset" in below._checked else below._first("_reset", mask, options)
+        return (
+            below._reset(mask, options)
+            if "_reset" in below._checked
+            else below._first("_reset", mask, options)
+        )
 
     def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
@@ -77,7 +97,9 @@ class Wrapper(Env):
         below, limit = self.env.spec, self.signature.max_episode_steps
         if below and limit != self.env.signature.max_episode_steps:
             below = specs.limited(below, limit)
-        return below and specs.replace(below, additional_wrappers=(*below.additional_wrappers, specs.record(self)))
+        return below and specs.replace(
+            below, additional_wrappers=(*below.additional_wrappers, specs.record(self))
+        )
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         return self.env.render(envs)
@@ -118,7 +140,9 @@ class Wrapper(Env):
         # Layers without state do not count: a stack with one more or fewer has the same checkpoints.
         state_dict, prefix = args[:2]
         given = {key.removeprefix(prefix): key for key in state_dict if key.startswith(prefix)}
-        before, after = (sorted({_depth(name) for name in names}) for names in (given, self.state_dict()))
+        before, after = (
+            sorted({_depth(name) for name in names}) for names in (given, self.state_dict())
+        )
         if before != after and len(before) == len(after):
             for name, value in [(name, state_dict.pop(key)) for name, key in given.items()]:
                 depth = _depth(name)
@@ -159,16 +183,28 @@ class TransformedEnv(Wrapper):
     """
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
-        composed = transforms[0] if len(transforms) == 1 and isinstance(transforms[0], Compose) else Compose(transforms)
-        parts = [module for module in composed.modules() if isinstance(module, Transform) and not isinstance(module, Compose)]
+        composed = (
+            transforms[0]
+            if len(transforms) == 1 and isinstance(transforms[0], Compose)
+            else Compose(transforms)
+        )
+        parts = [
+            module
+            for module in composed.modules()
+            if isinstance(module, Transform) and not isinstance(module, Compose)
+        ]
         for part in parts:
             if part.attached:
                 got = f"{part!r} of another one: make a new one; load_state_dict() copies what the old one has learned"
-                raise ValueError(f"TransformedEnv needs transforms that belong to no other env, but got {got}.")
+                raise ValueError(
+                    f"TransformedEnv needs transforms that belong to no other env, but got {got}."
+                )
         super().__init__(env)
         self.signature = composed.setup(env.signature)
         self.transforms = composed
-        self._compiled_step: Callable[[TensorDict], TensorDict] | None = None  # takes the place of `transforms.step`
+        self._compiled_step: Callable[[TensorDict], TensorDict] | None = (
+            None  # takes the place of `transforms.step`
+        )
         self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
         for part in parts:
@@ -178,7 +214,9 @@ class TransformedEnv(Wrapper):
     def _step(self, action: Value) -> TensorDict:
         for stream in self._streams:
             stream.next_draw()
-        return (self._compiled_step or self.transforms.step)(super()._step(self.transforms.action(action)))
+        return (self._compiled_step or self.transforms.step)(
+            super()._step(self.transforms.action(action))
+        )
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         for stream in self._streams:

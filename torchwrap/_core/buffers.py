@@ -30,7 +30,9 @@ class _Declaration:
         try:
             return module._buffers[self.name]  # type: ignore[return-value]
         except KeyError:
-            raise AttributeError(self.name) from None  # Python then calls nn.Module.__getattr__, which has the message
+            raise AttributeError(
+                self.name
+            ) from None  # Python then calls nn.Module.__getattr__, which has the message
 
 
 class ConstantBuffer(_Declaration):
@@ -63,7 +65,12 @@ class EnvBuffer(_Declaration):
         *,
         row: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        self.shape, self.dtype, self.row, self.fill = shape, dtype, row, validation.fill("EnvBuffer", fill, dtype)
+        self.shape, self.dtype, self.row, self.fill = (
+            shape,
+            dtype,
+            row,
+            validation.fill("EnvBuffer", fill, dtype),
+        )
 
     def allocate(self, module: Any, num_envs: int, device: torch.device | str) -> Tensor:
         """The initial rows of all envs, in new memory."""
@@ -83,7 +90,11 @@ class EpisodeClock(EnvBuffer):
     @staticmethod
     def of(module: BatchedModule) -> list[Tensor]:
         """The clocks of a module, without its submodules."""
-        names = [name for name in module._env_buffer_names if isinstance(getattr(type(module), name, None), EpisodeClock)]
+        names = [
+            name
+            for name in module._env_buffer_names
+            if isinstance(getattr(type(module), name, None), EpisodeClock)
+        ]
         return [module.get_buffer(name) for name in names]
 
 
@@ -100,7 +111,9 @@ class BatchedModule(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._constructor_arguments = frozenset().union(*[getattr(kind, "_constructor_arguments", ()) for kind in cls.__mro__])
+        cls._constructor_arguments = frozenset().union(
+            *[getattr(kind, "_constructor_arguments", ()) for kind in cls.__mro__]
+        )
         if "__init__" in vars(cls):
             cls._constructor_arguments |= inspect.signature(cls.__init__).parameters.keys()
             cls.__init__ = _fixing(cls.__init__)  # type: ignore[method-assign]
@@ -125,7 +138,11 @@ class BatchedModule(nn.Module):
 
     def _fix(self) -> None:
         """From now on, no constructor argument and no submodule of now can be assigned."""
-        settable = {name for name in self._constructor_arguments if getattr(getattr(type(self), name, None), "fset", None)}
+        settable = {
+            name
+            for name in self._constructor_arguments
+            if getattr(getattr(type(self), name, None), "fset", None)
+        }
         fixed = self._constructor_arguments.union(self._modules)
         self._fixed_names = fixed.difference(self._buffers, self._parameters, settable)
 
@@ -139,7 +156,9 @@ class BatchedModule(nn.Module):
             )
         super().__setattr__(name, value)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
         held: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
             (tensors, name, tensor, tensor.detach().clone())
@@ -185,7 +204,10 @@ def _fixing(init: Callable[..., None]) -> Callable[..., None]:
         is_outermost = type(self).__init__ is __init__
         if is_outermost:
             self._check_arguments(*args, **kwargs)
-            args, kwargs = tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
+            args, kwargs = (
+                tuple(map(own, args)),
+                {name: own(value) for name, value in kwargs.items()},
+            )
         init(self, *args, **kwargs)
         if is_outermost:
             self._fix()

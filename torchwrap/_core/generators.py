@@ -25,10 +25,16 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
     if device is None:
         yield
         return
-    generators = {**PYTHON_GENERATORS, "PyTorch's global generator": (torch.get_rng_state, torch.set_rng_state)}
+    generators = {
+        **PYTHON_GENERATORS,
+        "PyTorch's global generator": (torch.get_rng_state, torch.set_rng_state),
+    }
     if device.type not in ("cpu", "meta", "mps"):  # the function of MPS takes no device
         own = torch.get_device_module(device)
-        accessors = lambda: own.get_rng_state(device), lambda state: own.set_rng_state(state, device)
+        accessors = (
+            lambda: own.get_rng_state(device),
+            lambda state: own.set_rng_state(state, device),
+        )
         generators[f"PyTorch's global generator of {device}"] = accessors
     before = {name: get() for name, (get, _) in generators.items()}
     yield
@@ -43,7 +49,11 @@ def equal(first: Any, second: Any) -> bool:
     if first is second or type(first) is not type(second):
         return first is second
     if isinstance(first, np.ndarray | Tensor):
-        return np.array_equal(first, second) if isinstance(first, np.ndarray) else torch.equal(first, second)
+        return (
+            np.array_equal(first, second)
+            if isinstance(first, np.ndarray)
+            else torch.equal(first, second)
+        )
     if isinstance(first, list | tuple | collections.deque):
         return len(first) == len(second) and all(map(equal, first, second))
     if isinstance(first, dict):

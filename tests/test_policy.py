@@ -32,7 +32,7 @@ class Recurrent(nn.Module):
 
 def make(num_envs=NUM_ENVS, **kwargs):
     # Lengths 5, 3, 1, 4 are staggered and end in all three ways; the first index shifts them.
-    transforms = T.NormalizeObservation(), T.PolicyState({"hidden": (SIZE,)})
+    transforms = T.NormalizeObservation(), tw.PolicyState({"hidden": (SIZE,)})
     return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **kwargs), *transforms)
 
 
@@ -52,10 +52,14 @@ def by_hand(policy, num_steps, first_index):
     return torch.cat(action), torch.cat(before), torch.cat(after), torch.tensor(first)
 
 
-@pytest.mark.parametrize("unroll", [None, 1, pytest.param(3, marks=pytest.mark.full)], ids=["eager", "compiled", "unrolled"])
+@pytest.mark.parametrize(
+    "unroll",
+    [None, 1, pytest.param(3, marks=pytest.mark.full)],
+    ids=["eager", "compiled", "unrolled"],
+)
 @torch.no_grad()
 def test_chunks_equal_a_python_loop_over_single_envs(unroll):
-    env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), T.PolicyState({"hidden": (SIZE,)}))
+    env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), tw.PolicyState({"hidden": (SIZE,)}))
     policy = Recurrent(env)
     collect = tw.Collector(env, policy, num_steps=7)
     if unroll:
@@ -84,12 +88,20 @@ def test_evaluate_carries_the_state():
             td["next", "count"] = td["count"] + 1
             return td.set("action", td["count"].unsqueeze(-1))
 
-    transforms = T.PolicyState({"count": ()}), T.TransformReward(lambda reward: 0 * reward), AddAction()
-    env = tw.TransformedEnv(ScriptedEnv(3, action_space=tw.make("Pendulum-v1").single_action_space), *transforms)
+    transforms = (
+        tw.PolicyState({"count": ()}),
+        T.TransformReward(lambda reward: 0 * reward),
+        AddAction(),
+    )
+    env = tw.TransformedEnv(
+        ScriptedEnv(3, action_space=tw.make("Pendulum-v1").single_action_space), *transforms
+    )
     found = tw.evaluate(env, Counts(), 6, seed=0)
     lengths = found["episode_length"]
     assert len(set(lengths.tolist())) > 1
-    assert (found["episode_return"] == (lengths * (lengths - 1) / 2).float()).all()  # 0 + 1 + ... + (length - 1)
+    assert (
+        found["episode_return"] == (lengths * (lengths - 1) / 2).float()
+    ).all()  # 0 + 1 + ... + (length - 1)
 
 
 class AddAction(T.Transform):
@@ -119,7 +131,7 @@ def test_partial_reset_starts_the_state_over_in_its_rows():
 def test_transition_without_reset_keeps_the_state_until_the_reset():
     env = make(2, episode_lengths=1)
     policy = Recurrent(env)
-    transition, td = env.transition(policy(env.reset(seed=0)))
+    transition, td = env.step_without_reset(policy(env.reset(seed=0)))
     assert (td["hidden"] == transition["next", "hidden"]).all() and (td["hidden"] != 0).any()
     td = env.reset(mask=transition["next", "done"].squeeze(-1))
     assert (td["hidden"] == 0).all() and td["is_init"].all()
@@ -137,8 +149,13 @@ def test_snapshot_continues_the_state():
     found, _ = tw.rollout(other, policy, 5, other.restore(snapshot))
     for key in ("hidden", "is_init", "action", ("next", "observation")):
         assert (found[key] == expected[key]).all()
-    for name, size, message in (("other", SIZE, r"differs in \['hidden', 'other'\]"), ("hidden", 2, "hidden of shape")):
-        another = tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), T.NormalizeObservation(), T.PolicyState({name: (size,)}))
+    for name, size, message in (
+        ("other", SIZE, r"differs in \['hidden', 'other'\]"),
+        ("hidden", 2, "hidden of shape"),
+    ):
+        another = tw.TransformedEnv(
+            ScriptedEnv(NUM_ENVS, (2,)), T.NormalizeObservation(), tw.PolicyState({name: (size,)})
+        )
         with pytest.raises(ValueError, match=message):
             another.restore(env.snapshot())
 
@@ -166,7 +183,9 @@ def test_bare_and_random_actions_leave_the_state_as_it_is():
 
 def test_name_declared_twice_raises():
     with pytest.raises(ValueError, match=r"transforms\[1\].*\['hidden'\]"):
-        tw.TransformedEnv(ScriptedEnv(2), T.PolicyState({"hidden": (1,)}), T.PolicyState({"hidden": (2,)}))
+        tw.TransformedEnv(
+            ScriptedEnv(2), tw.PolicyState({"hidden": (1,)}), tw.PolicyState({"hidden": (2,)})
+        )
 
 
 def test_wrong_state_raises_before_anything_changes():
@@ -175,11 +194,17 @@ def test_wrong_state_raises_before_anything_changes():
     before = env.snapshot()
     for following, message in (
         ({}, r'set it with `td\["next", "hidden"\] = ...`'),
-        ({"hidden": torch.zeros(NUM_ENVS, SIZE + 1)}, r"of shape \(5, 4\) torch.float32, but got \(5, 5\)"),
+        (
+            {"hidden": torch.zeros(NUM_ENVS, SIZE + 1)},
+            r"of shape \(5, 4\) torch.float32, but got \(5, 5\)",
+        ),
         ({"hidden": right.double()}, "torch.float64"),
         ({"hidden": right, "cell": right}, r"\['cell', 'hidden'\].*PolicyState"),
     ):
-        update = {"action": td["action"], **({"next": TensorDict(following, [NUM_ENVS])} if following else {})}
+        update = {
+            "action": td["action"],
+            **({"next": TensorDict(following, [NUM_ENVS])} if following else {}),
+        }
         with pytest.raises(ValueError, match=message):
             env.step(td.exclude("next").update(update))
         assert (env.snapshot() == before).all(), message
@@ -189,16 +214,25 @@ def test_wrong_state_raises_before_anything_changes():
 
 def test_policy_of_an_env_without_declaration_is_told_to_declare():
     env = ScriptedEnv(NUM_ENVS, (2,))
-    with pytest.raises(TypeError, match=r"hidden.*with transforms.PolicyState"):
+    with pytest.raises(TypeError, match=r"hidden.*with PolicyState"):
         tw.Collector(env, Recurrent(env), 2)()
     with pytest.raises(ValueError, match=r"\['hidden'\].*no step would carry on.*PolicyState"):
         tw.Collector(env, None, 2)(env.reset().set("hidden", torch.zeros(NUM_ENVS, SIZE)))
     with pytest.raises(ValueError, match=r"\['hidden'\].*PolicyState"):
-        tw.Collector(env, lambda td: td.update({"action": env.sample_action(), "next": {"hidden": td["observation"]}}), 2)()
+        tw.Collector(
+            env,
+            lambda td: td.update(
+                {"action": env.sample_action(), "next": {"hidden": td["observation"]}}
+            ),
+            2,
+        )()
 
 
 def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 1, max_episode_steps=2), T.PolicyState({"count": (2,)}, torch.int64, -3))
+    env = tw.TransformedEnv(
+        tw.make("CartPole-v1", 1, max_episode_steps=2),
+        tw.PolicyState({"count": (2,)}, torch.int64, -3),
+    )
     env = tw.make(env.spec)
     td, seen = env.reset(), []
     for _ in range(4):
@@ -209,7 +243,10 @@ def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
 
 
 def test_adapters_refuse_an_env_that_carries_the_state_of_a_policy():
-    with pytest.raises(ValueError, match="to_gymnasium needs an env without PolicyState, because trainers carry the state"):
+    with pytest.raises(
+        ValueError,
+        match="to_gymnasium needs an env without PolicyState, because trainers carry the state",
+    ):
         tw.to_gymnasium(make())
 
 
