@@ -399,6 +399,7 @@ def _box(size: int) -> Box:
 
 
 def main(task: str, num_envs: int, num_iterations: int, device: str) -> tw.Env:
+    import mjlab.tasks  # noqa: F401
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.tasks.registry import load_env_cfg
     from rsl_rl.runners import OnPolicyRunner

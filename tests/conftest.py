@@ -5,8 +5,6 @@ import random
 import re
 import secrets
 import signal
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -19,8 +17,6 @@ from torchwrap import random as torchwrap_random
 
 # Tests with "gymnasiums" in their names, and those of differences, compare with its wrappers as they are since 1.4.
 COMPARES = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_addoption(parser):

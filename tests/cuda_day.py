@@ -166,7 +166,7 @@ def parts(device: str) -> dict[str, Part]:
     return {
         "machine": Part(60, {"floor": floor}),
         "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked)}),
-        "rehearsal": Part(120, {"rehearsal": tests("--full", "tests/test_cuda_rehearsal.py")}),
+        "rehearsal": Part(120, {"rehearsal": tests("--full", "tests/gpu/test_cuda_rehearsal.py")}),
         "glue": Part(180, sized("glue", small, large, middle)),
         "cartpole": Part(210, sized("cartpole", large, small, middle)),
         "ppo": Part(

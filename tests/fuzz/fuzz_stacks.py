@@ -8,12 +8,17 @@ import functools
 import random
 
 import numpy as np
+import torch  # noqa: F401 (the code of a stack uses it)
 from catalogue import TRANSFORMS, UNCAPTURED
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 
 import torchwrap as tw
 from torchwrap import transforms as T
+from torchwrap import wrappers as W  # noqa: F401
+from torchwrap.envs.cartpole import CartPole  # noqa: F401
+from torchwrap.envs.pendulum import Pendulum  # noqa: F401
+from torchwrap.testing import ScriptedEnv  # noqa: F401
 
 
 class Chase(FuncEnv):

@@ -533,6 +533,7 @@ def test_step_that_does_not_fit_is_refused_at_the_first_call():
 @pytest.fixture(scope="module")
 def make_mjlab():
     pytest.importorskip("mjlab")
+    import mjlab.tasks  # noqa: F401
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.tasks.registry import load_env_cfg
 

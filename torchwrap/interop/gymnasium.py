@@ -518,7 +518,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             raise RuntimeError(
                 f"{self} needs a reset of envs {ended}, whose episodes have ended, before step(): {remedy}."
             )
-        transition, td = (self.env.step if self._same_step else self.env.transition)(
+        transition, td = (self.env.step if self._same_step else self.env.step_without_reset)(
             self._to_tensors(actions)
         )
         successor = transition["next"]

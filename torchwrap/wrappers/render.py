@@ -164,6 +164,7 @@ class RecordVideo(RenderWrapper):
         )
         self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
         self.video_folder, self.name_prefix = str(video_folder), name_prefix
+        import imageio.v2  # noqa: F401  # fails here, and not in the middle of a run
 
         self._writer: Any = None
         self._num_frames = 0

@@ -27,7 +27,7 @@ import torchwrap as tw
 from torchwrap import spaces
 from torchwrap.testing import ScriptedEnv
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 N = 4
 TUPLE = Tuple([Box(-1, 1, (2,)), Discrete(5, start=-2), MultiDiscrete([3, 4]), MultiBinary(2)])
 UNEVEN = Box(np.float32([-1, -np.inf, 0, -np.inf]), np.float32([1, 2, np.inf, np.inf]))

@@ -1,6 +1,6 @@
 """A device without values, on any build of PyTorch, and what envs do on it that costs a wait or fails on a GPU.
 
-`python tests/fake_device.py` plays `device_cases` with envs that are made on the device, and some of them with envs that are
+`python tests/gpu/fake_device.py` plays `device_cases` with envs that are made on the device, and some of them with envs that are
 moved there. An argument is a module with more `CASES`, which are played both ways. Each finding is a line of JSON.
 
 Tensors on the device are FakeTensors: operators check devices, dtypes and shapes as CUDA's would, and compute nothing. A
@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchwrap import functional, random
 from torchwrap._core import rows
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("torchwrap", "examples", "tests"))
 OWN = (__file__, device_cases.__file__)
 DEVICE = "cuda:0" if torch.version.cuda else "fake:0"

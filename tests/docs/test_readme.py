@@ -12,9 +12,9 @@ import gymnasium
 import numpy as np
 import pytest
 import stable_baselines3.common.vec_env as vec_env
+from contract.test_differences import Ones
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common import atari_wrappers, env_util, evaluation
-from test_differences import Ones
 
 import torchwrap as tw
 import torchwrap.interop.sb3
@@ -22,7 +22,7 @@ import torchwrap.testing
 from torchwrap import transforms as T
 from torchwrap import wrappers as W
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 GUIDES = {
     path.stem: path.read_text() for path in sorted((ROOT / "examples" / "guides").glob("*.md"))
@@ -258,7 +258,7 @@ def _section(page, title):
     return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-# Claims about other libraries that have no row in tests/test_differences.py.
+# Claims about other libraries that have no row in tests/contract/test_differences.py.
 
 
 COUNTING = functools.partial(Ones, length=2, start=0)  # observations 0, 1, 2

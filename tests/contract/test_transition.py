@@ -61,7 +61,7 @@ def test_interrupted_transition_asks_for_reset(monkeypatch):
     monkeypatch.setattr(env, "_step", lambda action: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         env.step_without_reset(td.set("action", env.sample_action()))
-    with pytest.raises(RuntimeError, match=r"earlier transition\(\) did not finish"):
+    with pytest.raises(RuntimeError, match=r"earlier step_without_reset\(\) did not finish"):
         env.snapshot()
 
 

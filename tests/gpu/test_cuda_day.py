@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_parts_for_cuda_have_every_step_once_and_say_without_a_device_that_they_
         "cartpole/1048576",
         "ppo/compiled",
     } <= set(names)
-    assert {"tests/testing/test_checks.py", "tests/test_defaults.py"} <= set(
+    assert {"tests/testing/test_checks.py", "tests/contract/test_defaults.py"} <= set(
         parts["tests"].steps["tests"].command
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -24,7 +24,8 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
-TESTS = Path(__file__).parent
+GPU = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 ALLOWED = {  # (phase, kind, where): the reason
     (
         None,
@@ -158,10 +159,10 @@ def is_allowed(finding, rule):
 @pytest.mark.long
 @pytest.mark.full
 def test_library_and_examples_on_a_gpu_do_nothing_that_waits_and_planted_faults_are_found():
-    command = [sys.executable, TESTS / "fake_device.py", Path(__file__).stem]
-    env = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    command = [sys.executable, GPU / "fake_device.py", Path(__file__).stem]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     lines = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, cwd=TESTS.parent, env=env
+        command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=env
     ).stdout
     *findings, total = map(json.loads, lines.splitlines())
     assert total["cases"] > 70 + 2 * len(CASES) and total["operators"] > 300 * total["cases"]

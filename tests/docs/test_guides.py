@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 
+import ale_py  # noqa: F401  # registers its ids here, because `registry` is a copy that is forgotten
 import pytest
 import tyro
 from helpers import EXAMPLES, load_example
