@@ -82,7 +82,7 @@ class EnvBuffer(_Declaration):
 
 
 class EpisodeClock(EnvBuffer):
-    """Declares the number of steps since the start of the episode. `Env.elapsed_steps` writes it."""
+    """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`."""
 
     def __init__(self, shape: tuple[int, ...] = (1,), dtype: torch.dtype = torch.int64) -> None:
         super().__init__(shape, dtype)
@@ -182,11 +182,13 @@ class BatchedModule(nn.Module):
         for dtype in sorted(self._dtypes(), key=str):
             converted = fn(torch.empty(0, dtype=dtype, device="cpu")).dtype
             if converted != dtype:
-                fault = f"dtypes are fixed, so {dtype} cannot become {converted}"
-                remedy = (
-                    "Use `.to(device)` without a dtype, and T.DtypeObservation for observations"
+                raise TypeError(
+                    refusal(
+                        type(self).__name__,
+                        f"dtypes are fixed, so {dtype} cannot become {converted}",
+                        remedy="Use `.to(device)` alone, and T.DtypeObservation for observations",
+                    )
                 )
-                raise TypeError(refusal(type(self).__name__, fault, remedy=remedy))
         return super()._apply(fn, recurse)
 
     def _dtypes(self) -> set[torch.dtype]:

@@ -1,4 +1,4 @@
-"""Detects draws from global random generators in a layer's first call: no seed of an env reaches them."""
+"""Detects draws from global random generators, which no seed of an env reaches."""
 
 from __future__ import annotations
 

@@ -60,8 +60,14 @@ class Wrapper(Env):
     def _check_env(self, env: object) -> None:
         name = type(self).__name__
         if not isinstance(env, Env):
-            remedy = "Make one with torchwrap.make or torchwrap.from_gymnasium"
-            raise TypeError(refusal(name, "env must be an Env", type(env).__name__, remedy))
+            raise TypeError(
+                refusal(
+                    name,
+                    "env must be an Env",
+                    type(env).__name__,
+                    "Make one with torchwrap.make or torchwrap.from_gymnasium",
+                )
+            )
         if env.is_compiled:
             raise ValueError(refusal(name, "env must not be compiled", env, "Compile it last"))
 
@@ -205,9 +211,14 @@ class TransformedEnv(Wrapper):
         parts = [module for module in composed.modules() if isinstance(module, Transform)]
         for part in parts:
             if part.attached:
-                must = "transforms must belong to no other env"
-                remedy = "Make a new one; load_state_dict() copies what the old one has learned"
-                raise ValueError(refusal("TransformedEnv", must, part, remedy))
+                raise ValueError(
+                    refusal(
+                        "TransformedEnv",
+                        "transforms must belong to no other env",
+                        part,
+                        "Make a new one; load_state_dict() copies what the old one has learned",
+                    )
+                )
         self._check_env(env)
         super().__init__(env, composed.setup(env.signature))
         self.transforms = composed
