@@ -1,10 +1,16 @@
-"""Rules about what the library's files import and use. Each rule has a planted violation, which it has to find."""
+"""Rules on what the library's files import and use, and on how densely they are written.
+
+Each rule has planted violations that it must report.
+"""
 
 import ast
+import collections
 import functools
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -314,6 +320,79 @@ def transforms_contain_no_host_code(sources):
     return found
 
 
+# Density: one thought a statement. Line ends, comments and docstrings do not count.
+
+MAX_TOKENS = 25
+NO_CODE = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
+TABLES = {}  # by module, a pattern of the lines that may have more tokens
+
+
+def statements(sources):
+    for name, source in sources.items():
+        for node in ast.walk(parse(source)):
+            if isinstance(node, ast.stmt):
+                yield name, node
+
+
+def expressions(statement):
+    """The nodes of a statement, without those of the statements in its body."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from expressions(child)
+
+
+def a_statement_assigns_one_value(sources):
+    """`a, b = x, y` assigns two. An exchange, `a, b = b, a`, is allowed."""
+    found = []
+    for name, node in statements(sources):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            target = node.targets[0]
+            if isinstance(target, ast.Tuple):
+                targets = {ast.unparse(part) for part in target.elts}
+                values = {ast.unparse(part) for part in node.value.elts}
+                if targets != values:
+                    found.append(f"{name}: {ast.unparse(node)}")
+    return found
+
+
+def a_statement_has_one_condition(sources):
+    """At most one conditional expression."""
+    found = []
+    for name, node in statements(sources):
+        conditions = [part for part in expressions(node) if isinstance(part, ast.IfExp)]
+        if len(conditions) > 1:
+            found.append(f"{name}: {ast.unparse(node)}")
+    return found
+
+
+def tokens_by_line(source):
+    """The number of tokens on each line. An f-string is one token, as before Python 3.12."""
+    counts = collections.Counter()
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind.endswith("STRING_END"):
+            depth -= 1
+        elif depth == 0 and kind not in NO_CODE:
+            counts[token.start[0]] += 1
+        if kind.endswith("STRING_START"):
+            depth += 1
+    return counts
+
+
+def lines_are_thin(sources):
+    found = []
+    for name, source in sources.items():
+        lines = source.splitlines()
+        for number, count in tokens_by_line(source).items():
+            line = lines[number - 1].strip()
+            is_table = name in TABLES and re.search(TABLES[name], line)
+            if count > MAX_TOKENS and not is_table:
+                found.append(f"{name}: {count} tokens in `{line}`")
+    return found
+
+
 # A module, and code that violates the rule if it is appended to the module.
 VIOLATIONS = [
     (arrows, "torchwrap.transforms.reward", "def f():\n    from torchwrap import env"),
@@ -358,6 +437,9 @@ VIOLATIONS = [
         "torchwrap.transforms.normalize",
         "torch.compiler.is_compiling()",
     ),
+    (a_statement_assigns_one_value, "torchwrap.env", "low, high = 0, 1"),
+    (a_statement_has_one_condition, "torchwrap.env", "x = 1 if a else (2 if b else 3)"),
+    (lines_are_thin, "torchwrap.env", "x = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]"),
 ]
 RULES = [*dict.fromkeys(rule for rule, _, _ in VIOLATIONS), private_names_are_in_at_most_four_files]
 
