@@ -220,7 +220,7 @@ def cartpole(num_envs=NUM_ENVS, **arguments):
 
 
 def gymnasium_cartpole(num_envs=4, vectorization_mode="sync", **arguments):
-    """Gymnasium's CartPole with all of the seven but ClipAction, because its actions are discrete."""
+    """Gymnasium's CartPole with the seven but ClipAction, because its actions are discrete."""
     arguments = {"vectorization_mode": vectorization_mode, "max_episode_steps": 25, **arguments}
     env = tw.make("CartPole-v1", num_envs, backend="gymnasium", **arguments)
     return tw.TransformedEnv(env, *seven()[1:])

@@ -60,7 +60,7 @@ def steps(env, num_steps, td):
 
 
 def play(env, num_steps, td):
-    """Transitions, roots and buffers of each step, as (num_steps, ...) tensors; and the last root."""
+    """Transitions, roots and buffers as (num_steps, ...) tensors, and the last root."""
     seen = []
     for transition, following in steps(env, num_steps, td):
         step = TensorDict({"transition": transition, "td": following}, []).clone()

@@ -31,7 +31,7 @@ TYPICAL = {  # transforms of every kind, on an env with Box spaces
 
 
 class RandomEnv(gymnasium.Env):
-    """Random observations and rewards, whatever the action; episodes that terminate, are truncated, or both.
+    """Random observations and rewards for any action. Episodes terminate, are truncated, or both.
 
     Args:
         space: the observation space.

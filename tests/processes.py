@@ -25,7 +25,7 @@ def init(rank, world_size, folder, seconds=60):
 
 
 class Processes:
-    """`run` calls a function `(rank, group, *args)` on the first `size`, and returns all results."""
+    """`run` calls a function `(rank, group, *args)` on `size` of them and returns the results."""
 
     def __init__(self, world_size=4):
         context = mp.get_context("forkserver")  # which imports PyTorch once

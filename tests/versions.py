@@ -23,7 +23,7 @@ LIBRARIES = ("torch", "tensordict", "gymnasium", "numpy")
 
 
 def combinations() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Versions of Python, the first of them that is found, and requirements beside the checkout's."""
+    """Versions of Python, in order of preference, and requirements beside the checkout's."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lowest = tuple(config["options"]["install_requires"].strip().replace(">=", "==").splitlines())
