@@ -260,8 +260,9 @@ def evaluate(
     keys: dict[str, Any] = dict(records[-1].keys) if records else {}
     return_key = keys.pop("return", None)
     keys.pop("length", None)
-    totals = torch.zeros(num_envs, 2 + len(keys), dtype=torch.float64, device=env.device)
-    episodes = totals.new_zeros(num_envs, per_env, totals.shape[1])
+    width = 2 + len(keys)
+    totals = torch.zeros(num_envs, width, dtype=torch.float64, device=env.device)
+    episodes = totals.new_zeros(num_envs, per_env, width)
     counts = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
     with _eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
@@ -344,7 +345,8 @@ def _equal(first: Value, second: Value) -> bool:
     if rows.flatten(first, leaves) != rows.flatten(second, others):
         return False
     for leaf, other in zip(leaves, others, strict=True):
-        if leaf.shape != other.shape or not torch.allclose(leaf, other, 0, 0, equal_nan=True):
+        same = leaf.shape == other.shape and torch.allclose(leaf, other, 0, 0, equal_nan=True)
+        if not same:
             return False
     return True
 

@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap import policy, spaces
 from torchwrap._core import validation
@@ -310,12 +310,14 @@ class Env(BatchedModule):
         """The last root with a bare action, which leaves the state of the policy as it is."""
         root = self._status.root
         assert root is not None
-        entries: Root = {key: value for key, value in root.items() if key not in ("action", "next")}
+        entries: dict[str, Any] = dict(root.items())
+        entries["action"] = action
+        entries.pop("next", None)
         names = self.signature.policy_state
         if names:
-            state: Any = {name: root[name] for name in names}
+            state = {name: root[name] for name in names}
             entries["next"] = tensordict(state, self.num_envs)
-        return tensordict({**entries, "action": action}, self.num_envs)
+        return tensordict(entries, self.num_envs)
 
     def _set_root(self, entries: Root) -> TensorDict:
         """Ends a call: the root of the next step."""
@@ -360,7 +362,8 @@ class Env(BatchedModule):
             root |= policy.following(self.signature, successor, done)
         return root
 
-    def _check_result(self, owner: str, hook: str, result: Any, device: torch.device) -> None:
+    def _check_result(self, hook: str, result: Any, device: torch.device) -> None:
+        owner = self._hook_name(hook)
         spaces.check_layer(owner, self.signature, result, flags=hook == "_step")
         if hook == "_reset" and len(result.keys()) > 1:
             raise ValueError(
@@ -416,7 +419,8 @@ class Env(BatchedModule):
             self._check_mask(mask, "restore")
             root = self._check_ready("restore() of some envs")
             rows = RowMask(mask)
-            entries = {key: rows.where(value, root[key]) for key, value in entries.items()}
+            for key, value in entries.items():
+                entries[key] = rows.where(value, root[key])
         self._status.unfinished = "restore()"
         for name, buffer in self._state_buffers(per_env=mask is not None).items():
             value = given["buffers", name]
@@ -553,7 +557,7 @@ class Env(BatchedModule):
         """
         return self.action_sampler(self.action_stream)
 
-    def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         """Renders all envs, or those with the given indices.
 
         The env needs `render_mode="rgb_array"` at construction. Returns NumPy arrays
@@ -570,7 +574,7 @@ class Env(BatchedModule):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to(device)` comes here: the signature follows the buffers.
         super()._apply(fn, recurse)
         moved = fn(torch.empty(0, device=self.device))

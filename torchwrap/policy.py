@@ -119,7 +119,9 @@ def initial(signature: Signature) -> State:
     """The entries of a root, without `observation`, where every episode starts."""
     n = signature.num_envs
     device = signature.device
-    entries = {name: row.allocate(None, n, device) for name, row in signature.policy_state.items()}
+    entries = {}
+    for name, row in signature.policy_state.items():
+        entries[name] = row.allocate(None, n, device)
     if entries:
         entries[IS_INIT] = torch.ones(n, 1, dtype=torch.bool, device=device)
     return entries

@@ -7,12 +7,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 Rows = TypeVar("Rows", Tensor, TensorDict)
 Nested: TypeAlias = Tensor | TensorDictBase | Mapping[Any, "Nested"] | tuple["Nested", ...]
 Structure: TypeAlias = tuple[object, ...]
+Path: TypeAlias = tuple[str, ...]
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -26,19 +28,23 @@ def tensordict(values: Mapping[str, Any], *batch_size: int) -> TensorDict:
 
 
 def apply(
-    function: Callable[[tuple[str, ...], Tensor], Tensor], value: Rows, path: tuple[str, ...] = ()
+    function: Callable[[Path, Tensor], Tensor],
+    value: Rows,
+    path: Path = (),
 ) -> Rows:
     """Returns a value with each tensor replaced by `function(path, tensor)`."""
     if isinstance(value, Tensor):
         return function(path, value)  # type: ignore[return-value]
-    values: dict[str, Any] = {}
+    values: dict[Any, Any] = {}
     for key in value.keys():
         values[key] = apply(function, value[key], (*path, key))  # type: ignore[type-var,arg-type]
     return TensorDict(values, value.batch_size)  # type: ignore[return-value]
 
 
 def _keys(value: Any) -> list[Any]:
-    return list(range(len(value))) if isinstance(value, tuple) else sorted(value.keys(), key=str)
+    if isinstance(value, tuple):
+        return list(range(len(value)))
+    return sorted(value.keys(), key=str)
 
 
 def flatten(value: Nested, found: list[Tensor]) -> Structure:
@@ -150,7 +156,7 @@ class RowMask:
         """False only if the host knows, without a device sync, that no row is set."""
         return not self._is_empty
 
-    def numpy(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def numpy(self) -> NDArray[np.bool_]:
         """The mask as a NumPy array `(num_envs,)`, for a simulator on the host."""
         return self._on_host.cpu().numpy()
 
@@ -158,14 +164,17 @@ class RowMask:
         """The mask with as many dimensions as the value: bool, `(num_envs, 1, ...)`."""
         if value.dim() == 2:
             return self.column
-        return self.tensor.view(-1, *(1,) * (value.dim() - 1))
+        ones = (1,) * (value.dim() - 1)
+        return self.tensor.view(-1, *ones)
 
     def where(self, first: Rows, second: Rows | float) -> Rows:
         """Rows of `first` if set, else of `second`, as a new value."""
         if isinstance(first, Tensor):
             return torch.where(self.like(first), first, second)  # type: ignore[arg-type,return-value]
         others: Any = second
-        values: Any = {key: self.where(first[key], others[key]) for key in first.keys()}
+        values: dict[Any, Any] = {}
+        for key in first.keys():
+            values[key] = self.where(first[key], others[key])  # type: ignore[type-var]
         return tensordict(values, self.num_rows)  # type: ignore[return-value]
 
     def gather(self, value: Tensor) -> Tensor:
@@ -184,7 +193,8 @@ class RowMask:
         if not isinstance(rows, Tensor):
             values: Any = {key: self.spread(rows[key]) for key in rows.keys()}
             return tensordict(values, self.num_rows)  # type: ignore[return-value]
-        spread = torch.zeros(self.num_rows, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+        shape = (self.num_rows, *rows.shape[1:])
+        spread = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
         return spread.index_copy_(0, self.indices, rows)  # type: ignore[return-value]
 
     def scatter_(self, buffer: Tensor, rows: Tensor) -> None:

@@ -15,7 +15,8 @@ from torchwrap._core.errors import refusal
 
 def _real(value: Any) -> Any:
     """A real number of Python, NumPy or PyTorch as Python's. None for anything else."""
-    if getattr(value, "ndim", None) == 0 and getattr(value.dtype, "kind", "") not in "mM":
+    is_scalar = getattr(value, "ndim", None) == 0
+    if is_scalar and getattr(value.dtype, "kind", "") not in "mM":  # no durations or dates
         value = value.item()
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)
     return value if is_real else None
@@ -35,7 +36,13 @@ def described(value: object) -> str:
     return type(value).__name__
 
 
-def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
+def integer(
+    owner: str,
+    name: str,
+    value: Any,
+    at_least: int,
+    at_most: int = 2**63 - 1,
+) -> int:
     """An integer of Python, NumPy or PyTorch, but no bool, as an int in [at_least, at_most]."""
     real = _real(value)
     is_integer = isinstance(real, int)
@@ -47,7 +54,7 @@ def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**
     raise ValueError(text) if is_integer or isinstance(value, bool) else TypeError(text)
 
 
-def sizes(owner: str, name: str, value: Any, at_least: int) -> tuple[int, ...]:
+def sizes(owner: str, name: str, value: Any, at_least: int) -> Any:
     """A tuple or list of integers, each of at least `at_least`, as a tuple of ints."""
     if not isinstance(value, tuple | list):
         raise TypeError(refusal(owner, f"{name} must be a tuple", shown(value)))

@@ -35,10 +35,11 @@ class Transform(BatchedModule):
     each. They are allocated before `setup`; `mask.fill_(buffer, value)` and
     `mask.assign_(buffer, value)` reset rows of them. Learned state goes into persistent buffers
     that do not depend on `num_envs`; configuration goes into non-persistent ones. Write buffers in
-    place and never return them. Keep constructor arguments under their own names, for `repr` and `spec`;
-    once the transform is attached to an env, they cannot be assigned, unless they are buffers,
-    parameters, or properties with a setter. No hook may read values on the host: use `mask` and
-    `torch.where`.
+    place and never return them. No hook may read values on the host: use `mask` and `torch.where`.
+
+    Keep constructor arguments under their own names, for `repr` and `spec`. Once the transform is
+    attached to an env, they cannot be assigned, unless they are buffers, parameters, or properties
+    with a setter.
 
     >>> import torch; from torchwrap import EnvBuffer
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
@@ -129,7 +130,8 @@ class Transform(BatchedModule):
     def _hook_name(self, hook: str) -> str:
         return f"{self._position or type(self).__name__}.{hook}"
 
-    def _check_result(self, owner: str, hook: str, result: Any, device: torch.device) -> None:
+    def _check_result(self, hook: str, result: Any, device: torch.device) -> None:
+        owner = self._hook_name(hook)
         if self._position is None:
             return
         if hook == "action":

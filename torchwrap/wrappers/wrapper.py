@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDict
@@ -163,7 +163,7 @@ class Wrapper(Env):
         return f"<{type(self).__name__}{self.env!r}>"
 
 
-def _match_layers(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> Mapping[str, Any]:
+def _match_layers(saved: Mapping[str, Any], expected: Iterable[str]) -> Mapping[str, Any]:
     """A checkpoint whose layers with state have the depths of another one."""
     depths = sorted({_layer(name) for name in saved})
     new_depths = sorted({_layer(name) for name in expected})
