@@ -157,7 +157,9 @@ class Collector:
             raise ValueError(
                 refusal("Collector", f"keys must be among {sorted(map(str, known))}", unknown)
             )
-        kept = transition if self.keys is None else transition.select(*self.keys)
+        kept = transition
+        if self.keys is not None:
+            kept = transition.select(*self.keys)
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
     def _check_root(self, td: Any, last: TensorDict) -> None:
@@ -257,7 +259,9 @@ def evaluate(
     num_envs = env.num_envs
     per_env = -(-num_episodes // num_envs)
     records = RecordEpisodeStatistics.of(env)
-    keys: dict[str, Any] = dict(records[-1].keys) if records else {}
+    keys: dict[str, Any] = {}
+    if records:
+        keys.update(records[-1].keys)
     return_key = keys.pop("return", None)
     keys.pop("length", None)
     width = 2 + len(keys)

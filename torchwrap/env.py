@@ -281,7 +281,9 @@ class Env(BatchedModule):
         """
         td = self._begin_step(td, "step_without_reset()")
         compiled = self._compiled
-        step = self._step_only if compiled is None else compiled.without_reset
+        step = self._step_only
+        if compiled is not None:
+            step = compiled.without_reset
         transition, root = self._transition(td, step)
         return transition, self._set_root(root)
 
@@ -301,8 +303,9 @@ class Env(BatchedModule):
         action = td["action"]
         if action.requires_grad:
             action = action.detach()
-        names = self.signature.policy_state
-        state = {name: td["next", name].detach() for name in names} if names else {}
+        state: State = {}
+        for name in self.signature.policy_state:
+            state[name] = td["next", name].detach()
         successor, root = step(action, state)
         return td.set("next", successor), root
 
@@ -347,7 +350,9 @@ class Env(BatchedModule):
         # A copy, because a layer may write to it.
         successor: TensorDict = self._run("_step", action.clone())
         successor.set("done", successor["terminated"] | successor["truncated"])
-        return successor.update(state) if state else successor
+        if state:
+            successor.update(state)
+        return successor
 
     def _auto_reset(self, successor: TensorDict) -> Root:
         """Resets the finished rows. Returns the next root."""
@@ -432,7 +437,9 @@ class Env(BatchedModule):
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         """The buffers of a snapshot by name, or those with one row per env."""
-        names = set() if per_env else set(self.state_dict(keep_vars=True))
+        names: set[str] = set()
+        if not per_env:
+            names.update(self.state_dict(keep_vars=True))
         for prefix, module in self.named_modules():
             if isinstance(module, BatchedModule):
                 state = module._env_buffer_names
@@ -637,12 +644,14 @@ class Env(BatchedModule):
             raise RuntimeError(refusal(self._name(), f"call reset() before {call}"))
         if status.unfinished is not None:
             reason = f"because an earlier {status.unfinished} did not finish"
-            snapshots = ", or restore() with a snapshot" if self.can_snapshot else ""
+            remedy = "Call reset()"
+            if self.can_snapshot:
+                remedy += ", or restore() with a snapshot"
             raise RuntimeError(
                 refusal(
                     self._name(),
                     f"it may hold the state of two different steps, {reason}",
-                    remedy=f"Call reset(){snapshots}",
+                    remedy=remedy,
                 )
             )
         return status.root
@@ -738,8 +747,16 @@ class Env(BatchedModule):
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
             policy.read(owner, signature, td)
-        if "next" in td.keys():
-            self._check_next(set(td["next"].keys()))
+        if "next" in td.keys() and not td["next"].keys() <= signature.policy_state.keys():
+            keys = sorted(td["next"].keys())
+            raise ValueError(
+                refusal(
+                    f"{owner}.step",
+                    'td["next"] must hold only the declared state of the policy',
+                    keys,
+                    NEXT_ROOT if "reward" in keys else policy.DECLARED,
+                )
+            )
         if td.batch_size != (num_envs,) or td.is_locked:
             locked = ", locked" if td.is_locked else ""
             raise ValueError(
@@ -747,28 +764,6 @@ class Env(BatchedModule):
                     f"{owner}.step",
                     f"td must be an unlocked TensorDict of batch size {(num_envs,)}",
                     f"{tuple(td.batch_size)}{locked}",
-                )
-            )
-
-    def _check_next(self, keys: set[str]) -> None:
-        """Raises if a root holds more than the state of the policy under `next`."""
-        owner = f"{self._name()}.step"
-        if "reward" in keys:
-            raise ValueError(
-                refusal(
-                    owner,
-                    'td must be a root without "next"',
-                    "a TensorDict that has been stepped",
-                    NEXT_ROOT,
-                )
-            )
-        if not keys <= self.signature.policy_state.keys():
-            raise ValueError(
-                refusal(
-                    owner,
-                    'td["next"] must hold only declared state of the policy',
-                    sorted(keys),
-                    "Declare it with PolicyState",
                 )
             )
 

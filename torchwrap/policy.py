@@ -197,7 +197,9 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
         # An action of a Dict or Tuple space is a TensorDict too.
         parts = spaces.children(env.single_action_space)
         if parts is None or set(result.keys()) != set(parts):
-            return result if result is td else td.update(result)
+            if result is not td:
+                td.update(result)
+            return td
     return td.set("action", result)
 
 

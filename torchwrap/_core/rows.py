@@ -102,7 +102,9 @@ def materialize(tensor: Tensor) -> Tensor:
     Inductor would otherwise compute a division or a root again in each result and each row. A view
     made with `as_strided` forces it to store the value.
     """
-    return tensor if is_host_readable(tensor) else tensor.as_strided(tensor.shape, tensor.stride())
+    if is_host_readable(tensor):
+        return tensor
+    return tensor.as_strided(tensor.shape, tensor.stride())
 
 
 class RowMask:
@@ -135,12 +137,16 @@ class RowMask:
     """Indices of the rows, int64; None if the host cannot read the mask without a device sync."""
 
     def __init__(self, tensor: Tensor, *, synchronize: bool = False) -> None:
-        is_column = tensor.dim() == 2
-        self.tensor = tensor.squeeze(-1) if is_column else tensor
-        self.column = tensor if is_column else tensor.unsqueeze(-1)
+        self.tensor = self.column = tensor
+        if tensor.dim() == 2:
+            self.tensor = tensor.squeeze(-1)
+        else:
+            self.column = tensor.unsqueeze(-1)
         self.num_rows = tensor.shape[0]  # `len` would be a constant in an exported graph
         self.indices = None
-        self._on_host = self.tensor.cpu() if synchronize else self.tensor
+        self._on_host = self.tensor
+        if synchronize:
+            self._on_host = self.tensor.cpu()
         if is_host_readable(tensor):
             self.indices = self.tensor.nonzero().squeeze(-1)
             self._is_empty = self.indices.numel() == 0
@@ -179,12 +185,16 @@ class RowMask:
 
     def gather(self, value: Tensor) -> Tensor:
         """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""
-        return value if self.indices is None else value.index_select(0, self.indices)
+        if self.indices is None:
+            return value
+        return value.index_select(0, self.indices)
 
     @property
     def gathered(self) -> Tensor | None:
         """Which rows of `gather` are set: bool, `(num_envs,)`; None if every one of them is."""
-        return self.tensor if self.indices is None else None
+        if self.indices is None:
+            return self.tensor
+        return None
 
     def spread(self, rows: Rows) -> Rows:
         """The rows of `gather` as a value for all envs. The other rows are 0 or unspecified."""

@@ -57,7 +57,9 @@ def record(part: Any) -> WrapperSpec:
 
 
 def _recorded(value: Any) -> Any:
-    return record(value) if isinstance(value, BatchedModule) else value
+    if isinstance(value, BatchedModule):
+        return record(value)
+    return value
 
 
 def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
@@ -98,7 +100,9 @@ def rebuild(spec: Any, kinds: tuple[type, ...]) -> Callable[..., Any]:
         )
 
     def rebuilt(value: Any) -> Any:
-        return rebuild(value, kinds)() if _is_spec(value) else value
+        if _is_spec(value):
+            return rebuild(value, kinds)()
+        return value
 
     arguments = map_parts(rebuilt, dict(spec.kwargs or {}))
     parts: list[Any] = []

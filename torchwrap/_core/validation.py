@@ -18,15 +18,18 @@ def _real(value: Any) -> Any:
     is_scalar = getattr(value, "ndim", None) == 0
     if is_scalar and getattr(value.dtype, "kind", "") not in "mM":  # no durations or dates
         value = value.item()
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)
-    return value if is_real else None
+    if isinstance(value, bool | np.timedelta64) or not isinstance(value, numbers.Real):
+        return None
+    return value
 
 
 def shown(value: Any) -> str:
     """The repr of a value; a scalar of NumPy as Python's, because its repr differs by version."""
     if isinstance(value, np.number | np.bool_):
         return str(value)
-    return repr(value.item() if isinstance(value, np.character) else value)
+    if isinstance(value, np.character):
+        value = value.item()
+    return repr(value)
 
 
 def described(value: object) -> str:
@@ -45,13 +48,16 @@ def integer(
 ) -> int:
     """An integer of Python, NumPy or PyTorch, but no bool, as an int in [at_least, at_most]."""
     real = _real(value)
-    is_integer = isinstance(real, int)
-    if is_integer and at_least <= real <= at_most:
-        return real
-    is_large = is_integer and real > at_most
-    bound = f"at most {at_most}" if is_large else f"at least {at_least}"
-    text = refusal(owner, f"{name} must be an integer of {bound}", shown(value))
-    raise ValueError(text) if is_integer or isinstance(value, bool) else TypeError(text)
+    bound = f"at least {at_least}"
+    kind: type[Exception] = ValueError
+    if isinstance(real, int):
+        if at_least <= real <= at_most:
+            return real
+        if real > at_most:
+            bound = f"at most {at_most}"
+    elif not isinstance(value, bool):
+        kind = TypeError
+    raise kind(refusal(owner, f"{name} must be an integer of {bound}", shown(value)))
 
 
 def sizes(owner: str, name: str, value: Any, at_least: int) -> Any:
@@ -64,8 +70,8 @@ def sizes(owner: str, name: str, value: Any, at_least: int) -> Any:
 def flag(owner: str, name: str, value: Any) -> bool:
     """A bool, and not 0 or 1."""
     if not isinstance(value, bool):
-        kind = " of NumPy" if isinstance(value, np.bool_) else ""
-        raise TypeError(refusal(owner, f"{name} must be a bool", f"{shown(value)}{kind}"))
+        got = f"{shown(value)} of type {type(value).__name__}"
+        raise TypeError(refusal(owner, f"{name} must be a bool", got))
     return value
 
 

@@ -114,7 +114,9 @@ class Wrapper(Env):
 
     def get_wrapper_attr(self, name: str) -> Any:
         owner = self._owner(name)
-        return self.env.get_wrapper_attr(name) if owner is None else getattr(owner, name)
+        if owner is None:
+            return self.env.get_wrapper_attr(name)
+        return getattr(owner, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         owner = self._owner(name)
@@ -140,7 +142,9 @@ class Wrapper(Env):
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
-        return self.env._read_clock() if steps is None else steps
+        if steps is None:
+            return self.env._read_clock()
+        return steps
 
     def _write_clock(self, steps: Tensor) -> None:
         super()._write_clock(steps)
@@ -184,7 +188,9 @@ def _layer(name: str) -> str:
 
 def layers(env: Env) -> list[Env]:
     """The env and every env inside it, outermost first."""
-    return [env, *layers(env.env)] if isinstance(env, Wrapper) else [env]
+    if isinstance(env, Wrapper):
+        return [env, *layers(env.env)]
+    return [env]
 
 
 class TransformedEnv(Wrapper):
