@@ -21,10 +21,7 @@ POLICIES = {
     "action": ones,
     "root": lambda td: td.set("action", ones(td)),
     "new td": lambda td: TensorDict(
-        {
-            "observation": td["observation"],
-            "action": ones(td),
-        },
+        {"observation": td["observation"], "action": ones(td)},
         [2],
     ),
 }
@@ -170,18 +167,12 @@ BAD_ARGUMENTS = {
     "no keys": (dict(keys=[]), ValueError),
     "a string": (dict(keys="action"), ValueError),
     "a number": (dict(keys=3), ValueError),
-    "a list of lists": (
-        dict(keys=[["action"]]),
-        ValueError,
-    ),
+    "a list of lists": (dict(keys=[["action"]]), ValueError),
     "a number in a key": (
         dict(keys=[("next", 3)]),
         ValueError,
     ),
-    "an unknown key": (
-        dict(keys=["action", "value"]),
-        ValueError,
-    ),
+    "an unknown key": (dict(keys=["action", "value"]), ValueError),
     "an unknown nested key": (
         dict(keys=[("next", "value")]),
         ValueError,
@@ -191,10 +182,7 @@ BAD_ARGUMENTS = {
     "True steps": (dict(num_steps=True), ValueError),
     "1.5 steps": (dict(num_steps=1.5), TypeError),
     "None steps": (dict(num_steps=None), TypeError),
-    "a transform": (
-        dict(env=T.TimeLimit(3)),
-        TypeError,
-    ),
+    "a transform": (dict(env=T.TimeLimit(3)), TypeError),
     "no env": (dict(env=None), TypeError),
     "a string as policy": (dict(policy="random"), TypeError),
     "a tensor as policy": (
@@ -219,10 +207,7 @@ def test_collector_of_bad_arguments_raises(arguments, error):
 
 
 BAD_ROOTS = {
-    "num_envs": (
-        lambda: ScriptedEnv(3).reset(),
-        ValueError,
-    ),
+    "num_envs": (lambda: ScriptedEnv(3).reset(), ValueError),
     "shape": (
         lambda: ScriptedEnv(2, (4,)).reset(),
         ValueError,
@@ -252,10 +237,7 @@ BAD_ROOTS = {
         ),
         TypeError,
     ),
-    "no td": (
-        lambda: torch.zeros(2, 17),
-        TypeError,
-    ),
+    "no td": (lambda: torch.zeros(2, 17), TypeError),
 }
 
 
@@ -280,10 +262,7 @@ def test_root_of_another_env_raises_and_changes_nothing(make_root, error, collec
 
 
 BAD_POLICIES = {
-    "shape": (
-        lambda td: torch.zeros(2, 5),
-        ValueError,
-    ),
+    "shape": (lambda td: torch.zeros(2, 5), ValueError),
     "dtype": (
         lambda td: torch.zeros(2, 6).double(),
         TypeError,
@@ -324,11 +303,7 @@ def test_outputs_that_are_held_never_overlap():
 
 @pytest.mark.parametrize(
     "keys",
-    [
-        [("next", "reward")],
-        ["observation"],
-        None,
-    ],
+    [[("next", "reward")], ["observation"], None],
     ids=str,
 )
 def test_policy_that_keeps_its_input_sees_it_unchanged_by_later_calls(keys):

@@ -40,28 +40,53 @@ def test_evaluate_weighs_every_env_equally():
             self.episode.zero_()
             return super()._step(action)
 
-    result = tw.evaluate(Same(2, episode_lengths=(1, 4)), None, 5)  # rounded up to 6
-    assert values(result) == ([1, 1, 1, 10, 10, 10], [1, 1, 1, 4, 4, 4])
+    result = tw.evaluate(
+        Same(2, episode_lengths=(1, 4)),
+        None,
+        5,
+    )  # rounded up to 6
+    assert values(result) == (
+        [1, 1, 1, 10, 10, 10],
+        [1, 1, 1, 4, 4, 4],
+    )
 
 
 def test_evaluate_leaves_out_later_episodes_of_quick_envs():
     # Env 0 ends after 1 step, and again after 2 more, while env 2 takes 9.
-    result = tw.evaluate(scripted(1, 2, 9, num_envs=3), None, 3)
-    assert values(result) == ([1, 3, 45], [1, 2, 9])
+    result = tw.evaluate(
+        scripted(1, 2, 9, num_envs=3),
+        None,
+        3,
+    )
+    assert values(result) == (
+        [1, 3, 45],
+        [1, 2, 9],
+    )
 
 
 def test_evaluate_below_reward_transforms_returns_raw_return():
-    env = tw.TransformedEnv(scripted(3), T.RecordEpisodeStatistics(), T.ClipReward(-1, 1))
+    env = tw.TransformedEnv(
+        scripted(3),
+        T.RecordEpisodeStatistics(),
+        T.ClipReward(-1, 1),
+    )
     assert tw.evaluate(env, None, 2)["episode_return"].tolist() == [6, 6]
 
 
 def test_evaluate_without_recorder_sums_the_rewards_of_the_env():
-    env = tw.TransformedEnv(scripted(3), T.ClipReward(-1, 1))
+    env = tw.TransformedEnv(
+        scripted(3),
+        T.ClipReward(-1, 1),
+    )
     assert tw.evaluate(env, None, 2)["episode_return"].tolist() == [3, 3]
 
 
 def test_evaluate_freezes_statistics_and_restores_modes():
-    env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeObservation(), T.NormalizeReward())
+    env = tw.TransformedEnv(
+        ScriptedEnv(2),
+        T.NormalizeObservation(),
+        T.NormalizeReward(),
+    )
     tw.rollout(env, None, 5)
     env.transforms[1].eval()
     before = TensorDict(env.state_dict(), []).clone()
@@ -79,26 +104,40 @@ def impatient(monkeypatch):
 
 
 def test_evaluate_of_an_env_that_never_ends_raises_and_restores_the_modes(impatient):
-    env = tw.TransformedEnv(scripted(2, 10**9), T.NormalizeReward())
+    env = tw.TransformedEnv(
+        scripted(2, 10**9),
+        T.NormalizeReward(),
+    )
     env.step(env.reset().set("action", env.sample_action()))
-    with pytest.raises(RuntimeError, match="7 steps.*TimeLimit.*max_steps"):
+    with pytest.raises(RuntimeError, match=r"7 steps.*TimeLimit.*max_steps"):
         tw.evaluate(env, None, 2)
     assert env.training and env.transforms[0].training
 
 
 def test_evaluate_of_a_long_episode_with_a_time_limit_waits_for_it(impatient):
     # 25 steps are more than the patience, and less than four times the limit.
-    env = tw.TransformedEnv(scripted(10**9), T.TimeLimit(25))
+    env = tw.TransformedEnv(
+        scripted(10**9),
+        T.TimeLimit(25),
+    )
     assert tw.evaluate(env, None, 2)["episode_length"].tolist() == [25, 25]
 
 
 def test_evaluate_with_max_steps_returns_the_episodes_that_ended():
     env = scripted(2, 3)  # env 0: 2, 3, 2, ... steps; env 1: 3, 2, 3, ...
-    assert values(tw.evaluate(env, None, 8, max_steps=6)) == ([3, 6, 6, 3], [2, 3, 3, 2])
+    assert values(tw.evaluate(env, None, 8, max_steps=6)) == (
+        [3, 6, 6, 3],
+        [2, 3, 3, 2],
+    )
 
 
 def test_evaluate_with_max_steps_before_any_end_returns_no_episode():
-    result = tw.evaluate(scripted(10**9), None, 2, max_steps=20)
+    result = tw.evaluate(
+        scripted(10**9),
+        None,
+        2,
+        max_steps=20,
+    )
     assert result.batch_size == (0,)
     assert result["episode_return"].dtype == torch.float32
     assert result["episode_length"].dtype == torch.int64
@@ -114,13 +153,22 @@ NO_COUNT = (0, -1, 2.5, True, "3")
 INVALID = [("max_steps", value) for value in NO_COUNT]
 INVALID += [("num_episodes", value) for value in (*NO_COUNT, None)]
 INVALID += [("seed", value) for value in (-1, 1.5, True, 2**64)]
-INVALID += [("env", None), ("env", T.TimeLimit(3)), ("policy", "random")]
+INVALID += [
+    ("env", None),
+    ("env", T.TimeLimit(3)),
+    ("policy", "random"),
+]
 
 
 @pytest.mark.parametrize("name, value", INVALID)
 def test_evaluate_with_invalid_argument_raises_and_keeps_the_modes(name, value):
     env = tw.TransformedEnv(ScriptedEnv(2), T.NormalizeReward())
-    arguments = {"env": env, "policy": None, "num_episodes": 2, name: value}
+    arguments = {
+        "env": env,
+        "policy": None,
+        "num_episodes": 2,
+        name: value,
+    }
     with pytest.raises((TypeError, ValueError), match=f": {name} must"):
         tw.evaluate(**arguments)
     assert env.training and env.transforms[0].training
@@ -171,18 +219,28 @@ POLICIES = {
     "closure": closure,
     "decorated": without_grad,
     "attribute": lambda agent: lambda td: agent.network(td),
-    "partial": lambda agent: functools.partial(lambda td, net: net(td), net=agent.network),
+    "partial": lambda agent: functools.partial(
+        lambda td, net: net(td),
+        net=agent.network,
+    ),
 }
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(
+    "train",
+    [True, False],
+    ids=["train", "eval"],
+)
 @pytest.mark.parametrize("policy_of", POLICIES.values(), ids=POLICIES)
 def test_evaluate_puts_the_policy_into_eval_mode_and_back(policy_of, train):
     agent = Agent()
     agent.network.train(train).dropout.train()
     tw.evaluate(scripted(3), policy_of(agent), 2)
     assert agent.network.modes == [(False, False)] * 3
-    assert (agent.network.training, agent.network.dropout.training) == (train, True)
+    assert (
+        agent.network.training,
+        agent.network.dropout.training,
+    ) == (train, True)
 
 
 def test_evaluate_of_a_policy_that_raises_puts_it_back():
@@ -203,7 +261,11 @@ class Tenths(ScriptedEnv):
 
 
 def test_return_of_a_long_episode_is_the_sum_in_float64():
-    found = tw.evaluate(Tenths(1, (1,), episode_lengths=1500), None, 1)["episode_return"].item()
+    found = tw.evaluate(
+        Tenths(1, (1,), episode_lengths=1500),
+        None,
+        1,
+    )["episode_return"].item()
     rewards = np.full(1500, 0.1, np.float32)
     assert found == np.float32(rewards.astype(np.float64).sum())
     assert found != np.cumsum(rewards, dtype=np.float32)[-1]

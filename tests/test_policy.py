@@ -27,13 +27,19 @@ class Recurrent(nn.Module):
 
     def forward(self, td):
         hidden = self.cell(td["observation"] / 1000, td["hidden"])
-        return td.set("action", self.head(hidden).tanh()).set(HIDDEN, hidden)
+        return td.set(
+            "action",
+            self.head(hidden).tanh(),
+        ).set(HIDDEN, hidden)
 
 
 def make(num_envs=NUM_ENVS, **kwargs):
     # Lengths 5, 3, 1, 4 are staggered and end in all three ways; the first index shifts them.
     transforms = T.NormalizeObservation(), tw.PolicyState({"hidden": (SIZE,)})
-    return tw.TransformedEnv(ScriptedEnv(num_envs, (2,), **kwargs), *transforms)
+    return tw.TransformedEnv(
+        ScriptedEnv(num_envs, (2,), **kwargs),
+        *transforms,
+    )
 
 
 def by_hand(policy, num_steps, first_index):
@@ -45,7 +51,10 @@ def by_hand(policy, num_steps, first_index):
     rows = []
     for _ in range(num_steps):
         td = policy(td.set("hidden", hidden))
-        row = TensorDict({"hidden": hidden, "is_init": is_init, "action": td["action"]}, [1])
+        row = TensorDict(
+            {"hidden": hidden, "is_init": is_init, "action": td["action"]},
+            [1],
+        )
         hidden = td.pop(HIDDEN)
         rows.append(row.set(HIDDEN, hidden))
         transition, td = env.step(td["action"])
@@ -60,7 +69,10 @@ UNROLLED = pytest.param(3, marks=pytest.mark.full)
 @pytest.mark.parametrize("unroll", [None, 1, UNROLLED])
 @torch.no_grad()
 def test_chunks_equal_a_python_loop_over_single_envs(unroll):
-    env = tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), tw.PolicyState({"hidden": (SIZE,)}))
+    env = tw.TransformedEnv(
+        ScriptedEnv(NUM_ENVS, (2,)),
+        tw.PolicyState({"hidden": (SIZE,)}),
+    )
     policy = Recurrent(env)
     collect = tw.Collector(env, policy, num_steps=7)
     if unroll:
@@ -76,7 +88,11 @@ def test_chunks_equal_a_python_loop_over_single_envs(unroll):
     assert data["next", "done"].any(1).all() and data["next", "done"].float().mean() < 0.9
     for row in range(NUM_ENVS):
         expected = by_hand(policy, 21, row)
-        assert_same(data[row].select("hidden", "is_init", "action", HIDDEN), expected, 2e-6)
+        assert_same(
+            data[row].select("hidden", "is_init", "action", HIDDEN),
+            expected,
+            2e-6,
+        )
 
 
 class AddAction(T.Transform):
@@ -98,7 +114,11 @@ def test_evaluate_carries_the_state():
 
     space = tw.make("Pendulum-v1").single_action_space
     env = ScriptedEnv(3, action_space=space)
-    env = tw.TransformedEnv(env, tw.PolicyState({"count": ()}), AddAction())
+    env = tw.TransformedEnv(
+        env,
+        tw.PolicyState({"count": ()}),
+        AddAction(),
+    )
     found = tw.evaluate(env, policy, 6, seed=0)
     lengths = found["episode_length"]
     assert len(set(lengths.tolist())) > 1
@@ -117,7 +137,11 @@ def test_partial_reset_starts_the_state_over_in_its_rows():
     assert td["is_init"].flatten().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled",
+    [False, True],
+    ids=["eager", "compiled"],
+)
 @torch.no_grad()
 def test_step_without_reset_keeps_the_state_until_the_reset(compiled):
     env = make(2, episode_lengths=1)
@@ -135,22 +159,38 @@ def test_step_without_reset_keeps_the_state_until_the_reset(compiled):
 def test_snapshot_continues_the_state():
     env = make()
     policy = Recurrent(env)
-    _, td = tw.rollout(env, policy, 5, env.reset(seed=0))
+    _, td = tw.rollout(
+        env,
+        policy,
+        5,
+        env.reset(seed=0),
+    )
     snapshot = through_file(env.snapshot())
     expected, _ = tw.rollout(env, policy, 5, td)
     other = make()
     other.restore(snapshot)["hidden"].fill_(9)
-    found, _ = tw.rollout(other, policy, 5, other.restore(snapshot))
+    found, _ = tw.rollout(
+        other,
+        policy,
+        5,
+        other.restore(snapshot),
+    )
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("name, size", [("other", SIZE), ("hidden", 2)])
+@pytest.mark.parametrize(
+    "name, size",
+    [("other", SIZE), ("hidden", 2)],
+)
 def test_snapshot_with_another_state_raises(name, size):
     transforms = T.NormalizeObservation(), tw.PolicyState({name: (size,)})
     env = make()
     env.reset()
     with pytest.raises(ValueError, match="hidden"):
-        tw.TransformedEnv(ScriptedEnv(NUM_ENVS, (2,)), *transforms).restore(env.snapshot())
+        tw.TransformedEnv(
+            ScriptedEnv(NUM_ENVS, (2,)),
+            *transforms,
+        ).restore(env.snapshot())
 
 
 def test_state_with_gradient_does_not_reach_the_root():
@@ -173,7 +213,14 @@ def test_bare_and_random_actions_leave_the_state_as_it_is():
 
 def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
     env = tw.make("CartPole-v1", 1, max_episode_steps=2)
-    env = tw.TransformedEnv(env, tw.PolicyState({"count": (2,)}, torch.int64, -3))
+    env = tw.TransformedEnv(
+        env,
+        tw.PolicyState(
+            {"count": (2,)},
+            torch.int64,
+            -3,
+        ),
+    )
     env = tw.make(env.spec)
     td = env.reset()
     seen = []
@@ -182,7 +229,16 @@ def test_state_starts_over_at_its_own_fill_and_keeps_its_dtype():
         td["action"] = env.sample_action()
         td["next", "count"] = td["count"] + 1
         _, td = env.step(td)
-    assert seen == [[-3, -3], [-2, -2], [-3, -3], [-2, -2]] and td["count"].dtype == torch.int64
+    assert (
+        seen
+        == [
+            [-3, -3],
+            [-2, -2],
+            [-3, -3],
+            [-2, -2],
+        ]
+        and td["count"].dtype == torch.int64
+    )
 
 
 @torch.no_grad()
@@ -235,7 +291,11 @@ def test_wrong_state_raises_before_anything_changes(following):
         env.step(td.update(update))
     assert_same(env.snapshot(), before)
     with pytest.raises(ValueError, match="hidden"):
-        tw.Collector(make(), lambda td: td.update(update), 2)()
+        tw.Collector(
+            make(),
+            lambda td: td.update(update),
+            2,
+        )()
 
 
 def test_undeclared_state_in_a_root_or_of_a_policy_raises():

@@ -39,7 +39,12 @@ class Fails(T.Transform):
 def make():
     around = T.FrameStackObservation(2), T.RecordEpisodeStatistics()
     env = ScriptedEnv(NUM_ENVS, (3,), (2, 3))
-    return tw.TransformedEnv(env, T.NormalizeReward(), Fails(), *around)
+    return tw.TransformedEnv(
+        env,
+        T.NormalizeReward(),
+        Fails(),
+        *around,
+    )
 
 
 def step(env, td):
@@ -98,17 +103,35 @@ def test_restore_after_an_interrupted_call_continues_as_before(call, hook, name)
     td = env.restore(saved)
     interrupt(env, call, hook, td)
     assert_unfinished(env, td, name)
-    assert_same(play(env, 20, env.restore(saved))[0], expected)
+    assert_same(
+        play(env, 20, env.restore(saved))[0],
+        expected,
+    )
 
 
 @each_call
 def test_reset_after_an_interrupted_call_starts_over(call, hook, name):
-    env = make().eval()
-    interrupt(env, call, hook, after(env, 4))
-    assert_unfinished(env, None, name)
-    twin = make().eval()
-    found = play(env, 20, env.reset(seed=3))[0].exclude("buffers")  # episodes were recorded
-    assert_same(found, play(twin, 20, twin.reset(seed=3))[0].exclude("buffers"))
+    env = make()
+    twin = make()
+    after(env, 1)
+    after(twin, 1)
+    td = after(env.eval(), 4)
+    interrupt(env, call, hook, td)
+    assert_unfinished(env, td, name)
+    twin.eval()
+    found = play(
+        env,
+        20,
+        env.reset(seed=3),
+    )[0].exclude("buffers")  # episodes were recorded
+    assert_same(
+        found,
+        play(
+            twin,
+            20,
+            twin.reset(seed=3),
+        )[0].exclude("buffers"),
+    )
 
 
 class StopsAt(TorchDispatchMode):
@@ -120,7 +143,13 @@ class StopsAt(TorchDispatchMode):
         self.name = name
         self.left = after
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        operator,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         if self.name in (None, operator.overloadpacket.__name__):
             self.left -= 1
             if self.left < 0:
@@ -154,7 +183,10 @@ def test_interrupted_restore_is_an_interrupt():
 
 @pytest.mark.parametrize("number", range(0, 90, 3))
 def test_statistics_interrupted_at_an_operator_have_no_negative_variance(number):
-    env = tw.TransformedEnv(ScriptedEnv(2, (1,)), T.NormalizeObservation())
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, (1,)),
+        T.NormalizeObservation(),
+    )
     env.reset(seed=0)
     with pytest.raises(KeyboardInterrupt), StopsAt(KeyboardInterrupt(), after=number):
         for _ in range(9):
@@ -193,7 +225,11 @@ def test_call_interrupted_at_any_operator_is_undone_or_done_or_unfinished(call):
     assert same(env.snapshot(), before)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled",
+    [False, True],
+    ids=["eager", "compiled"],
+)
 def test_error_of_an_operator_is_an_interrupt(compiled):
     env = make()
     if compiled:
@@ -225,7 +261,10 @@ def test_bad_input_is_no_interrupt(call):
 
 
 def test_env_without_snapshots_asks_for_a_reset_only():
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 2, backend="gymnasium"), Fails())
+    env = tw.TransformedEnv(
+        tw.make("CartPole-v1", 2, backend="gymnasium"),
+        Fails(),
+    )
     td = env.reset(seed=0)
     env.transforms[0].at = "step"
     action = torch.zeros(2, dtype=torch.int64)

@@ -19,7 +19,11 @@ from torchwrap.testing import ScriptedEnv
 
 def normalized(num_envs=3, **arguments):
     env = ScriptedEnv(num_envs, (2,), **arguments)
-    return tw.TransformedEnv(env, T.NormalizeObservation(), T.NormalizeReward())
+    return tw.TransformedEnv(
+        env,
+        T.NormalizeObservation(),
+        T.NormalizeReward(),
+    )
 
 
 def state_of(module):
@@ -30,12 +34,25 @@ def state_of(module):
 
 
 def nested(*between):
-    """A stack with other transforms, or a copy of them in another layer, between those that learn."""
-    env = tw.TransformedEnv(tw.make("Pendulum-v1", 3), T.NormalizeReward())
+    """A stack of layers that learn, with other transforms between them."""
+    env = tw.TransformedEnv(
+        tw.make("Pendulum-v1", 3),
+        T.NormalizeReward(),
+    )
     for part in between:
         env = tw.TransformedEnv(env, copy.deepcopy(part))
-    inner = T.Compose([*copy.deepcopy(between), T.NormalizeReward()])
-    groups = T.ObservationGroups({"a": [T.NormalizeObservation()], "b": []})
+    inner = T.Compose(
+        [
+            *copy.deepcopy(between),
+            T.NormalizeReward(),
+        ]
+    )
+    groups = T.ObservationGroups(
+        {
+            "a": [T.NormalizeObservation()],
+            "b": [],
+        }
+    )
     parts = T.NormalizeObservation(), *between, inner, T.NormalizeObservation(), groups
     return tw.TransformedEnv(env, *parts)
 
@@ -81,7 +98,12 @@ REBUILT = {
 
 @pytest.mark.parametrize("rebuild", REBUILT.values(), ids=REBUILT)
 def test_given_names_are_in_the_state_dict_and_in_the_spec(rebuild):
-    named = T.Compose({"seen": T.NormalizeObservation(), "paid": T.NormalizeReward()})
+    named = T.Compose(
+        {
+            "seen": T.NormalizeObservation(),
+            "paid": T.NormalizeReward(),
+        }
+    )
     env = rebuild(tw.TransformedEnv(tw.make("Pendulum-v1"), named))
     assert {key.split(".")[1] for key in env.state_dict()} == {"seen", "paid"}
 
@@ -130,7 +152,10 @@ def test_load_state_dict_that_raises_changes_nothing(change):
     twin = copy.deepcopy(env)
     snapshot = env.snapshot()
     assert_load_raises(env, changed(learned, change))
-    assert_same(play(env, 5, env.restore(snapshot))[0], play(twin, 5, twin.restore(snapshot))[0])
+    assert_same(
+        play(env, 5, env.restore(snapshot))[0],
+        play(twin, 5, twin.restore(snapshot))[0],
+    )
 
 
 def test_load_state_dict_of_no_dict_raises():
@@ -150,7 +175,11 @@ class Encoder(T.ObservationTransform):
 
 
 def test_load_state_dict_of_parameters_changes_all_or_nothing():
-    env = tw.TransformedEnv(ScriptedEnv(2, (2,)), Encoder(1.0), T.NormalizeReward())
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, (2,)),
+        Encoder(1.0),
+        T.NormalizeReward(),
+    )
     part = env.transforms
     more = {name: value + 1 for name, value in part.state_dict().items()}
     wrong = {"NormalizeReward.statistics.count": torch.zeros(3, dtype=torch.int64)}
@@ -163,11 +192,18 @@ def test_load_state_dict_of_parameters_changes_all_or_nothing():
 def test_load_state_dict_not_strict_returns_the_keys_that_differ():
     env, learned = taught()
     total = learned.pop(TOTAL)
-    result = env.load_state_dict({**learned, "extra": torch.zeros(1)}, strict=False)
+    result = env.load_state_dict(
+        {**learned, "extra": torch.zeros(1)},
+        strict=False,
+    )
     assert (result.missing_keys, result.unexpected_keys) == ([TOTAL], ["extra"])
     assert (env.state_dict()[COUNT] == learned[COUNT]).all()
     assert (env.state_dict()[TOTAL] != total).any()
-    assert_load_raises(env, changed(env.state_dict(), WRONG["shape"]), strict=False)
+    assert_load_raises(
+        env,
+        changed(env.state_dict(), WRONG["shape"]),
+        strict=False,
+    )
 
 
 # restore.
@@ -181,14 +217,21 @@ each_store = pytest.mark.parametrize(
 def test_restore_of_another_configuration_keeps_the_own_one(store):
     def make(limit):
         return tw.TransformedEnv(
-            ScriptedEnv(2), T.RescaleAction(-limit, limit), T.TimeLimit(limit)
+            ScriptedEnv(2),
+            T.RescaleAction(-limit, limit),
+            T.TimeLimit(limit),
         )
 
     other = make(1)
     env = make(10)
     after(other, 1)
     td = env.restore(store(other.snapshot()))
-    transition, _ = env.step(td.set("action", torch.full((2, 6), 10.0)))
+    transition, _ = env.step(
+        td.set(
+            "action",
+            torch.full((2, 6), 10.0),
+        )
+    )
     assert (transition["next", "info", "action"] == 1).all()
     assert not transition["next", "truncated"].all()
 
@@ -231,7 +274,10 @@ def test_restore_of_another_num_envs_raises_before_anything_changed(make, store)
 
 
 def test_root_of_restore_shares_no_memory_with_the_snapshot():
-    env = ScriptedEnv(2, observation_space=spaces.Dict(a=spaces.Box(1, 9, (2,))))
+    env = ScriptedEnv(
+        2,
+        observation_space=spaces.Dict(a=spaces.Box(1, 9, (2,))),
+    )
     env.reset(seed=0)
     snapshot = env.snapshot()
     env.restore(snapshot)["observation", "a"].zero_()
@@ -277,7 +323,12 @@ def test_restore_of_a_garbled_snapshot_raises_before_anything_changed(entries):
 
 @each_copy
 def test_argument_of_an_attached_transform_assigned_raises(replicate):
-    clip = replicate(tw.TransformedEnv(ScriptedEnv(1), T.ClipReward(-1, 1))).transforms[0]
+    clip = replicate(
+        tw.TransformedEnv(
+            ScriptedEnv(1),
+            T.ClipReward(-1, 1),
+        )
+    ).transforms[0]
     for value in (3, clip.max_reward):
         with pytest.raises(AttributeError, match="ClipReward: max_reward"):
             clip.max_reward = value
@@ -320,9 +371,16 @@ class Adjustable(T.RewardTransform):
         return reward * self._factor + self.offset
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled",
+    [False, True],
+    ids=["eager", "compiled"],
+)
 def test_arguments_that_are_properties_with_a_setter_or_buffers_can_be_assigned(compiled):
-    env = tw.TransformedEnv(ScriptedEnv(1, episode_lengths=None), Adjustable(2.0, 1.0))
+    env = tw.TransformedEnv(
+        ScriptedEnv(1, episode_lengths=None),
+        Adjustable(2.0, 1.0),
+    )
     if compiled:
         tw.compile(env, backend="aot_eager")
     env.reset()
@@ -333,7 +391,10 @@ def test_arguments_that_are_properties_with_a_setter_or_buffers_can_be_assigned(
 
 
 def test_spec_and_state_dict_make_another_env_with_the_learned_state():
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 2), T.NormalizeObservation())
+    env = tw.TransformedEnv(
+        tw.make("CartPole-v1", 2),
+        T.NormalizeObservation(),
+    )
     after(env, 9)
     new = tw.make(env.spec, num_envs=3)
     new.load_state_dict(env.state_dict())

@@ -16,7 +16,12 @@ from torchwrap.wrappers import RepeatAction
 
 def cartpole(**kwargs):
     env = tw.make("CartPole-v1", 5, **kwargs)
-    return tw.TransformedEnv(env, T.TimeLimit(7), T.NormalizeObservation(), T.NormalizeReward())
+    return tw.TransformedEnv(
+        env,
+        T.TimeLimit(7),
+        T.NormalizeObservation(),
+        T.NormalizeReward(),
+    )
 
 
 MAKERS = {
@@ -30,7 +35,10 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_full(MAKERS, "scripted", "native", "sync", "compiled"))
+@pytest.mark.parametrize(
+    "name",
+    mostly_full(MAKERS, "scripted", "native", "sync", "compiled"),
+)
 def test_step_without_reset_and_masked_reset_equal_a_step(name):
     with MAKERS[name]() as stepped, MAKERS[name]() as manual:
         assert assert_transition_and_masked_reset_are_a_step(manual, stepped, 30) > 3
@@ -66,14 +74,27 @@ def pendulum(limit):
 
 CLOCKS = {  # each ends episodes after 10 steps
     "native": lambda: pendulum(10),
-    "time limit": lambda: tw.TransformedEnv(pendulum(-1), T.TimeLimit(10)),
-    "both": lambda: tw.TransformedEnv(pendulum(10), T.TimeLimit(10), T.TimeAwareObservation()),
+    "time limit": lambda: tw.TransformedEnv(
+        pendulum(-1),
+        T.TimeLimit(10),
+    ),
+    "both": lambda: tw.TransformedEnv(
+        pendulum(10),
+        T.TimeLimit(10),
+        T.TimeAwareObservation(),
+    ),
     "repeated": lambda: RepeatAction(pendulum(20), 2),
     "scripted": lambda: ScriptedEnv(4, episode_lengths=10),
 }
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("make", CLOCKS.values(), ids=CLOCKS)
 def test_assigned_clock_staggers_ends_and_restarts_with_each_episode(make, compiled):
     env = make()

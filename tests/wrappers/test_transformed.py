@@ -18,10 +18,22 @@ def compose():
 GIVEN = {  # how transforms are given, and the classes that `env.transforms` then holds
     "none": (lambda: [], []),
     "one": (lambda: [limit()], [T.TimeLimit]),
-    "several": (lambda: [T.NormalizeReward(), limit()], [T.NormalizeReward, T.TimeLimit]),
-    "one Compose": (lambda: [compose()], [T.TimeLimit, T.ScaleReward]),
-    "a nested Compose": (lambda: [T.Compose([compose(), limit()])], [T.Compose, T.TimeLimit]),
-    "a Compose and more": (lambda: [compose(), limit()], [T.Compose, T.TimeLimit]),
+    "several": (
+        lambda: [T.NormalizeReward(), limit()],
+        [T.NormalizeReward, T.TimeLimit],
+    ),
+    "one Compose": (
+        lambda: [compose()],
+        [T.TimeLimit, T.ScaleReward],
+    ),
+    "a nested Compose": (
+        lambda: [T.Compose([compose(), limit()])],
+        [T.Compose, T.TimeLimit],
+    ),
+    "a Compose and more": (
+        lambda: [compose(), limit()],
+        [T.Compose, T.TimeLimit],
+    ),
 }
 
 
@@ -52,7 +64,11 @@ def attached():
 
 
 WRONG = {
-    "no env": (lambda: tw.TransformedEnv(limit()), TypeError, "env"),
+    "no env": (
+        lambda: tw.TransformedEnv(limit()),
+        TypeError,
+        "env",
+    ),
     "no transform": (
         lambda: tw.TransformedEnv(ScriptedEnv(), limit(), None),
         TypeError,

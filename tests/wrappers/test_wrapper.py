@@ -20,7 +20,12 @@ class Level(ScriptedEnv):
 
 
 def clipped():
-    return HalfReward(tw.TransformedEnv(Level(2, ending="both"), T.ClipReward(-1, 1)))
+    return HalfReward(
+        tw.TransformedEnv(
+            Level(2, ending="both"),
+            T.ClipReward(-1, 1),
+        )
+    )
 
 
 @pytest.mark.full
@@ -80,8 +85,19 @@ def test_wrapper_attributes_of_transforms_are_found_outermost_first():
     inner.depth = "inner"
     outer = Counted()
     outer.factor = 3
-    below = tw.TransformedEnv(Level(2), inner, T.TimeLimit(9))
-    env = HalfReward(tw.TransformedEnv(below, Counted(), outer, T.ClipReward(-1, 1)))
+    below = tw.TransformedEnv(
+        Level(2),
+        inner,
+        T.TimeLimit(9),
+    )
+    env = HalfReward(
+        tw.TransformedEnv(
+            below,
+            Counted(),
+            outer,
+            T.ClipReward(-1, 1),
+        )
+    )
     assert env.get_wrapper_attr("factor") == 3 and env.get_wrapper_attr("depth") == "inner"
     assert env.get_wrapper_attr("max_episode_steps") == 9 and env.has_wrapper_attr("max_reward")
     assert not hasattr(env, "factor") and not env.has_wrapper_attr("gravity")
@@ -102,16 +118,25 @@ HOOKS = {"step": "_step", "reset": "_reset", "step_without_reset": "_step"}
 
 
 @pytest.mark.parametrize("verb, hook", HOOKS.items())
-@pytest.mark.parametrize("base", [tw.Env, tw.FunctionalEnv, HalfReward])
+@pytest.mark.parametrize(
+    "base",
+    [tw.Env, tw.FunctionalEnv, HalfReward],
+)
 def test_class_that_overrides_a_verb_is_refused_with_the_hook_to_override(base, verb, hook):
     def override(self, *arguments):
         pass
 
     mixin = type("Mixin", (), {verb: override})
-    for bases, body in (((base,), {verb: override}), ((mixin, base), {})):
+    for bases, body in (
+        ((base,), {verb: override}),
+        ((mixin, base), {}),
+    ):
         with pytest.raises(TypeError, match=rf"Bypassed: {verb}.*{hook}\("):
             type("Bypassed", bases, body)
-    assert issubclass(type("Hooked", (base,), {hook: override}), base)
+    assert issubclass(
+        type("Hooked", (base,), {hook: override}),
+        base,
+    )
 
 
 def test_wrapper_of_no_env_raises():
@@ -129,9 +154,15 @@ class RecordOptions(tw.Wrapper):
 
 
 def test_wrapper_reset_options_reach_the_layer_that_takes_them():
-    env = tw.TransformedEnv(tw.Wrapper(tw.make("CartPole-v1", 2)), T.TimeLimit(9))
+    env = tw.TransformedEnv(
+        tw.Wrapper(tw.make("CartPole-v1", 2)),
+        T.TimeLimit(9),
+    )
     assert (env.reset(options={"low": 0.0, "high": 0.0})["observation"] == 0).all()
-    env = tw.TransformedEnv(RecordOptions(ScriptedEnv(2)), T.TimeLimit(9))
+    env = tw.TransformedEnv(
+        RecordOptions(ScriptedEnv(2)),
+        T.TimeLimit(9),
+    )
     env.reset(options={"level": 3})
     assert env.env.options == {"level": 3}
 
