@@ -216,7 +216,7 @@ def make(
         if backend == "envpool"
         else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
     )
-    spec.kwargs = {**spec.kwargs, **given}
+    spec.kwargs = specs.copied({**spec.kwargs, **given})
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
     common: dict[str, Any] = {"device": target, "first_index": first_index or 0, "spec": spec}
     optional = {name: given[name] for name in ("max_episode_steps", "render_mode") if name in given}

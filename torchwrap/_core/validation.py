@@ -16,7 +16,7 @@ from torchwrap._core.errors import refusal
 def _real(value: Any) -> Any:
     """A real number of Python, NumPy or PyTorch as Python's. None for anything else."""
     is_scalar = getattr(value, "ndim", None) == 0
-    if is_scalar and getattr(value.dtype, "kind", "") not in "mM":  # no durations or dates
+    if is_scalar and getattr(value.dtype, "kind", None) not in ("m", "M"):  # no durations or dates
         value = value.item()
     if isinstance(value, bool | np.timedelta64) or not isinstance(value, numbers.Real):
         return None
