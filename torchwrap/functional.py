@@ -76,7 +76,7 @@ class FunctionalEnv(Env):
     | `reward(state, action, next_state, rng)` | a scalar of any real dtype |
     | `terminal(state, rng)` | a bool scalar |
     | `truncated(state, rng)`, optional | a bool scalar, in addition to `max_episode_steps` |
-    | `transition_info(state, action, next_state)`, optional | a dict of tensors by name of the info |
+    | `transition_info(state, action, next_state)`, optional | a dict of tensors by name |
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
     `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use
@@ -260,7 +260,7 @@ class FunctionalEnv(Env):
         ) -> Any:
             keywords = dict(options) if options else {}
             if name in _DRAWING:
-                keywords["rng"] = Key(*words, key.tag + _DRAWING[name])
+                keywords["rng"] = Key(*words, key.tag + _DRAWING[name])  # type: ignore[call-arg]
             if params:
                 keywords["params"] = params
             return function(*arguments, **keywords)
@@ -304,8 +304,9 @@ class FunctionalEnv(Env):
         >>> env = FunctionalEnv(Pendulum(), num_envs=2)
         >>> action = torch.ones(2, 1, requires_grad=True)
         >>> successor, state = env.simulate(env.state, action)
-        >>> torch.autograd.grad(successor["reward"].sum(), action)[0].flatten()  # of -0.001 * action**2
-        tensor([-0.0020, -0.0020])
+        >>> loss = -successor["reward"].sum()  # 0.001 * action**2, and a constant
+        >>> torch.autograd.grad(loss, action)[0].flatten()
+        tensor([0.0020, 0.0020])
         """
         owner = f"{self._name()}.simulate"
         _check_state(owner, state, self.state)
@@ -350,7 +351,7 @@ class FunctionalEnv(Env):
         return True
 
     def _fix(self) -> None:
-        super()._fix()  # attributes of the functions are constants, too: without effect here, and in a compiled step
+        super()._fix()  # a compiled step would not read attributes of the functions again
         self._fixed_names |= {name for name in dir(self.func_env) if not hasattr(self, name)}
 
     # Rendering.
@@ -436,7 +437,6 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         given = rows.leaves(arguments)
         versions = _versions(given)
-        self._check_parameters(owner, name, arguments)
         with no_foreign_draws(owner, "draw from its rng, with torchwrap.random", self.device):
             try:
                 result = self._call(name, key, *arguments)
@@ -460,22 +460,6 @@ class FunctionalEnv(Env):
         if is_aliased or is_expanded or is_entangled:
             self._results_to_clone.add(name)
         return result
-
-    def _check_parameters(
-        self,
-        owner: str,
-        name: str,
-        arguments: tuple[Any, ...],
-    ) -> None:
-        function = inspect.signature(getattr(self.func_env, name))
-        keywords = {"rng": None} if name in _DRAWING else {}
-        if self.parameter_names:
-            keywords["params"] = None
-        try:
-            function.bind(*arguments, **keywords)
-        except TypeError as error:
-            must = f"must take the arguments in the table of FunctionalEnv: {error}"
-            raise TypeError(refusal(owner, must)) from None
 
     def _check_options(self, options: Options) -> None:
         owner = f"{self._name()}.reset"

@@ -165,7 +165,7 @@ def dtype(space: Space[Any]) -> torch.dtype:
     if not isinstance(space, _TENSOR_SPACES):
         must = "space must be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
         remedy = "Leave entries of a Dict out with make(id, wrappers=[...]) and FilterObservation"
-        raise TypeError(refusal("torchwrap.spaces", must, space, remedy))
+        raise TypeError(refusal("torchwrap.spaces", must, str(space), remedy))
     if space.dtype.str not in TORCH_DTYPES:
         must = f"space must have a dtype of PyTorch, not {space.dtype}"
         raise TypeError(refusal("torchwrap.spaces", must, space))
