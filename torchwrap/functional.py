@@ -28,8 +28,8 @@ State = dict[str, Tensor]
 
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
-# Functions that draw. Their numbers are part of their keys, so that no two draw the same. 5 is
-# free: it was a function's that is gone, and another number would change what `truncated` draws.
+# The number of a function is part of its key: no two functions of a step draw the same numbers.
+# 5 is not in use. To renumber `truncated` would change what it draws.
 _DRAWING = {
     "initial": 0,
     "transition": 1,
@@ -153,7 +153,7 @@ class FunctionalEnv(Env):
         self.func_env = func_env
         self.parameter_names = list(params or {})
         for name, value in (params or {}).items():
-            if not _is_batch(value, num_envs):
+            if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
                 must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
                 raise ValueError(refusal(owner, must, validation.described(value)))
             self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
@@ -527,10 +527,6 @@ def _explained(owner: str, error: Exception) -> str:
     return refusal(owner, f"raised {type(error).__name__}: {str(error).removesuffix('.')}")
 
 
-def _is_batch(value: object, num_envs: int) -> bool:
-    return isinstance(value, Tensor) and value.shape[:1] == (num_envs,)
-
-
 def _check_fields(
     owner: str,
     fields: object,
@@ -541,10 +537,10 @@ def _check_fields(
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise TypeError(refusal(owner, "result must be a dict of tensors by name", fields))
     for name, value in fields.items():
-        if not _is_batch(value, num_envs) or value.device != device:
-            must = f"{name!r} must be a tensor ({num_envs}, ...) on {device}"
-            got = f"{validation.described(value)} on {value.device}"
-            raise ValueError(refusal(owner, must, got))
+        if not isinstance(value, Tensor):
+            raise TypeError(refusal(owner, f"{name!r} must be a tensor", type(value).__name__))
+        shape = (num_envs, *value.shape[1:])
+        spaces.check_tensor(owner, repr(name), value, shape, value.dtype, device)
 
 
 def _check_state(
