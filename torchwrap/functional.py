@@ -185,12 +185,12 @@ class FunctionalEnv(Env):
     def _step(self, action: Value) -> TensorDict:
         self.stream.draw.add_(1)
         state = self.state
-        next_state, successor = self._advance(state, action, self.stream.key())
+        next_state, successor = self._next(state, action, self.stream.key())
         for name, buffer in state.items():
             buffer.copy_(next_state[name])
         return successor
 
-    def _advance(
+    def _next(
         self,
         state: State,
         action: Value,
@@ -316,7 +316,7 @@ class FunctionalEnv(Env):
         key = self.stream.key()
         key = key._replace(draw=key.draw + offset + 1)
         current = {name: state[name].clone() for name in self.fields}
-        next_state, successor = self._advance(current, action.clone(), key)
+        next_state, successor = self._next(current, action.clone(), key)
         successor.set("done", successor["terminated"] | successor["truncated"])
         return successor, next_state
 
@@ -341,6 +341,9 @@ class FunctionalEnv(Env):
         force: bool = True,
     ) -> bool:
         if name not in self.parameter_names:
+            if hasattr(self.func_env, name) and not hasattr(self, name):
+                fault = f"{name!r} is an attribute of the functions, and a constant"
+                raise AttributeError(refusal(self._name(), fault))
             return super().set_wrapper_attr(name, value, force=force)
         parameter = self.params[name]
         try:
@@ -349,10 +352,6 @@ class FunctionalEnv(Env):
             must = f"params[{name!r}] must broadcast to {tuple(parameter.shape)}"
             raise ValueError(refusal(self._name(), must, validation.shown(value))) from error
         return True
-
-    def _fix(self) -> None:
-        super()._fix()  # a compiled step would not read attributes of the functions again
-        self._fixed_names |= {name for name in dir(self.func_env) if not hasattr(self, name)}
 
     # Rendering.
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchwrap import random
 from torchwrap._core import validation
-from torchwrap._core.buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.buffers import EnvBuffer
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import apply, is_host_readable
@@ -627,8 +627,8 @@ class _Leaf(nn.Module):
 
 
 class _Counted(_Leaf):
-    count = ConstantBuffer()
-    start = ConstantBuffer()
+    count: Tensor
+    start: Tensor
 
     def __init__(
         self,
@@ -644,10 +644,10 @@ class _Counted(_Leaf):
 
 
 class _Box(_Leaf):
-    low = ConstantBuffer()
-    high = ConstantBuffer()
-    below = ConstantBuffer()
-    above = ConstantBuffer()
+    low: Tensor
+    high: Tensor
+    below: Tensor
+    above: Tensor
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchwrap import registration, spaces
 from torchwrap._compile.api import compile
 from torchwrap._core import spec, validation
-from torchwrap._core.buffers import BatchedModule, ConstantBuffer, EnvBuffer, EpisodeClock
+from torchwrap._core.buffers import BatchedModule, EnvBuffer, EpisodeClock
 from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, leaves
@@ -56,9 +56,9 @@ class ScriptedEnv(Env):
             [1000., 1010., 1020.]])
     """
 
-    lengths = ConstantBuffer()
-    terminates = ConstantBuffer()
-    truncates = ConstantBuffer()
+    lengths: Tensor
+    terminates: Tensor
+    truncates: Tensor
     index = EnvBuffer((), torch.int64)
     elapsed = EpisodeClock(())
     episode = EnvBuffer((), torch.int64, fill=-1)
@@ -148,9 +148,9 @@ class ScriptedEnv(Env):
 class _Leaf(nn.Module):
     """The values of a leaf, wrapped into its bounds if it has any."""
 
-    offsets = ConstantBuffer()
-    low = ConstantBuffer()
-    width = ConstantBuffer()
+    offsets: Tensor
+    low: Tensor
+    width: Tensor
 
     def __init__(
         self,
