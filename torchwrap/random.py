@@ -381,8 +381,9 @@ def integers(
     is_outside = isinstance(count, int) and not 1 <= count <= 2**31
     if is_outside or isinstance(count, float):
         raise ValueError(refusal("integers", "high - low must be an int in [1, 2**31]", count))
-    words = bits(key, math.prod(shape)).reshape((*key.env.shape, *shape))
-    return _affine((words * count) >> 32, low, 1)
+    words = bits(key, math.prod(shape))
+    numbers = words.reshape((*key.env.shape, *shape)) * count
+    return _affine(numbers >> 32, low, 1)
 
 
 def permutation(key: Key, n: int) -> Tensor:

@@ -65,12 +65,12 @@ Path: TypeAlias = tuple[str, ...]
 Value: TypeAlias = "Tensor | TensorDict"
 """A Tensor, or a TensorDict if the space is a `Dict` or `Tuple`."""
 
-REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+REWARD = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 """The space of a reward: any float32 number."""
 
 _NAMES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
-TORCH_DTYPES: dict[str, torch.dtype] = {np.dtype(name).str: getattr(torch, name) for name in _NAMES}
+TORCH_DTYPES = {np.dtype(name).str: getattr(torch, name) for name in _NAMES}
 """The real dtypes of both NumPy and PyTorch, by `dtype.str`: some Dynamos cannot hash a dtype."""
 
 _TENSOR_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -118,7 +118,8 @@ def map_leaves(
 ) -> Space[Any]:
     """A space of the same structure with `function(leaf)` for each leaf."""
     if isinstance(space, spaces.Dict):
-        parts = [(key, map_leaves(function, part)) for key, part in space.spaces.items()]
+        keys = space.spaces
+        parts = [(key, map_leaves(function, keys[key])) for key in keys]
         return spaces.Dict(parts)  # pairs keep their order
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([map_leaves(function, part) for part in space.spaces])
@@ -145,7 +146,9 @@ def build(
     subspaces = children(space)
     if subspaces is None:
         return make(path, space)
-    values = {key: build(child, make, num_envs, (*path, key)) for key, child in subspaces.items()}
+    values = {}
+    for key, child in subspaces.items():
+        values[key] = build(child, make, num_envs, (*path, key))
     return TensorDict(values, batch_size=[num_envs])
 
 
@@ -279,7 +282,9 @@ def flatten(
             [0, 0, 1]])
     """
     if not isinstance(value, Tensor):
-        parts = [flatten(leaf, at(value, path), to) for path, leaf in leaves(space)]
+        parts = []
+        for path, leaf in leaves(space):
+            parts.append(flatten(leaf, at(value, path), to))
         return torch.cat(parts, -1)
     num_batch_dims = value.dim() - len(space.shape or ())
     columns = value.reshape(*value.shape[:num_batch_dims], -1)
@@ -313,8 +318,7 @@ def optional_space(
         for _, leaf in leaves(space):
             dtype(leaf)
     except (TypeError, ValueError) as error:
-        must = f"{name} must be a space of tensors"
-        raise type(error)(refusal(owner, must, space, str(error)[:-1])) from error
+        raise type(error)(f"{owner}: {name} does not fit. {error}") from error
     return space
 
 
@@ -372,10 +376,10 @@ def contains(
     """
     subspaces = children(space)
     if subspaces is None:
-        shape = space.shape or ()
-        if not isinstance(value, Tensor) or value.dtype != dtype(space) or value.shape[1:] != shape:
+        if not isinstance(value, Tensor) or value.dtype != dtype(space):
             return False
-        return not outside(space, value).any()
+        is_shaped = value.shape[1:] == (space.shape or ())
+        return is_shaped and not outside(space, value).any()
     if not isinstance(value, TensorDictBase) or set(value.keys()) != set(subspaces):
         return False
     return all(contains(child, value[key]) for key, child in subspaces.items())

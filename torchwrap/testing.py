@@ -179,7 +179,8 @@ class _Leaf(nn.Module):
             self.register_buffer(name, values.to(device), persistent=False)
 
     def forward(self, start: Tensor) -> Tensor:
-        value = start.view(-1, *(1,) * self.offsets.dim()) + self.offsets
+        column = start.view(-1, *[1] * self.offsets.dim())
+        value = column + self.offsets
         if self.is_bounded:
             value = self.low + value % self.width
         return value.to(self.dtype)
@@ -314,7 +315,8 @@ def _check_sharding(make: MakeEnv) -> None:
         for row, steps in enumerate(singles):
             fault = "it mixes rows, or depends on num_envs"
             promise = f"{fault}: env {row} of {NUM_ENVS} must equal an env with first_index={row}"
-            _require_equal_steps([(transition[[row]], td[[row]])], [next(steps)], promise, 1e-6)
+            step = (transition[[row]], td[[row]])
+            _require_equal_steps([step], [next(steps)], promise, 1e-6)
 
 
 def _check_partial_reset(make: MakeEnv) -> None:
@@ -449,7 +451,9 @@ def _check_state_dict(make: Callable[..., TransformedEnv]) -> None:
     actions = _sample_actions(env)
     list(_steps(env, actions))
     smaller.load_state_dict(env.state_dict())
-    first_rows = [(transition[:3], td[:3]) for transition, td in _steps(env.eval(), actions)]
+    first_rows = []
+    for transition, td in _steps(env.eval(), actions):
+        first_rows.append((transition[:3], td[:3]))
     steps = _steps(smaller.eval(), [action[:3] for action in actions])
     promise = "load_state_dict() must restore what was learned, for any num_envs"
     _require_equal_steps(first_rows, steps, promise, 1e-6)
@@ -650,4 +654,5 @@ def _steps(
 
 
 def _buffers(module: nn.Module) -> TensorDict:
-    return TensorDict({name: buffer.clone() for name, buffer in module.named_buffers()}, [])
+    buffers = TensorDict(dict(module.named_buffers()), [])
+    return buffers.clone()

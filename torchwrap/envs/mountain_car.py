@@ -150,7 +150,8 @@ class MountainCarContinuous(MountainCar):
     ) -> State:
         requested = action.squeeze(-1)
         force = requested.clamp(-1, 1)
-        pull = self.gravity * torch.cos((3 * state["position"]).to(self.dtype))
+        angle = 3 * state["position"]
+        pull = self.gravity * torch.cos(angle.to(self.dtype))
         # Gymnasium subtracts in float32. If it clips, the force is a Python float, and it subtracts
         # in float64.
         unclipped = self.force * force - pull.float()
