@@ -232,9 +232,9 @@ def _philox_in_numpy(
         c02 = c20[::-1]
         c31 = product
         k10 = k10 + _W10
-    c2, c0 = c20.reshape(2, *shape)
-    c3, c1 = (c31 & WORD).reshape(2, *shape)
-    return c0, c1, c2, c3
+    c2, c0 = c20
+    c3, c1 = c31 & WORD
+    return tuple([word.reshape(shape) for word in (c0, c1, c2, c3)])
 
 
 # Distributions.
