@@ -1,28 +1,32 @@
-"""compile: puts compiled graphs in the place of a step, of transforms over a simulator, or of a rollout."""
+"""compile: puts graphs in the place of a step, of transforms over a simulator, or of a rollout."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchwrap import policy as policies
-from torchwrap import spaces
-from torchwrap._compile import graph
-from torchwrap._compile.cuda_graph import CudaGraph
-from torchwrap._compile.graph import Graph, Options, Program, Settings
+from torchwrap import policy, spaces
+from torchwrap._compile.graph import (
+    OUTSIDE,
+    Graph,
+    Options,
+    Rollout,
+    Root,
+    Settings,
+    Storage,
+    captures,
+)
 from torchwrap._compile.inputs import Inputs
-from torchwrap._compile.trace import NoGenerators, trace
-from torchwrap._core import rows, validation
+from torchwrap._compile.trace import NoGenerators
+from torchwrap._core import validation
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
-from torchwrap.collector import Collector, Root, Storage, progress_bar
-from torchwrap.env import Env, Step
-from torchwrap.policy import modules_of
+from torchwrap.collector import Collector
+from torchwrap.env import Env
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -33,70 +37,66 @@ Target = TypeVar("Target", Env, Collector)
 def compile(
     target: Target, *, backend: str = "inductor", unroll: int = 1, options: Options | None = None
 ) -> Target:
-    """Compiles an env's whole step, or a `Collector` with its policy, into graphs. Results agree up to rounding.
+    """Compiles an env's whole step, or a `Collector` with its policy, into graphs.
 
-    A graph reads and writes the buffers and parameters of the env and of the policy, which is an `nn.Module`, or a function
-    over modules that it names or closes over. Python numbers and NumPy arrays keep the value that they have now. If the next
-    call finds other modules, modes or devices, it compiles another graph. Code that cannot be followed is refused.
+    Results agree with eager mode up to rounding. A graph reads and writes the buffers and parameters
+    of the env and of the policy: an `nn.Module`, a method of one, or a function that names modules.
+    Python values and NumPy arrays are constants of a graph: it keeps those that the trace found, so
+    keep values that change in buffers. If a call finds other modules, modes or devices, it compiles
+    another graph. Code that cannot be followed is refused.
 
-    If a simulator on the host steps the env, its transforms are compiled alone. Compile the outermost env, last: a compiled
-    env cannot be wrapped, and copies run eagerly. Do not use the modules in another thread meanwhile. On CUDA, graphs are
-    captured as CUDA graphs, and a compiled collector does not check the bounds of actions, because the host would wait for
-    them. The logger "torchwrap" reports each compilation at level INFO.
+    If a simulator on the host steps the env, only its transforms are compiled. Compile the outermost
+    env, last: a compiled env cannot be wrapped, and copies run eagerly. Do not use the modules in
+    another thread meanwhile. On CUDA, graphs are captured as CUDA graphs, and a compiled collector
+    does not check the bounds of actions, because the host would wait for them. The logger
+    "torchwrap" reports each compilation at level INFO.
 
     Args:
         target: an env or a collector. It is compiled in place, and returned.
         backend: as for `torch.compile`; "eager" runs the operators of the graph one by one.
-        unroll: steps of a collector per graph. For a few dozen envs, several take less time per step. Compilation takes that
-            many times longer.
+        unroll: steps of a collector per graph. For a few dozen envs, several take less time per
+            step, and compilation takes that many times longer.
         options: for Inductor.
 
     Raises:
-        ValueError: if code reads values on the host, uses a tensor that no module holds, replaces a tensor, changes a Python
-            value, or draws from a foreign generator (the message names it); and for a simulator on the host in a collector.
+        ValueError: if code reads values on the host, uses a tensor that no module holds, replaces a
+            tensor, computes something else in a second call, or draws from a foreign generator; the
+            message names it. Also for a simulator on the host in a collector.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = compile(ScriptedEnv(2), backend="eager")
-    >>> env.is_compiled, env.step(env.reset().set("action", env.sample_action()))[0]["next", "reward"].flatten()
+    >>> transition, td = env.step(env.reset().set("action", env.sample_action()))
+    >>> env.is_compiled, transition["next", "reward"].flatten()
     (True, tensor([1., 1.]))
     """
     env = target.env if isinstance(target, Collector) else target
     if not isinstance(env, Env):
-        raise TypeError(f"compile needs an Env or a Collector, but got {type(target).__name__}.")
+        got = type(target).__name__
+        raise TypeError(refusal("compile", "target must be an Env or a Collector", got))
     if target.is_compiled or env.is_compiled:
-        raise ValueError(
-            f"{'' if env.is_compiled else 'The Collector of '}{env!r} is already compiled."
-        )
+        raise ValueError(refusal("compile", f"{env!r} or its Collector is already compiled"))
     if backend not in torch.compiler.list_backends(exclude_tags=()):
         remedy = "torch.compiler.list_backends() lists them"
-        raise ValueError(
-            f"compile needs a backend of torch.compile, but got {backend!r}: {remedy}."
-        )
+        must = "backend must be one of torch.compile"
+        raise ValueError(refusal("compile", must, repr(backend), remedy))
     if options and backend != "inductor":
-        raise ValueError(f'compile needs backend="inductor" for options, but got {backend!r}.')
+        raise ValueError(refusal("compile", 'options need backend="inductor"', repr(backend)))
+    validation.integer("compile", "unroll", unroll, at_least=1)
     settings = Settings(backend, options or {})
     if isinstance(target, Collector):
         if env.host_stepped:
-            fault = "is stepped by a simulator on the host, so its collector cannot be compiled"
-            raise ValueError(f"{env!r} {fault}: compile the env instead.")
-        validation.integer("compile", "unroll", unroll, at_least=1)
-        target._compiled = CompiledCollector(target, unroll, settings)
+            must = f"target must be an env that PyTorch steps, and a simulator steps {env!r}"
+            raise ValueError(refusal("compile", must, remedy="Compile the env instead"))
+        target._compiled = _compiled_collector(target, unroll, settings)
     elif not env.host_stepped:
         env._compiled = CompiledStep(env, settings)
     else:
-        transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
-        if not transformed:
-            raise ValueError(
-                f"{env!r} has nothing to compile: a simulator on the host steps it, and it has no transforms."
-            )
-        compiled = [CompiledTransforms(layer, settings) for layer in transformed]
-        for layer, transforms in zip(transformed, compiled, strict=True):
-            layer._compiled_step, layer._compiled_reset = transforms.step, transforms.reset
+        _compile_transforms(env, settings)
     return target
 
 
 class CompiledStep:
-    """Takes the place of `Env._step_and_reset`: one graph with the auto-reset, and one without, if it is asked for."""
+    """Takes the place of `Env._step_and_reset`."""
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
@@ -105,158 +105,76 @@ class CompiledStep:
         }
         self.graphs[True].prepare(spaces.zeros(env.single_action_space, env.num_envs, env.device))
 
-    def __call__(self, action: Value, resets: bool) -> tuple[TensorDict, Value]:
-        return cast(tuple[TensorDict, Value], self.graphs[resets](action))
+    def __call__(self, action: Value, resets: bool) -> Any:
+        return self.graphs[resets](action)
 
 
-class CompiledTransforms:
-    """Takes the place of the transforms of a layer over a simulator on the host: one graph for steps, and one for resets."""
-
-    def __init__(self, layer: TransformedEnv, settings: Settings) -> None:
-        transforms, num_envs, device = layer.transforms, layer.num_envs, layer.device
-
-        def step(td: TensorDict) -> TensorDict:
-            with NoGenerators():
-                return transforms.step(td)
-
-        def reset(td: TensorDict, mask: Tensor) -> TensorDict:
-            with NoGenerators():
-                return transforms.reset(td, RowMask(mask))
-
-        inputs = Inputs(lambda: [transforms])
-        self.step_graph, self.reset_graph = (
-            Graph(step, inputs, settings),
-            Graph(reset, inputs, settings),
-        )
-        observation = spaces.zeros(layer.env.single_observation_space, num_envs, device)
-        flags = torch.zeros(3, num_envs, 1, dtype=torch.bool, device=device).unbind(0)
-        successor = {
-            "observation": observation,
-            "reward": flags[2].float(),
-            "terminated": flags[0],
-            "truncated": flags[1],
-        }
-        self.step_graph.prepare(TensorDict(successor, [num_envs]))
-        self.reset_graph.prepare(TensorDict({"observation": observation}, [num_envs]), flags[2])
-
-    def step(self, td: TensorDict) -> TensorDict:
-        return cast(TensorDict, self.step_graph(td))
-
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        return cast(TensorDict, self.reset_graph(td, mask.column))
-
-
-class CompiledCollector:
-    """Takes the place of `Collector._collect`: a graph of `unroll` steps, run repeatedly; on CUDA, all is one CUDA graph."""
-
-    def __init__(self, collector: Collector, unroll: int, settings: Settings) -> None:
-        env = collector.env
-        self.collector, self.unroll = collector, unroll
-        self.inputs = Inputs(
-            lambda: [env, *modules_of(collector.policy)], lambda: [collector.policy]
-        )
-        self.steps = Graph(self._rollout, self.inputs, settings, captured=False)
-        observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-        self._compile({"observation": observation, **policies.initial(env.signature)})
-
-    def __call__(self, root: Root) -> tuple[Storage, Root]:
-        state, buffers = self.inputs.current()
-        if state != self.known:
-            self._compile(root)
-        tensors = [*buffers, *rows.leaves(root)]
-        if self.captured is None:
-            storage = self._allocate()
-            with progress_bar(self.collector.progress, self.collector.num_steps, "step") as advance:
-                results = self._run_all(storage, tensors, advance)
-        else:
-            captured, memory = self.captured
-            results = captured(tensors)
-            storage = {key: value.clone() for key, value in memory.items()}
-        if self.checks_actions and torch.stack(list(results[self.num_root :])).any():
-            env = self.collector.env
-            space = env.single_action_space
-            raise ValueError(
-                f"{env._name()} needs an action in {space}, but the policy returned one outside of it."
-            )
-        return storage, self.build(iter(results))
-
-    @torch.inference_mode(False)  # because later calls can be outside of it
-    @torch.no_grad()
-    def _compile(self, root: Root) -> None:
-        """Finds out what a transition holds, and compiles graphs for it; on CUDA, into storage that is always the same."""
-        env, policy = self.collector.env, self.collector.policy
-        is_discrete = any(
-            not isinstance(leaf, Box) for _, leaf in spaces.leaves(env.single_action_space)
-        )
-        # Eager mode looks for actions out of bounds on the CPU.
-        self.checks_actions = is_discrete and policy is not None and not graph.captures(env.device)
-        self.known, _ = self.inputs.current()
-        first = trace(
-            lambda root: self.collector._transition(root, _step_of(env))[0], self.inputs, (root,)
-        )
-        kept = self.collector._kept(cast(TensorDict, first.result))
-        number, self.layout = self.collector.num_steps, Storage()  # in the order of `rows.leaves`
-        for key, leaf in sorted(kept.items(), key=lambda item: str(item[0])):
-            self.layout[key] = torch.empty((number, *leaf.shape), dtype=leaf.dtype, device="meta")
-        self.build = cast(Callable[[Iterator[Tensor]], Root], rows.builder(root))
-        self.num_root, storage = len(rows.leaves(root)), self._allocate()
-        self.programs: dict[int, Program] = {}  # by their number of steps
-        for steps in (min(self.unroll, number), number % self.unroll or self.unroll):
-            self.programs[steps], _ = self.steps.prepare(
-                root, {key: value[:steps] for key, value in storage.items()}
-            )
-        run = functools.partial(self._run_all, storage, advance=lambda number: None)
-        self.captured = (
-            (CudaGraph(run, self.inputs.num_tensors), storage)
-            if graph.captures(env.device)
-            else None
-        )
-
-    def _allocate(self) -> Storage:
-        empty = functools.partial(torch.empty_like, device=self.collector.env.signature.device)
-        return dict(zip(self.layout, map(empty, self.layout.values()), strict=True))
-
-    def _run_all(
-        self, storage: Storage, tensors: list[Tensor], advance: Callable[[int], Any]
-    ) -> Sequence[Tensor]:
-        buffers, leaves, outside = (
-            tensors[: self.inputs.num_tensors],
-            tensors[self.inputs.num_tensors :],
-            list[Tensor](),
-        )
-        split = functools.partial(torch.split, split_size_or_sections=self.unroll)
-        for part in zip(*map(split, storage.values()), strict=True):  # where each graph writes to
-            results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
-            leaves = list(results[: self.num_root])
-            outside += results[self.num_root :]
-            advance(len(part[0]))
-        return [*leaves, *outside]
-
-    def _rollout(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:
-        env, step = self.collector.env, _step_of(self.collector.env)
-        transitions, outside = list[TensorDict](), list[Tensor]()
-        # Numbers of a Box are not checked in eager mode either.
-        checked = [
-            (path, leaf)
-            for path, leaf in spaces.leaves(env.single_action_space)
-            if not isinstance(leaf, Box)
-        ]
-        for _ in range(len(next(iter(targets.values())))):
-            transition, root = self.collector._transition(root, step)
-            transitions.append(transition)
-            if self.checks_actions:
-                outside += [
-                    spaces.outside(leaf, spaces.at(transition["action"], path)).any()
-                    for path, leaf in checked
-                ]
-        for key, target in targets.items():
-            target.copy_(torch.stack([transition.get(key) for transition in transitions]))
-        return root, (torch.stack(outside).any(),) if outside else ()
-
-
-def _step_of(env: Env, resets: bool = True) -> Step:
-    def step(action: Value, resets: bool = resets) -> tuple[TensorDict, Value]:
+def _step_of(env, resets=True):
+    def step(action, resets=resets):
         with NoGenerators():
             return env._step_and_reset(action, resets)
 
     return step
+
+
+def _compile_transforms(env: Env, settings: Settings) -> None:
+    """Compiles the transforms of every layer over a simulator."""
+    transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
+    if not transformed:
+        must = f"target must have transforms to compile, because a simulator steps {env!r}"
+        raise ValueError(refusal("compile", must))
+    compiled = [_compiled_transforms(layer, settings) for layer in transformed]
+    for layer, (step, reset) in zip(transformed, compiled, strict=True):
+        layer._compiled_step = step
+        layer._compiled_reset = lambda td, mask, reset=reset: reset(td, mask.column)
+
+
+def _compiled_transforms(layer: TransformedEnv, settings: Settings) -> tuple[Graph, Graph]:
+    """The transforms of a layer: a graph for steps, and one for resets."""
+    transforms = layer.transforms
+
+    def step(td: TensorDict) -> TensorDict:
+        with NoGenerators():
+            return transforms.step(td)
+
+    def reset(td: TensorDict, mask: Tensor) -> TensorDict:
+        with NoGenerators():
+            return transforms.reset(td, RowMask(mask))
+
+    inputs = Inputs(lambda: [transforms])
+    step_graph = Graph(step, inputs, settings)
+    reset_graph = Graph(reset, inputs, settings)
+    below = layer.env
+    initial = TensorDict({}, [below.num_envs])
+    initial["observation"] = spaces.zeros(
+        below.single_observation_space, below.num_envs, below.device
+    )
+    flag = torch.zeros(below.num_envs, 1, dtype=torch.bool, device=below.device)
+    flags = {"terminated": flag, "truncated": flag.clone()}
+    step_graph.prepare(initial.copy().update({**flags, "reward": flag.float()}))
+    reset_graph.prepare(initial, flag)
+    return step_graph, reset_graph
+
+
+def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -> Rollout:
+    """Takes the place of `Collector._collect`."""
+    env = collector.env
+    space = env.single_action_space
+
+    def step(root: Root) -> tuple[Storage, Root]:
+        transition, following = collector._transition(root, _step_of(env))
+        stored = collector._kept(transition)
+        # Eager mode checks discrete actions on the CPU too, and never those of a Box.
+        if collector.policy is not None and not captures(env.device):
+            outside = [
+                spaces.outside(leaf, spaces.at(transition["action"], path)).any()
+                for path, leaf in spaces.leaves(space)
+                if not isinstance(leaf, Box)
+            ]
+            if outside:
+                stored[OUTSIDE] = torch.stack(outside).any()
+        return stored, following
+
+    observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
+    root: Root = {"observation": observation, **policy.initial(env.signature)}
+    return Rollout(collector, step, root, unroll, settings)
