@@ -509,11 +509,11 @@ def _check_without(env: Env, without: Names) -> None:
 def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
     """Transforms and wrappers, innermost first, with the signatures below and above."""
     if isinstance(env, Compose):
-        for part, below, above in zip(env, env._signatures, env._signatures[1:], strict=False):
+        for part in env:
             if isinstance(part, Compose):
                 yield from _parts(part)
             else:
-                yield part, below, above
+                yield part, part._below, part._above
     elif isinstance(env, Wrapper):
         yield from _parts(env.env)
         if isinstance(env, TransformedEnv):
@@ -554,13 +554,14 @@ def _frozen(kept: Sequence[Transform], observations: Sequence[str], without: Nam
                 _keep_first_row(module, name)
     for compose in list(transforms.modules()):
         if isinstance(compose, Compose):
-            compose._checked = frozenset(("action", "step", "reset"))  # in the env
             for name, part in list(compose._modules.items()):
                 if _is_named(part, without):
                     compose.add_module(name, Transform())
                 elif not isinstance(part, Compose):
                     compose.add_module(name, _deployed(part) or Transform())
     for module in transforms.modules():
+        if isinstance(module, Transform):
+            module._checked = frozenset(("action", "step", "reset"))  # in the env
         if any(isinstance(child, Stream) for child in module.children()):
             raise _unusable(module, "it draws random numbers")
     return transforms.eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -10,23 +12,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import policy, spaces
-from torchwrap._compile.graph import (
-    OUTSIDE,
-    Graph,
-    Options,
-    Rollout,
-    Root,
-    Settings,
-    Storage,
-    captures,
-)
+from torchwrap._compile.graph import OUTSIDE, Graph, Options, Rollout, Settings, captures
 from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import NoGenerators
-from torchwrap._core import validation
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
-from torchwrap.collector import Collector
-from torchwrap.env import Env
+from torchwrap.collector import Collector, Storage
+from torchwrap.env import Env, Root, Step
+from torchwrap.policy import State
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -39,16 +32,16 @@ def compile(
 ) -> Target:
     """Compiles an env's whole step, or a `Collector` with its policy, into graphs.
 
-    Results agree with eager mode up to rounding. A graph reads and writes the buffers and parameters
-    of the env and of the policy: an `nn.Module`, a method of one, or a function that names modules.
-    Python values and NumPy arrays are constants of a graph: it keeps those that the trace found, so
-    keep values that change in buffers. If a call finds other modules, modes or devices, it compiles
-    another graph. Code that cannot be followed is refused.
+    Results agree with eager mode up to rounding. A graph reads and writes the buffers and
+    parameters of the env and of the policy: an `nn.Module`, a method of one, or a function that
+    names modules. Python values and NumPy arrays are constants of a graph: it keeps those of its
+    trace, so put values that change into buffers. A call that finds other modules, modes or devices
+    compiles another graph. Code that cannot be followed is refused.
 
-    If a simulator on the host steps the env, only its transforms are compiled. Compile the outermost
-    env, last: a compiled env cannot be wrapped, and copies run eagerly. Do not use the modules in
-    another thread meanwhile. On CUDA, graphs are captured as CUDA graphs, and a compiled collector
-    does not check the bounds of actions, because the host would wait for them. The logger
+    If a simulator on the host steps the env, only its transforms are compiled. Compile the
+    outermost env, last: a compiled env cannot be wrapped, and copies run eagerly. Do not use the
+    modules in another thread meanwhile. On CUDA, graphs are captured as CUDA graphs, and a compiled
+    collector does not check the bounds of actions, because the host would wait for them. The logger
     "torchwrap" reports each compilation at level INFO.
 
     Args:
@@ -81,100 +74,102 @@ def compile(
         raise ValueError(refusal("compile", must, repr(backend), remedy))
     if options and backend != "inductor":
         raise ValueError(refusal("compile", 'options need backend="inductor"', repr(backend)))
-    validation.integer("compile", "unroll", unroll, at_least=1)
+    if not isinstance(unroll, int) or unroll < 1:
+        raise ValueError(refusal("compile", "unroll must be an integer of at least 1", unroll))
     settings = Settings(backend, options or {})
     if isinstance(target, Collector):
         if env.host_stepped:
-            must = f"target must be an env that PyTorch steps, and a simulator steps {env!r}"
+            must = f"target must not be a collector, because a simulator steps {env!r}"
             raise ValueError(refusal("compile", must, remedy="Compile the env instead"))
         target._compiled = _compiled_collector(target, unroll, settings)
     elif not env.host_stepped:
         env._compiled = CompiledStep(env, settings)
     else:
-        _compile_transforms(env, settings)
+        transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
+        if not transformed:
+            must = f"target must have transforms to compile, because a simulator steps {env!r}"
+            raise ValueError(refusal("compile", must))
+        compiled = [CompiledTransforms(layer, settings) for layer in transformed]
+        for layer, transforms in zip(transformed, compiled, strict=True):
+            layer._compiled_step = transforms.step  # type: ignore[assignment]
+            layer._compiled_reset = transforms.reset
     return target
 
 
 class CompiledStep:
-    """Takes the place of `Env._step_and_reset`."""
+    """Takes the place of `Env._step_and_reset`, and of the step without a reset."""
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
-        self.graphs = {
-            resets: Graph(_step_of(env, resets), inputs, settings) for resets in (True, False)
-        }
-        self.graphs[True].prepare(spaces.zeros(env.single_action_space, env.num_envs, env.device))
+        self.with_reset = Graph(_seeded(env._step_and_reset), inputs, settings)
+        self.step_only = Graph(_seeded(env._step_only), inputs, settings)
+        state = policy.initial(env.signature)
+        state.pop(policy.IS_INIT, None)
+        action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
+        self.with_reset.prepare(action, state)  # the other one is compiled by its first call
 
-    def __call__(self, action: Value, resets: bool) -> Any:
-        return self.graphs[resets](action)
+    def __call__(self, action: Value, state: State) -> Any:
+        return self.with_reset(action, state)
 
-
-def _step_of(env, resets=True):
-    def step(action, resets=resets):
-        with NoGenerators():
-            return env._step_and_reset(action, resets)
-
-    return step
+    def without_reset(self, action: Value, state: State) -> Any:
+        """Takes a step that resets no env."""
+        return self.step_only(action, state)
 
 
-def _compile_transforms(env: Env, settings: Settings) -> None:
-    """Compiles the transforms of every layer over a simulator."""
-    transformed = [layer for layer in layers(env) if isinstance(layer, TransformedEnv)]
-    if not transformed:
-        must = f"target must have transforms to compile, because a simulator steps {env!r}"
-        raise ValueError(refusal("compile", must))
-    compiled = [_compiled_transforms(layer, settings) for layer in transformed]
-    for layer, (step, reset) in zip(transformed, compiled, strict=True):
-        layer._compiled_step = step
-        layer._compiled_reset = lambda td, mask, reset=reset: reset(td, mask.column)
+class CompiledTransforms:
+    """Takes the place of a layer's transforms over a simulator on the host."""
 
+    def __init__(self, layer: TransformedEnv, settings: Settings) -> None:
+        transforms = layer.transforms
+        inputs = Inputs(lambda: [transforms])
+        self.step = Graph(_seeded(transforms.step), inputs, settings)
+        self._reset = Graph(_seeded(self._reset_rows), inputs, settings)
+        self.transforms = transforms
+        num_envs = layer.num_envs
+        space = layer.env.single_observation_space
+        done = torch.zeros(num_envs, 1, dtype=torch.bool, device=layer.device)
+        initial = {"observation": spaces.zeros(space, num_envs, layer.device)}
+        flags = {"terminated": done, "truncated": done.clone(), "reward": done.float()}
+        self.step.prepare(TensorDict({**initial, **flags}, [num_envs]))
+        self._reset.prepare(TensorDict(initial, [num_envs]), done)
 
-def _compiled_transforms(layer: TransformedEnv, settings: Settings) -> tuple[Graph, Graph]:
-    """The transforms of a layer: a graph for steps, and one for resets."""
-    transforms = layer.transforms
+    def reset(self, td: TensorDict, mask: RowMask) -> Any:
+        return self._reset(td, mask.column)
 
-    def step(td: TensorDict) -> TensorDict:
-        with NoGenerators():
-            return transforms.step(td)
-
-    def reset(td: TensorDict, mask: Tensor) -> TensorDict:
-        with NoGenerators():
-            return transforms.reset(td, RowMask(mask))
-
-    inputs = Inputs(lambda: [transforms])
-    step_graph = Graph(step, inputs, settings)
-    reset_graph = Graph(reset, inputs, settings)
-    below = layer.env
-    initial = TensorDict({}, [below.num_envs])
-    initial["observation"] = spaces.zeros(
-        below.single_observation_space, below.num_envs, below.device
-    )
-    flag = torch.zeros(below.num_envs, 1, dtype=torch.bool, device=below.device)
-    flags = {"terminated": flag, "truncated": flag.clone()}
-    step_graph.prepare(initial.copy().update({**flags, "reward": flag.float()}))
-    reset_graph.prepare(initial, flag)
-    return step_graph, reset_graph
+    def _reset_rows(self, td: TensorDict, done: Tensor) -> TensorDict:
+        return self.transforms.reset(td, RowMask(done))
 
 
 def _compiled_collector(collector: Collector, unroll: int, settings: Settings) -> Rollout:
     """Takes the place of `Collector._collect`."""
     env = collector.env
-    space = env.single_action_space
+    env_step: Step = _seeded(env._step_and_reset)
+    # Eager mode checks discrete actions, and the host can read those on the CPU only.
+    leaves = spaces.leaves(env.single_action_space)
+    discrete = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Box)]
 
     def step(root: Root) -> tuple[Storage, Root]:
-        transition, following = collector._transition(root, _step_of(env))
-        stored = collector._kept(transition)
-        # Eager mode checks discrete actions on the CPU too, and never those of a Box.
-        if collector.policy is not None and not captures(env.device):
-            outside = [
-                spaces.outside(leaf, spaces.at(transition["action"], path)).any()
-                for path, leaf in spaces.leaves(space)
-                if not isinstance(leaf, Box)
-            ]
-            if outside:
-                stored[OUTSIDE] = torch.stack(outside).any()
+        transition, following = collector._step(root, env_step)
+        stored = collector._select(transition)
+        if discrete and collector.policy is not None and not captures(env.device):
+            outside = []
+            for path, leaf in discrete:
+                action = spaces.at(transition["action"], path)
+                outside.append(spaces.outside(leaf, action).any())
+            stored[OUTSIDE] = torch.stack(outside).any()
         return stored, following
 
-    observation = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
-    root: Root = {"observation": observation, **policy.initial(env.signature)}
+    root: Root = {**policy.initial(env.signature)}
+    root["observation"] = spaces.zeros(env.single_observation_space, env.num_envs, env.device)
     return Rollout(collector, step, root, unroll, settings)
+
+
+def _seeded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that may draw from the env's random streams only."""
+
+    @functools.wraps(function)
+    def seeded(*args: Any) -> Any:
+        with NoGenerators():
+            return function(*args)
+
+    return seeded

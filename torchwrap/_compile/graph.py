@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from tensordict import NestedKey
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -23,7 +22,8 @@ from torchwrap._compile.trace import infer, trace
 from torchwrap._core import rows
 from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested
-from torchwrap.collector import Collector
+from torchwrap.collector import Collector, Storage
+from torchwrap.env import Root
 from torchwrap.policy import modules_of
 
 try:
@@ -36,10 +36,6 @@ _LOG = logging.getLogger("torchwrap")
 
 Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[..., Sequence[Tensor]]
-Root: TypeAlias = dict[str, Any]
-Storage: TypeAlias = dict[NestedKey, Tensor]
-"""A tensor `(num_steps, num_envs, ...)` by key."""
-
 OUTSIDE = ("outside",)
 """The key under which a step stores whether an action is out of bounds."""
 
@@ -203,7 +199,8 @@ class Rollout:
             env = self.collector.env
             must = f"the policy must return actions in {env.single_action_space}"
             raise ValueError(refusal(env._name(), must, "an action outside of it"))
-        return storage, self.build(iter(leaves))
+        following: Any = self.build(iter(leaves))
+        return storage, following
 
     def _modules(self) -> list[nn.Module]:
         return [self.collector.env, *modules_of(self.collector.policy)]
@@ -287,7 +284,7 @@ def _lower(graph: GraphModule, example: Sequence[Tensor], settings: Settings) ->
     if backend == "eager":
         return graph
     cuda = {tensor.device for tensor in example if tensor.is_cuda}
-    options = dict(settings.options)
+    options: dict[str, Any] = dict(settings.options)
     if backend == "inductor":
         if not cuda:
             known = {name: _CPU_OPTIONS[name] for name in list_options() if name in _CPU_OPTIONS}
@@ -297,7 +294,7 @@ def _lower(graph: GraphModule, example: Sequence[Tensor], settings: Settings) ->
             return inductor(graph, fakes, options=options)  # type: ignore[no-any-return]
     run: Run = torch.compile(
         graph, fullgraph=True, dynamic=False, backend=backend, options=options or None
-    )  # type: ignore[call-overload]
+    )
     with torch.random.fork_rng(cuda):
         run(*copy.deepcopy(example))  # the first call compiles
     return run
