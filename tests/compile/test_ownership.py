@@ -39,7 +39,8 @@ def compiled(target):
 @full
 @pytest.mark.parametrize("collects", [False, True], ids=["env", "collector"])
 def test_compile_in_mid_episode_leaves_state_unchanged(collects):
-    env, eager = small(), small()
+    env = small()
+    eager = small()
     td, eager_td = (after(each, 7) for each in (env, eager))
     before = env.snapshot()
     generator = torch.get_rng_state()
@@ -58,7 +59,8 @@ def test_compile_in_mid_episode_leaves_state_unchanged(collects):
 
 
 def test_snapshots_pass_between_eager_and_compiled_bit_for_bit():
-    env, eager = compiled(small()), small()
+    env = compiled(small())
+    eager = small()
     after(eager, 13, seed=4)
     snapshot = eager.snapshot()
     once, _ = play(env, 40, env.restore(snapshot))
@@ -71,7 +73,8 @@ def test_snapshots_pass_between_eager_and_compiled_bit_for_bit():
 
 @pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
 def test_state_dict_loads_into_a_compiled_env(assign):
-    env, eager = compiled(small()), small()
+    env = compiled(small())
+    eager = small()
     teacher = small(episode_lengths=9)
     after(teacher, 30)
     count = teacher.transforms[0].statistics.count.clone()

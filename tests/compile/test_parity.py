@@ -170,7 +170,8 @@ def test_action_of_any_layout_compiled_matches_eager(pair, layout):
 
 def test_action_parts_in_any_order_take_one_graph(graphs):
     name = "Compose of none, Dict spaces"
-    env, eager = tw.compile(stack(name), backend="counting"), stack(name)
+    env = tw.compile(stack(name), backend="counting")
+    eager = stack(name)
     for order in (("push", "gear"), ("gear", "push")):
         td, expected_td = (each.reset(seed=0) for each in (env, eager))
         action = eager.sample_action()
@@ -197,14 +198,16 @@ def test_compile_traces_one_graph_for_steps_resets_and_states(graphs):
 
 
 def test_each_mode_takes_one_graph(graphs):
-    env, eager = tw.compile(stack("Compose of two"), backend="counting"), stack("Compose of two")
+    env = tw.compile(stack("Compose of two"), backend="counting")
+    eager = stack("Compose of two")
     for mode, number in ((True, 1), (False, 2), (True, 2), (False, 2)):
         assert_plays_the_same(eager.train(mode), env.train(mode), 12, AOT)
         assert len(graphs) == number
 
 
 def test_transform_that_is_frozen_alone_stays_frozen():
-    env, eager = compiled(stack("Compose of two")), stack("Compose of two")
+    env = compiled(stack("Compose of two"))
+    eager = stack("Compose of two")
     for each in (env, eager):
         after(each, 9)
         each.transforms[0].eval()
@@ -223,7 +226,8 @@ def half_cheetah():
 
 
 def test_compiled_transforms_over_a_simulator_match_eager(graphs):
-    eager, env = gymnasium_cartpole(), tw.compile(gymnasium_cartpole(), backend="counting")
+    eager = gymnasium_cartpole()
+    env = tw.compile(gymnasium_cartpole(), backend="counting")
     assert len(graphs) == 2
     following = assert_plays_the_same(eager, env, 100, AOT)
     assert following["terminated"].any()
@@ -269,7 +273,8 @@ def two_layers():
 
 @full
 def test_every_layer_over_a_simulator_is_compiled(graphs):
-    eager, env = two_layers(), tw.compile(two_layers(), backend="counting")
+    eager = two_layers()
+    env = tw.compile(two_layers(), backend="counting")
     assert len(graphs) == 4
     assert_plays_the_same(eager, env, 1, AOT)
     number = len(graphs)  # the outer layer learns at the first step which keys the inner one adds

@@ -130,7 +130,8 @@ def test_transform_over_a_simulator_is_refused(name):
 
 @pytest.mark.parametrize("name", ["Branches", "PicksRows", "ReplacesABuffer"])
 def test_env_after_a_refusal_steps_as_before(name):
-    env, eager = with_refused(name), with_refused(name)
+    env = with_refused(name)
+    eager = with_refused(name)
     roots = [after(each, 4) for each in (env, eager)]
     before = env.snapshot()
     generator = torch.get_rng_state()
@@ -153,7 +154,7 @@ class DrawsInReset(T.Transform):
 
 def test_draw_in_a_reset_is_refused():
     env = tw.make("CartPole-v1", 2, backend="gymnasium")
-    with pytest.raises(ValueError, match="DrawsInReset.*generator"):
+    with pytest.raises(ValueError, match=r"DrawsInReset.*generator"):
         compiled(tw.TransformedEnv(env, DrawsInReset()))
 
 
