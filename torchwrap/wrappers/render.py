@@ -129,8 +129,6 @@ class RecordVideo(RenderWrapper):
     ['rl-video-episode-0.mp4']
     """
 
-    is_passive = True
-
     def __init__(
         self,
         env: Env,
@@ -169,6 +167,9 @@ class RecordVideo(RenderWrapper):
         self._writer: Any = None
         self._num_frames = 0
         self._step_id = self._episode_id = -1
+
+    def deployed(self) -> None:
+        return None
 
     def _step(self, action: spaces.Value) -> TensorDict:
         successor = super()._step(action)
