@@ -227,7 +227,7 @@ class JaxEnv(FunctionsEnv):
         name: str = "JaxEnv",
     ) -> None:
         super().__init__(owner, signature, info_keys)
-        self._simulator = name
+        self._label = name
         self.stream = Stream(self.num_envs, signature.first_index, tag=0, device=self.device)
         self.state: Any = None
         """The simulator's state: JAX arrays with one row per env. None before the first reset."""
@@ -289,9 +289,6 @@ class JaxEnv(FunctionsEnv):
 
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]
-
-    def _name(self) -> str:
-        return self._simulator
 
     # Traced by JAX.
 
