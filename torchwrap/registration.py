@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import gymnasium
@@ -16,7 +17,6 @@ import torch
 from gymnasium import Space
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from torchwrap._core import spec as specs
@@ -77,25 +77,23 @@ def register(
     """
     if not isinstance(id, str) or not _ID.fullmatch(id):
         must = 'id must have the form "namespace/Name-v0" or "Name-v0"'
-        raise ValueError(refusal("register", must, repr(id)))
+        raise ValueError(refusal("register", must, f"{id!r}"))
     if id in registration.registry:
-        must = "id must not be registered yet"
-        raise ValueError(refusal("register", must, repr(id), "Choose another name or version"))
+        raise ValueError(refusal("register", "id must be new", id, "Give it another name"))
     must = "func_env must be a FuncEnv class, or a function that returns a FuncEnv"
     missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
     if isinstance(func_env, type) and missing:
         got = f"the class {func_env.__name__} without {missing}"
         raise TypeError(refusal("register", must, got))
     if not callable(func_env):
-        remedy = "Pass its class" if isinstance(func_env, FuncEnv) else ""
-        raise TypeError(refusal("register", must, repr(func_env), remedy))
+        raise TypeError(refusal("register", must, f"{func_env!r}", "Pass its class"))
     if max_episode_steps is not None:
         validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
     try:
         gymnasium.register(id, f"{__name__}:refuse", max_episode_steps=max_episode_steps)
     except gymnasium.error.Error as error:
         must = f"id must be one that Gymnasium accepts ({error})"
-        raise ValueError(refusal("register", must, repr(id))) from None
+        raise ValueError(refusal("register", must, id)) from None
     _REGISTERED[id] = func_env
 
 
@@ -152,10 +150,10 @@ def make(
     >>> make(make("CartPole-v1", num_envs=4).spec, num_envs=2)
     <CartPole-v1(num_envs=2, device=cpu)>
     """
-    target = None if device is None else str(validation.device("make", device))
     given = {
         "num_envs": num_envs,
-        "device": target,
+        "backend": backend,
+        "device": device and str(validation.device("make", device)),
         "first_index": first_index,
         "max_episode_steps": max_episode_steps,
         "render_mode": render_mode,
@@ -168,52 +166,34 @@ def make(
     if worker_timeout != 60.0:  # None disables it
         arguments["worker_timeout"] = worker_timeout
     if isinstance(id, EnvSpec):
-        return _make_from_spec(id, backend, arguments)
+        return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        remedy = (
-            "Make another env with `make(env.spec)`, and wrap a vector env of Gymnasium's with "
-            "from_gymnasium"
-        )
-        raise TypeError(refusal("make", "id must be a string or an env's spec", repr(id), remedy))
+        remedy = "Wrap a vector env of Gymnasium's with from_gymnasium"
+        raise TypeError(refusal("make", "id must be a string or an env's spec", id, remedy))
+    if backend not in (None, *_MAKERS):
+        raise ValueError(refusal("make", f"backend must be one of {[*_MAKERS]}", f"{backend!r}"))
     if num_envs is not None:
         validation.integer("make", "num_envs", num_envs, at_least=1)
-    if max_episode_steps is not None and repr(max_episode_steps) != "-1":
-        validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
-    if backend not in (None, *_MAKERS):
-        must = f"backend must be one of {[*_MAKERS]}"
-        raise ValueError(refusal("make", must, repr(backend)))
-    recorded = arguments if backend is None else {**arguments, "backend": backend}
-    if backend == "envpool":
-        spec = EnvSpec(id)
-    else:
-        spec = specs.replace(_registered_spec(id, backend))
-        is_native = spec.id in _REGISTERED or id in NATIVE
-        backend = backend or ("torch" if is_native else "gymnasium")
-    spec.kwargs = specs.map_parts(_copied, {**spec.kwargs, **recorded})
+    if max_episode_steps is not None:
+        validation.integer("make", "max_episode_steps", max_episode_steps, at_least=-1)
+    spec = _spec_of(id, backend)
+    spec.kwargs = specs.map_parts(_copied, {**spec.kwargs, **arguments})
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
-    try:
-        return _MAKERS[backend](id, spec, **arguments)
-    except TypeError as error:
-        if "seed" not in kwargs or "'seed'" not in str(error):  # there are envs that take a seed
-            raise
-        seed = kwargs["seed"]
-        remedy = f"Pass it to reset, `td = env.reset(seed={seed!r})`"
-        must = "seed must be an argument of the env's constructor"
-        raise ValueError(refusal("make", must, repr(seed), remedy)) from None
+    if backend is None:
+        backend = "torch" if id in NATIVE or spec.id in _REGISTERED else "gymnasium"
+    arguments.pop("backend", None)
+    return _MAKERS[backend](id, spec, **arguments)
 
 
-def _make_from_spec(spec: EnvSpec, backend: str | None, arguments: dict[str, Any]) -> Env:
+def _make_from_spec(spec: EnvSpec, arguments: dict[str, Any]) -> Env:
     if ":" in spec.id:
         remedy = "Import the module first, if you trust it, and leave it out"
-        must = "the id of a spec must name no module"
-        raise ValueError(refusal("make", must, repr(spec.id), remedy))
+        raise ValueError(refusal("make", "the id of a spec must name no module", spec.id, remedy))
     kinds = (Wrapper, Transform)
     layers = [specs.rebuild(layer, kinds) for layer in spec.additional_wrappers]
     limit = -1 if spec.max_episode_steps is None else spec.max_episode_steps
-    if backend is not None:
-        arguments = {**arguments, "backend": backend}
     env = make(spec.id, **{"max_episode_steps": limit, **spec.kwargs, **arguments})
     for layer in layers:
         env = layer(env)
@@ -225,7 +205,7 @@ def _make_from_spec(spec: EnvSpec, backend: str | None, arguments: dict[str, Any
     return env
 
 
-# The makers of the backends.
+# The makers of the backends. Each takes the arguments of `make` that it has a use for.
 
 
 def _make_torch(
@@ -233,37 +213,28 @@ def _make_torch(
     spec: EnvSpec,
     *,
     num_envs: int = 1,
+    max_episode_steps: int | None = None,  # in the spec
     device: str = "cpu",
     first_index: int = 0,
-    max_episode_steps: int | None = None,  # in the spec
     render_mode: str | None = None,
     params: Mapping[str, torch.Tensor] | None = None,
     **kwargs: Any,
 ) -> Env:
     func_env = _REGISTERED.get(spec.id) or NATIVE.get(id)
     if func_env is None:
-        must = f'id must be in {sorted({*NATIVE, *_REGISTERED})} for backend="torch"'
-        raise ValueError(refusal("make", must, repr(id)))
+        must = f"id must be in {sorted({*NATIVE, *_REGISTERED})} for backend='torch'"
+        raise ValueError(refusal("make", must, id))
     if params is not None and spec.id not in _REGISTERED:
         remedy = "Pass keyword arguments for other envs"
-        must = "params must come with an id of register, whose functions read them"
-        raise ValueError(refusal("make", must, repr(id), remedy))
-    try:
+        raise ValueError(refusal("make", "params must come with an id of register", id, remedy))
+    with _arguments_of(f"{id} in torch"):
         functions = func_env(**kwargs)
-    except TypeError as error:
-        if "'seed'" in str(error):
-            raise
-        remedy = ""
-        if id in NATIVE:
-            remedy = 'Pass backend="gymnasium" for the arguments of Gymnasium\'s env'
-        must = f"arguments must be those of {id} in torch ({error})"
-        raise ValueError(refusal("make", must, sorted(kwargs), remedy)) from None
     return FunctionalEnv(
         functions,
         num_envs,
+        max_episode_steps=spec.max_episode_steps,
         device=device,
         first_index=first_index,
-        max_episode_steps=spec.max_episode_steps,
         render_mode=render_mode,
         params=params,
         spec=spec,
@@ -284,23 +255,21 @@ def _make_gymnasium(
     vector_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Env:
-    _refuse_registered(id, spec, "gymnasium")
     if vectorization_mode not in ("sync", "async"):
         must = 'vectorization_mode must be "sync" or "async"'
-        raise ValueError(refusal("make", must, repr(vectorization_mode)))
+        raise ValueError(refusal("make", must, f"{vectorization_mode!r}"))
 
     def make_one() -> Any:
-        made: Any = gymnasium.make(id, **kwargs)
+        with _arguments_of(id):
+            env: Any = gymnasium.make(id, **kwargs)
         for wrapper in wrappers:
-            made = wrapper(made)
-        return made
+            env = wrapper(env)
+        return env
 
-    # Tensors are copies already.
-    options = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    options = {**(vector_kwargs or {}), **options}
-    vector_env: Any
+    options = dict(vector_kwargs or {})
+    options |= {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}  # tensors are copies
     if vectorization_mode == "sync":
-        vector_env = SyncVectorEnv([make_one] * num_envs, **options)
+        vector_env: Any = SyncVectorEnv([make_one] * num_envs, **options)
     else:
         timeout = answer_time("make", worker_timeout)
         worker = functools.partial(WorkerEnv, make_one, tuple(info_keys), os.getpid(), timeout)
@@ -341,27 +310,21 @@ def _make_envpool(
     try:
         envpool = importlib.import_module("envpool")
     except ImportError as error:
-        must = f'backend="envpool" must have the package envpool ({error})'
+        fault = f"backend='envpool' needs the package envpool ({error})"
         remedy = "Install it with `pip install torchwrap[envpool]`"
-        raise ImportError(refusal("make", must, remedy=remedy)) from error
-    known = envpool.list_all_envs()
-    if id not in known:
-        name = id.rpartition("/")[2]
-        remedy = f"Pass {name!r}" if name in known else "`envpool.list_all_envs()` lists them"
-        must = 'id must be one of EnvPool\'s for backend="envpool"'
-        raise ValueError(refusal("make", must, repr(id), remedy))
-    first_index = validation.integer("make", "first_index", first_index, at_least=0)
-    seed = fresh_seed() if seed is None else seed
-    seed = validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
+        raise ImportError(refusal("make", fault, remedy=remedy)) from error
+    if id not in envpool.list_all_envs():
+        remedy = "`envpool.list_all_envs()` lists them, without a namespace such as ALE/"
+        raise ValueError(refusal("make", "id must be one of EnvPool's", id, remedy))
     if kwargs.get("max_episode_steps") == -1:
         kwargs["max_episode_steps"] = NO_LIMIT
+    validation.integer("make", "first_index", first_index, at_least=0)
+    seed = fresh_seed() if seed is None else seed
+    seed = validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
     seed = (seed + first_index) % NUM_SEEDS
-    try:
+    with _arguments_of(f"EnvPool's {id}"):
         pool = envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **kwargs)
-    except (TypeError, AssertionError) as error:
-        must = f"arguments must be those of EnvPool's {id} ({error})"
-        raise ValueError(refusal("make", must, sorted(kwargs))) from None
-    limit = pool.config.get("max_episode_steps")
+    limit = pool.config["max_episode_steps"]
     spec.max_episode_steps = None if limit == NO_LIMIT else limit
     return GymnasiumEnv(
         pool, spec=spec, device=device, first_index=first_index, info_keys=info_keys
@@ -378,34 +341,27 @@ def _make_ale(
     info_keys: InfoKeys = (),
     **kwargs: Any,
 ) -> Env:
-    _refuse_registered(id, spec, "ale")
     if not str(spec.vector_entry_point).startswith("ale_py"):
-        must = 'id must be that of a game, such as "ALE/Pong-v5", for backend="ale"'
-        raise ValueError(refusal("make", must, repr(id)))
+        must = 'id must be that of a game, such as "ALE/Pong-v5"'
+        raise ValueError(refusal("make", must, id))
     if "game_return" in info_keys and kwargs.get("reward_clipping", True):
-        remedy = "Put transforms.ClipReward(-1, 1) on the env to clip them"
-        must = 'reward_clipping must be False for "game_return" in info_keys'
+        remedy = "Put transforms.ClipReward(-1, 1) on the env to clip rewards"
+        must = 'reward_clipping must be False for the info "game_return"'
         raise ValueError(refusal("make", must, True, remedy))
     if kwargs.get("max_episode_steps") == -1:
         del kwargs["max_episode_steps"]
-    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs}
+    remedy = (
+        "Put transforms.TimeLimit on the env for max_episode_steps, pass seed to env.reset, and "
+        'backend="gymnasium" for render_mode'
+    )
+    kwargs.setdefault("autoreset_mode", AutoresetMode.SAME_STEP)
     mode: Any = "vector_entry_point"
-    try:
+    with _arguments_of("ALE's vector env", remedy):
         vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode=mode, **kwargs)
-    except (TypeError, AssertionError, gymnasium.error.Error) as error:
-        remedies = [_ALE_REMEDIES[name] for name in _ALE_REMEDIES if name in kwargs]
-        must = f"arguments must be those of ALE's vector env ({error})"
-        raise ValueError(refusal("make", must, sorted(kwargs), ". ".join(remedies))) from None
     return GymnasiumEnv(
         vector_env, spec=spec, device=device, first_index=first_index, info_keys=info_keys
     )
 
-
-_ALE_REMEDIES = {
-    "max_episode_steps": "For max_episode_steps, put transforms.TimeLimit on the env",
-    "render_mode": 'For render_mode, pass backend="gymnasium"',
-    "seed": "For seed, call env.reset(seed=0)",
-}
 
 _MAKERS: dict[str, Callable[..., Env]] = {
     "torch": _make_torch,
@@ -415,32 +371,37 @@ _MAKERS: dict[str, Callable[..., Env]] = {
 }
 
 
-def _registered_spec(id: str, backend: str | None) -> EnvSpec:
-    """The spec of a registered id. In "module:id", importing the module registers the id."""
+@contextlib.contextmanager
+def _arguments_of(what: str, remedy: str = "Pass a seed to env.reset(seed=0)") -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, AssertionError, gymnasium.error.Error) as error:
+        must = f"arguments must be those of {what} ({error})"
+        raise ValueError(refusal("make", must, remedy=remedy)) from error
+
+
+def _spec_of(id: str, backend: str | None) -> EnvSpec:
+    """A copy of the spec of a registered id. In "module:id", the module registers the id."""
+    if backend == "envpool":
+        return EnvSpec(id)
     module, _, name = id.rpartition(":")
     if backend == "ale":
         module = "ale_py"
     try:
         if module:
             importlib.import_module(module)
-        return gymnasium.spec(name)
+        spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        unknown = gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound
-        remedy = ""
-        if isinstance(error, unknown) and not module:
-            package = "ale_py" if name.startswith("ALE/") else "package"
-            use = f'`make("{package}:{name}")` imports it'
-            remedy = f"A package registers its ids when it is imported: {use}"
-        elif isinstance(error, ImportError) and module == "ale_py":
-            remedy = "Install it with `pip install torchwrap[atari]`"
+        remedy = (
+            'A package registers its ids when it is imported: `make("package:id")`, such as '
+            '"ale_py:ALE/Pong-v5" after `pip install torchwrap[atari]`'
+        )
         must = f"id must be registered ({error})"
-        raise ValueError(refusal("make", must, repr(id), remedy)) from None
-
-
-def _refuse_registered(id: str, spec: EnvSpec, backend: str) -> None:
-    if spec.id in _REGISTERED:
-        must = f'backend must be "torch" for {id!r}, an id of torchwrap.register'
+        raise ValueError(refusal("make", must, f"{id!r}", remedy)) from None
+    if name in _REGISTERED and backend not in (None, "torch"):
+        must = f'backend must be "torch" for {id}, an id of torchwrap.register'
         raise ValueError(refusal("make", must, backend))
+    return specs.replace(spec)
 
 
 def _copied(value: Any) -> Any:

@@ -80,7 +80,8 @@ def logs(successor: TensorDict) -> dict[str, Tensor]:
     if "info" not in successor.keys():
         return {}
     entries = successor["info"].flatten_keys("/").items()
-    return {name: value.flatten().float() for name, value in entries if value.numel() == len(value)}
+    columns = {name: value for name, value in entries if value.numel() == len(value)}
+    return {name: column.flatten().float() for name, column in columns.items()}
 
 
 def signature(
@@ -98,8 +99,7 @@ def signature(
         if spaces.optional_space(owner, name, space) is None:
             raise TypeError(refusal(owner, f"{name} must be a gymnasium Space", "None"))
     if max_episode_steps is not None:
-        limit = validation.integer(owner, "max_episode_steps", max_episode_steps, at_least=1)
-        max_episode_steps = limit
+        validation.integer(owner, "max_episode_steps", max_episode_steps, at_least=1)
     if isinstance(info_keys, str):
         raise TypeError(refusal(owner, "info_keys must be a list", f"the string {info_keys!r}"))
     device = validation.device(owner, device)

@@ -1,4 +1,4 @@
-"""Engines: each steps and resets one kind of vector env, and gives true successors in every auto-reset mode.
+"""Engines: each steps and resets one kind of vector env, and returns true successors.
 
 | engine | vector env | finished rows |
 |---|---|---|
@@ -17,8 +17,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, Wrapper
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium import Space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
@@ -37,17 +37,20 @@ NEW_ENV = "Call env.close() and make a new env"
 Mask = NDArray[np.bool_]
 
 Infos = list[tuple[dict[str, Any], Mask]]
-"""Batched infos, each with the mask of the rows that it is valid for."""
+"""Batched infos, each with the mask of the rows that it belongs to."""
 
-Batch = tuple[Any, Any, Any, Any, Infos]
-"""The true successor of every row: observation, reward, terminated, truncated, infos."""
+Successors = tuple[Any, Any, Any, Any, Infos]
+"""Observation, reward, terminated, truncated, infos."""
+
+Initial = tuple[Any, Infos]
+"""Observation, infos."""
 
 
 class Engine:
     """Any vector env, stepped and reset as a whole.
 
     In `SAME_STEP`, the vector env resets finished rows within `step`. The engine then returns their
-    final observations and infos, and gives the initial ones in `reset`.
+    final observations and infos, and the initial ones in `reset`.
 
     Args:
         vector_env: the vector env, which the engine owns from now on.
@@ -63,55 +66,61 @@ class Engine:
     )
     takes_options = True
     can_repeat = False  # as `Env.can_repeat`
-    is_interruptible = True  # False if an interrupted call leaves results behind for the next one
+    is_interruptible = True  # False if an interrupted call leaves results for the next call
+    getter = "get_wrapper_attr"  # the method of an env that returns an attribute
 
-    def __init__(
-        self, vector_env: VectorEnv[Any, Any, Any], name: str, info_names: Collection[str]
-    ) -> None:
-        self.vector_env: Any = vector_env
+    def __init__(self, vector_env: Any, name: str, info_names: Collection[str]) -> None:
+        self.vector_env = vector_env
         self.name = name
         self.info_names = info_names
         self.fault = ""  # the error of all further calls
-        mode = self._mode()
+        self.reaches_envs = isinstance(vector_env.unwrapped, SyncVectorEnv)
+        mode = autoreset_mode_of(self._mode())
         if mode not in self.modes:
-            names = " or ".join([mode.name for mode in self.modes])
-            must = f"the autoreset_mode of the vector env must be {names}"
-            raise ValueError(refusal("from_gymnasium", must, mode, self.remedy))
+            raise ValueError(
+                refusal(
+                    "from_gymnasium",
+                    f"autoreset_mode must be {' or '.join([mode.name for mode in self.modes])}",
+                    mode,
+                    self.remedy,
+                )
+            )
         self.same_step = mode is AutoresetMode.SAME_STEP
-        self.max_episode_steps = self._step_limit()
-        self._unchecked = {"step", "reset"}
+        self.max_episode_steps: int | None = None  # that all envs share
+        limits = self._step_limits()
+        if len(limits) == 1 and NO_LIMIT not in limits:
+            self.max_episode_steps = limits.pop()
         self._all = np.ones(vector_env.num_envs, bool)
+        self._unchecked = {"step", "reset"}
         self._observation: Any = None  # the latest batch that the vector env returned
         # In SAME_STEP: the rows that are already reset, and the info of their reset.
-        self._already_reset = np.zeros(vector_env.num_envs, bool)
+        self._already_reset = ~self._all
         self._initial_info: dict[str, Any] = {}
 
-    def step(self, actions: Any) -> Batch:
-        """Takes an action in every env, and returns its true successor."""
+    def step(self, actions: Any) -> Successors:
+        """Takes an action in every env, and returns the true successors."""
         result = self._check("step", self._step(actions))
         self._observation, reward, terminated, truncated, info = result
-        if not self.same_step:
-            return self._observation, reward, terminated, truncated, [(info, self._all)]
-        done = np.logical_or(terminated, truncated)
-        self._already_reset = done
-        self._initial_info = info
-        if not done.any():
-            return self._observation, reward, terminated, truncated, [(info, self._all)]
-        has_final = self._has_final(info, done)
-        observation = copy.deepcopy(self._observation)
-        if has_final.any():
-            _assign(observation, has_final, self._final_observations(info, has_final))
-        infos = [(info, ~has_final), (info.get("final_info", {}), has_final)]
+        observation = self._observation
+        infos = [(info, self._all)]
+        if self.same_step:
+            done = np.logical_or(terminated, truncated)
+            self._already_reset = done
+            self._initial_info = info
+            final_rows = self._final_rows(info, done)
+            if final_rows.any():
+                observation = self._with_final_observations(info, final_rows)
+                infos = [(info, ~final_rows), (info.get("final_info", {}), final_rows)]
         return observation, reward, terminated, truncated, infos
 
-    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> tuple[Any, Infos]:
+    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
         """Starts episodes in the rows of a mask. Row *i* gets the seed `seed + i`.
 
         Returns the observations of all rows, and the infos of the mask's.
         """
         already_reset = self._already_reset
         # If this call is interrupted, the next one resets every row.
-        self._already_reset = np.zeros_like(rows)
+        self._already_reset = ~self._all
         to_reset = rows
         if seed is None and options is None:
             to_reset = rows & ~already_reset
@@ -127,23 +136,16 @@ class Engine:
         """As `Env._choose_seed`."""
         return seed
 
-    def attributes(self, name: str) -> Sequence[tuple[bool, Any] | None]:
-        """By env, as `find`; `[None]` if the envs cannot be reached."""
-        envs = self._envs()
-        return [find(env, name) for env in envs] or [None]
+    def attributes(self, name: str) -> tuple[Any, ...] | None:
+        """The attribute of each env; None if an env lacks it, or cannot be reached."""
+        if not self.reaches_envs or not all(self.call("has_wrapper_attr", name)):
+            return None
+        values: tuple[Any, ...] = self.call(self.getter, name)
+        return values
 
-    def set_attribute(self, name: str, value: Any) -> bool | None:
-        """Sets the attribute in every env. Returns whether they have it; None if out of reach."""
-        envs = self._envs()
-        if not all(env.has_wrapper_attr(name) for env in envs):
-            return False
-        for env in envs:
-            env.set_wrapper_attr(name, value)
-        return bool(envs) or None
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Calls a method of every env."""
-        return tuple([env.get_wrapper_attr(name)(*args, **kwargs) for env in self._envs()])
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method of each env, and returns a tuple."""
+        return self.vector_env.unwrapped.call(name, *args, **kwargs)
 
     def render(self, rows: Sequence[int] | None) -> Any:
         """The frames of some rows, or of all."""
@@ -155,14 +157,9 @@ class Engine:
         self.vector_env.close()
 
     def check_usable(self) -> None:
-        """Raises if an earlier fault or interrupted call has made the vector env useless."""
+        """Raises if a fault or an interrupted call has made the vector env useless."""
         if self.fault:
             raise RuntimeError(self.fault)
-
-    def known_names(self, infos: Infos) -> set[str]:
-        """The names of all entries of the infos that the last step returned."""
-        names = {name for info, _ in infos for name in info}
-        return {name for name in names if not name.startswith("_")}
 
     # The calls of the vector env.
 
@@ -196,39 +193,34 @@ class Engine:
     # The properties of the vector env.
 
     def _mode(self) -> Any:
-        return autoreset_mode_of((self.vector_env.metadata or {}).get("autoreset_mode"))
+        return (self.vector_env.metadata or {}).get("autoreset_mode")
 
-    def _envs(self) -> list[Any]:
-        """The single envs, if they are in this process."""
+    def _step_limits(self) -> set[Any]:
+        """The step limits of the envs. Their `TimeLimit`s are not in the vector env's spec."""
+        name = "_max_episode_steps"
         base = self.vector_env.unwrapped
-        return base.envs if isinstance(base, SyncVectorEnv) else []
+        has_envs = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+        if has_envs and all(self.call("has_wrapper_attr", name)):
+            return set(self.call("get_wrapper_attr", name))
+        return {getattr(base, "max_episode_steps", None)}
 
-    def _step_limit(self) -> int | None:
-        """The step limit that all envs share. Their `TimeLimit`s are not in the vector env's spec.
-
-        A vector env that was exported by torchwrap has `max_episode_steps`.
-        """
-        limits = {_time_limit(env) for env in self._envs()}
-        limits = limits or {getattr(self.vector_env.unwrapped, "max_episode_steps", None)}
-        return common_limit(limits)
-
-    def _has_final(self, info: dict[str, Any], done: Mask) -> Mask:
+    def _final_rows(self, info: dict[str, Any], done: Mask) -> Mask:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
         return done
 
-    def _final_observations(self, info: dict[str, Any], rows: Mask) -> Any:
-        space = self.vector_env.single_observation_space
+    def _with_final_observations(self, info: dict[str, Any], rows: Mask) -> Any:
         final: Any = info.get("final_obs")
         indices = np.flatnonzero(rows).tolist()
+        observation = copy.deepcopy(self._observation)
         try:
-            # One observation per env, as from Gymnasium; or a batch of a Dict or Tuple.
-            if isinstance(final, dict):
+            if isinstance(final, dict):  # a batch, and not Gymnasium's array of observations
                 final = list(iterate(self.vector_env.observation_space, final))
-            chosen = tuple([final[row] for row in indices])
-            return concatenate(space, chosen, create_empty_array(space, len(chosen)))
-        except Exception as error:
+            for row in indices:
+                _assign(observation, row, final[row])
+        except (LookupError, TypeError, ValueError) as error:
             must = f'info["final_obs"] must hold the final observations of envs {indices}'
-            raise ValueError(refusal(self.name, must, repr(final))) from error
+            raise ValueError(refusal(self.name, must, f"{final!r}")) from error
+        return observation
 
 
 class Sync(Engine):
@@ -240,26 +232,27 @@ class Sync(Engine):
 
     can_repeat = True
 
-    def __init__(
-        self, vector_env: VectorEnv[Any, Any, Any], name: str, info_names: Collection[str]
-    ) -> None:
+    def __init__(self, vector_env: Any, name: str, info_names: Collection[str]) -> None:
         super().__init__(vector_env, name, info_names)
         self.same_step = False
+        self._space = vector_env.single_observation_space
         self._results: list[Any] = [None] * vector_env.num_envs
         self._observations: list[Any] = [None] * vector_env.num_envs
         self._finished = [False] * vector_env.num_envs
-        space = vector_env.single_observation_space
-        self._observation = create_empty_array(space, vector_env.num_envs)
-        # NumPy's cast to narrower integers wraps around, whatever the first step returned.
-        dtypes = [np.dtype(leaf.dtype) for _, leaf in spaces.leaves(space)]
-        self._may_wrap = any([dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes])
+        self._observation = create_empty_array(self._space, vector_env.num_envs)
+        # NumPy's cast to narrower integers wraps around, so these are checked in every step.
+        self._may_wrap = False
+        for _, leaf in spaces.leaves(self._space):
+            dtype = np.dtype(leaf.dtype)
+            self._may_wrap |= dtype.kind in "iu" and dtype.itemsize < 8
 
-    def step(self, actions: Any) -> Batch:
+    def step(self, actions: Any) -> Successors:
         each = iterate(self.vector_env.action_space, actions)
-        for row, (env, action) in enumerate(zip(self.vector_env.envs, each, strict=True)):
+        envs = self.vector_env.envs
+        for row, action in enumerate(each):
             if not self._finished[row]:
-                self._results[row] = env.step(action)
-        if "step" in self._unchecked:
+                self._results[row] = envs[row].step(action)
+        if self._may_wrap or "step" in self._unchecked:
             self._check_steps()
         try:
             observations, reward, terminated, truncated, infos = zip(*self._results, strict=True)
@@ -269,27 +262,23 @@ class Sync(Engine):
             self._check_steps()
             raise
         self._finished = done.ravel().tolist()
-        return self._observation, reward, terminated, truncated, self._batch_infos(infos, self._all)
+        batch = self._batch_infos(infos, self._all)
+        return self._observation, reward, terminated, truncated, batch
 
-    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> tuple[Any, Infos]:
-        space = self.vector_env.single_observation_space
+    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
         infos: list[dict[str, Any]] = [{}] * len(rows)
         for row in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed + row
             result = self.vector_env.envs[row].reset(seed=own_seed, options=options)
-            check_result(self.name, f"reset of env {row}", space, result)
+            check_result(self.name, f"reset of env {row}", self._space, result)
             self._observations[row], infos[row] = result
             self._finished[row] = False
         self._set_observations(self._observations)
         return self._observation, self._batch_infos(infos, rows)
 
-    def known_names(self, infos: Infos) -> set[str]:
-        return {name for *_, info in self._results for name in info}
-
     def _set_observations(self, observations: Sequence[Any]) -> None:
         self._observations = list(observations)
-        space = self.vector_env.single_observation_space
-        self._observation = concatenate(space, self._observations, self._observation)
+        self._observation = concatenate(self._space, self._observations, self._observation)
 
     def _batch_infos(self, infos: Sequence[dict[str, Any]], rows: Mask) -> Infos:
         batch: dict[str, Any] = {}
@@ -301,38 +290,26 @@ class Sync(Engine):
         return [(batch, rows)]
 
     def _check_steps(self) -> None:
-        space = self.vector_env.single_observation_space
-        is_exact = True
         for row, result in enumerate(self._results):
-            is_exact &= check_result(self.name, f"step of env {row}", space, result)
-        if is_exact and not self._may_wrap:
-            self._unchecked.discard("step")
+            check_result(self.name, f"step of env {row}", self._space, result)
+        self._unchecked.discard("step")
 
 
 class Games(Engine):
-    """Base of the engines in C++. Their threads step all envs together, and sum a game's rewards."""
+    """Base of the engines in C++. Their threads step all envs together."""
 
     takes_options = False
     is_interruptible = False
-
-    def __init__(
-        self, vector_env: VectorEnv[Any, Any, Any], name: str, info_names: Collection[str]
-    ) -> None:
-        super().__init__(vector_env, name, info_names)
-        num_envs = vector_env.num_envs
-        if self._batch_size() not in (0, num_envs):
-            must = f"batch_size must be num_envs={num_envs}, so that all envs step together"
-            raise ValueError(refusal("from_gymnasium", must, self._batch_size(), "Omit it"))
-        self._game_returns = np.zeros(num_envs)
-
-    def _batch_size(self) -> int:
-        raise NotImplementedError
+    _game_returns: Any = 0.0
 
     def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
         """Adds each game's return to the info, and whether it is over. An episode may be a life."""
         info["game_return"] = self._game_returns + reward
         info["game_over"] = over
-        self._game_returns = np.where(over, 0, info["game_return"])
+        self._forget_games(over)
+
+    def _forget_games(self, rows: Any) -> None:
+        self._game_returns = np.where(rows, 0, self._game_returns)
 
 
 class Ale(Games):
@@ -343,15 +320,11 @@ class Ale(Games):
 
     modes = (AutoresetMode.SAME_STEP,)
     remedy = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to make_vec"
-
     _game_starts: Any = None  # by row, the number of the frame before its game
 
     def _mode(self) -> Any:
         # Its constructor writes into the metadata of every other ALE vector env.
         return getattr(self.vector_env.unwrapped, "autoreset_mode", None)
-
-    def _batch_size(self) -> int:
-        return getattr(self.vector_env.unwrapped, "batch_size", 0)
 
     def _step(self, actions: Any) -> Any:
         observation, reward, *flags, info = super()._step(actions)
@@ -364,7 +337,7 @@ class Ale(Games):
         info["game_over"] = np.zeros_like(info["game_over"])
         return observation, reward, *flags, info
 
-    def _has_final(self, info: dict[str, Any], done: Mask) -> Mask:
+    def _final_rows(self, info: dict[str, Any], done: Mask) -> Mask:
         # With life_loss_info, an episode may end within a game. ALE then writes no final_obs.
         over: Mask = info["final_info"]["game_over"]
         return over
@@ -374,7 +347,7 @@ class Ale(Games):
             seed = (seed % NUM_SEEDS + np.flatnonzero(rows)) % NUM_SEEDS
         observation, info = super()._reset(rows, seed, options)
         self._game_starts = info["frame_number"] - info["episode_frame_number"]
-        self._game_returns[rows] = 0
+        self._forget_games(rows)
         return observation, info
 
 
@@ -388,55 +361,60 @@ class EnvPool(Games):
 
     def __init__(self, pool: Any, name: str, info_names: Collection[str]) -> None:
         if pool is not pool.unwrapped:
-            must = "vector_env must be EnvPool's env itself"
-            got = f"{type(pool).__name__} around it"
-            remedy = "Put torchwrap's transforms on the result instead"
-            raise ValueError(refusal("from_gymnasium", must, got, remedy))
+            raise ValueError(
+                refusal(
+                    "from_gymnasium",
+                    "vector_env must be EnvPool's env itself",
+                    f"{type(pool).__name__} around it",
+                    "Put torchwrap's transforms on the result instead",
+                )
+            )
         super().__init__(pool, name, info_names)
         seeds = [*pool.config.get("env_seed", ()), pool.config["seed"]]
         self._seed = seeds[0]  # of row 0
-        self._finished = np.zeros(pool.num_envs, bool)
+        self._finished = ~self._all
         self._actions: Any = None
 
-    def _batch_size(self) -> int:
-        return int(self.vector_env.config["batch_size"])
-
-    def _step_limit(self) -> int | None:
-        return common_limit({self.vector_env.config.get("max_episode_steps")})
+    def _step_limits(self) -> set[Any]:
+        return {self.vector_env.config["max_episode_steps"]}
 
     def choose_seed(self, seed: int | None, is_first: bool, first_index: int) -> int | None:
         own_seed = (self._seed - first_index) % NUM_SEEDS
         if seed is None:
             return own_seed if is_first else None
         if not is_first or seed % NUM_SEEDS != own_seed:
-            must = f"seed must be {own_seed} in the first reset, and None later"
-            remedy = (
-                "EnvPool seeds envs when it makes them: "
-                f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
+            raise ValueError(
+                refusal(
+                    f"{self.name}.reset",
+                    f"seed must be {own_seed} in the first reset, and None later",
+                    seed,
+                    "EnvPool seeds envs when it makes them: "
+                    f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})',
+                )
             )
-            raise ValueError(refusal(f"{self.name}.reset", must, seed, remedy))
         return seed
 
-    def step(self, actions: Any) -> Batch:
+    def step(self, actions: Any) -> Successors:
         result = self._check("step", self._step(actions))
         self._observation, reward, terminated, truncated, info = result
         self._actions = actions
         self._finished = terminated | truncated
         # Atari games have rewards before clipping, and terminations apart from lost lives.
         if {"lives", "reward", "terminated"} <= info.keys():
-            self._add_games(info, info["reward"], (info["terminated"] > 0) | truncated)
+            over = (info["terminated"] > 0) | truncated
+            self._add_games(info, info["reward"], over)
         return self._observation, reward, terminated, truncated, [(info, self._all)]
 
-    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> tuple[Any, Infos]:
+    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
         finished = rows & self._finished
         running = rows & ~self._finished
+        self._forget_games(running)
         infos = []
-        self._game_returns[running] = 0
         if running.any():
-            observation, info = self._reset(running, None, options)
+            result = self._reset(running, None, options)
             if running.all():
-                self._observation = observation
-            infos.append(self._assign(observation, info))
+                self._observation, _ = self._check("reset", result)
+            infos.append(self._assign(*result))
         if finished.any():
             # With episodic_life, this goes on with the lives that are left.
             indices = np.flatnonzero(finished)
@@ -450,23 +428,26 @@ class EnvPool(Games):
         """Writes the observations of some envs into the batch, and spreads their info to it."""
         indices = info["env_id"]
         _assign(self._observation, indices, observation)
-        rows = np.zeros(len(self._finished), bool)
+        rows = ~self._all
         rows[indices] = True
         batch = {}
         for name in {*self.info_names} & info.keys():
-            batch[name] = np.zeros((len(rows), *info[name].shape[1:]), info[name].dtype)
-            batch[name][indices] = info[name]
+            values = info[name]
+            batch[name] = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+            batch[name][indices] = values
         return batch, rows
 
     def render(self, rows: Sequence[int] | None) -> Any:
-        return self._call("render", range(self.vector_env.num_envs) if rows is None else rows)
+        if rows is None:
+            rows = range(self.vector_env.num_envs)
+        return self._call("render", rows)
 
 
 # Functions that the engines share.
 
 
 def autoreset_mode_of(value: Any) -> Any:
-    """An autoreset mode, from itself, its value or its name; anything else is returned unchanged."""
+    """An autoreset mode, from itself, its value or its name; or the value unchanged."""
     for mode in AutoresetMode:
         if value in (mode, mode.value, mode.name):
             return mode
@@ -479,26 +460,6 @@ def interrupted(name: str) -> str:
     return refusal(name, fault, remedy=NEW_ENV)
 
 
-def find(env: Any, name: str) -> tuple[bool, Any] | None:
-    """Whether an env's attribute is a method, and its value if not; None without the attribute."""
-    if not env.has_wrapper_attr(name):
-        return None
-    value = env.get_wrapper_attr(name)
-    return callable(value), None if callable(value) else value
-
-
-def common_limit(limits: Collection[Any]) -> int | None:
-    """The step limit that all envs share, if there is one."""
-    limit, *others = limits
-    is_limit = isinstance(limit, int) and limit != NO_LIMIT
-    return limit if is_limit and not others else None
-
-
-def _time_limit(env: Any) -> int:
-    limit: int = vars(env).get("_max_episode_steps") or NO_LIMIT
-    return min(limit, _time_limit(env.env)) if isinstance(env, Wrapper) else limit
-
-
 def _select(values: Any, rows: Any) -> Any:
     if isinstance(values, dict):
         return {key: _select(value, rows) for key, value in values.items()}
@@ -506,40 +467,33 @@ def _select(values: Any, rows: Any) -> Any:
 
 
 def _assign(values: Any, rows: Any, given: Any) -> None:
-    if isinstance(values, dict | tuple):
+    if isinstance(values, np.ndarray):
+        values[rows] = given
+    else:
         for key in values if isinstance(values, dict) else range(len(values)):
             _assign(values[key], rows, given[key])
-    else:
-        values[rows] = given
 
 
 # Checks of what Gymnasium's envs return.
 
 
-def check_result(owner: str, call: str, space: Space[Any], value: Any, num_envs: int = 1) -> bool:
-    """Raises a TypeError or ValueError unless `step` or `reset`, the `call`, returned a valid result.
-
-    Returns whether the observation consists of arrays of the space's dtypes, so that no cast can
-    change a value.
-    """
-    names = ("observation", "info")
+def check_result(owner: str, call: str, space: Space[Any], result: Any, num_envs: int = 1) -> None:
+    """Raises a TypeError or ValueError unless `step` or `reset`, the `call`, returned a result."""
+    names = ["observation", "info"]
     if call.startswith("step"):
-        names = ("observation", "reward", "terminated", "truncated", "info")
-    is_result = isinstance(value, tuple | list) and len(value) == len(names)
-    if not is_result or not isinstance(value[-1], dict):
+        names[1:1] = ["reward", "terminated", "truncated"]
+    is_result = isinstance(result, tuple | list) and len(result) == len(names)
+    if not is_result or not isinstance(result[-1], dict):
         must = f"{call} must return ({', '.join(names)}) with a dict as info"
-        raise TypeError(refusal(owner, must, repr(value)))
-    for name, number in zip(names[1:-1], value[1:-1], strict=True):
-        as_numbers(owner, name, number, num_envs, call)
-    is_exact = True
+        raise TypeError(refusal(owner, must, f"{result!r}"))
+    for index in range(1, len(names) - 1):
+        as_numbers(owner, f"{names[index]} of {call}", result[index], num_envs)
     for path, leaf in spaces.leaves(space):
-        is_exact &= _check_leaf(owner, call, path, leaf, value[0])
-    return is_exact
+        key = "".join([f"[{key!r}]" for key in path])
+        _check_leaf(owner, f"observation{key} of {call}", path, leaf, result[0])
 
 
-def as_numbers(
-    owner: str, name: str, values: Any, num_envs: int, call: str = "step"
-) -> NDArray[Any]:
+def as_numbers(owner: str, name: str, values: Any, num_envs: int) -> NDArray[Any]:
     """Rewards or flags as an array.
 
     Raises a ValueError unless they are one number per env: NumPy would make NaN of None.
@@ -548,33 +502,28 @@ def as_numbers(
         array = np.asarray(values)
         if array.dtype.kind in "biuf" and array.size == num_envs:
             return array
-    must = f"{name} of {call} must be one number per env"
-    raise ValueError(refusal(owner, must, repr(values)))
+    raise ValueError(refusal(owner, f"{name} must be one number per env", f"{values!r}"))
 
 
-def _check_leaf(
-    owner: str, call: str, path: spaces.Path, leaf: Space[Any], observation: Any
-) -> bool:
+def _check_leaf(owner: str, name: str, path: spaces.Path, leaf: Any, observation: Any) -> None:
     # As in `SyncVectorEnv`, other dtypes of the same kind fit. Workers would cast anything, and
     # NumPy lets integers overflow.
-    dtype = np.dtype(leaf.dtype)
     part = observation
     fits = False
-    is_exact = False
     with contextlib.suppress(LookupError, TypeError, ValueError):
         part = spaces.at(observation, path)
         array = np.asarray(part)
-        is_exact = array is part and array.dtype == dtype
-        fits = array.shape == (leaf.shape or ())
-        fits &= np.can_cast(array.dtype, dtype, "same_kind")
-        if fits and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
-            fits = bool((array.astype(dtype) == array).all())
+        fits = array.shape == leaf.shape
+        fits &= np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        is_integer = leaf.dtype.kind in "iu"
+        if fits and is_integer and not np.can_cast(array.dtype, leaf.dtype):
+            fits = bool((array.astype(leaf.dtype) == array).all())
     if not fits:
-        key = "".join([f"[{key!r}]" for key in path])
-        got = repr(part)
-        if isinstance(part, np.ndarray):
-            got += f" of {part.dtype}"
-        must = f"observation{key} of {call} must be in {leaf}"
-        remedy = f"Return {dtype} values of shape {leaf.shape}, or change observation_space"
-        raise ValueError(refusal(owner, must, got, remedy))
-    return is_exact
+        raise ValueError(
+            refusal(
+                owner,
+                f"{name} must be in {leaf}",
+                f"{part!r}",
+                f"Return {leaf.dtype} values of shape {leaf.shape}, or change observation_space",
+            )
+        )

@@ -151,7 +151,7 @@ class GymnasiumEnv(SimulatorEnv):
         if self.info_spaces:
             self._read_infos(infos)
             if self._unseen_info_keys and np.logical_or(terminated, truncated).any():
-                must = f"info_keys must be among {sorted(self._engine.known_names(infos))}"
+                must = "info_keys must be entries of the info of a step or a reset"
                 raise ValueError(refusal(self._name(), must, sorted(self._unseen_info_keys)))
             successor |= self._root_info()
         return tensordict(successor, self.signature.num_envs)
@@ -227,20 +227,24 @@ class GymnasiumEnv(SimulatorEnv):
     # The envs of the simulator.
 
     def has_wrapper_attr(self, name: str) -> bool:
-        return super().has_wrapper_attr(name) or None not in self._engine.attributes(name)
+        return super().has_wrapper_attr(name) or self._engine.attributes(name) is not None
 
     def get_wrapper_attr(self, name: str) -> Any:
         if super().has_wrapper_attr(name):
             return getattr(self, name)
-        found = self._engine.attributes(name)
-        if None in found:
+        values = self._engine.attributes(name)
+        if values is None:
             return super().get_wrapper_attr(name)  # raises
-        are_methods, values = zip(*found, strict=True)
-        return functools.partial(self._engine.call, name) if all(are_methods) else values
+        are_methods = all(map(callable, values))
+        return functools.partial(self._engine.call, name) if are_methods else values
 
     def _set_in_simulator(self, name: str, value: Any) -> bool:
-        is_set = self._engine.set_attribute(name, value)
-        return super()._set_in_simulator(name, value) if is_set is None else is_set
+        if not self._engine.reaches_envs:
+            return super()._set_in_simulator(name, value)  # raises
+        has_attribute = self._engine.attributes(name) is not None
+        if has_attribute:
+            self._engine.call("set_wrapper_attr", name, value)
+        return has_attribute
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         if self.render_mode is None:

@@ -21,11 +21,17 @@ from torchwrap.interop import _checks
 from torchwrap.interop._engines import Mask, autoreset_mode_of
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
+Result = tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]
+"""Observations, rewards, terminations, truncations, infos."""
+
+Statistics = dict[str, NDArray[Any]]
+"""Arrays `(num_envs,)` by name: the return "r", the length "l", the seconds "t", and metrics."""
+
 
 def to_gymnasium(
     env: Env, *, autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP
 ) -> TorchwrapVectorEnv:
-    """Exports a torchwrap env as a `gymnasium.vector.VectorEnv` that takes and returns NumPy arrays.
+    """Exports a torchwrap env as a `gymnasium.vector.VectorEnv`, with NumPy arrays.
 
     Results are as from `SyncVectorEnv`; no later step changes the arrays. If the env has
     `RecordEpisodeStatistics`, the infos of a step in which episodes end have `episode` with `r`,
@@ -54,12 +60,9 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.env = _checks.env("to_gymnasium", env)
         mode = autoreset_mode_of(autoreset_mode)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-            remedy = (
-                "In other modes, the step after the end of an episode is no transition. "
-                "Use SAME_STEP"
-            )
             must = "autoreset_mode must be SAME_STEP or DISABLED"
-            raise ValueError(refusal("to_gymnasium", must, repr(autoreset_mode), remedy))
+            remedy = "In other modes, the step after the end of an episode is no transition"
+            raise ValueError(refusal("to_gymnasium", must, f"{autoreset_mode!r}", remedy))
         self.metadata = {**env.metadata, "autoreset_mode": mode}
         self.spec = env.spec
         self.render_mode = env.render_mode
@@ -77,10 +80,6 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        if isinstance(seed, list | tuple | np.ndarray):
-            remedy = "Pass reset(seed=0), from which every env gets its own random stream"
-            must = "seed must be one integer for all envs"
-            raise TypeError(refusal(f"{self}.reset", must, repr(seed), remedy))
         mask = np.ones(self.num_envs, np.bool_)
         if isinstance(options, dict):
             options = dict(options)  # Gymnasium's wrappers read the mask from theirs after this
@@ -104,18 +103,14 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         if not is_mask or mask.shape != (self.num_envs,) or not mask.any():
             form = f"an array ({self.num_envs},) of np.bool_ with at least one True"
             must = f"options['reset_mask'] must be {form}"
-            got = f"{getattr(mask, 'dtype', '')} {mask!r}"
-            raise ValueError(refusal(f"{self}.reset", must, got.strip()))
+            raise ValueError(refusal(f"{self}.reset", must, f"{mask!r}"))
 
-    def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], Mask, Mask, dict[str, Any]]:
+    def step(self, actions: Any) -> Result:
         if self._to_reset.any():
             indices = np.flatnonzero(self._to_reset).tolist()
             fault = f"step() before a reset of envs {indices}, whose episodes have ended"
-            remedy = (
-                "In AutoresetMode.DISABLED, call "
-                'reset(options={"reset_mask": terminations | truncations})'
-            )
-            raise RuntimeError(refusal(str(self), fault, remedy=remedy))
+            remedy = 'Call reset(options={"reset_mask": terminations | truncations})'
+            raise RuntimeError(refusal(f"{self}", fault, remedy=remedy))
         step = self.env.step if self._same_step else self.env.step_without_reset
         transition, td = step(self._to_tensors(actions))
         successor = transition["next"]
@@ -143,7 +138,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                 dtype = np.asarray(part).dtype
             except (IndexError, KeyError, TypeError, ValueError):
                 must = f"actions must be in {self.action_space}"
-                raise ValueError(refusal(f"{self}.step", must, repr(actions))) from None
+                raise ValueError(refusal(f"{self}.step", must, f"{actions!r}")) from None
             if not isinstance(space, gymnasium.spaces.Box) and dtype.kind not in "iub":
                 must = f"actions of {space} must be integers"
                 raise ValueError(refusal(f"{self}.step", must, f"{part!r} of dtype {dtype}"))
@@ -177,7 +172,7 @@ class TorchwrapVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             observations[row] = next(each)
         return observations
 
-    def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, dict[str, NDArray[Any]]]:
+    def _statistics(self, successor: TensorDict, done: Mask) -> dict[str, Statistics]:
         seconds = np.round(time.perf_counter() - self._start_times, 6)
         statistics = {}
         for recorder in self._recorders:
@@ -224,5 +219,7 @@ def _batch_infos(values: Mapping[str, Any] | TensorDict, mask: Mask) -> dict[str
             value = value.numpy(force=True)
         array = np.array(value)
         array[~mask] = 0
-        infos[name] = array[:, 0] if array.shape[1:] == (1,) else array
+        if array.shape[1:] == (1,):
+            array = array[:, 0]
+        infos[name] = array
     return infos

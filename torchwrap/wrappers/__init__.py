@@ -1,4 +1,4 @@
-"""Wrappers: envs that drive the env below them. Transforms, which see data alone, need TransformedEnv."""
+"""Wrappers: envs that drive the env below them. Transforms see data alone: see TransformedEnv."""
 
 from torchwrap.wrappers.render import AddRenderObservation, RecordVideo
 from torchwrap.wrappers.repeat import MaxAndSkipObservation, RepeatAction

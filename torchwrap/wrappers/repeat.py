@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,9 +42,9 @@ class _Repeat(Wrapper):
             if env.signature.summed_info is not None:
                 summed &= env.signature.summed_info
             limit = env.signature.max_episode_steps
-            self.signature = env.signature.replace(
-                summed_info=summed, max_episode_steps=limit and -(-limit // repeats)
-            )
+            if limit is not None:
+                limit = math.ceil(limit / repeats)
+            self.signature = env.signature.replace(summed_info=summed, max_episode_steps=limit)
 
     def _repeat(self, step: Callable[[Any], TensorDict], action: spaces.Value) -> TensorDict:
         """Takes several steps with one action.
