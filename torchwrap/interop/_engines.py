@@ -235,6 +235,7 @@ class Sync(Engine):
     def __init__(self, vector_env: Any, name: str, info_names: Collection[str]) -> None:
         super().__init__(vector_env, name, info_names)
         self.same_step = False
+        self._envs = vector_env.envs
         self._space = vector_env.single_observation_space
         self._results: list[Any] = [None] * vector_env.num_envs
         self._observations: list[Any] = [None] * vector_env.num_envs
@@ -248,51 +249,55 @@ class Sync(Engine):
 
     def step(self, actions: Any) -> Successors:
         each = iterate(self.vector_env.action_space, actions)
-        envs = self.vector_env.envs
         for row, action in enumerate(each):
             if not self._finished[row]:
-                self._results[row] = envs[row].step(action)
+                self._results[row] = self._envs[row].step(action)
         if self._may_wrap or "step" in self._unchecked:
-            self._check_steps()
+            self._check_results("step", self._all)
         try:
             observations, reward, terminated, truncated, infos = zip(*self._results, strict=True)
             done = np.logical_or(terminated, truncated)
-            self._set_observations(observations)
+            self._observations = list(observations)
+            self._observation = concatenate(self._space, observations, self._observation)
         except Exception:  # NumPy's, which names no env
-            self._check_steps()
+            self._check_results("step", self._all)
             raise
         self._finished = done.ravel().tolist()
-        batch = self._batch_infos(infos, self._all)
-        return self._observation, reward, terminated, truncated, batch
+        batch = self._batch_infos(infos) if self.info_names else {}
+        return self._observation, reward, terminated, truncated, [(batch, self._all)]
 
     def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
+        indices = np.flatnonzero(rows).tolist()
         infos: list[dict[str, Any]] = [{}] * len(rows)
-        for row in np.flatnonzero(rows).tolist():
+        for row in indices:
             own_seed = None if seed is None else seed + row
-            result = self.vector_env.envs[row].reset(seed=own_seed, options=options)
-            check_result(self.name, f"reset of env {row}", self._space, result)
-            self._observations[row], infos[row] = result
+            self._results[row] = self._envs[row].reset(seed=own_seed, options=options)
             self._finished[row] = False
-        self._set_observations(self._observations)
-        return self._observation, self._batch_infos(infos, rows)
+        if self._may_wrap or "reset" in self._unchecked:
+            self._check_results("reset", rows)
+        try:
+            for row in indices:
+                self._observations[row], infos[row] = self._results[row]
+            self._observation = concatenate(self._space, self._observations, self._observation)
+        except Exception:
+            self._check_results("reset", rows)
+            raise
+        batch = self._batch_infos(infos) if self.info_names else {}
+        return self._observation, [(batch, rows)]
 
-    def _set_observations(self, observations: Sequence[Any]) -> None:
-        self._observations = list(observations)
-        self._observation = concatenate(self._space, self._observations, self._observation)
-
-    def _batch_infos(self, infos: Sequence[dict[str, Any]], rows: Mask) -> Infos:
+    def _batch_infos(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for name in self.info_names:
             found = [info[name] for info in infos if name in info]
             if found:  # the first value fills the rows without the entry
                 batch[name] = [info.get(name, found[0]) for info in infos]
                 batch[f"_{name}"] = np.array([name in info for info in infos])
-        return [(batch, rows)]
+        return batch
 
-    def _check_steps(self) -> None:
-        for row, result in enumerate(self._results):
-            check_result(self.name, f"step of env {row}", self._space, result)
-        self._unchecked.discard("step")
+    def _check_results(self, call: str, rows: Mask) -> None:
+        for row in np.flatnonzero(rows).tolist():
+            check_result(self.name, f"{call} of env {row}", self._space, self._results[row])
+        self._unchecked.discard(call)
 
 
 class Games(Engine):

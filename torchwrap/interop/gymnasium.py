@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,6 @@ class GymnasiumEnv(SimulatorEnv):
             shape = (vector_env.num_envs, *(space.shape or ()))
             self._infos[key] = np.zeros(shape, space.dtype)
         self._unseen_info_keys = set() if isinstance(info_keys, Mapping) else set(info_keys)
-        self._has_root_info = bool(info_spaces)
         self._next_seed: int | None = None  # of the next _reset, for row 0
 
     @property
@@ -153,7 +152,7 @@ class GymnasiumEnv(SimulatorEnv):
             if self._unseen_info_keys and np.logical_or(terminated, truncated).any():
                 must = "info_keys must be entries of the info of a step or a reset"
                 raise ValueError(refusal(self._name(), must, sorted(self._unseen_info_keys)))
-            successor |= self._root_info()
+            successor |= self._current_info()
         return tensordict(successor, self.signature.num_envs)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
@@ -218,7 +217,12 @@ class GymnasiumEnv(SimulatorEnv):
                     got = repr(info[name])
                     raise ValueError(refusal(self._name(), must, got, remedy)) from None
 
-    def _root_info(self) -> dict[str, spaces.Value]:
+    @property
+    def _root_info(self) -> Callable[[], dict[str, spaces.Value]] | None:  # type: ignore[override]
+        # An attribute would be a cycle of references, and keep workers alive.
+        return self._current_info if self.info_spaces else None
+
+    def _current_info(self) -> dict[str, spaces.Value]:
         tensors = {}
         for name, values in self._infos.items():
             tensors[name] = spaces.tensor(values.copy(), self.device)
