@@ -215,8 +215,10 @@ class Engine:
         try:
             if isinstance(final, dict):  # a batch, and not Gymnasium's array of observations
                 final = list(iterate(self.vector_env.observation_space, final))
-            for row in indices:
-                _assign(observation, row, final[row])
+            space = self.vector_env.single_observation_space
+            chosen: Any = [final[row] for row in indices]
+            batch = concatenate(space, chosen, create_empty_array(space, len(chosen)))
+            _assign(observation, indices, batch)
         except (LookupError, TypeError, ValueError) as error:
             must = f'info["final_obs"] must hold the final observations of envs {indices}'
             raise ValueError(refusal(self.name, must, f"{final!r}")) from error
