@@ -217,8 +217,8 @@ class Engine:
                 final = list(iterate(self.vector_env.observation_space, final))
             space = self.vector_env.single_observation_space
             chosen: Any = [final[row] for row in indices]
-            batch = concatenate(space, chosen, create_empty_array(space, len(chosen)))
-            _assign(observation, indices, batch)
+            empty: Any = create_empty_array(space, len(chosen))
+            _assign(observation, indices, concatenate(space, chosen, empty))
         except (LookupError, TypeError, ValueError) as error:
             must = f'info["final_obs"] must hold the final observations of envs {indices}'
             raise ValueError(refusal(self.name, must, f"{final!r}")) from error
