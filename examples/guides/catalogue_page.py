@@ -1,4 +1,4 @@
-"""Fills the tables of transforms.md with the first sentences of the docstrings: run it after a change of them."""
+"""Fills the tables of transforms.md with the first sentences of the docstrings."""
 
 import inspect
 import re
