@@ -150,7 +150,7 @@ LIBRARIES = {
         "torchwrap.interop._torchrl_specs": {"torchrl"},
         "torchwrap.interop.sb3": {"stable_baselines3"},
     },
-    **{"torchwrap.interop._engines": {"envpool"}},
+    **{"torchwrap.registration": {"envpool"}},
     **{
         "torchwrap.wrappers.render": {"imageio"},
         "torchwrap.collector": {"tqdm"},

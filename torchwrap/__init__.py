@@ -31,7 +31,8 @@ from torchwrap._deploy import deploy
 from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
-from torchwrap.interop.gymnasium import from_gymnasium, to_gymnasium
+from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.interop.to_gymnasium import to_gymnasium
 from torchwrap.policy import PolicyState
 from torchwrap.registration import make, register
 from torchwrap.spaces import Signature

@@ -64,8 +64,6 @@ class PolicyState(Transform):
     tensor([1.])
     """
 
-    is_passive = True
-
     def __init__(
         self,
         shapes: Mapping[str, Sequence[int]],
@@ -94,6 +92,9 @@ class PolicyState(Transform):
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.dtype = dtype
         self.fill = validation.fill("PolicyState", fill, dtype)
+
+    def deployed(self) -> None:
+        return None
 
     def setup(self, signature: Signature) -> Signature:
         states = dict(signature.policy_state)

@@ -60,9 +60,6 @@ class Transform(BatchedModule):
     attached = False
     """Whether the transform belongs to an env. It holds the state of one env only."""
 
-    is_passive = False
-    """True if it changes neither observations nor actions, so that `deploy` leaves it out."""
-
     _position: str | None = None
     """The name in error messages, such as "transforms[0] (ClipReward)". None before `setup`."""
     _below: Signature
@@ -146,8 +143,13 @@ class Transform(BatchedModule):
             above = self._above.replace(device=device)
             spaces.check_layer(owner, above, result, flags=hook == "step")
 
-    def _frozen(self) -> Transform:
-        """Returns the stateless-learning replacement of a copy of this one in `deploy`."""
+    def deployed(self) -> Transform | None:
+        """Returns the transform that replaces this one in `deploy`, or None to leave it out.
+
+        None is right for a transform that changes neither observations nor actions. `deploy` calls
+        it on a copy in eval mode, whose env buffers have one row. A ValueError says why the
+        transform cannot be deployed, such as "its delay depends on the env".
+        """
         return self
 
     def _standalone(
@@ -219,10 +221,11 @@ class RewardTransform(Transform):
     tensor([[-1.]])
     """
 
-    is_passive = True
-
     def reward(self, reward: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement reward(reward).")
+
+    def deployed(self) -> None:
+        return None
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("reward", self.reward(td["reward"]))

@@ -39,9 +39,6 @@ class Wrapper(Env):
     tensor([[2.]])
     """
 
-    is_passive = False
-    """True if it changes neither observations nor actions, so that `deploy` leaves it out."""
-
     def __init__(self, env: Env, signature: Signature | None = None) -> None:
         self._check_env(env)
         super().__init__(
@@ -76,6 +73,13 @@ class Wrapper(Env):
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         return self.env._run("_reset", mask, options)
+
+    def deployed(self) -> None:
+        """Returns None if the wrapper changes neither observations nor actions.
+
+        A ValueError says why `deploy` cannot use an env with this wrapper.
+        """
+        raise ValueError("it drives the env")
 
     def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
