@@ -162,9 +162,14 @@ class RowMask:
             {key: self.where(first[key], second[key]) for key in first.keys()}, self.num_rows
         )  # type: ignore[index,misc]
 
-    def gather(self, value: Tensor) -> Tensor:
+    def gather(self, value: Rows) -> Rows:
         """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""
-        return value if self.indices is None else value.index_select(0, self.indices)
+        if self.indices is None:
+            return value
+        if isinstance(value, Tensor):
+            return value.index_select(0, self.indices)
+        parts = {key: self.gather(value[key]) for key in value.keys()}  # type: ignore[index,misc]
+        return tensordict(parts, len(self.indices))  # type: ignore[arg-type]
 
     @property
     def gathered(self) -> Tensor | None:

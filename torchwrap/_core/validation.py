@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwrap._core.errors import refusal
+
 
 def _real(value: Any) -> Any:
     """A real number of Python, NumPy or PyTorch as Python's; None for anything else: bools, strings, timedeltas, lists."""
@@ -141,3 +143,23 @@ def device(owner: str, value: Any) -> torch.device:
     except (TypeError, RuntimeError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{owner} needs a torch.device or its name, but got {shown(value)}.") from None
+
+
+def interval(
+    owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1
+) -> tuple[int, int]:
+    """A pair of integers (lowest, highest) in [at_least, at_most]. An integer is both."""
+    bounds = value if isinstance(value, tuple | list) else (value, value)
+    if len(bounds) != 2:
+        must = f"{name} must be an integer or a pair (lowest, highest)"
+        raise ValueError(refusal(owner, must, shown(value)))
+    lowest = integer(owner, name, bounds[0], at_least, at_most)
+    return lowest, integer(owner, name, bounds[1], lowest, at_most)
+
+
+def choice(owner: str, name: str, value: Any, *choices: str) -> Any:
+    """One of several strings."""
+    if not isinstance(value, str) or value not in choices:
+        must = f"{name} must be {' or '.join(map(repr, choices))}"
+        raise ValueError(refusal(owner, must, shown(value)))
+    return value
