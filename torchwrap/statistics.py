@@ -6,8 +6,6 @@ import math
 import os
 import sys
 import warnings
-import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,11 +22,11 @@ _LIMITS = {torch.float32: math.inf, torch.float64: 1e150}
 
 
 class RunningMeanStd(BatchedModule):
-    """Mean and variance of each component over all rows seen. Each finite value counts exactly once.
+    """Mean and variance of each component over all rows seen.
 
-    NaN and infinite values are left out; the other components of their rows count. `count` is the
-    number of values per component. There is no pseudo-count prior: before its first value, the mean
-    of a component is 0 and the variance 1.
+    Each finite value counts exactly once. NaN and infinite values are left out; the other
+    components of their rows count. `count` is the number of values per component. There is no
+    pseudo-count prior: before its first value, the mean of a component is 0 and the variance 1.
 
     The module keeps float64 sums of differences from a reference, the first value of each
     component, and int64 counts. Thus a large mean does not cancel: with
@@ -54,7 +52,7 @@ class RunningMeanStd(BatchedModule):
     squares: Tensor
     count: Tensor
     synced: Tensor
-    """The sums that all processes shared after their last sync, or loaded: float64, `(3, size)`."""
+    """The sums that all processes had after their last sync, or loaded: float64, `(3, *shape)`."""
 
     def __init__(
         self,
@@ -135,15 +133,15 @@ class RunningMeanStd(BatchedModule):
         return torch.stack([self.reference, *self._constants(epsilon)])
 
     def sums(self) -> Tensor:
-        """Totals, squares and counts, float64, `(3, size)`."""
-        parts = (self.total, self.squares, self.count)
-        return torch.stack([part.double().flatten() for part in parts])
+        """Totals, squares and counts, float64, `(3, *shape)`."""
+        return torch.stack([self.total, self.squares, self.count.double()])
 
     def set_sums(self, sums: Tensor, reference: Tensor) -> None:
-        """Writes sums `(3, size)` of differences from a reference `(size,)` that all processes share."""
-        self.reference.copy_(reference.view_as(self.reference))
-        for buffer, values in zip((self.total, self.squares, self.count), sums, strict=True):
-            buffer.copy_(values.view_as(buffer))
+        """Writes sums of differences from a reference that all processes share."""
+        self.reference.copy_(reference)
+        self.total.copy_(sums[0])
+        self.squares.copy_(sums[1])
+        self.count.copy_(sums[2])
         self.synced.copy_(sums)
 
     @torch.inference_mode()  # allows writes to every buffer
@@ -162,11 +160,11 @@ class RunningMeanStd(BatchedModule):
         >>> statistics.count
         tensor([100, 100])
         """
-        dtype = self.reference.dtype
-        mean = self._numbers("mean", mean, low=torch.finfo(dtype).min, high=torch.finfo(dtype).max)
-        var = self._numbers("var", var, low=0)
-        count = self._numbers("count", count, low=1).round()
-        reference = mean.to(dtype).double()
+        limits = torch.finfo(self.reference.dtype)
+        mean = self._numbers("mean", mean, limits.min, limits.max)
+        var = self._numbers("var", var, 0)
+        count = self._numbers("count", count, 1).round()
+        reference = mean.to(self.reference.dtype)
         shift = mean - reference
         squares = (var + shift.square()) * count
         self.set_sums(torch.stack([shift * count, squares, count]), reference)
@@ -174,7 +172,7 @@ class RunningMeanStd(BatchedModule):
     def _numbers(
         self, name: str, value: Any, low: float, high: float = sys.float_info.max
     ) -> Tensor:
-        # Float64 numbers for all components, `(size,)`.
+        # Float64 numbers for all components.
         shape = self.count.shape
         must = f"{name} must have shape {tuple(shape)} and numbers in [{low:g}, {high:g}]"
         fault = refusal("RunningMeanStd", must, validation.shown(value))
@@ -182,11 +180,10 @@ class RunningMeanStd(BatchedModule):
             numbers = torch.as_tensor(value, dtype=torch.float64, device=self.count.device)
         except (RuntimeError, TypeError, ValueError):
             raise TypeError(fault) from None
-        if numbers.dim() and numbers.shape != shape:
+        fits = (numbers >= low) & (numbers <= high)
+        if numbers.shape not in ((), shape) or not fits.all():
             raise ValueError(fault)
-        if not ((numbers >= low) & (numbers <= high)).all():
-            raise ValueError(fault)
-        return numbers.expand(shape).flatten()
+        return numbers.expand(shape)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         # The mean as a difference from the reference, and the variance.
@@ -221,9 +218,9 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     """Merges the running statistics of all processes, as if each had seen the rows of all.
 
     Call it once per rollout, on every process of the group, in train() and eval() alike. One
-    float64 all-reduce adds what each process has counted since the last call. Counts are exact, and
-    sums equal a single process's up to the order of addition. Compiled envs and CUDA graphs stay
-    valid. Without an initialized process group, the call does nothing.
+    collective gathers what each process has counted since the last call. Counts are exact, and sums
+    equal a single process's up to the order of addition. Compiled envs and CUDA graphs stay valid.
+    Without an initialized process group, the call does nothing.
 
     Statistics that `load_state_dict` has loaded count as shared: every process has to load the
     same. A snapshot holds the shared part too.
@@ -247,92 +244,72 @@ def sync_statistics(env: nn.Module, group: dist.ProcessGroup | None = None) -> N
     if not isinstance(env, nn.Module):
         got = type(env).__name__
         raise TypeError(refusal("sync_statistics", "env must be an Env or another nn.Module", got))
-    if not (dist.is_available() and dist.is_initialized()):
-        number = os.environ.get("WORLD_SIZE", "1")  # set by torchrun
-        if number != "1":
-            fault = f"this is one of WORLD_SIZE={number} processes, without a process group"
-            remedy = "Call torch.distributed.init_process_group() first"
-            raise RuntimeError(refusal("sync_statistics", fault, remedy=remedy))
-        return
-    if dist.get_world_size(group) == 1:
-        return
-    modules = {}
-    for name, module in env.named_modules():
-        if isinstance(module, RunningMeanStd) and module.total.numel():
-            modules[name] = module
-    # The first device type that the group can reduce, such as "cuda" for NCCL.
-    device = torch.device(dist.get_backend_config(group).split(":")[0])
-    _require_same(modules, device, group)
-    if modules:
-        _merge(list(modules.values()), device, group)
-
-
-def _require_same(
-    modules: dict[str, RunningMeanStd], device: torch.device, group: dist.ProcessGroup | None
-) -> None:
-    """Raises on every process if one has statistics of other names, shapes or shared values.
-
-    Tensors of different sizes would end a process in a collective, so a checksum is reduced first.
-    """
-    shapes = {name: tuple(module.total.shape) for name, module in modules.items()}
-    checksum = zlib.crc32(str(shapes).encode())
-    for module in modules.values():
-        reference = torch.where(module.synced[2] > 0, module.reference.flatten(), 0)
-        for shared in (module.synced, reference):
-            checksum = zlib.crc32(shared.cpu().numpy().tobytes(), checksum)
-    extremes = torch.tensor([checksum, -checksum], device=device)
-    highest, negated_lowest = _reduce(extremes, group, dist.ReduceOp.MAX)
-    if highest != -negated_lowest:
-        number = dist.get_world_size(group)
-        must = (
-            f"statistics must have the same names, shapes and loaded values on all {number} ranks"
-        )
-        got = f"others than those of rank {dist.get_rank(group)}: {shapes}"
-        remedy = "Make the same env on each, and load the same state_dict on each or on none"
-        raise RuntimeError(refusal("sync_statistics", must, got, remedy))
+    if dist.is_available() and dist.is_initialized():
+        if dist.get_world_size(group) > 1:
+            _sync(env, group)
+    elif os.environ.get("WORLD_SIZE", "1") != "1":  # set by torchrun
+        fault = f"there are {os.environ['WORLD_SIZE']} processes, but no process group"
+        remedy = "Call torch.distributed.init_process_group() first"
+        raise RuntimeError(refusal("sync_statistics", fault, remedy=remedy))
 
 
 @torch.inference_mode()  # allows writes to every buffer
-def _merge(
-    modules: Sequence[RunningMeanStd], device: torch.device, group: dist.ProcessGroup | None
-) -> None:
-    """Adds what each process has counted since the last call to the shared sums."""
-    synced = torch.cat([module.synced for module in modules], 1).to(device)
-    sums = torch.cat([module.sums() for module in modules], 1).to(device)
-    reference = torch.cat([module.reference.flatten().double() for module in modules]).to(device)
-    added = _reduce(sums - synced, group)
-    if ((synced[2] == 0) & (added[2] > 0)).any():  # components with their first values
-        sums, reference = _share_reference(sums, reference, group)
-        added = _reduce(sums - synced, group)
-    sizes = [module.total.numel() for module in modules]
-    merged = (synced + added).split(sizes, 1)
-    for module, part, common in zip(modules, merged, reference.split(sizes), strict=True):
-        module.set_sums(part, common)
+def _sync(env: nn.Module, group: dist.ProcessGroup | None) -> None:
+    modules = {}
+    shared = {}  # must be the same on all processes
+    sums = {}
+    for name, module in env.named_modules():
+        if isinstance(module, RunningMeanStd):
+            reference = module.reference.double()
+            common = torch.where(module.synced[2] > 0, reference, 0)
+            modules[name] = module
+            shared[name] = torch.stack([*module.synced, common]).cpu()
+            sums[name] = torch.stack([*module.sums(), reference]).cpu()
+    processes = _gather((shared, sums), group)
+    if not all(_equal(shared, others) for others, _ in processes):
+        number = len(processes)
+        must = (
+            f"statistics must have the same names, shapes and loaded values on all {number} ranks"
+        )
+        shapes = {name: tuple(module.count.shape) for name, module in modules.items()}
+        got = f"others than on rank {dist.get_rank(group)}: {shapes}"
+        remedy = "Make the same env on each, and load the same state_dict on each or on none"
+        raise RuntimeError(refusal("sync_statistics", must, got, remedy))
+    for name, module in modules.items():
+        _merge(module, torch.stack([sums[name] for _, sums in processes]))
 
 
-def _share_reference(
-    sums: Tensor, reference: Tensor, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """Sums of differences from the reference of the lowest rank that has values, and it."""
-    rank = dist.get_rank(group)
-    total, squares, count = sums
-    owner = torch.where(count > 0, rank, math.inf).double()
-    owner = _reduce(owner, group, dist.ReduceOp.MIN)
-    common = _reduce(torch.where(owner == rank, reference, 0), group)
-    shift = torch.where(count > 0, reference - common, 0)
-    squares = squares + 2 * shift * total + count * shift * shift
-    return torch.stack([total + count * shift, squares, count]), common
-
-
-def _reduce(
-    values: Tensor, group: dist.ProcessGroup | None, operation: Any = dist.ReduceOp.SUM
-) -> Tensor:
+def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """The values of all processes, by rank."""
+    number = dist.get_world_size(group)
+    values = [None] * number
     try:
-        dist.all_reduce(values, operation, group=group)
+        dist.all_gather_object(values, value, group)
     except RuntimeError as error:
-        rank = dist.get_rank(group)
-        number = dist.get_world_size(group)
         must = f"all {number} processes of the group must take part"
-        got = f"a failure on rank {rank}: another one has ended or reduces other tensors ({error})"
+        got = f"a failure on rank {dist.get_rank(group)}, because another has ended: {error}"
         raise RuntimeError(refusal("sync_statistics", must, got)) from error
     return values
+
+
+def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    pairs = zip(first.values(), second.values(), strict=False)
+    return list(first) == list(second) and all(torch.equal(*pair) for pair in pairs)
+
+
+def _merge(module: RunningMeanStd, sums: Tensor) -> None:
+    """Adds what each process has counted since the last sync.
+
+    Args:
+        module: statistics, whose sums were the same on all processes after the last sync.
+        sums: totals, squares, counts and reference of each process: `(num_processes, 4, *shape)`.
+    """
+    total, squares, count, reference = sums.to(module.total.device).unbind(1)
+    # The lowest rank with a value has the common reference. After a sync all have the same.
+    owner = (count > 0).int().argmax(0, keepdim=True)
+    common = reference.take_along_dim(owner, 0)
+    shift = torch.where(count > 0, reference - common, 0)
+    squares = squares + 2 * shift * total + shift.square() * count
+    total = total + shift * count
+    added = torch.stack([total, squares, count], 1) - module.synced
+    module.set_sums(module.synced + added.sum(0), common[0])

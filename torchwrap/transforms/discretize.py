@@ -27,7 +27,6 @@ class _Discretize(Transform):
 
     bins: int | tuple[int, ...]
     edges: Tensor
-    upper_edges: Tensor
     centers: Tensor
     counts: Tensor
     strides: Tensor
@@ -60,21 +59,17 @@ class _Discretize(Transform):
             raise ValueError(refusal(owner, must, self.bins))
         self.shape = box.shape
         self.dtype = spaces.dtype(box)
-        # Gymnasium's edges, in its dtype. Dimensions with fewer bins are padded.
-        edges = np.full((low.size, max(counts) + 1), np.inf)
-        centers = np.zeros((low.size, max(counts)))
+        # Floats are compared in their own dtype. Dimensions with fewer bins are padded.
+        dtype = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
+        edges = np.full((low.size, max(counts) + 1), np.inf, dtype)
+        centers = np.zeros((low.size, max(counts)), dtype)
         for row, count in enumerate(counts):
-            line = np.linspace(low[row], high[row], count + 1)
+            line = np.linspace(low[row], high[row], count + 1, dtype=dtype)
             edges[row, : count + 1] = line
             centers[row, :count] = 0.5 * (line[:-1] + line[1:])
-        # Floats are compared in the dtype of the box, with the next number at or above an edge.
-        dtype = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
-        upper_edges = edges[:, 1:].astype(dtype)
-        above = np.nextafter(upper_edges, np.array(np.inf, dtype))
         tables = {
-            "edges": edges.astype(dtype),
-            "upper_edges": np.where(upper_edges < edges[:, 1:], above, upper_edges),
-            "centers": centers.astype(dtype),
+            "edges": edges,
+            "centers": centers,
             "counts": np.array(counts),
             "strides": np.cumprod([1, *counts[:0:-1]])[::-1].copy(),
         }
@@ -131,7 +126,7 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
 
     def observation(self, observation: Tensor) -> Tensor:
         # Counts the upper edges at or below the value; ONNX has no search. NaN is in the last bin.
-        is_below = self._columns(observation, self.upper_edges.dtype) < self.upper_edges
+        is_below = self._columns(observation, self.edges.dtype) < self.edges[:, 1:]
         return self._encode((~is_below).sum(-1).minimum(self.counts - 1))
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:

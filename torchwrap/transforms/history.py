@@ -63,7 +63,7 @@ class _Frames(BatchedModule):
 
 
 class _History(Transform):
-    """Base for transforms that keep the latest frames of each leaf and return a function of them."""
+    """Base for transforms that keep the latest frames of each leaf of a space."""
 
     frames_of: dict[Path, _Frames]
 
@@ -90,16 +90,14 @@ class _History(Transform):
         raise NotImplementedError
 
     def _append(self, value: Value) -> Value:
-        def append(path: Path, frame: Tensor) -> Tensor:
-            return self._output(self.frames_of[path].append(frame))
-
-        return spaces.apply(append, value)
+        return spaces.apply(
+            lambda path, frame: self._output(self.frames_of[path].append(frame)), value
+        )
 
     def _restart(self, initial: Value, mask: RowMask) -> Value:
-        def restart(path: Path, frame: Tensor) -> Tensor:
-            return self._output(self.frames_of[path].restart(frame, mask))
-
-        return spaces.apply(restart, initial)
+        return spaces.apply(
+            lambda path, frame: self._output(self.frames_of[path].restart(frame, mask)), initial
+        )
 
 
 def _padding_type(owner: str, padding_type: Any, *names: str) -> Any:

@@ -241,16 +241,11 @@ class DtypeObservation(ObservationTransform):
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    for name, torch_dtype in spaces.TORCH_DTYPES.items():
-        if dtype is torch_dtype:
-            return np.dtype(name)
-    # np.dtype takes more, such as None for float64.
-    is_scalar_type = isinstance(dtype, type) and issubclass(dtype, np.generic | int | float)
-    if is_scalar_type or isinstance(dtype, np.dtype | str):
-        with contextlib.suppress(TypeError, ValueError, SyntaxError):
-            numpy_dtype = np.dtype(dtype)
-            if numpy_dtype.str in spaces.TORCH_DTYPES:
-                return numpy_dtype
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    with contextlib.suppress(TypeError, ValueError, SyntaxError):
+        numpy_dtype = np.dtype(name)
+        if numpy_dtype.str in spaces.TORCH_DTYPES:
+            return numpy_dtype
     must = "dtype must be a real dtype that NumPy and PyTorch share"
     raise TypeError(refusal("DtypeObservation", must, validation.shown(dtype)))
 
