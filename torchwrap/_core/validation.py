@@ -157,6 +157,13 @@ def interval(
     return lowest, integer(owner, name, bounds[1], lowest, at_most)
 
 
+def text(owner: str, name: str, value: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(refusal(owner, f"{name} must be a non-empty string", shown(value)))
+    return value
+
+
 def choice(owner: str, name: str, value: Any, *choices: str) -> Any:
     """One of several strings."""
     if not isinstance(value, str) or value not in choices:

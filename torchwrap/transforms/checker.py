@@ -57,6 +57,6 @@ def _check(name: str, space: Space[Any], value: Value, mask: RowMask | None = No
             is_wrong &= mask.like(is_wrong)
         if is_wrong.any():
             index = tuple(is_wrong.nonzero()[0].tolist())
-            where = list(path) if path else ""
+            must = f"{name}{list(path) or ''} must be in {leaf}"
             got = f"{part[index].item()} in env {index[0]}"
-            raise ValueError(refusal("PassiveEnvChecker", f"{name}{where} must be in {leaf}", got))
+            raise ValueError(refusal("PassiveEnvChecker", must, got))

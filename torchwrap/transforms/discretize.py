@@ -41,7 +41,7 @@ class _Discretize(Transform):
         self.multidiscrete = validation.flag(owner, "multidiscrete", multidiscrete)
 
     def _make_bins(
-        self, name: str, space: Space[Any], device: torch.device, max_total: int
+        self, name: str, space: Space[Any], device: torch.device
     ) -> Discrete | MultiDiscrete:
         """Registers the bins of a box. Returns the space of their indices."""
         owner = type(self).__name__
@@ -54,9 +54,12 @@ class _Discretize(Transform):
             must = f"the {name} space must have finite bounds and a finite width"
             raise ValueError(refusal(owner, must, box))
         counts = self.bins if isinstance(self.bins, tuple) else (self.bins,) * low.size
-        if len(counts) != low.size or not 0 < math.prod(counts) <= max_total:
-            must = f"bins must be {low.size} numbers with a product of at most {max_total}"
-            raise ValueError(refusal(owner, must, self.bins))
+        if len(counts) != low.size:
+            raise ValueError(refusal(owner, f"bins must be {low.size} numbers", self.bins))
+        if not self.multidiscrete and math.prod(counts) > 2**31:
+            must = "bins must have a product of at most 2**31 to be sampled"
+            remedy = "Use multidiscrete=True"
+            raise ValueError(refusal(owner, must, self.bins, remedy))
         self.shape = box.shape
         self.dtype = spaces.dtype(box)
         # Floats are compared in their own dtype. Dimensions with fewer bins are padded.
@@ -121,7 +124,7 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        above = self._make_bins("observation", below, signature.device, max_total=2**63 - 1)
+        above = self._make_bins("observation", below, signature.device)
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Tensor) -> Tensor:
@@ -156,10 +159,8 @@ class DiscretizeAction(_Discretize, ActionTransform):
     """
 
     def setup(self, signature: Signature) -> Signature:
-        # `random.integers` counts up to 2**31.
-        max_total = 2**63 - 1 if self.multidiscrete else 2**31
         below = signature.single_action_space
-        above = self._make_bins("action", below, signature.device, max_total)
+        above = self._make_bins("action", below, signature.device)
         return signature.replace(single_action_space=above)
 
     def action(self, action: Tensor) -> Tensor:

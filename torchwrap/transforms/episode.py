@@ -75,7 +75,7 @@ class RecordEpisodeStatistics(Transform):
         super().__init__()
         owner = "RecordEpisodeStatistics"
         self.buffer_length = validation.integer(owner, "buffer_length", buffer_length, at_least=1)
-        self.stats_key = validation.names(owner, "stats_key", [stats_key])[0]
+        self.stats_key = validation.text(owner, "stats_key", stats_key)
         self.metrics = dict(metrics or {})
         validation.names(owner, "the names of metrics", list(self.metrics))
         self._sources = {}
@@ -246,7 +246,7 @@ class TimeAwareObservation(Transform):
         owner = "TimeAwareObservation"
         self.flatten = validation.flag(owner, "flatten", flatten)
         self.normalize_time = validation.flag(owner, "normalize_time", normalize_time)
-        self.dict_time_key = validation.names(owner, "dict_time_key", [dict_time_key])[0]
+        self.dict_time_key = validation.text(owner, "dict_time_key", dict_time_key)
 
     def setup(self, signature: Signature) -> Signature:
         limit = signature.max_episode_steps
@@ -254,14 +254,8 @@ class TimeAwareObservation(Transform):
             fault = "the env below must have a step limit"
             remedy = "Put TimeLimit below it"
             raise ValueError(refusal("TimeAwareObservation", fault, remedy=remedy))
-        if self.normalize_time:
-            time = Box(0.0, 1.0)
-        elif limit <= np.iinfo(np.int32).max:
-            time = Box(0, limit, dtype=np.int32)
-        else:
-            must = "the step limit must fit int32, unless normalize_time=True"
-            raise ValueError(refusal("TimeAwareObservation", must, limit))
         self.limit = limit
+        time = Box(0.0, 1.0) if self.normalize_time else Box(0, limit, dtype=np.int32)
         below = signature.single_observation_space
         self.is_single = spaces.children(below) is None
         self.space: Space[Any]  # before flattening

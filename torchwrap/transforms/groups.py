@@ -21,12 +21,10 @@ class _Groups(Transform):
 
     def __init__(self, groups: Mapping[str, Iterable[Transform]]) -> None:
         super().__init__()
-        must = "groups must be a dict of lists of transforms by name"
-        fault = refusal(type(self).__name__, must, repr(groups))
-        if not isinstance(groups, Mapping) or not all(isinstance(name, str) for name in groups):
-            raise TypeError(fault)
-        if not groups:
-            raise ValueError(fault)
+        is_mapping = isinstance(groups, Mapping) and len(groups) > 0
+        if not is_mapping or not all(isinstance(name, str) for name in groups):
+            must = "groups must be a dict of lists of transforms by name, and not empty"
+            raise TypeError(refusal(type(self).__name__, must, repr(groups)))
         self.parts: Any = nn.ModuleDict()
         for name, transforms in groups.items():
             self.parts[name] = Compose(transforms)

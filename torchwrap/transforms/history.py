@@ -147,13 +147,10 @@ class FrameStackObservation(_History):
         return signature.replace(single_observation_space=above)
 
     def _concatenate(self, leaf: Space[Any]) -> Box:
-        num_dims = len(leaf.shape or ())
-        if not isinstance(leaf, Box) or self.axis not in range(-num_dims, num_dims):
-            must = "axis must be a dimension of each Box"
-            raise ValueError(refusal("FrameStackObservation", must, f"{self.axis!r} for {leaf}"))
-        low = np.concatenate([leaf.low] * self.stack_size, self.axis)
-        high = np.concatenate([leaf.high] * self.stack_size, self.axis)
-        return Box(low, high, dtype=leaf.dtype.type)
+        box = spaces.box("FrameStackObservation with an axis", "observation", leaf)
+        low = np.concatenate([box.low] * self.stack_size, self.axis)
+        high = np.concatenate([box.high] * self.stack_size, self.axis)
+        return Box(low, high, dtype=box.dtype.type)
 
     def _output(self, frames: Tensor) -> Tensor:
         if self.axis is None:

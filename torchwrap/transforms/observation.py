@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -145,8 +146,11 @@ class ClipObservation(ObservationTransform):
 
     def __init__(self, min_obs: float, max_obs: float) -> None:
         super().__init__()
-        self.min_obs = validation.number("ClipObservation", "min_obs", min_obs)
-        self.max_obs = validation.number("ClipObservation", "max_obs", max_obs, low=self.min_obs)
+        owner = "ClipObservation"
+        largest = sys.float_info.max
+        self.min_obs = validation.number(owner, "min_obs", min_obs, high=largest)
+        lowest = max(self.min_obs, -largest)
+        self.max_obs = validation.number(owner, "max_obs", max_obs, lowest)
         self.low = self.min_obs
         self.high = self.max_obs
 
@@ -154,15 +158,14 @@ class ClipObservation(ObservationTransform):
         space = signature.single_observation_space
         box = spaces.box("ClipObservation", "observation", space, of="numbers")
         dtype = spaces.dtype(box)
-        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-        fits = self.min_obs <= limits.max and self.max_obs >= limits.min
         if dtype.is_floating_point:
             self.low = spaces.bound(self.min_obs, dtype)
             self.high = spaces.bound(self.max_obs, dtype)
-        elif fits:
+        else:
+            limits = torch.iinfo(dtype)
             self.low = math.ceil(max(self.min_obs, limits.min))
             self.high = math.floor(min(self.max_obs, limits.max))
-        if not fits or self.low > self.high:
+        if self.low > self.high or self.low == math.inf or self.high == -math.inf:
             must = f"a {box.dtype} value must lie between min_obs and max_obs"
             raise ValueError(refusal("ClipObservation", must, repr(self)))
         low = np.clip(box.low, self.low, self.high).astype(box.dtype)
