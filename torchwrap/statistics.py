@@ -74,7 +74,7 @@ class RunningMeanStd(BatchedModule):
         self.register_buffer("total", zeros.clone())
         self.register_buffer("squares", zeros.clone())
         self.register_buffer("count", zeros.long())
-        self.register_buffer("synced", self.sums(), persistent=False)
+        self.register_state_buffer("synced", self.sums())
 
     @property
     def mean(self) -> Tensor:

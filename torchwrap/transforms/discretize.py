@@ -34,10 +34,11 @@ class _Discretize(Transform):
     def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
         super().__init__()
         owner = type(self).__name__
-        if np.ndim(bins) == 0:  # type: ignore[arg-type]
+        if np.ndim(bins) == 0:
             self.bins = validation.integer(owner, "bins", bins, at_least=1)
         else:
-            self.bins = validation.sizes(owner, "bins", tuple(bins), at_least=1)
+            sizes: Any = bins
+            self.bins = validation.sizes(owner, "bins", tuple(sizes), at_least=1)
         self.multidiscrete = validation.flag(owner, "multidiscrete", multidiscrete)
 
     def _make_bins(
@@ -79,7 +80,7 @@ class _Discretize(Transform):
         for table, values in tables.items():
             self.register_buffer(table, torch.as_tensor(values, device=device), persistent=False)
         if self.multidiscrete:
-            return MultiDiscrete(counts)
+            return MultiDiscrete(list(counts))
         return Discrete(math.prod(counts))
 
     def _columns(self, value: Tensor, dtype: torch.dtype) -> Tensor:

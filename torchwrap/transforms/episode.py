@@ -104,14 +104,12 @@ class RecordEpisodeStatistics(Transform):
             self.keys[name] = f"{self.stats_key}_{name}"
         # A ring of (return, length, *metrics) with room for all envs to finish together, and a
         # scratch row for each env that does not finish.
-        num_envs = signature.num_envs
-        device = signature.device
-        self.ring_size = max(self.buffer_length, num_envs)
-        shape = (self.ring_size + num_envs, len(self.keys))
-        records = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.register_buffer("records", records, persistent=False)
-        count = torch.zeros(1, dtype=torch.int64, device=device)
-        self.register_buffer("count", count, persistent=False)
+        self.ring_size = max(self.buffer_length, signature.num_envs)
+        num_rows = self.ring_size + signature.num_envs
+        records = torch.zeros(num_rows, len(self.keys), dtype=torch.float64)
+        self.register_state_buffer("records", records.to(signature.device))
+        count = torch.zeros(1, dtype=torch.int64, device=signature.device)
+        self.register_state_buffer("count", count)
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:

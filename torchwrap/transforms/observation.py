@@ -321,7 +321,7 @@ class FilterObservation(ObservationTransform):
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
-        parts = {key: observation[source] for key, source in self.source_of.items()}
+        parts = {key: spaces.at(observation, (source,)) for key, source in self.source_of.items()}
         return TensorDict(parts, batch_size=observation.batch_size)  # type: ignore[union-attr]
 
 
