@@ -86,7 +86,11 @@ class RunningMeanStd(BatchedModule):
         """The population variance, float64, of `shape`."""
         return self._moments()[1]
 
-    def update(self, rows: Tensor, mask: Tensor | None = None) -> None:
+    def update(
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+    ) -> None:
         """Counts the finite values of `rows` `(n, *shape)`.
 
         Args:
@@ -107,7 +111,11 @@ class RunningMeanStd(BatchedModule):
         self.squares.add_(differences.square_().sum(0))
         self.count.add_(counted.sum(0, dtype=torch.int32))
 
-    def _set_first_references(self, rows: Tensor, mask: Tensor | None) -> None:
+    def _set_first_references(
+        self,
+        rows: Tensor,
+        mask: Tensor | None,
+    ) -> None:
         # Components without a value take the first counted row as their reference.
         unseen = self.count == 0
         first = rows[0]
@@ -115,10 +123,15 @@ class RunningMeanStd(BatchedModule):
             index = mask.int().argmax(0, keepdim=True)
             first = rows.index_select(0, index)[0]
             unseen = unseen & mask.index_select(0, index)
-        reference = torch.where(unseen & (first.abs() < math.inf), first, self.reference)
+        unseen = unseen & (first.abs() < math.inf)
+        reference = torch.where(unseen, first, self.reference)
         self.reference.copy_(materialize(reference))
 
-    def normalize(self, rows: Tensor, epsilon: float) -> Tensor:
+    def normalize(
+        self,
+        rows: Tensor,
+        epsilon: float,
+    ) -> Tensor:
         """Returns (rows - mean) / sqrt(var + epsilon), float32."""
         shift, scale = self._constants(epsilon)
         return ((rows - self.reference - shift) * scale).float()
@@ -136,7 +149,11 @@ class RunningMeanStd(BatchedModule):
         """Totals, squares and counts, float64, `(3, *shape)`."""
         return torch.stack([self.total, self.squares, self.count.double()])
 
-    def set_sums(self, sums: Tensor, reference: Tensor) -> None:
+    def set_sums(
+        self,
+        sums: Tensor,
+        reference: Tensor,
+    ) -> None:
         """Writes sums of differences from a reference that all processes share."""
         self.reference.copy_(reference)
         self.total.copy_(sums[0])
@@ -145,7 +162,12 @@ class RunningMeanStd(BatchedModule):
         self.synced.copy_(sums)
 
     @torch.inference_mode()  # allows writes to every buffer
-    def set_moments(self, mean: Any, var: Any, count: Any) -> None:
+    def set_moments(
+        self,
+        mean: Any,
+        var: Any,
+        count: Any,
+    ) -> None:
         """Continues from another library's statistics, as if it had counted `count` such values.
 
         Args:

@@ -123,7 +123,11 @@ class StickyAction(Transform):
         self.has_acted.fill_(True)
         return spaces.apply(choose, action)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         mask.fill_(self.has_acted, False)
         mask.fill_(self.repeats_left, 0)
         return td

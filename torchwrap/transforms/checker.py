@@ -44,12 +44,21 @@ class PassiveEnvChecker(Transform):
         _check("reward", spaces.REWARD, td["reward"])
         return td
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         _check("observation", self.signature.single_observation_space, td["observation"], mask)
         return td
 
 
-def _check(name: str, space: Space[Any], value: Value, mask: RowMask | None = None) -> None:
+def _check(
+    name: str,
+    space: Space[Any],
+    value: Value,
+    mask: RowMask | None = None,
+) -> None:
     for path, leaf in spaces.leaves(space):
         part = spaces.at(value, path)
         is_wrong = spaces.outside(leaf, part) | ~part.isfinite()

@@ -31,7 +31,11 @@ class _Discretize(Transform):
     counts: Tensor
     strides: Tensor
 
-    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
+    def __init__(
+        self,
+        bins: int | tuple[int, ...],
+        multidiscrete: bool = False,
+    ) -> None:
         super().__init__()
         owner = type(self).__name__
         if np.ndim(bins) == 0:
@@ -71,11 +75,14 @@ class _Discretize(Transform):
             line = np.linspace(low[row], high[row], count + 1, dtype=dtype)
             edges[row, : count + 1] = line
             centers[row, :count] = 0.5 * (line[:-1] + line[1:])
+        # The strides of flat indices in row-major order: products of the counts behind.
+        strides = np.ones(len(counts), np.int64)
+        strides[:-1] = np.cumprod(counts[:0:-1])[::-1]
         tables = {
             "edges": edges,
             "centers": centers,
             "counts": np.array(counts),
-            "strides": np.cumprod([1, *counts[:0:-1]])[::-1].copy(),
+            "strides": strides,
         }
         for table, values in tables.items():
             self.register_buffer(table, torch.as_tensor(values, device=device), persistent=False)
@@ -83,7 +90,11 @@ class _Discretize(Transform):
             return MultiDiscrete(list(counts))
         return Discrete(math.prod(counts))
 
-    def _columns(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+    def _columns(
+        self,
+        value: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """Values of the box as `(..., dimensions, 1)`."""
         batch = value.shape[: value.dim() - len(self.shape)]
         return value.to(dtype).reshape(*batch, -1, 1)
@@ -96,9 +107,14 @@ class _Discretize(Transform):
         """The inverse of `_encode`."""
         return value if self.multidiscrete else value.unsqueeze(-1) // self.strides % self.counts
 
-    def _select(self, table: Tensor, indices: Tensor) -> Tensor:
+    def _select(
+        self,
+        table: Tensor,
+        indices: Tensor,
+    ) -> Tensor:
         """Entries of a table at indices `(..., dimensions)`, in the dtype of the box."""
-        entries = table.expand(*indices.shape, -1).gather(-1, indices.unsqueeze(-1))
+        rows = table.expand(*indices.shape, -1)
+        entries = rows.take_along_dim(indices.unsqueeze(-1), -1)
         return entries.squeeze(-1).to(self.dtype)
 
 

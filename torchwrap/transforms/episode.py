@@ -114,32 +114,41 @@ class RecordEpisodeStatistics(Transform):
 
     def step(self, td: TensorDict) -> TensorDict:
         length = self.running_length.add_(1)
-        td.set(self.keys["return"], self.running_return.add_(td["reward"]).float())
+        total = self.running_return.add_(td["reward"])
+        td.set(self.keys["return"], total.float())
         td.set(self.keys["length"], length.clone())
         if self.metrics:
             self._reduce_metrics(td, length)
         return td
 
-    def _reduce_metrics(self, td: TensorDict, length: Tensor) -> None:
+    def _reduce_metrics(
+        self,
+        td: TensorDict,
+        length: Tensor,
+    ) -> None:
         names = [name for name, _ in self._sources.values()]
         values = spaces.infos("RecordEpisodeStatistics", td, names)
-        results = self.running_metrics.split(1, 1)
-        sources = self._sources.items()
-        for (name, (_, kind)), value, result in zip(sources, values, results, strict=True):
-            value = value.double()
+        for index, (name, (_, kind)) in enumerate(self._sources.items()):
+            value = values[index].double()
+            result = self.running_metrics[:, index : index + 1]
             reduced = _REDUCTIONS[kind](result, value, length)
             result.copy_(torch.where(length == 1, value, reduced))
             td.set(self.keys[name], result.float())
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         length = self.running_length
         is_finished = mask.column & (length > 0)  # an episode without a step does not count
         number = is_finished.cumsum(0)  # 1 for the first
         slot = (self.count + number - 1) % self.ring_size
-        scratch = torch.arange(len(length), device=length.device).unsqueeze(1) + self.ring_size
-        slot = torch.where(is_finished, slot, scratch).squeeze(1)
+        scratch = torch.arange(self.ring_size, len(self.records), device=length.device)
+        slot = torch.where(is_finished, slot, scratch.unsqueeze(1))
         episodes = torch.cat([self.running_return, length.double(), self.running_metrics], 1)
-        self.records.index_copy_(0, slot, torch.where(is_finished, episodes, 0))
+        episodes = torch.where(is_finished, episodes, 0)
+        self.records.index_copy_(0, slot.squeeze(1), episodes)
         self.count.add_(is_finished.sum())
         mask.fill_(self.running_return, 0)
         mask.fill_(self.running_length, 0)
@@ -171,7 +180,8 @@ class RecordEpisodeStatistics(Transform):
 
     def _latest(self) -> Tensor:
         count = self.episode_count
-        latest = torch.arange(max(0, count - self.buffer_length), count, device=self.count.device)
+        first = max(0, count - self.buffer_length)
+        latest = torch.arange(first, count, device=self.count.device)
         return self.records[latest % self.ring_size]
 
 
@@ -208,7 +218,11 @@ class TimeLimit(Transform):
         self.elapsed.add_(1)
         return td.set("truncated", td["truncated"] | (self.elapsed >= self.max_episode_steps))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         mask.fill_(self.elapsed, 0)
         return td
 
@@ -279,7 +293,11 @@ class TimeAwareObservation(Transform):
         self.elapsed.add_(1)
         return self._add_time(td)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         mask.fill_(self.elapsed, 0)
         return self._add_time(td)
 
@@ -287,7 +305,8 @@ class TimeAwareObservation(Transform):
         observation = td["observation"]
         time = self.elapsed.float() / self.limit if self.normalize_time else self.elapsed.int()
         parts = {"obs": observation} if self.is_single else dict(observation.items())
-        timed: Any = TensorDict({**parts, self.time_key: time}, batch_size=time.shape[:1])
+        parts[self.time_key] = time
+        timed: Any = TensorDict(parts, batch_size=td.batch_size)
         if self.flatten:
             timed = spaces.flatten(self.space, timed, self.dtype)
         return td.set("observation", timed)

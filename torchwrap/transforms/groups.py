@@ -34,7 +34,11 @@ class _Groups(Transform):
         """The transforms by name, innermost first: a list, or a dict if they were given names."""
         return {name: part.transforms for name, part in self.parts.items()}
 
-    def _set_up(self, signature: Signature, below: Mapping[str, Space[Any]]) -> Signature:
+    def _set_up(
+        self,
+        signature: Signature,
+        below: Mapping[str, Space[Any]],
+    ) -> Signature:
         """Sets up each stack on its space below. Returns a signature with a Dict of all outputs."""
         spaces = dict(below)
         for name, part in self.parts.items():
@@ -58,17 +62,29 @@ class _Groups(Transform):
             outputs[name] = part.step(self._input(name, td))["observation"]
         return td.set("observation", self._output(outputs, td))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         outputs = {}
         for name, part in self.parts.items():
             outputs[name] = part.reset(self._input(name, td), mask)["observation"]
         return td.set("observation", self._output(outputs, td))
 
-    def _input(self, name: str, td: TensorDict) -> TensorDict:
+    def _input(
+        self,
+        name: str,
+        td: TensorDict,
+    ) -> TensorDict:
         # A copy, because each stack may write to its input.
         return td.copy().set("observation", td["observation"].clone())
 
-    def _output(self, outputs: dict[str, Value], td: TensorDict) -> TensorDict:
+    def _output(
+        self,
+        outputs: dict[str, Value],
+        td: TensorDict,
+    ) -> TensorDict:
         return tensordict(dict(sorted(outputs.items())), td.batch_size[0])
 
 
@@ -126,8 +142,17 @@ class ObservationKeys(_Groups):
             raise ValueError(refusal("ObservationKeys", must, f"{list(self.parts)} for {below}"))
         return self._set_up(signature, below.spaces)
 
-    def _input(self, name: str, td: TensorDict) -> TensorDict:
+    def _input(
+        self,
+        name: str,
+        td: TensorDict,
+    ) -> TensorDict:
         return td.copy().set("observation", td["observation", name].clone())
 
-    def _output(self, outputs: dict[str, Value], td: TensorDict) -> TensorDict:
-        return tensordict({**dict(td["observation"].items()), **outputs}, td.batch_size[0])
+    def _output(
+        self,
+        outputs: dict[str, Value],
+        td: TensorDict,
+    ) -> TensorDict:
+        entries = dict(td["observation"].items())
+        return tensordict(entries | outputs, td.batch_size[0])

@@ -32,10 +32,18 @@ class _Frames(BatchedModule):
         repeats_initial: whether an initial frame fills the buffer instead.
     """
 
-    frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
+    frames = EnvBuffer(
+        row=lambda self: self.padding.expand(self.size, *self.padding.shape),
+    )
     padding: Tensor
 
-    def __init__(self, padding: Tensor, size: int, num_envs: int, repeats_initial: bool) -> None:
+    def __init__(
+        self,
+        padding: Tensor,
+        size: int,
+        num_envs: int,
+        repeats_initial: bool,
+    ) -> None:
         super().__init__()
         self.size = size
         self.repeats_initial = repeats_initial
@@ -44,15 +52,21 @@ class _Frames(BatchedModule):
 
     def append(self, frame: Tensor) -> Tensor:
         """Adds a frame and drops the oldest one. Returns all frames."""
-        frames = torch.cat([self.frames[:, 1:], frame.unsqueeze(1)], 1)
+        later = self.frames[:, 1:]
+        frames = torch.cat([later, frame.unsqueeze(1)], 1)
         self.frames.copy_(frames)
         return frames
 
-    def restart(self, initial: Tensor, mask: RowMask) -> Tensor:
+    def restart(
+        self,
+        initial: Tensor,
+        mask: RowMask,
+    ) -> Tensor:
         """Starts an episode with an initial frame in the rows of the mask. Returns all frames."""
         initial = mask.gather(initial).unsqueeze(1)
         padding = initial if self.repeats_initial else self.padding
-        padding = padding.expand(initial.shape[0], self.size - 1, *self.padding.shape)
+        shape = (initial.shape[0], self.size - 1, *self.padding.shape)
+        padding = padding.expand(shape)
         frames = torch.cat([padding, initial], 1)
         mask.scatter_(self.frames, frames)
         return mask.spread(frames)
@@ -94,7 +108,11 @@ class _History(Transform):
             lambda path, frame: self._output(self.frames_of[path].append(frame)), value
         )
 
-    def _restart(self, initial: Value, mask: RowMask) -> Value:
+    def _restart(
+        self,
+        initial: Value,
+        mask: RowMask,
+    ) -> Value:
         return spaces.apply(
             lambda path, frame: self._output(self.frames_of[path].restart(frame, mask)), initial
         )
@@ -161,7 +179,11 @@ class FrameStackObservation(_History):
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self._append(td["observation"]))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         return td.set("observation", self._restart(td["observation"], mask))
 
 
@@ -186,7 +208,11 @@ class _Delay(_History):
         self.delay = delay
         self.padding_type = _padding_type(owner, padding_type, *self.padding_types)
 
-    def _set_up(self, space: Space[Any], signature: Signature) -> Signature:
+    def _set_up(
+        self,
+        space: Space[Any],
+        signature: Signature,
+    ) -> Signature:
         self._make_frames(space, signature, self.longest + 1, self.padding_type)
         self.allocate(signature.num_envs, signature.device)
         if isinstance(self.delay, Tensor):
@@ -213,7 +239,8 @@ class _Delay(_History):
             mask.assign_(self.delays, delays)
 
     def _output(self, frames: Tensor) -> Tensor:
-        index = (self.longest - self.delays).view(-1, *(1,) * (frames.dim() - 1))
+        index = self.longest - self.delays
+        index = index.view(-1, *(1,) * (frames.dim() - 1))
         return frames.take_along_dim(index, 1).squeeze(1)
 
 
@@ -244,7 +271,11 @@ class DelayObservation(_Delay):
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("observation", self._append(td["observation"]))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         self._draw_delays(mask)
         return td.set("observation", self._restart(td["observation"], mask))
 
@@ -278,7 +309,11 @@ class DelayAction(_Delay):
     def action(self, action: Value) -> Value:
         return self._append(action)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         self._draw_delays(mask)
         for frames in self.frames_of.values():
             frames.clear(mask)

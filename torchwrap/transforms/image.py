@@ -18,14 +18,17 @@ from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ObservationTransform
 
 
-def _image_shape(owner: str, signature: Signature, needs_color: bool = False) -> tuple[int, ...]:
+def _image_shape(
+    owner: str,
+    signature: Signature,
+    needs_color: bool = False,
+) -> tuple[int, ...]:
     """The shape of an image. Raises a TypeError or ValueError for other observations."""
     space = signature.single_observation_space
-    is_image = isinstance(space, Box) and len(space.shape) in (2, 3) and space.dtype == np.uint8
-    if not is_image or space != Box(0, 255, space.shape, np.uint8):
+    shape = space.shape or ()
+    if len(shape) not in (2, 3) or space != Box(0, 255, shape, np.uint8):
         must = "observation must be images of Box(0, 255, (height, width[, channels]), uint8)"
         raise TypeError(refusal(owner, must, space))
-    shape = space.shape or ()
     if needs_color and shape[2:] != (3,):
         raise ValueError(refusal(owner, "observation must be images with 3 channels", space))
     return shape
@@ -168,11 +171,16 @@ class _Noise(ObservationTransform):
         self.stream, signature = signature.stream()
         return signature
 
-    def _add_noise(self, images: Tensor, pixels: Tensor) -> Tensor:
+    def _add_noise(
+        self,
+        images: Tensor,
+        pixels: Tensor,
+    ) -> Tensor:
         key = self.stream.key().fold_in(1)
         shape = images.shape[1:]
         if self.is_noise_grayscale:
-            noise = random.integers(key, self.gray_limits, shape=shape).sum(-1, keepdim=True)
+            noise = random.integers(key, self.gray_limits, shape=shape)
+            noise = noise.sum(-1, keepdim=True)
         else:
             noise = random.integers(key, 255, shape=shape)
         if images.dim() == 4:
@@ -249,9 +257,11 @@ class ObstructView(_Noise):
 
     def observation(self, observation: Tensor) -> Tensor:
         num_envs, height, width, *_ = observation.shape
-        centers = random.integers(self.stream.key(), height * width, shape=(self.num_squares,))
+        key = self.stream.key()
+        centers = random.integers(key, height * width, shape=(self.num_squares,))
         is_center = torch.zeros(num_envs, height * width, device=observation.device)
-        is_center = is_center.scatter(1, centers, 1.0).view(num_envs, 1, height, width)
+        is_center = is_center.scatter(1, centers, 1.0)
+        is_center = is_center.view(num_envs, 1, height, width)
         # A pixel is covered if the square around it contains a center.
         size = self.obstruction_width
         before = (size - 1) // 2
@@ -280,12 +290,22 @@ def _area_taps(old_size: int, new_size: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(indices), torch.from_numpy(weights.astype(np.float32))
 
 
-def _sum_blocks(image: Tensor, dim: int, size: int) -> Tensor:
+def _sum_blocks(
+    image: Tensor,
+    dim: int,
+    size: int,
+) -> Tensor:
     """Sums of `size` neighbors, slice by slice: a reduction over so few elements is slow."""
-    return functools.reduce(torch.add, image.unflatten(dim, (-1, size)).unbind(dim))
+    slices = image.unflatten(dim, (-1, size)).unbind(dim)
+    return functools.reduce(torch.add, slices)
 
 
-def _sum_taps(image: Tensor, dim: int, indices: Tensor, weights: Tensor) -> Tensor:
+def _sum_taps(
+    image: Tensor,
+    dim: int,
+    indices: Tensor,
+    weights: Tensor,
+) -> Tensor:
     """Weighted sums, tap by tap, because OpenCV rounds each product before it adds it."""
     weights = weights.view(*weights.shape, *(1,) * (-1 - dim))
     products = []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from gymnasium import Space
 from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -55,7 +58,7 @@ class NormalizeObservation(ObservationTransform):
             self.statistics_of[path] = RunningMeanStd(shape, signature.device, dtype)
         modules = nn.ModuleList(self.statistics_of.values())
         self.statistics = modules if spaces.children(below) else modules[0]
-        above = spaces.map_leaves(lambda leaf: Box(-np.inf, np.inf, leaf.shape), below)
+        above = spaces.map_leaves(_unbounded, below)
         return signature.replace(single_observation_space=above)
 
     def step(self, td: TensorDict) -> TensorDict:
@@ -63,7 +66,11 @@ class NormalizeObservation(ObservationTransform):
         self._update(observation)
         return td.set("observation", self.observation(observation))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         initial = mask.gather(td["observation"])
         self._update(initial, mask.gathered)
         return td.set("observation", mask.spread(self.observation(initial)))
@@ -71,10 +78,18 @@ class NormalizeObservation(ObservationTransform):
     def observation(self, observation: Value) -> Value:
         return spaces.apply(self._normalize, observation)
 
-    def _normalize(self, path: Path, rows: Tensor) -> Tensor:
+    def _normalize(
+        self,
+        path: Path,
+        rows: Tensor,
+    ) -> Tensor:
         return self.statistics_of[path].normalize(rows, self.epsilon)
 
-    def _update(self, observation: Value, mask: Tensor | None = None) -> None:
+    def _update(
+        self,
+        observation: Value,
+        mask: Tensor | None = None,
+    ) -> None:
         if self.training:
             for path, statistics in self.statistics_of.items():
                 statistics.update(spaces.at(observation, path), mask)
@@ -84,6 +99,10 @@ class NormalizeObservation(ObservationTransform):
         for path, statistics in self.statistics_of.items():
             constants_of[path] = statistics.frozen(self.epsilon)
         return _FrozenNormalization(constants_of)
+
+
+def _unbounded(leaf: Space[Any]) -> Box:
+    return Box(-np.inf, np.inf, leaf.shape)
 
 
 class _FrozenNormalization(ObservationTransform):
@@ -99,7 +118,11 @@ class _FrozenNormalization(ObservationTransform):
     def observation(self, observation: Value) -> Value:
         return spaces.apply(self._normalize, observation)
 
-    def _normalize(self, path: Path, rows: Tensor) -> Tensor:
+    def _normalize(
+        self,
+        path: Path,
+        rows: Tensor,
+    ) -> Tensor:
         # reference + shift is the mean, but the sum would round away the digits of the shift.
         reference, shift, scale = self.get_buffer(self.name_of[path]).unbind()
         return ((rows - reference - shift) * scale).float()
@@ -131,7 +154,11 @@ class NormalizeReward(Transform):
     is_passive = True
     discounted_return = EnvBuffer((1,), torch.float64)
 
-    def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
+    def __init__(
+        self,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+    ) -> None:
         super().__init__()
         self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
@@ -147,6 +174,10 @@ class NormalizeReward(Transform):
             self.statistics.update(self.discounted_return)
         return td.set("reward", reward * self.statistics.scale(self.epsilon))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         mask.fill_(self.discounted_return, 0)
         return td

@@ -93,8 +93,10 @@ class AddNoise(ObservationTransform):
     ) -> None:
         super().__init__()
         self.scale = np.array(scale)
-        is_number = self.scale.dtype.kind in "iuf"
-        if not is_number or not (np.isfinite(self.scale) & (self.scale >= 0)).all():
+        fits = self.scale.dtype.kind in "iuf"
+        if fits:
+            fits = bool((np.isfinite(self.scale) & (self.scale >= 0)).all())
+        if not fits:
             must = "scale must be finite numbers of at least 0"
             raise ValueError(refusal("AddNoise", must, repr(scale)))
         self.distribution = validation.choice(
@@ -104,12 +106,8 @@ class AddNoise(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         box = spaces.box("AddNoise", "observation", signature.single_observation_space, of="floats")
-        try:
-            np.broadcast_to(self.scale, box.shape)
-        except ValueError:
-            must = f"scale must broadcast to {box.shape}"
-            raise ValueError(refusal("AddNoise", must, self.scale.shape)) from None
-        factors = torch.as_tensor(self.scale, dtype=spaces.dtype(box), device=signature.device)
+        scale = np.broadcast_to(self.scale, box.shape).astype(box.dtype)
+        factors = torch.as_tensor(scale, device=signature.device)
         self.register_buffer("factors", factors, persistent=False)
         self.stream, signature = signature.stream()
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
@@ -144,7 +142,11 @@ class ClipObservation(ObservationTransform):
     tensor([-1.0000,  0.5000])
     """
 
-    def __init__(self, min_obs: float, max_obs: float) -> None:
+    def __init__(
+        self,
+        min_obs: float,
+        max_obs: float,
+    ) -> None:
         super().__init__()
         owner = "ClipObservation"
         largest = sys.float_info.max
@@ -165,7 +167,8 @@ class ClipObservation(ObservationTransform):
             limits = torch.iinfo(dtype)
             self.low = math.ceil(max(self.min_obs, limits.min))
             self.high = math.floor(min(self.max_obs, limits.max))
-        if self.low > self.high or self.low == math.inf or self.high == -math.inf:
+        fits = -math.inf < self.high and self.low < math.inf
+        if not fits or self.low > self.high:
             must = f"a {box.dtype} value must lie between min_obs and max_obs"
             raise ValueError(refusal("ClipObservation", must, repr(self)))
         low = np.clip(box.low, self.low, self.high).astype(box.dtype)
@@ -256,7 +259,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
 def _cast(space: Space[Any], dtype: np.dtype[Any]) -> Space[Any]:
     if isinstance(space, Box):
         # Gymnasium would replace infinite bounds by finite ones.
-        if dtype.kind == "i" and not np.isfinite([space.low, space.high]).all():
+        if dtype.kind == "i" and not space.is_bounded():
             raise ValueError("it has infinite bounds")
         with warnings.catch_warnings():  # about bounds that are infinite or rounded
             warnings.simplefilter("ignore")
@@ -321,7 +324,9 @@ class FilterObservation(ObservationTransform):
         return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Value) -> Value:
-        parts = {key: spaces.at(observation, (source,)) for key, source in self.source_of.items()}
+        parts = {}
+        for key, source in self.source_of.items():
+            parts[key] = spaces.at(observation, (source,))
         return TensorDict(parts, batch_size=observation.batch_size)  # type: ignore[union-attr]
 
 

@@ -26,46 +26,54 @@ class _Rescale(Transform):
     gradient: Tensor
     intercept: Tensor
 
-    def _set_bounds(self, low: Any, high: Any) -> None:
+    def _set_bounds(
+        self,
+        low: Any,
+        high: Any,
+    ) -> None:
         # The bounds keep their dtypes, because Gymnasium computes in them.
         self.bounds = f"{validation.shown(low)} and {validation.shown(high)}"
         try:
             self.low, self.high = np.broadcast_arrays(low, high)
-            kinds = self.low.dtype.kind + self.high.dtype.kind
+            kinds = {self.low.dtype.kind, self.high.dtype.kind}
             fits = self.low < self.high
-            fits &= (-self.limit <= self.low) & (self.high <= self.limit)
+            fits &= np.maximum(-self.low, self.high) <= self.limit
         except (TypeError, ValueError, RuntimeError):
-            kinds = ""
-        if not (kinds and set(kinds) <= set("iuf") and fits.all()):
+            kinds = {""}
+        if not kinds <= set("iuf") or not fits.all():
             must = f"{self.names} must be increasing numbers of size {self.limit:g} or less"
             raise ValueError(refusal(type(self).__name__, must, self.bounds))
 
-    def _rescale(self, box: Box, device: torch.device) -> Box:
+    def _rescale(
+        self,
+        box: Box,
+        device: torch.device,
+    ) -> Box:
         """Registers the coefficients, and returns the new box.
 
         A dimension with a single finite bound is shifted, not scaled.
         """
         owner = type(self).__name__
-        try:
-            low = np.broadcast_to(self.low, box.shape)
-            high = np.broadcast_to(self.high, box.shape)
-        except ValueError:
-            must = f"{self.names} must broadcast to shape {box.shape}"
-            raise ValueError(refusal(owner, must, self.low.shape)) from None
+        low = np.broadcast_to(self.low, box.shape)
+        high = np.broadcast_to(self.high, box.shape)
         if not (box.low < box.high).all():
             raise ValueError(refusal(owner, "the space below must have low < high", box))
         has_low = np.isfinite(low)
         has_high = np.isfinite(high)
+        dtype = box.dtype
         with np.errstate(all="ignore"):
-            ratio = (high - low) / (box.high.astype(np.longdouble) - box.low)
-            gradient = np.where(has_low & has_high, ratio, 1).astype(box.dtype)
-            from_high = np.where(has_high, high - box.high, 0)
-            intercept = np.where(has_low, gradient * -box.low + low, from_high).astype(box.dtype)
-            new = Box(low.astype(box.dtype), high.astype(box.dtype), box.shape, box.dtype)
-        fits = (np.isfinite(box.low) == has_low) & (np.isfinite(box.high) == has_high)
-        fits &= (new.low < new.high) & (gradient > 0) & np.isfinite(gradient + intercept)
+            width = box.high.astype(np.longdouble) - box.low
+            ratio = (high - low) / width
+            gradient = np.where(has_low & has_high, ratio, 1).astype(dtype)
+            intercept = np.where(has_high, high - box.high, 0)
+            intercept = np.where(has_low, low - gradient * box.low, intercept).astype(dtype)
+            new = Box(low.astype(dtype), high.astype(dtype), box.shape, dtype)
+        fits = new.low < new.high
+        fits &= has_low == np.isfinite(box.low)
+        fits &= has_high == np.isfinite(box.high)
+        fits &= (gradient > 0) & np.isfinite(gradient + intercept)
         if not fits.all():
-            must = f"{self.names} must be infinite where {box} is, and distinct in {box.dtype}"
+            must = f"{self.names} must be infinite where {box} is, and distinct in {dtype}"
             raise ValueError(refusal(owner, must, self.bounds))
         for name, value in (("gradient", gradient), ("intercept", intercept)):
             self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
@@ -94,7 +102,11 @@ class RescaleObservation(_Rescale, ObservationTransform):
 
     names = "min_obs and max_obs"
 
-    def __init__(self, min_obs: float | Any, max_obs: float | Any) -> None:
+    def __init__(
+        self,
+        min_obs: float | Any,
+        max_obs: float | Any,
+    ) -> None:
         super().__init__()
         self._set_bounds(min_obs, max_obs)
         self.min_obs = min_obs
@@ -132,7 +144,11 @@ class RescaleAction(_Rescale, ActionTransform):
     names = "min_action and max_action"
     limit = sys.float_info.max
 
-    def __init__(self, min_action: float | Any, max_action: float | Any) -> None:
+    def __init__(
+        self,
+        min_action: float | Any,
+        max_action: float | Any,
+    ) -> None:
         super().__init__()
         self._set_bounds(min_action, max_action)
         self.min_action = min_action

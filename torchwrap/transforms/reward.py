@@ -59,7 +59,11 @@ class ClipReward(RewardTransform):
     low: float | None = None
     high: float | None = None
 
-    def __init__(self, min_reward: float | None = None, max_reward: float | None = None) -> None:
+    def __init__(
+        self,
+        min_reward: float | None = None,
+        max_reward: float | None = None,
+    ) -> None:
         super().__init__()
         owner = "ClipReward"
         lowest = -_LARGEST
