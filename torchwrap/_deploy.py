@@ -508,8 +508,10 @@ def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
     """Transforms and wrappers, innermost first, with the signatures below and above."""
     if isinstance(env, Compose):
         for part in env:
-            is_whole = not isinstance(part, Compose)
-            yield from [(part, part._below, part._above)] if is_whole else _parts(part)
+            if isinstance(part, Compose):
+                yield from _parts(part)
+            else:
+                yield part, part._below, part._above
     elif isinstance(env, Wrapper):
         yield from _parts(env.env)
         yield from (

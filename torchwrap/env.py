@@ -308,7 +308,7 @@ class Env(BatchedModule):
         entries: Root = {key: value for key, value in root.items() if key not in ("action", "next")}
         names = self.signature.policy_state
         if names:
-            state = {name: root[name] for name in names}
+            state: Any = {name: root[name] for name in names}
             entries["next"] = tensordict(state, self.num_envs)
         return tensordict({**entries, "action": action}, self.num_envs)
 

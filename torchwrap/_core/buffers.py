@@ -163,7 +163,8 @@ class BatchedModule(nn.Module):
         """As `nn.Module.load_state_dict`, but a call that raises leaves everything as it was."""
         saved: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
         for module in self.modules():
-            for tensors in (module._parameters, module._buffers):
+            stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for tensors in stores:
                 for name, tensor in tensors.items():
                     if tensor is not None and name not in getattr(module, "_env_buffer_names", ()):
                         saved.append((tensors, name, tensor, tensor.detach().clone()))
