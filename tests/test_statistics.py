@@ -248,7 +248,7 @@ def test_process_that_ends_is_an_error_on_the_others(tmp_path):
     assert seconds < 30
 
 
-# examples/ppo.py in processes: what they share. What happens when one of them is killed is in test_life.py.
+# Processes of examples/ppo.py share gradients and checkpoints. A killed one is in test_life.py.
 
 
 def update_of_a_part(rank, group, world_size):

@@ -306,7 +306,7 @@ class TimeAwareObservation(Transform):
         time = self.elapsed.float() / self.limit if self.normalize_time else self.elapsed.int()
         parts = {"obs": observation} if self.is_single else dict(observation.items())
         parts[self.time_key] = time
-        timed: Any = TensorDict(parts, batch_size=td.batch_size)
+        timed: Any = TensorDict(parts, batch_size=time.shape[:1])
         if self.flatten:
             timed = spaces.flatten(self.space, timed, self.dtype)
         return td.set("observation", timed)
