@@ -142,7 +142,6 @@ class RunningMeanStd(BatchedModule):
 
     def frozen(self, epsilon: float) -> Tensor:
         """The constants of `normalize`, `(3, *shape)`: reference, mean - reference, and scale."""
-        self._warn_untrained("A deployed policy")
         return torch.stack([self.reference, *self._constants(epsilon)])
 
     def sums(self) -> Tensor:

@@ -29,11 +29,12 @@ class PassiveEnvChecker(Transform):
     ValueError: PassiveEnvChecker: action must be in Box(-1.0, 1.0, (6,), ...), got nan in env 0.
     """
 
-    is_passive = True
-
     def setup(self, signature: Signature) -> Signature:
         self.signature = signature
         return signature
+
+    def deployed(self) -> None:
+        return None
 
     def action(self, action: Value) -> Value:
         _check("action", self.signature.single_action_space, action)

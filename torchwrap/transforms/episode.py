@@ -56,7 +56,6 @@ class RecordEpisodeStatistics(Transform):
     (tensor([[1.]]), tensor([1.]))
     """
 
-    is_passive = True
     records: Tensor
     count: Tensor
     running_return = EnvBuffer((1,), torch.float64)
@@ -85,6 +84,9 @@ class RecordEpisodeStatistics(Transform):
                 must = f"metrics must have one of {[*_REDUCTIONS]}, and not be return or length"
                 raise ValueError(refusal(owner, must, f"{name!r}: {source!r}"))
             self._sources[name] = pair
+
+    def deployed(self) -> None:
+        return None
 
     @staticmethod
     def of(env: nn.Module) -> list[RecordEpisodeStatistics]:
@@ -200,13 +202,15 @@ class TimeLimit(Transform):
     tensor([[True]])
     """
 
-    is_passive = True
     elapsed = EpisodeClock()
 
     def __init__(self, max_episode_steps: int) -> None:
         super().__init__()
         name = "max_episode_steps"
         self.max_episode_steps = validation.integer("TimeLimit", name, max_episode_steps, 1)
+
+    def deployed(self) -> None:
+        return None
 
     def setup(self, signature: Signature) -> Signature:
         limit = self.max_episode_steps

@@ -90,7 +90,7 @@ class _Groups(Transform):
 
 def _is_foreign(transform: Transform) -> bool:
     """True if a transform serves something else than observations."""
-    return transform.is_passive or type(transform).action is not Transform.action
+    return transform.deployed() is None or type(transform).action is not Transform.action
 
 
 class ObservationGroups(_Groups):

@@ -225,12 +225,9 @@ class _Delay(_History):
             self.stream, signature = signature.stream()
         return signature
 
-    def _frozen(self) -> Transform:
-        if isinstance(self.delay, Tensor):
-            name = type(self).__name__
-            fault = f"{name} cannot be deployed, because its delay depends on the env"
-            remedy = f'Leave it out with `without=["{name}"]`'
-            raise ValueError(refusal("deploy", fault, remedy=remedy))
+    def deployed(self) -> Transform:
+        if isinstance(self.delay, Tensor) and len(self.delay) != len(self.delays):
+            raise ValueError("its delay depends on the env")
         return self
 
     def _draw_delays(self, mask: RowMask) -> None:

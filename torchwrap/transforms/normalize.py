@@ -94,7 +94,7 @@ class NormalizeObservation(ObservationTransform):
             for path, statistics in self.statistics_of.items():
                 statistics.update(spaces.at(observation, path), mask)
 
-    def _frozen(self) -> Transform:
+    def deployed(self) -> Transform:
         constants_of = {}
         for path, statistics in self.statistics_of.items():
             constants_of[path] = statistics.frozen(self.epsilon)
@@ -151,7 +151,6 @@ class NormalizeReward(Transform):
             [2.6667]])
     """
 
-    is_passive = True
     discounted_return = EnvBuffer((1,), torch.float64)
 
     def __init__(
@@ -162,6 +161,9 @@ class NormalizeReward(Transform):
         super().__init__()
         self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
+
+    def deployed(self) -> None:
+        return None
 
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device, torch.float64)

@@ -113,7 +113,7 @@ class AddNoise(ObservationTransform):
         above = Box(-np.inf, np.inf, box.shape, box.dtype)
         return signature.replace(single_observation_space=above)
 
-    def _frozen(self) -> Transform:
+    def deployed(self) -> Transform:
         return self if self.in_eval else Transform()
 
     def observation(self, observation: Tensor) -> Tensor:
