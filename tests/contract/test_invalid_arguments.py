@@ -194,14 +194,14 @@ def test_every_transform_with_arguments_has_wrong_values():
     assert with_arguments == {argument.split(".")[0] for argument in ARGUMENTS}
 
 
-@pytest.mark.parametrize("value", [1, np.int64(7), np.array(7), torch.tensor(7), 2**63 - 1])
+@pytest.mark.parametrize("value", [1, np.int64(7), np.array(7), 2**63 - 1])
 def test_integer_of_another_library_becomes_an_int(value):
     limit = T.TimeLimit(value).max_episode_steps
     assert type(limit) is int
     assert limit == value
 
 
-@pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5)])
+@pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.5), np.array(0.5)])
 def test_number_of_another_library_becomes_a_number(value):
     gamma = T.NormalizeReward(value).gamma
     assert type(gamma) in (int, float)

@@ -114,7 +114,7 @@ class _Discretize(Transform):
     ) -> Tensor:
         """Entries of a table at indices `(..., dimensions)`, in the dtype of the box."""
         rows = table.expand(*indices.shape, -1)
-        entries = rows.take_along_dim(indices.unsqueeze(-1), -1)
+        entries = rows.gather(-1, indices.unsqueeze(-1))
         return entries.squeeze(-1).to(self.dtype)
 
 

@@ -35,7 +35,7 @@ class _Rescale(Transform):
         self.bounds = f"{validation.shown(low)} and {validation.shown(high)}"
         try:
             self.low, self.high = np.broadcast_arrays(low, high)
-            kinds = {self.low.dtype.kind, self.high.dtype.kind}
+            kinds: set[str] = {self.low.dtype.kind, self.high.dtype.kind}
             fits = self.low < self.high
             fits &= np.maximum(-self.low, self.high) <= self.limit
         except (TypeError, ValueError, RuntimeError):
