@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from helpers import assert_same, buffers, load_example
+from numpy.testing import assert_allclose
 from processes import Processes, init
 from tensordict import TensorDict
 
@@ -68,14 +69,27 @@ def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
     for rank in range(size):
         rows += batches(rank, size, kind)
     rows = torch.cat(rows).double().numpy()
-    finite = np.where(np.isfinite(rows), rows, np.nan)
+    finite = np.where(
+        np.isfinite(rows),
+        rows,
+        np.nan,
+    )
     # Differences from the reference are rounded to float32.
     tolerance = 0 if kind == "integers" else 1e-7
     for found, mean, var in results:
         assert_same(found, results[0][0])
         assert found["count"].tolist() == np.isfinite(rows).sum(0).tolist()
-        np.testing.assert_allclose(mean, np.nanmean(finite, 0), rtol=1e-12, atol=tolerance)
-        np.testing.assert_allclose(var, np.nanvar(finite, 0), rtol=1e-12 + tolerance)
+        assert_allclose(
+            mean,
+            np.nanmean(finite, 0),
+            rtol=1e-12,
+            atol=tolerance,
+        )
+        assert_allclose(
+            var,
+            np.nanvar(finite, 0),
+            rtol=1e-12 + tolerance,
+        )
 
 
 def sync_an_env(rank, group, backend):
@@ -143,7 +157,10 @@ def refused(env, group):
 
 
 def load_different(rank, group, difference):
-    env = tw.TransformedEnv(ScriptedEnv(2, observation_shape=(2,)), T.NormalizeObservation())
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, observation_shape=(2,)),
+        T.NormalizeObservation(),
+    )
     env.reset()
     if difference == "only one":
         if rank == 0:
@@ -173,13 +190,19 @@ def stack(kind):
 
 def sync_different(rank, group, kind, other):
     env = tw.make("Pendulum-v1", 3)
-    env = tw.TransformedEnv(env, *stack(kind if rank == other else "same"))
+    env = tw.TransformedEnv(
+        env,
+        *stack(kind if rank == other else "same"),
+    )
     tw.rollout(env, None, 3)
     return refused(env, group)
 
 
 @pytest.mark.parametrize("other", [0, 1])
-@pytest.mark.parametrize("kind", ["shape", "number", "order", "none"])
+@pytest.mark.parametrize(
+    "kind",
+    ["shape", "number", "order", "none"],
+)
 def test_every_process_refuses_other_statistics_and_continues(processes, kind, other):
     messages = processes.run(2, sync_different, kind, other)
     assert f"rank {other}" in messages[other][0]
@@ -188,15 +211,30 @@ def test_every_process_refuses_other_statistics_and_continues(processes, kind, o
 
 def play(rank, group, env_id, backend, num_envs):
     shard = num_envs // dist.get_world_size(group)
-    env = tw.make(env_id, shard, backend=backend, first_index=rank * shard, max_episode_steps=9)
+    env = tw.make(
+        env_id,
+        shard,
+        backend=backend,
+        first_index=rank * shard,
+        max_episode_steps=9,
+    )
     data, td = tw.Collector(env, None, 25)(env.reset(seed=3))
     return TensorDict({"data": data, "td": td}, [shard])
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])
 def test_processes_see_the_data_of_one(processes, backend):
-    (whole,) = processes.run(1, play, "CartPole-v1", backend, 8)
-    assert_same(torch.cat(processes.run(4, play, "CartPole-v1", backend, 8)), whole)
+    (whole,) = processes.run(
+        1,
+        play,
+        "CartPole-v1",
+        backend,
+        8,
+    )
+    assert_same(
+        torch.cat(processes.run(4, play, "CartPole-v1", backend, 8)),
+        whole,
+    )
 
 
 def test_sync_without_processes_changes_nothing():
@@ -268,7 +306,13 @@ def update_of_a_part(rank, group, world_size):
         torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5)
     )
     for _ in range(3):
-        ppo.update(agent, tensors, batch, torch.arange(64)[rank::world_size], args)
+        ppo.update(
+            agent,
+            tensors,
+            batch,
+            torch.arange(64)[rank::world_size],
+            args,
+        )
     return TensorDict(agent.state_dict(), [])
 
 
@@ -276,7 +320,12 @@ def test_processes_average_their_gradients(processes):
     whole, parts = update_of_a_part(0, None, 1), processes.run(4, update_of_a_part, 4)
     for name, value in whole.items():
         assert all(part[name].equal(parts[0][name]) for part in parts)
-        torch.testing.assert_close(parts[0][name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            parts[0][name],
+            value,
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 def train(rank, group, folder):
@@ -294,7 +343,12 @@ def train(rank, group, folder):
     with pytest.raises(
         ValueError, match=r"ppo\.py needs --num-envs that 4 processes can share, but got 5\."
     ):
-        ppo.train(ppo.Args(num_envs=5), tw.make, rank, 4)
+        ppo.train(
+            ppo.Args(num_envs=5),
+            tw.make,
+            rank,
+            4,
+        )
     return ppo.train(args, tw.make, rank, 4)
 
 

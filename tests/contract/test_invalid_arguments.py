@@ -15,7 +15,12 @@ INF = math.inf
 NAN = math.nan
 CLIP = T.ClipReward(-1, 1)
 TEXT = spaces.Text(3)
-UINT16 = spaces.Box(0, 9, (3,), np.uint16)
+UINT16 = spaces.Box(
+    0,
+    9,
+    (3,),
+    np.uint16,
+)
 
 # Wrong values of each kind of argument, by the error that they raise.
 WRONG = {
@@ -155,7 +160,10 @@ def call(owner, **arguments):
     return getattr(T, owner, tw.PolicyState)(**arguments)
 
 
-@pytest.mark.parametrize(("argument", "value", "error"), wrong_values())
+@pytest.mark.parametrize(
+    ("argument", "value", "error"),
+    wrong_values(),
+)
 def test_wrong_value_raises_an_error_that_names_the_argument(argument, value, error):
     owner, name = argument.split(".")
     with pytest.raises((TypeError, ValueError), match=name) as raised:
@@ -194,14 +202,20 @@ def test_every_transform_with_arguments_has_wrong_values():
     assert with_arguments == {argument.split(".")[0] for argument in ARGUMENTS}
 
 
-@pytest.mark.parametrize("value", [1, np.int64(7), np.array(7), 2**63 - 1])
+@pytest.mark.parametrize(
+    "value",
+    [1, np.int64(7), np.array(7), 2**63 - 1],
+)
 def test_integer_of_another_library_becomes_an_int(value):
     limit = T.TimeLimit(value).max_episode_steps
     assert type(limit) is int
     assert limit == value
 
 
-@pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.5), np.array(0.5)])
+@pytest.mark.parametrize(
+    "value",
+    [0, 1, 0.5, np.float32(0.5), np.array(0.5)],
+)
 def test_number_of_another_library_becomes_a_number(value):
     gamma = T.NormalizeReward(value).gamma
     assert type(gamma) in (int, float)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import AOT, INDUCTOR, assert_same, buffers
+from numpy.testing import assert_allclose
 from stable_baselines3.common.running_mean_std import RunningMeanStd as BaselinesMeanStd
 
 import torchwrap as tw
@@ -30,13 +31,29 @@ def assert_statistics(statistics, rows):
     for index, column in enumerate(rows.reshape(-1, 3).astype(np.float64).T):
         finite = column[np.isfinite(column)]
         mean, var = (finite.mean(), finite.var()) if len(finite) else (0, 1)
-        np.testing.assert_allclose(statistics.mean[index], mean, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(statistics.var[index], var, rtol=1e-5, atol=1e-9)
+        assert_allclose(
+            statistics.mean[index],
+            mean,
+            rtol=1e-6,
+            atol=1e-6,
+        )
+        assert_allclose(
+            statistics.var[index],
+            var,
+            rtol=1e-5,
+            atol=1e-9,
+        )
         assert statistics.count[index] == len(finite)
 
 
-@pytest.mark.parametrize("share", [0, 0.05, 0.5, 0.98])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "share",
+    [0, 0.05, 0.5, 0.98],
+)
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.float64],
+)
 def test_statistics_are_those_of_the_finite_values(share, dtype):
     rows = batches(share, dtype)
     statistics = T.RunningMeanStd((3,), dtype=torch.float64)
@@ -67,7 +84,11 @@ class Breaks(ScriptedEnv):
     """Some steps and resets of env 1 observe NaN, and some steps of env 2 reward infinity."""
 
     def __init__(self):
-        super().__init__(4, (3,), (5, 3, 2, 4))
+        super().__init__(
+            4,
+            (3,),
+            (5, 3, 2, 4),
+        )
 
     def _observation_now(self):
         observation = super()._observation_now()
@@ -78,7 +99,11 @@ class Breaks(ScriptedEnv):
     def _step(self, action):
         successor = super()._step(action)
         broken = (self.index == 2) & (self.elapsed == 2) & (self.episode % 2 == 0)
-        reward = torch.where(broken.unsqueeze(-1), math.inf, successor["reward"])
+        reward = torch.where(
+            broken.unsqueeze(-1),
+            math.inf,
+            successor["reward"],
+        )
         return successor.set("reward", reward)
 
 
@@ -111,7 +136,10 @@ def test_normalize_observation_counts_the_finite_values_of_steps_and_resets():
 
 def test_normalize_reward_starts_over_after_a_reward_that_is_not_finite():
     _, raw, _ = play()
-    env = tw.TransformedEnv(Breaks(), T.NormalizeReward(gamma=0.9))
+    env = tw.TransformedEnv(
+        Breaks(),
+        T.NormalizeReward(gamma=0.9),
+    )
     env.reset(seed=0)
     returns = np.zeros((4, 1))
     counted = []
@@ -121,11 +149,15 @@ def test_normalize_reward_starts_over_after_a_reward_that_is_not_finite():
         counted.append(returns.copy())
         assert torch.equal(transition["next", "reward"].isfinite(), reward.isfinite())
         returns[transition["next", "done"].numpy()] = 0
-        np.testing.assert_allclose(env.transforms[0].discounted_return, returns, rtol=1e-12)
+        assert_allclose(env.transforms[0].discounted_return, returns, rtol=1e-12)
     counted = np.concatenate(counted)
     finite = counted[np.isfinite(counted)]
     assert len(finite) < len(counted)
-    np.testing.assert_allclose(env.transforms[0].statistics.var, finite.var(), rtol=1e-9)
+    assert_allclose(
+        env.transforms[0].statistics.var,
+        finite.var(),
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.full
@@ -141,7 +173,13 @@ def test_values_that_are_not_finite_compiled_match_eager(backend, tolerance):
     eager, compiled = envs
     tw.compile(compiled, backend=backend)
     for expected, values in zip(observe(eager), observe(compiled), strict=True):
-        torch.testing.assert_close(values, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(
+            values,
+            expected,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+        )
     assert_same(buffers(compiled), buffers(eager), tolerance)
     observations, rewards, _ = compiled.transforms
     assert observations.statistics.count[0] < observations.statistics.count[1]
@@ -150,7 +188,11 @@ def test_values_that_are_not_finite_compiled_match_eager(backend, tolerance):
 
 def test_returns_with_gamma_1_grow_beyond_the_integers_of_float32():
     env = ScriptedEnv(1, (1,), None)
-    env = tw.TransformedEnv(env, T.TransformReward(torch.ones_like), T.NormalizeReward(gamma=1))
+    env = tw.TransformedEnv(
+        env,
+        T.TransformReward(torch.ones_like),
+        T.NormalizeReward(gamma=1),
+    )
     env.reset()
     normalize = env.transforms[1]
     normalize.discounted_return.fill_(2.0**24)
@@ -161,18 +203,29 @@ def test_returns_with_gamma_1_grow_beyond_the_integers_of_float32():
         returns += 1
         theirs.update(returns)
     assert normalize.discounted_return == 2.0**24 + 50
-    np.testing.assert_allclose(normalize.statistics.var, np.arange(50).var(), rtol=1e-9)
-    np.testing.assert_allclose(normalize.statistics.mean, theirs.mean, rtol=1e-12)
+    assert_allclose(
+        normalize.statistics.var,
+        np.arange(50).var(),
+        rtol=1e-9,
+    )
+    assert_allclose(normalize.statistics.mean, theirs.mean, rtol=1e-12)
 
 
 def test_component_whose_first_values_are_missing_is_as_accurate_as_the_others():
     statistics = T.RunningMeanStd((2,))
     statistics.update(torch.tensor([[0.0, NAN], [3.0, math.inf]]))
     statistics.update(torch.tensor([[1.0, 1e7], [2.0, 1e7 + 1], [4.0, 1e7 + 2]]))
-    np.testing.assert_allclose(statistics.var, [2, 2 / 3], rtol=1e-12)
+    assert_allclose(
+        statistics.var,
+        [2, 2 / 3],
+        rtol=1e-12,
+    )
 
 
-@pytest.mark.parametrize("value", [0.1, 12345.678, -1e6])
+@pytest.mark.parametrize(
+    "value",
+    [0.1, 12345.678, -1e6],
+)
 def test_constant_component_whose_first_value_is_missing_normalizes_to_zero(value):
     statistics = T.RunningMeanStd((1,))
     rows = torch.full((7, 1), value)

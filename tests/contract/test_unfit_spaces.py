@@ -222,7 +222,10 @@ def env_with(space, transform):
         return ScriptedEnv(2)
     is_action = isinstance(transform, T.ActionTransform)
     name = "action_space" if is_action else "observation_space"
-    env = ScriptedEnv(2, **{name: copy.deepcopy(SPACES[space])})
+    env = ScriptedEnv(
+        2,
+        **{name: copy.deepcopy(SPACES[space])},
+    )
     return tw.TransformedEnv(env, T.TimeLimit(3))
 
 
@@ -249,7 +252,10 @@ def fit():
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 
-@pytest.mark.parametrize(("transform", "error", "space"), unfit())
+@pytest.mark.parametrize(
+    ("transform", "error", "space"),
+    unfit(),
+)
 def test_transform_on_an_unfit_space_raises_with_its_position(transform, error, space):
     transform = copy.deepcopy(transform)
     env = env_with(space, transform)
@@ -262,7 +268,10 @@ def test_transform_on_an_unfit_space_raises_with_its_position(transform, error, 
     assert env.signature == signature
 
 
-@pytest.mark.parametrize(("transform", "unfit", "fit"), fit())
+@pytest.mark.parametrize(
+    ("transform", "unfit", "fit"),
+    fit(),
+)
 def test_refused_transform_changes_nothing_and_works_elsewhere(transform, unfit, fit):
     new = copy.deepcopy(transform)
     transform = copy.deepcopy(transform)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from numpy.testing import assert_allclose, assert_array_equal
 from oracles import RandomEnv, scripted
 
 from torchwrap import random
@@ -25,7 +26,10 @@ STEERING = [  # one bound is the same in each dimension, and the other is not
     Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1])),
     Box(np.float32([-1, -1, -1]), np.float32([1, 0, 0])),
 ]
-ONE_SIDED = Box(np.float32([-np.inf, 0, -1]), np.float32([1, np.inf, 1]))
+ONE_SIDED = Box(
+    np.float32([-np.inf, 0, -1]),
+    np.float32([1, np.inf, 1]),
+)
 
 
 def single(action_space):
@@ -54,28 +58,38 @@ def play(space, transforms, oracle):
     "space", [*BOXES, *STEERING, ONE_SIDED, Box(-np.inf, np.inf, (2,))], ids=str
 )
 def test_clip_action_equals_gymnasiums(space):
-    np.testing.assert_array_equal(
-        *play(space, [T.ClipAction()], wrappers.ClipAction(single(space)))
-    )
+    assert_array_equal(*play(space, [T.ClipAction()], wrappers.ClipAction(single(space))))
 
 
-@pytest.mark.parametrize("bounds", [(-1, 1), (0, 3), (np.float64(-1), 0.5), (100, 101)], ids=str)
+@pytest.mark.parametrize(
+    "bounds",
+    [(-1, 1), (0, 3), (np.float64(-1), 0.5), (100, 101)],
+    ids=str,
+)
 @pytest.mark.parametrize("space", BOXES, ids=str)
 def test_rescale_action_equals_gymnasiums(space, bounds):
     oracle = wrappers.RescaleAction(single(space), *bounds)
-    ours, theirs = play(space, [T.RescaleAction(*bounds)], oracle)
+    ours, theirs = play(
+        space,
+        [T.RescaleAction(*bounds)],
+        oracle,
+    )
     largest = 1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs)
     rounding = 4 * np.finfo(space.dtype).eps * largest
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=rounding)
+    assert_allclose(ours, theirs, rtol=1e-6, atol=rounding)
 
 
 def test_clip_action_over_rescale_action_equals_gymnasiums():
     space = Box(0, 10, (1,))
-    env = scripted(T.RescaleAction(-1, 1), T.ClipAction(), action_space=space)
+    env = scripted(
+        T.RescaleAction(-1, 1),
+        T.ClipAction(),
+        action_space=space,
+    )
     oracle = wrappers.ClipAction(wrappers.RescaleAction(single(space), -1, 1))
     actions = np.float32([[-3], [0.5], [3]])
     expected = [oracle.env.action(oracle.action(action)) for action in actions]
-    np.testing.assert_allclose(received(env, actions), expected)
+    assert_allclose(received(env, actions), expected)
 
 
 def test_transform_action_equals_gymnasiums():
@@ -85,13 +99,19 @@ def test_transform_action_equals_gymnasiums():
     space = Box(-1, 1, (3,))
     wider = Box(-9, 9, (3,))
     oracle = wrappers.TransformAction(single(space), func, wider)
-    np.testing.assert_array_equal(*play(space, [T.TransformAction(func, wider)], oracle))
+    assert_array_equal(*play(space, [T.TransformAction(func, wider)], oracle))
 
 
 def test_transform_action_maps_discrete_to_continuous_actions():
     moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
-    transform = T.TransformAction(lambda action: moves[action], Discrete(4))
-    env = scripted(transform, action_space=Box(-1, 1, (2,)))
+    transform = T.TransformAction(
+        lambda action: moves[action],
+        Discrete(4),
+    )
+    env = scripted(
+        transform,
+        action_space=Box(-1, 1, (2,)),
+    )
     assert received(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
 
 
@@ -100,8 +120,15 @@ class Recording(T.StickyAction):
 
     def action(self, action):
         key = self.stream.key()
-        duration = random.integers(key.fold_in(1), self.shortest, self.longest + 1)
-        self.drawn = torch.stack([random.uniform(key), duration], 1)
+        duration = random.integers(
+            key.fold_in(1),
+            self.shortest,
+            self.longest + 1,
+        )
+        self.drawn = torch.stack(
+            [random.uniform(key), duration],
+            1,
+        )
         return super().action(action)
 
 
@@ -116,13 +143,26 @@ class Replayed:
         return int(self.drawn[1])
 
 
-@pytest.mark.parametrize("duration", [3, (1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "duration",
+    [3, (1, 4)],
+    ids=str,
+)
 @pytest.mark.parametrize("probability", [0, 0.25, 0.9])
-@pytest.mark.parametrize("lengths", [(1,), (7, 3, 1), None], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [(1,), (7, 3, 1), None],
+    ids=str,
+)
 def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duration, lengths):
     space = Discrete(1000)
     sticky = Recording(probability, duration)
-    env = scripted(sticky, num_envs=5, action_space=space, episode_lengths=lengths)
+    env = scripted(
+        sticky,
+        num_envs=5,
+        action_space=space,
+        episode_lengths=lengths,
+    )
     oracles = []
     for _ in range(5):
         oracle = wrappers.StickyAction(single(space), probability, duration)
@@ -147,8 +187,16 @@ def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duratio
 
 
 def test_sticky_action_of_a_dict_repeats_all_parts_together():
-    space = Dict(a=Discrete(1000), b=Tuple([Box(-1, 1, (2,))]))
-    env = scripted(T.StickyAction(0.5), num_envs=50, action_space=space, episode_lengths=None)
+    space = Dict(
+        a=Discrete(1000),
+        b=Tuple([Box(-1, 1, (2,))]),
+    )
+    env = scripted(
+        T.StickyAction(0.5),
+        num_envs=50,
+        action_space=space,
+        episode_lengths=None,
+    )
     before = env.sample_action()
     _, td = env.step(env.reset(seed=0).set("action", before.clone()))
     chosen = env.sample_action()

@@ -47,16 +47,30 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "when", "space"), FAULTS, ids=str)
+@pytest.mark.parametrize(
+    ("key", "value", "when", "space"),
+    FAULTS,
+    ids=str,
+)
 def test_checker_raises_in_the_step_or_reset_with_a_wrong_value(key, value, when, space):
-    env = tw.TransformedEnv(Wrong(key, value, when, space), T.PassiveEnvChecker())
-    _, td = step(env, env.reset(seed=0), 2 if when == "step" else 3)
+    env = tw.TransformedEnv(
+        Wrong(key, value, when, space),
+        T.PassiveEnvChecker(),
+    )
+    _, td = step(
+        env,
+        env.reset(seed=0),
+        2 if when == "step" else 3,
+    )
     name = key if isinstance(key, str) else r"observation\['position'\]"
     with pytest.raises(ValueError, match=f"{name} .*{value} in env 1"):
         step(env, td)
 
 
-@pytest.mark.parametrize("value", [torch.nan, 1.5, -torch.inf])
+@pytest.mark.parametrize(
+    "value",
+    [torch.nan, 1.5, -torch.inf],
+)
 def test_checker_raises_for_a_wrong_action(value):
     env = scripted(T.PassiveEnvChecker())
     action = torch.zeros(3, 6)
@@ -72,6 +86,10 @@ def test_checker_accepts_an_action_that_is_clipped_below():
 
 def test_checker_over_a_transform_outside_its_space_raises():
     logarithm = T.TransformObservation(torch.log)
-    env = scripted(T.ClipObservation(-5, 5), logarithm, T.PassiveEnvChecker())
+    env = scripted(
+        T.ClipObservation(-5, 5),
+        logarithm,
+        T.PassiveEnvChecker(),
+    )
     with pytest.raises(ValueError, match=r"observation .*-inf in env 0"):
         env.reset(seed=0)

@@ -31,14 +31,23 @@ def test_compose_equals_wrapping_one_by_one():
     nested = scripted()
     for transform in parts():
         nested = tw.TransformedEnv(nested, transform)
-    assert_same(play(scripted(tw.Compose(parts()))), play(nested))
+    assert_same(
+        play(scripted(tw.Compose(parts()))),
+        play(nested),
+    )
 
 
-@pytest.mark.parametrize("cut", [0, 1, 4, 9])
+@pytest.mark.parametrize(
+    "cut",
+    [0, 1, 4, 9],
+)
 def test_compose_is_associative(cut):
     whole = parts()
     nested = tw.Compose([tw.Compose(whole[:cut]), tw.Compose(whole[cut:])])
-    assert_same(play(scripted(nested)), play(scripted(*parts())))
+    assert_same(
+        play(scripted(nested)),
+        play(scripted(*parts())),
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,14 +55,20 @@ def test_compose_is_associative(cut):
 )
 def test_compose_of_nothing_is_the_identity(nothing):
     env = ScriptedEnv(3, action_space=BOX)
-    assert_same(play(scripted(tw.Compose(nothing))), play(env))
+    assert_same(
+        play(scripted(tw.Compose(nothing))),
+        play(env),
+    )
 
 
 def test_compose_observations_and_rewards_pass_in_order():
     add = T.TransformObservation(lambda observation: observation + 1)
     double = T.TransformObservation(lambda observation: 2 * observation)
     scale = T.TransformReward(lambda reward: 10 * reward)
-    data = play(scripted(add, double, scale, T.ClipReward(0, 5)), 1)
+    data = play(
+        scripted(add, double, scale, T.ClipReward(0, 5)),
+        1,
+    )
     assert data["next", "reward"].flatten().tolist() == [5, 5, 5]
     assert data["observation"][0, 0, 0] == 2
 
@@ -70,7 +85,10 @@ def test_compose_standalone_actions_pass_in_reverse_as_in_an_env():
 def test_compose_unfit_transform_in_a_nested_compose_raises_with_every_position():
     positions = r"transforms\[1\] \(Compose\): transforms\[0\] \(RescaleAction\): "
     with pytest.raises(ValueError, match=positions):
-        scripted(T.ClipAction(), tw.Compose([T.RescaleAction(-1, 1)]))
+        scripted(
+            T.ClipAction(),
+            tw.Compose([T.RescaleAction(-1, 1)]),
+        )
 
 
 def test_compose_error_in_a_users_function_keeps_its_traceback():

@@ -5,17 +5,34 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Discrete
+from numpy.testing import assert_array_equal
 from oracles import RandomEnv, assert_equals_wrapper, make, scripted
 
 from torchwrap import transforms as T
 
 LINE = Box(-1.2, 0.6, (1,))
-PLANE = Box(np.float32([-1.2, -0.07]), np.float32([0.6, 0.07]))
-BLOCK = Box(0, 1, (2, 2), np.float64)
+PLANE = Box(
+    np.float32([-1.2, -0.07]),
+    np.float32([0.6, 0.07]),
+)
+BLOCK = Box(
+    0,
+    1,
+    (2, 2),
+    np.float64,
+)
 POINT = Box(-3, 5, ())
 CASES = [(LINE, 10), (PLANE, 10), (PLANE, (3, 7)), (BLOCK, (1, 2, 3, 4)), (POINT, 5), (PLANE, 1)]
-cases = pytest.mark.parametrize(("space", "bins"), CASES, ids=str)
-multidiscrete = pytest.mark.parametrize("multidiscrete", [False, True], ids=["flat", "multi"])
+cases = pytest.mark.parametrize(
+    ("space", "bins"),
+    CASES,
+    ids=str,
+)
+multidiscrete = pytest.mark.parametrize(
+    "multidiscrete",
+    [False, True],
+    ids=["flat", "multi"],
+)
 
 
 def members(space, number):
@@ -55,27 +72,48 @@ def test_revert_observation_equals_gymnasiums_edges(space, bins, multidiscrete):
     transform = make(space, T.DiscretizeObservation(bins, multidiscrete)).transforms[0]
     values, singles = members(oracle.observation_space, 20)
     low, high = transform.revert_observation(torch.from_numpy(values))
-    expected_low, expected_high = zip(*map(oracle.revert_observation, singles), strict=True)
-    np.testing.assert_array_equal(low, np.stack(expected_low))
-    np.testing.assert_array_equal(high, np.stack(expected_high))
+    expected_low, expected_high = zip(
+        *map(oracle.revert_observation, singles),
+        strict=True,
+    )
+    assert_array_equal(low, np.stack(expected_low))
+    assert_array_equal(high, np.stack(expected_high))
 
 
 @cases
 @multidiscrete
 def test_discretize_action_and_its_revert_equal_gymnasiums(space, bins, multidiscrete):
-    oracle = wrappers.DiscretizeAction(RandomEnv(LINE, action_space=space), bins, multidiscrete)
-    env = scripted(T.DiscretizeAction(bins, multidiscrete), num_envs=30, action_space=space)
+    oracle = wrappers.DiscretizeAction(
+        RandomEnv(LINE, action_space=space),
+        bins,
+        multidiscrete,
+    )
+    env = scripted(
+        T.DiscretizeAction(bins, multidiscrete),
+        num_envs=30,
+        action_space=space,
+    )
     assert env.single_action_space == oracle.action_space
     values, singles = members(oracle.action_space, 30)
     transition, _ = env.step(env.reset().set("action", torch.from_numpy(values)))
     received = transition["next", "info", "action"]
-    np.testing.assert_array_equal(received, np.stack(list(map(oracle.action, singles))))
+    assert_array_equal(
+        received,
+        np.stack(list(map(oracle.action, singles))),
+    )
     points = np.random.default_rng(0).uniform(-2, 6, (40, *space.shape)).astype(space.dtype)
     reverted = env.transforms[0].revert_action(torch.from_numpy(points))
-    np.testing.assert_array_equal(reverted, np.stack(list(map(oracle.revert_action, points))))
+    assert_array_equal(
+        reverted,
+        np.stack(list(map(oracle.revert_action, points))),
+    )
 
 
-@pytest.mark.parametrize("bins", [np.array(3), np.array([3]), [3], np.int8(3)], ids=repr)
+@pytest.mark.parametrize(
+    "bins",
+    [np.array(3), np.array([3]), [3], np.int8(3)],
+    ids=repr,
+)
 def test_bins_as_numbers_and_arrays_are_accepted(bins):
     line = Box(0, 1, (1,))
     env = scripted(T.DiscretizeObservation(bins), observation_space=line)
@@ -86,10 +124,16 @@ def test_bins_as_numbers_and_arrays_are_accepted(bins):
 
 def test_discretize_action_of_the_most_bins_that_can_be_sampled():
     square = Box(0, 1, (2,))
-    env = scripted(T.DiscretizeAction((2**15, 2**16)), action_space=square)
+    env = scripted(
+        T.DiscretizeAction((2**15, 2**16)),
+        action_space=square,
+    )
     assert Discrete(2**31).contains(env.sample_action()[0].numpy())
     bins = (2**15, 2**16 + 1)
     with pytest.raises(ValueError, match="bins"):
         scripted(T.DiscretizeAction(bins), action_space=square)
-    env = scripted(T.DiscretizeAction(bins, multidiscrete=True), action_space=square)
+    env = scripted(
+        T.DiscretizeAction(bins, multidiscrete=True),
+        action_space=square,
+    )
     assert env.single_action_space.contains(env.sample_action()[0].numpy())

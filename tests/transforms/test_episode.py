@@ -9,6 +9,7 @@ import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode
+from numpy.testing import assert_allclose, assert_array_equal
 from oracles import ENDINGS, RandomEnv, assert_agrees, quick, step, vector_env
 from tensordict import TensorDict
 
@@ -16,8 +17,17 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
-SPACE = Box(-9, 9, (1,), np.float64)
-scripted = functools.partial(oracles.scripted, num_envs=2, observation_shape=(1,))
+SPACE = Box(
+    -9,
+    9,
+    (1,),
+    np.float64,
+)
+scripted = functools.partial(
+    oracles.scripted,
+    num_envs=2,
+    observation_shape=(1,),
+)
 endings = pytest.mark.parametrize("ending", ENDINGS)
 
 
@@ -25,10 +35,18 @@ def advance(env, num_steps):
     return step(env, env.reset(), num_steps)
 
 
-@pytest.mark.parametrize("buffer_length", quick([1, 2, 3, 7, 100], 3, 100))
+@pytest.mark.parametrize(
+    "buffer_length",
+    quick([1, 2, 3, 7, 100], 3, 100),
+)
 def test_record_episode_statistics_equals_gymnasiums_vector_wrapper(buffer_length):
     statistics = T.RecordEpisodeStatistics(buffer_length)
-    env = oracles.make(SPACE, statistics, num_envs=4, max_length=6)
+    env = oracles.make(
+        SPACE,
+        statistics,
+        num_envs=4,
+        max_length=6,
+    )
     vec = vector_env(SPACE, 4, AutoresetMode.SAME_STEP, max_length=6)
     oracle = wrappers.vector.RecordEpisodeStatistics(vec, buffer_length)
     td = env.reset(seed=3)
@@ -37,24 +55,31 @@ def test_record_episode_statistics_equals_gymnasiums_vector_wrapper(buffer_lengt
         successor, td = step(env, td)
         info = oracle.step(np.zeros(4, np.int64))[-1]
         done = successor["done"].squeeze(-1).numpy()
-        np.testing.assert_array_equal(done, info.get("_episode", np.zeros(4, bool)))
+        assert_array_equal(
+            done,
+            info.get("_episode", np.zeros(4, bool)),
+        )
         if done.any():
             episode = info["episode"]
             returns = successor["episode_return"][done, 0]
-            np.testing.assert_allclose(returns, episode["r"][done], rtol=1e-5)
+            assert_allclose(returns, episode["r"][done], rtol=1e-5)
             lengths = successor["episode_length"][done, 0]
-            np.testing.assert_array_equal(lengths, episode["l"][done])
+            assert_array_equal(lengths, episode["l"][done])
         returns = np.array(oracle.return_queue, float).ravel()
-        np.testing.assert_allclose(statistics.return_queue, returns, rtol=1e-5)
+        assert_allclose(statistics.return_queue, returns, rtol=1e-5)
         lengths = np.array(oracle.length_queue, int).ravel()
-        np.testing.assert_array_equal(statistics.length_queue, lengths)
+        assert_array_equal(statistics.length_queue, lengths)
         assert statistics.episode_count == oracle.episode_count
     assert oracle.episode_count > 30
 
 
 @endings
 def test_running_sums_are_the_whole_episodes_at_its_last_step(ending):
-    env = scripted(T.RecordEpisodeStatistics(), episode_lengths=(3, 1), ending=ending)
+    env = scripted(
+        T.RecordEpisodeStatistics(),
+        episode_lengths=(3, 1),
+        ending=ending,
+    )
     successor = tw.rollout(env, None, 5)[0]["next"]
     returns = successor["episode_return"]
     lengths = successor["episode_length"]
@@ -66,7 +91,10 @@ def test_running_sums_are_the_whole_episodes_at_its_last_step(ending):
 def test_more_episodes_in_one_step_than_fit_keep_the_latest():
     by_env = T.TransformReward(lambda reward: reward * torch.arange(5.0).unsqueeze(-1))
     statistics = T.RecordEpisodeStatistics(3)
-    advance(scripted(by_env, statistics, num_envs=5, episode_lengths=2), 2)
+    advance(
+        scripted(by_env, statistics, num_envs=5, episode_lengths=2),
+        2,
+    )
     assert statistics.return_queue.tolist() == [6, 9, 12]
     assert statistics.length_queue.tolist() == [2, 2, 2]
     assert statistics.episode_count == 5
@@ -92,7 +120,10 @@ def test_queue_is_a_copy():
 
 def test_episode_ended_by_a_transform_above_is_finished():
     statistics = T.RecordEpisodeStatistics()
-    advance(scripted(statistics, T.TimeLimit(2), episode_lengths=(5, 1)), 4)
+    advance(
+        scripted(statistics, T.TimeLimit(2), episode_lengths=(5, 1)),
+        4,
+    )
     assert statistics.length_queue.tolist() == [1, 2, 1, 2, 1]
 
 
@@ -100,7 +131,10 @@ def test_masked_reset_changes_and_counts_the_rows_of_the_mask():
     statistics = T.RecordEpisodeStatistics()
     env = scripted(statistics, num_envs=3, episode_lengths=None)
     _, td = advance(env, 2)
-    statistics.reset(TensorDict({}, [3]), tw.RowMask(torch.tensor([False, True, False])))
+    statistics.reset(
+        TensorDict({}, [3]),
+        tw.RowMask(torch.tensor([False, True, False])),
+    )
     assert statistics.return_queue.tolist() == [3]
     successor, _ = step(env, td)
     assert successor["episode_return"].flatten().tolist() == [6, 3, 6]
@@ -116,7 +150,12 @@ def test_sums_over_long_episodes_are_in_double_precision():
 
 def test_statistics_below_and_above_clip_reward_record_raw_and_clipped_rewards():
     raw = T.RecordEpisodeStatistics(stats_key="raw")
-    env = scripted(raw, T.ClipReward(0, 1), T.RecordEpisodeStatistics(), episode_lengths=None)
+    env = scripted(
+        raw,
+        T.ClipReward(0, 1),
+        T.RecordEpisodeStatistics(),
+        episode_lengths=None,
+    )
     successor, _ = advance(env, 3)
     assert successor["raw_return"].tolist() == [[6], [6]]
     assert successor["raw_length"].tolist() == [[3], [3]]
@@ -136,12 +175,20 @@ def pushing(compiled=False):
     """An env that records every reduction of the actions."""
     metrics = {f"push_{kind}": ("action", kind) for kind in REDUCTIONS}
     statistics = T.RecordEpisodeStatistics(metrics=metrics)
-    env = scripted(statistics, action_space=Box(-1, 1, (1,)), episode_lengths=(3, 2))
+    env = scripted(
+        statistics,
+        action_space=Box(-1, 1, (1,)),
+        episode_lengths=(3, 2),
+    )
     return tw.compile(env, backend="eager") if compiled else env
 
 
 @pytest.mark.parametrize("kind", REDUCTIONS)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled",
+    [False, True],
+    ids=["eager", "compiled"],
+)
 def test_metric_equals_numpys_at_every_step_and_in_the_queue(kind, compiled):
     env = pushing(compiled)
     vec = tw.to_gymnasium(pushing())
@@ -155,7 +202,10 @@ def test_metric_equals_numpys_at_every_step_and_in_the_queue(kind, compiled):
         infos = vec.step(action.numpy())[-1]
         for row, pushes in enumerate(running):
             pushes.append(action[row].item())
-            expected = pytest.approx(REDUCTIONS[kind](np.float64(pushes)), rel=1e-6)
+            expected = pytest.approx(
+                REDUCTIONS[kind](np.float64(pushes)),
+                rel=1e-6,
+            )
             assert transition["next", f"episode_push_{kind}"][row].item() == expected
             if transition["next", "done"][row]:
                 assert infos["episode"][f"push_{kind}"][row] == expected
@@ -166,7 +216,11 @@ def test_metric_equals_numpys_at_every_step_and_in_the_queue(kind, compiled):
 
 
 def test_evaluate_returns_metrics():
-    found = tw.evaluate(pushing(), lambda td: torch.tensor([[0.5], [-0.5]]), 4)
+    found = tw.evaluate(
+        pushing(),
+        lambda td: torch.tensor([[0.5], [-0.5]]),
+        4,
+    )
     assert found["episode_push_sum"].tolist() == [1.5, 1, -1, -1.5]
     assert found["episode_push_min"].tolist() == [0.5, 0.5, -0.5, -0.5]
 
@@ -174,13 +228,24 @@ def test_evaluate_returns_metrics():
 def test_metric_that_a_layer_below_does_not_sum_raises():
     repeated = tw.wrappers.RepeatAction(ScriptedEnv(1), 2)
     with pytest.raises(ValueError, match=r"metrics .*summed_info"):
-        tw.TransformedEnv(repeated, T.RecordEpisodeStatistics(metrics={"action": "max"}))
+        tw.TransformedEnv(
+            repeated,
+            T.RecordEpisodeStatistics(metrics={"action": "max"}),
+        )
 
 
-@pytest.mark.parametrize("limit", quick([1, 2, 4, 100], 4))
+@pytest.mark.parametrize(
+    "limit",
+    quick([1, 2, 4, 100], 4),
+)
 def test_time_limit_equals_gymnasiums(limit):
     theirs = [wrappers.TimeLimit(RandomEnv(SPACE, max_length=6), limit) for _ in range(4)]
-    env = oracles.make(SPACE, T.TimeLimit(limit), num_envs=4, max_length=6)
+    env = oracles.make(
+        SPACE,
+        T.TimeLimit(limit),
+        num_envs=4,
+        max_length=6,
+    )
     flags = assert_agrees(env, theirs, num_steps=40)
     assert flags.all(1).any()
     assert flags.any(1).sum() > 20
@@ -190,7 +255,10 @@ def test_time_limit_equals_gymnasiums(limit):
     ("ending", "terminated"), [("terminated", True), ("truncated", False), ("both", True)]
 )
 def test_time_limit_in_the_step_of_another_ending_keeps_its_flags(ending, terminated):
-    successor, _ = advance(scripted(T.TimeLimit(3), episode_lengths=3, ending=ending), 3)
+    successor, _ = advance(
+        scripted(T.TimeLimit(3), episode_lengths=3, ending=ending),
+        3,
+    )
     assert successor["terminated"].flatten().tolist() == [terminated] * 2
     assert successor["truncated"].flatten().tolist() == [True] * 2
 
@@ -205,9 +273,16 @@ def test_time_limit_counts_from_the_start_of_each_episode(ending):
     assert env.state_dict() == {}
 
 
-@pytest.mark.parametrize(("inner", "outer", "limit"), [(3, 5, 3), (5, 3, 3), (4, 4, 4)])
+@pytest.mark.parametrize(
+    ("inner", "outer", "limit"),
+    [(3, 5, 3), (5, 3, 3), (4, 4, 4)],
+)
 def test_time_limit_twice_applies_and_declares_the_tighter_one(inner, outer, limit):
-    env = scripted(T.TimeLimit(inner), T.TimeLimit(outer), episode_lengths=None)
+    env = scripted(
+        T.TimeLimit(inner),
+        T.TimeLimit(outer),
+        episode_lengths=None,
+    )
     data, _ = tw.rollout(env, None, 6)
     assert env.signature.max_episode_steps == limit
     truncated = data["next", "truncated"][0, :, 0].tolist()
@@ -227,7 +302,11 @@ AWARE = [
 
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("normalize_time", [True, False])
-@pytest.mark.parametrize("space", quick(AWARE, *AWARE[4:]), ids=str)
+@pytest.mark.parametrize(
+    "space",
+    quick(AWARE, *AWARE[4:]),
+    ids=str,
+)
 def test_time_aware_observation_equals_gymnasiums(space, normalize_time, flatten):
     arguments = (flatten, normalize_time)
     theirs = []
@@ -236,11 +315,18 @@ def test_time_aware_observation_equals_gymnasiums(space, normalize_time, flatten
         aware = wrappers.TimeAwareObservation(limited, *arguments, dict_time_key="elapsed")
         theirs.append(aware)
     ours = T.TimeAwareObservation(*arguments, dict_time_key="elapsed")
-    assert_agrees(oracles.make(space, T.TimeLimit(3), ours, num_envs=2), theirs, num_steps=12)
+    assert_agrees(
+        oracles.make(space, T.TimeLimit(3), ours, num_envs=2),
+        theirs,
+        num_steps=12,
+    )
 
 
 def test_time_aware_observation_over_a_native_env_has_its_limit():
-    env = tw.TransformedEnv(tw.make("CartPole-v1", 2), T.TimeAwareObservation(flatten=False))
+    env = tw.TransformedEnv(
+        tw.make("CartPole-v1", 2),
+        T.TimeAwareObservation(flatten=False),
+    )
     assert env.single_observation_space["time"].high == 500
 
 
@@ -249,7 +335,10 @@ def test_time_aware_observation_over_a_native_env_has_its_limit():
 )
 def test_time_aware_observation_of_the_longest_limits_is_exact(limit, normalize_time, time):
     aware = T.TimeAwareObservation(flatten=False, normalize_time=normalize_time)
-    successor, _ = advance(scripted(T.TimeLimit(limit), aware), 1)
+    successor, _ = advance(
+        scripted(T.TimeLimit(limit), aware),
+        1,
+    )
     assert successor["observation", "time"].tolist() == [[time]] * 2
 
 

@@ -24,8 +24,16 @@ def grouped(groups, *above, num_envs=2):
 
 @pytest.mark.parametrize("name", stacks())
 def test_group_equals_an_env_with_its_transforms_alone(name):
-    env = grouped(stacks(), T.ClipReward(-1, 1), num_envs=NUM_ENVS)
-    alone = scripted(*stacks()[name], num_envs=NUM_ENVS, observation_shape=(2,))
+    env = grouped(
+        stacks(),
+        T.ClipReward(-1, 1),
+        num_envs=NUM_ENVS,
+    )
+    alone = scripted(
+        *stacks()[name],
+        num_envs=NUM_ENVS,
+        observation_shape=(2,),
+    )
     assert env.single_observation_space[name] == alone.single_observation_space
     td = env.reset(seed=0)
     other = alone.reset(seed=0)
@@ -57,13 +65,23 @@ def test_group_changed_by_the_caller_leaves_the_others_as_they_are():
 def test_statistics_of_a_group_are_saved_and_frozen():
     env = grouped(stacks(), num_envs=4)
     other = grouped(stacks())
-    tw.rollout(env, None, 10, env.reset(seed=0))
+    tw.rollout(
+        env,
+        None,
+        10,
+        env.reset(seed=0),
+    )
     other.load_state_dict(env.state_dict())
     saved = env.transforms[0].groups["policy"][0].statistics
     loaded = other.transforms[0].groups["policy"][0].statistics
     assert (saved.count >= 44).all()
     other.eval()
-    tw.rollout(other, None, 5, other.reset(seed=1))
+    tw.rollout(
+        other,
+        None,
+        5,
+        other.reset(seed=1),
+    )
     assert (saved.mean == loaded.mean).all()
 
 

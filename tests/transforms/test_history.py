@@ -5,16 +5,32 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from numpy.testing import assert_array_equal
 from oracles import RandomEnv, assert_agrees, assert_equals_wrapper, make, scripted, step
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from torchwrap import transforms as T
 
-FREE = Box(-np.inf, np.inf, (3,))
-IMAGE = Box(0, 255, (4, 5, 3), np.uint8)
-ABOVE_ZERO = Box(np.float32([2, -9]), np.float32([5, -7]))
+FREE = Box(
+    -np.inf,
+    np.inf,
+    (3,),
+)
+IMAGE = Box(
+    0,
+    255,
+    (4, 5, 3),
+    np.uint8,
+)
+ABOVE_ZERO = Box(
+    np.float32([2, -9]),
+    np.float32([5, -7]),
+)
 COUNT = Discrete(4, start=-2)
-GRID = MultiDiscrete([3, 4], start=[1, -2])
+GRID = MultiDiscrete(
+    [3, 4],
+    start=[1, -2],
+)
 PAIR = Tuple([ABOVE_ZERO, Discrete(3, start=1)])
 TREE = Dict(image=IMAGE, grid=GRID, pair=PAIR)
 PAIR_MEMBER = (np.float32([3, -8]), np.int64(2))
@@ -41,32 +57,52 @@ PADDINGS = [("reset", 0), ("zero", 0), (np.float32([7]), 7)]
 
 def stacked(padding_type, **arguments):
     stack = T.FrameStackObservation(3, padding_type=padding_type)
-    return scripted(stack, num_envs=2, observation_shape=(1,), **arguments)
+    return scripted(
+        stack,
+        num_envs=2,
+        observation_shape=(1,),
+        **arguments,
+    )
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
-@pytest.mark.parametrize(("space", "padding"), STACKS, ids=str)
+@pytest.mark.parametrize(
+    ("space", "padding"),
+    STACKS,
+    ids=str,
+)
 def test_frame_stack_equals_gymnasiums_in_every_frame_and_space(space, padding, stack_size):
     assert_equals_wrapper(space, "FrameStackObservation", stack_size, padding_type=padding)
 
 
 def test_frame_stack_along_an_axis_equals_stable_baselines_vec_frame_stack():
-    env = make(IMAGE, T.FrameStackObservation(4, padding_type="zero", axis=-1))
-    vec = VecFrameStack(DummyVecEnv([lambda: RandomEnv(IMAGE)] * 3), 4, channels_order="last")
+    env = make(
+        IMAGE,
+        T.FrameStackObservation(4, padding_type="zero", axis=-1),
+    )
+    vec = VecFrameStack(
+        DummyVecEnv([lambda: RandomEnv(IMAGE)] * 3),
+        4,
+        channels_order="last",
+    )
     vec.seed(3)
     td = env.reset(seed=3)
-    np.testing.assert_array_equal(td["observation"], vec.reset())
+    assert_array_equal(td["observation"], vec.reset())
     for _ in range(20):
         successor, td = step(env, td)
         observation, _, done, infos = vec.step(np.zeros(3, np.int64))
-        np.testing.assert_array_equal(td["observation"], observation)
+        assert_array_equal(td["observation"], observation)
         for row in np.flatnonzero(done):
             final = infos[row]["terminal_observation"]
-            np.testing.assert_array_equal(successor["observation"][row], final)
+            assert_array_equal(successor["observation"][row], final)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(("padding", "pad"), PADDINGS, ids=str)
+@pytest.mark.parametrize(
+    ("padding", "pad"),
+    PADDINGS,
+    ids=str,
+)
 def test_frame_stack_of_one_step_episodes_is_padded_in_each(padding, pad, ending):
     env = stacked(padding, episode_lengths=1, ending=ending)
     td = env.reset()
@@ -119,21 +155,37 @@ def test_frame_stack_after_a_masked_reset_starts_over(padding, num_steps):
 
 
 @pytest.mark.parametrize("delay", [0, 2, 7])
-@pytest.mark.parametrize("space", [FREE, IMAGE, ABOVE_ZERO, COUNT, GRID, TREE], ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [FREE, IMAGE, ABOVE_ZERO, COUNT, GRID, TREE],
+    ids=str,
+)
 def test_delay_observation_equals_gymnasiums(space, delay):
     assert_equals_wrapper(space, "DelayObservation", delay, num_steps=20)
 
 
 def test_delay_of_each_env_equals_gymnasiums_with_that_delay():
     oracles = [wrappers.DelayObservation(RandomEnv(TREE), delay) for delay in (0, 3, 1)]
-    env = make(TREE, T.DelayObservation(torch.tensor([0, 3, 1])))
+    env = make(
+        TREE,
+        T.DelayObservation(torch.tensor([0, 3, 1])),
+    )
     assert_agrees(env, oracles, num_steps=20)
 
 
-@pytest.mark.parametrize(("padding", "pad"), PADDINGS[::2], ids=str)
+@pytest.mark.parametrize(
+    ("padding", "pad"),
+    PADDINGS[::2],
+    ids=str,
+)
 def test_delay_drawn_for_each_episode_covers_its_range_and_shifts_observations(padding, pad):
     delay = T.DelayObservation((1, 3), padding_type=padding)
-    env = scripted(delay, num_envs=50, observation_shape=(1,), episode_lengths=6)
+    env = scripted(
+        delay,
+        num_envs=50,
+        observation_shape=(1,),
+        episode_lengths=6,
+    )
     td = env.reset(seed=0)
     drawn = []
     for _ in range(4):
@@ -152,7 +204,12 @@ def test_delay_drawn_for_each_episode_covers_its_range_and_shifts_observations(p
 
 def test_delay_action_equals_values_by_hand_at_the_ends_of_episodes():
     delay = T.DelayAction(2, padding_type=9)
-    env = scripted(delay, num_envs=2, action_space=Discrete(10), episode_lengths=(3, 4))
+    env = scripted(
+        delay,
+        num_envs=2,
+        action_space=Discrete(10),
+        episode_lengths=(3, 4),
+    )
     td = env.reset()
     received = []
     for number in range(6):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box
+from numpy.testing import assert_array_equal
 from oracles import RandomEnv, assert_equals_wrapper, make
 from tensordict import TensorDict
 
@@ -21,7 +22,12 @@ def images(*shape):
 
 
 def noise(*shape):
-    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    return np.random.default_rng(0).integers(
+        0,
+        256,
+        shape,
+        np.uint8,
+    )
 
 
 @pytest.mark.parametrize("keep_dim", [False, True])
@@ -30,23 +36,32 @@ def test_grayscale_equals_gymnasiums(keep_dim):
 
 
 def test_grayscale_of_every_gray_and_a_million_colors_equals_gymnasiums():
-    grays = np.arange(256, dtype=np.uint8)[:, None].repeat(3, 1)
+    grays = np.arange(256, dtype=np.uint8)[:, None].repeat(
+        3,
+        1,
+    )
     colors = np.concatenate([grays, noise(1_000_000, 3)])[:, None]
     oracle = wrappers.GrayscaleObservation(RandomEnv(images(len(colors), 1, 3)))
     given = T.GrayscaleObservation().observation(torch.from_numpy(colors)).numpy()
-    np.testing.assert_array_equal(given, oracle.observation(colors))
+    assert_array_equal(given, oracle.observation(colors))
     # Gymnasium truncates sums just below an integer.
     assert (given[:256, 0] != grays[:, 0]).sum() == 8
 
 
-@pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "stride",
+    [15, pytest.param(1, marks=pytest.mark.full)],
+)
 def test_grayscale_of_opencv_equals_it_for_every_color(stride):
     values = np.arange(256, dtype=np.uint8)
     transform = T.GrayscaleObservation(formula="opencv")
     for red in range(0, 256, stride):
-        colors = np.stack(np.broadcast_arrays(np.uint8(red), values[:, None], values), -1)
+        colors = np.stack(
+            np.broadcast_arrays(np.uint8(red), values[:, None], values),
+            -1,
+        )
         gray = transform.observation(torch.from_numpy(colors[None]))[0]
-        np.testing.assert_array_equal(gray, cv2.cvtColor(colors, cv2.COLOR_RGB2GRAY))
+        assert_array_equal(gray, cv2.cvtColor(colors, cv2.COLOR_RGB2GRAY))
 
 
 SIZES = [  # from, to
@@ -69,25 +84,50 @@ SIZES = [  # from, to
 ]
 
 
-@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
-@pytest.mark.parametrize(("before", "after"), SIZES, ids=str)
+@pytest.mark.parametrize(
+    "channels",
+    [(), (1,), (3,)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    SIZES,
+    ids=str,
+)
 def test_resize_equals_opencvs_inter_area_bit_for_bit(before, after, channels):
     frames = noise(4, *before, *channels)
     frames[0] = 255
     frames[1] = np.linspace(0, 255, frames[1].size).reshape(frames[1].shape)
     expected = []
     for frame in frames:
-        resized = cv2.resize(frame, after[::-1], interpolation=cv2.INTER_AREA)
+        resized = cv2.resize(
+            frame,
+            after[::-1],
+            interpolation=cv2.INTER_AREA,
+        )
         expected.append(resized.reshape(*after, *channels))
     transform = make(images(*before, *channels), T.ResizeObservation(after)).transforms[0]
     resized = transform.observation(torch.from_numpy(frames))
-    np.testing.assert_array_equal(resized, np.stack(expected))
+    assert_array_equal(resized, np.stack(expected))
 
 
-@pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
-@pytest.mark.parametrize("shape", [(4, 3), (6, 5), (3, 4)], ids=str)
+@pytest.mark.parametrize(
+    "channels",
+    [(), (1,), (3,)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "shape",
+    [(4, 3), (6, 5), (3, 4)],
+    ids=str,
+)
 def test_resize_equals_gymnasiums_in_episodes_and_spaces(channels, shape):
-    assert_equals_wrapper(images(12, 8, *channels), "ResizeObservation", shape, num_steps=8)
+    assert_equals_wrapper(
+        images(12, 8, *channels),
+        "ResizeObservation",
+        shape,
+        num_steps=8,
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +139,10 @@ def test_masked_reset_computes_the_rows_of_the_mask(transform):
     expected = transform.observation(frames)
     for mask in ([False, True, False], [False, False, False]):
         rows = torch.tensor(mask)
-        td = env.transforms[0].reset(TensorDict({"observation": frames}, [3]), tw.RowMask(rows))
+        td = env.transforms[0].reset(
+            TensorDict({"observation": frames}, [3]),
+            tw.RowMask(rows),
+        )
         assert td["observation"].shape == expected.shape
         assert torch.equal(td["observation"][rows], expected[rows])
 
@@ -132,7 +175,11 @@ class Picture(RandomEnv):
         return self.picture
 
 
-@pytest.mark.parametrize("grayscale", [False, True], ids=["colors", "gray"])
+@pytest.mark.parametrize(
+    "grayscale",
+    [False, True],
+    ids=["colors", "gray"],
+)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -147,7 +194,11 @@ class Picture(RandomEnv):
 )
 def test_noise_equals_gymnasiums_for_the_same_draws(name, arguments, grayscale):
     space = images(30, 21, 3)
-    env = make(space, getattr(T, name)(*arguments, grayscale), num_envs=4)
+    env = make(
+        space,
+        getattr(T, name)(*arguments, grayscale),
+        num_envs=4,
+    )
     env.reset(seed=3)
     transform = env.transforms[0]
     theirs = Picture(space)
@@ -156,7 +207,7 @@ def test_noise_equals_gymnasiums_for_the_same_draws(name, arguments, grayscale):
     theirs.picture = frames[0].numpy()
     given = transform.observation(frames)
     oracle = getattr(wrappers, name)(theirs, *arguments, grayscale)
-    np.testing.assert_array_equal(given[0], oracle.render())
+    assert_array_equal(given[0], oracle.render())
     changed = (given != frames).any(-1).float().mean()
     if arguments[0] == 0:
         assert changed == 0
@@ -166,8 +217,17 @@ def test_noise_equals_gymnasiums_for_the_same_draws(name, arguments, grayscale):
 
 
 def test_noise_differs_at_every_step_and_in_every_episode():
-    env = make(images(20, 20), T.AddWhiteNoise(0.5), num_envs=2)
-    zeros = torch.zeros(2, 20, 20, dtype=torch.uint8)
+    env = make(
+        images(20, 20),
+        T.AddWhiteNoise(0.5),
+        num_envs=2,
+    )
+    zeros = torch.zeros(
+        2,
+        20,
+        20,
+        dtype=torch.uint8,
+    )
     td = env.reset(seed=3)
     noisy = []
     for _ in range(12):

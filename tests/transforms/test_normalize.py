@@ -12,6 +12,7 @@ from gymnasium import wrappers
 from gymnasium.spaces import Box
 from gymnasium.vector import SyncVectorEnv
 from helpers import assert_same, buffers
+from numpy.testing import assert_allclose
 from oracles import ENDINGS, RandomEnv, quick
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensordict import TensorDict
@@ -22,12 +23,25 @@ from torchwrap.testing import ScriptedEnv
 
 INF = np.inf
 LENGTHS = [(5, 3, 1, 4), 1, 3, None]
-FLOATS = Box(-INF, INF, (3,), np.float64)
+FLOATS = Box(
+    -INF,
+    INF,
+    (3,),
+    np.float64,
+)
 RANDOM = {"observe": lambda rng: rng.normal([0, -3, 100], [1, 0.1, 20]), "reward": (1, 2)}
 make = functools.partial(oracles.make, num_envs=4, **RANDOM)
-scripted = functools.partial(oracles.scripted, num_envs=4, observation_shape=(2,))
-close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-masked = pytest.mark.parametrize("masked", [False, True], ids=["all rows", "mask"])
+scripted = functools.partial(
+    oracles.scripted,
+    num_envs=4,
+    observation_shape=(2,),
+)
+close = functools.partial(assert_allclose, rtol=1e-5, atol=1e-5)
+masked = pytest.mark.parametrize(
+    "masked",
+    [False, True],
+    ids=["all rows", "mask"],
+)
 
 
 def random_env(space=FLOATS, **arguments):
@@ -44,7 +58,11 @@ def baselines(max_length, **arguments):
 
 
 def step(env, td):
-    return oracles.step(env, td, action=torch.zeros_like(env.sample_action()))
+    return oracles.step(
+        env,
+        td,
+        action=torch.zeros_like(env.sample_action()),
+    )
 
 
 def normal(rows, counted, epsilon=1e-8):
@@ -70,11 +88,11 @@ def test_statistics_of_ten_million_rows_with_a_large_mean_are_accurate(masked):
         count(statistics, rows, 2**14, masked)
     exact = rows.double().numpy()
     assert statistics.count.item() == 10 * 2**20
-    np.testing.assert_allclose(statistics.mean, exact.mean(0), atol=1e-5)
-    np.testing.assert_allclose(statistics.var, exact.var(0), rtol=2e-5)
+    assert_allclose(statistics.mean, exact.mean(0), atol=1e-5)
+    assert_allclose(statistics.var, exact.var(0), rtol=2e-5)
     normalized = statistics.normalize(rows, 1e-8).double()
-    np.testing.assert_allclose(normalized.mean(0), 0, atol=1e-3)
-    np.testing.assert_allclose(normalized.std(0), 1, atol=1e-4)
+    assert_allclose(normalized.mean(0), 0, atol=1e-3)
+    assert_allclose(normalized.std(0), 1, atol=1e-4)
 
 
 @masked
@@ -83,10 +101,21 @@ def test_statistics_of_a_large_mean_in_any_batch_size_are_accurate(size, masked)
     rows = 1e4 + 0.1 * torch.randn(8192, 2, generator=torch.Generator().manual_seed(1))
     statistics = T.RunningMeanStd((2,))
     count(statistics, rows, size, masked)
-    np.testing.assert_allclose(statistics.mean, rows.double().mean(0), atol=0.001)
-    np.testing.assert_allclose(statistics.var, rows.double().var(0), rtol=0.01)
+    assert_allclose(
+        statistics.mean,
+        rows.double().mean(0),
+        atol=0.001,
+    )
+    assert_allclose(
+        statistics.var,
+        rows.double().var(0),
+        rtol=0.01,
+    )
     assert statistics.count.tolist() == [8192, 8192]
-    close(statistics.normalize(rows, 1e-8), normal(rows, [rows]))
+    close(
+        statistics.normalize(rows, 1e-8),
+        normal(rows, [rows]),
+    )
 
 
 def test_statistics_equal_gymnasiums_without_its_prior():
@@ -110,13 +139,17 @@ def test_statistics_with_an_outlier_as_reference_are_accurate():
         statistics.update(rows)
     number = 1000 * 4096
     exact = features.double() ** 2 * number / (number + 1) ** 2  # of one zero among the features
-    np.testing.assert_allclose(statistics.var, exact, rtol=1e-6)
+    assert_allclose(statistics.var, exact, rtol=1e-6)
     assert statistics.normalize(rows, 1e-8).isfinite().all()
 
 
 def test_statistics_of_a_constant_double_have_variance_zero():
     statistics = T.RunningMeanStd((1,), dtype=torch.float64)
-    rows = torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64)
+    rows = torch.full(
+        (7, 1),
+        1e12 + 0.1,
+        dtype=torch.float64,
+    )
     for _ in range(300):
         statistics.update(rows)
     assert statistics.var.item() == 0
@@ -127,7 +160,11 @@ def test_statistics_of_a_constant_double_have_variance_zero():
 
 
 def record(lengths):
-    env = scripted(T.NormalizeObservation(), T.NormalizeReward(0.5), episode_lengths=lengths)
+    env = scripted(
+        T.NormalizeObservation(),
+        T.NormalizeReward(0.5),
+        episode_lengths=lengths,
+    )
     with pytest.warns(UserWarning, match="no samples"):
         env.eval().reset(seed=0)
     td = env.train().reset(mask=torch.tensor([False, True, True, False]))
@@ -140,7 +177,11 @@ def record(lengths):
     return torch.stack(history)
 
 
-@pytest.mark.parametrize("lengths", quick(LENGTHS, LENGTHS[0]), ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    quick(LENGTHS, LENGTHS[0]),
+    ids=str,
+)
 def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, monkeypatch):
     expected = record(lengths)  # sums of integers and halves, so their order makes no difference
     monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
@@ -174,14 +215,25 @@ def test_statistics_without_a_sample_warn_where_they_normalize_in_eval(call):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("lengths", quick(LENGTHS, *LENGTHS[:2]), ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    quick(LENGTHS, *LENGTHS[:2]),
+    ids=str,
+)
 def test_each_successor_and_each_initial_observation_counts_once(lengths, ending):
-    env = scripted(T.NormalizeObservation(1e-2), episode_lengths=lengths, ending=ending)
+    env = scripted(
+        T.NormalizeObservation(1e-2),
+        episode_lengths=lengths,
+        ending=ending,
+    )
     plain = scripted(episode_lengths=lengths, ending=ending)
     td = env.reset()
     raw = plain.reset()
     counted = [raw["observation"]]
-    close(td["observation"], normal(raw["observation"], counted, 1e-2))
+    close(
+        td["observation"],
+        normal(raw["observation"], counted, 1e-2),
+    )
     for _ in range(12):
         ours, td = step(env, td)
         successor, raw = step(plain, raw)
@@ -191,14 +243,20 @@ def test_each_successor_and_each_initial_observation_counts_once(lengths, ending
         close(ours["observation"], expected)
         counted.append(raw["observation"][done])
         initial = normal(raw["observation"], counted, 1e-2)
-        close(td["observation"], np.where(done[:, None], initial, expected))
+        close(
+            td["observation"],
+            np.where(done[:, None], initial, expected),
+        )
     statistics = env.transforms[0].statistics
     counted = torch.cat(counted)
-    np.testing.assert_allclose(statistics.mean, counted.mean(0), rtol=1e-5)
+    assert_allclose(statistics.mean, counted.mean(0), rtol=1e-5)
     assert (statistics.count == len(counted)).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.float64],
+)
 def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prior(dtype):
     # Over endless episodes, because Gymnasium's wrapper misses final observations.
     space = Box(-INF, INF, (3,), dtype)
@@ -208,7 +266,12 @@ def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prio
     oracle.obs_rms.count = 0
     assert env.single_observation_space == oracle.single_observation_space
     td = env.reset(seed=1)
-    close(td["observation"], oracle.reset(seed=1)[0], rtol=1e-4, atol=1e-4)
+    close(
+        td["observation"],
+        oracle.reset(seed=1)[0],
+        rtol=1e-4,
+        atol=1e-4,
+    )
     for _ in range(40):
         successor, td = step(env, td)
         expected = oracle.step(np.zeros(4, int))[0]
@@ -217,7 +280,12 @@ def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prio
 
 def test_normalize_observation_with_clip_equals_stable_baselines_vec_normalize():
     # Over endless episodes, because VecNormalize does not count final observations.
-    env = make(FLOATS, T.NormalizeObservation(), T.ClipObservation(-1, 1), max_length=None)
+    env = make(
+        FLOATS,
+        T.NormalizeObservation(),
+        T.ClipObservation(-1, 1),
+        max_length=None,
+    )
     vec = baselines(None, clip_obs=1.0)
     td = env.reset(seed=1)
     for _ in range(40):
@@ -227,7 +295,11 @@ def test_normalize_observation_with_clip_equals_stable_baselines_vec_normalize()
     close(td["observation"], observation, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("lengths", quick([None, (1,), (5, 3, 2), 4], (5, 3, 2)), ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    quick([None, (1,), (5, 3, 2), 4], (5, 3, 2)),
+    ids=str,
+)
 def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
     below = ScriptedEnv(3, observation_space=BOXES, episode_lengths=lengths)
     plain = tw.TransformedEnv(copy.deepcopy(below))
@@ -246,7 +318,10 @@ def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
     assert env.single_observation_space["more"][0] == Box(-INF, INF, (2, 2))
     alone = env.transforms(raw.select("observation"))
     for key, rows in counted.items():
-        close(alone["observation", key], normal(raw["observation", key], rows))
+        close(
+            alone["observation", key],
+            normal(raw["observation", key], rows),
+        )
 
 
 @pytest.mark.parametrize(
@@ -267,12 +342,25 @@ def test_normalize_observation_of_any_shape_and_dtype_gives_float32(space):
     observation = env.reset()["observation"]
     assert env.single_observation_space == Box(-INF, INF, space.shape)
     assert observation.dtype == torch.float32
-    close(observation, normal(rows, [rows]), rtol=1e-3, atol=1e-3)
+    close(
+        observation,
+        normal(rows, [rows]),
+        rtol=1e-3,
+        atol=1e-3,
+    )
 
 
-@pytest.mark.parametrize("base", [2**40, -(2**40)])
+@pytest.mark.parametrize(
+    "base",
+    [2**40, -(2**40)],
+)
 def test_normalize_observation_of_large_integers_resolves_small_differences(base):
-    space = Box(base, base + 6, (1,), np.int64)
+    space = Box(
+        base,
+        base + 6,
+        (1,),
+        np.int64,
+    )
     env = ScriptedEnv(4, observation_space=space, episode_lengths=None)
     env = tw.TransformedEnv(env, T.NormalizeObservation())
     data, _ = tw.rollout(env, None, 8)
@@ -291,36 +379,64 @@ def test_standalone_normalize_observation_is_the_same_function_and_counts_nothin
     expected = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
     close(env.transforms(td)["observation"], expected)
     assert td["observation"] is rows
-    assert_same(TensorDict(env.state_dict(), []), TensorDict(before, []))
+    assert_same(
+        TensorDict(env.state_dict(), []),
+        TensorDict(before, []),
+    )
 
 
 # NormalizeReward
 
 
 def test_normalize_reward_of_endless_episodes_equals_gymnasiums():
-    env = make(FLOATS, T.NormalizeReward(0.95), num_envs=1, max_length=None)
+    env = make(
+        FLOATS,
+        T.NormalizeReward(0.95),
+        num_envs=1,
+        max_length=None,
+    )
     oracle = wrappers.NormalizeReward(random_env(max_length=None), gamma=0.95)
     oracle.return_rms.count = 0
     td = env.reset(seed=1)
     oracle.reset(seed=1)
     for _ in range(40):
         successor, td = step(env, td)
-        np.testing.assert_allclose(successor["reward"].item(), oracle.step(0)[1], rtol=1e-4)
+        assert_allclose(
+            successor["reward"].item(),
+            oracle.step(0)[1],
+            rtol=1e-4,
+        )
 
 
-@pytest.mark.parametrize("max_length", quick([1, 4, None], 4))
+@pytest.mark.parametrize(
+    "max_length",
+    quick([1, 4, None], 4),
+)
 @pytest.mark.parametrize("clip", [INF, 0.5])
 def test_normalize_reward_over_episode_ends_equals_stable_baselines(clip, max_length):
-    env = make(FLOATS, T.NormalizeReward(0.95), T.ClipReward(-clip, clip), max_length=max_length)
+    env = make(
+        FLOATS,
+        T.NormalizeReward(0.95),
+        T.ClipReward(-clip, clip),
+        max_length=max_length,
+    )
     vec = baselines(max_length, gamma=0.95, clip_reward=clip)
     td = env.reset(seed=1)
     ended = 0
     for _ in range(60):
         successor, td = step(env, td)
         _, reward, done, _ = vec.step(np.zeros(4, int))
-        np.testing.assert_allclose(successor["reward"][:, 0], reward, rtol=1e-4)
+        assert_allclose(
+            successor["reward"][:, 0],
+            reward,
+            rtol=1e-4,
+        )
         ended += done.sum()
-    np.testing.assert_allclose(env.transforms[0].statistics.var.item(), vec.ret_rms.var, rtol=1e-5)
+    assert_allclose(
+        env.transforms[0].statistics.var.item(),
+        vec.ret_rms.var,
+        rtol=1e-5,
+    )
     assert ended > 50 or max_length is None
 
 
@@ -340,5 +456,13 @@ def test_normalize_reward_equals_numpy_over_the_returns_of_every_env(gamma, leng
         returns = returns * gamma + reward
         counted.append(returns)
         expected = reward / np.sqrt(np.var(counted) + 1e-3)
-        np.testing.assert_allclose(ours["reward"][:, 0], expected, rtol=1e-4)
-        returns = np.where(successor["done"][:, 0], 0, returns)
+        assert_allclose(
+            ours["reward"][:, 0],
+            expected,
+            rtol=1e-4,
+        )
+        returns = np.where(
+            successor["done"][:, 0],
+            0,
+            returns,
+        )

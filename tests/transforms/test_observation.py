@@ -5,16 +5,29 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from numpy.testing import assert_allclose
 from oracles import RandomEnv, assert_agrees, assert_equals_wrapper, make, scripted
 
 from torchwrap import transforms as T
 
 INF = np.inf
 VECTOR = Box(-2, 2, (3,))
-IMAGE = Box(0, 255, (4, 5, 3), np.uint8)
+IMAGE = Box(
+    0,
+    255,
+    (4, 5, 3),
+    np.uint8,
+)
 FREE = Box(-INF, INF, (2, 3))
-GRID = MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[0, 1], [-2, 5]]))
-TREE = Dict(position=VECTOR, kind=Discrete(3, start=-1), pair=Tuple([IMAGE, MultiBinary(2)]))
+GRID = MultiDiscrete(
+    np.array([[2, 3], [4, 2]]),
+    start=np.array([[0, 1], [-2, 5]]),
+)
+TREE = Dict(
+    position=VECTOR,
+    kind=Discrete(3, start=-1),
+    pair=Tuple([IMAGE, MultiBinary(2)]),
+)
 TRIPLE = Tuple([VECTOR, Discrete(3), IMAGE])
 
 
@@ -32,7 +45,11 @@ FUNCTIONS = {
 
 def assert_equals_function(space, transform, func, above):
     oracles = [wrappers.TransformObservation(RandomEnv(space), func, above) for _ in range(2)]
-    assert_agrees(make(space, transform, num_envs=2), oracles, num_steps=12)
+    assert_agrees(
+        make(space, transform, num_envs=2),
+        oracles,
+        num_steps=12,
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -65,14 +82,27 @@ def test_clip_observation_equals_numpys_clip(space, bounds):
         clipped = space.low.clip(low, high), space.high.clip(low, high)
         above = Box(*clipped, space.shape, space.dtype)
         transform = T.ClipObservation(*bounds)
-        assert_equals_function(space, transform, lambda x: np.clip(x, low, high), above)
+        assert_equals_function(
+            space,
+            transform,
+            lambda x: np.clip(x, low, high),
+            above,
+        )
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.uint8, np.int8, np.int16, np.int32, np.int64],
+)
 def test_clip_observation_of_integers_keeps_the_dtype(dtype):
     space = Box(0, 12, (4,), dtype)
     above = Box(3, 9, (4,), dtype)
-    assert_equals_function(space, T.ClipObservation(3, 9.0), lambda x: x.clip(3, 9), above)
+    assert_equals_function(
+        space,
+        T.ClipObservation(3, 9.0),
+        lambda x: x.clip(3, 9),
+        above,
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,8 +135,14 @@ FLAT = [
 
 
 INF_PAIR = np.float32([-INF, 3, 0]), np.float32([5, INF, 1])
-UNEVEN = Box(np.float32([0.1, -1e-3, -0.7, 3]), np.float32([0.7, 1e3, 1e-5, 3.1]))
-ONE_SIDED = Box(np.float32([-INF, 0, -1]), np.float32([1, INF, 1]))
+UNEVEN = Box(
+    np.float32([0.1, -1e-3, -0.7, 3]),
+    np.float32([0.7, 1e3, 1e-5, 3.1]),
+)
+ONE_SIDED = Box(
+    np.float32([-INF, 0, -1]),
+    np.float32([1, INF, 1]),
+)
 CASES = [
     *[("FlattenObservation", space) for space in FLAT],
     *[("DtypeObservation", IMAGE, dtype) for dtype in (np.float32, "int64", np.dtype("f8"))],
@@ -138,16 +174,32 @@ def test_transform_equals_gymnasiums_in_values_dtype_and_space(case):
 
 def noise(distribution, in_eval=True, training=True):
     silence = T.TransformObservation(torch.zeros_like)
-    noisy = T.AddNoise([0.0, 1.0, 3.0], distribution, in_eval=in_eval)
-    env = scripted(silence, noisy, num_envs=20_000, observation_shape=(3,))
+    noisy = T.AddNoise(
+        [0.0, 1.0, 3.0],
+        distribution,
+        in_eval=in_eval,
+    )
+    env = scripted(
+        silence,
+        noisy,
+        num_envs=20_000,
+        observation_shape=(3,),
+    )
     return env.train(training).reset(seed=0)["observation"].numpy()
 
 
-@pytest.mark.parametrize(("distribution", "deviation"), [("normal", 1), ("uniform", 3**-0.5)])
+@pytest.mark.parametrize(
+    ("distribution", "deviation"),
+    [("normal", 1), ("uniform", 3**-0.5)],
+)
 def test_add_noise_has_the_moments_of_its_distribution(distribution, deviation):
     drawn = noise(distribution)
-    np.testing.assert_allclose(drawn.mean(0), 0, atol=0.1)
-    np.testing.assert_allclose(drawn.std(0), np.array([0, 1, 3]) * deviation, atol=0.1)
+    assert_allclose(drawn.mean(0), 0, atol=0.1)
+    assert_allclose(
+        drawn.std(0),
+        np.array([0, 1, 3]) * deviation,
+        atol=0.1,
+    )
     assert np.corrcoef(drawn[:, 1], drawn[:, 2])[0, 1] == pytest.approx(0, abs=0.05)
 
 
@@ -161,7 +213,11 @@ def test_add_noise_in_eval_mode_is_zero_if_asked():
     assert (noise("normal", training=False)[:, 1] != 0).any()
 
 
-@pytest.mark.parametrize("dtype", ["int8", torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    ["int8", torch.int64],
+    ids=str,
+)
 @pytest.mark.parametrize("low", [-INF, 0])
 def test_dtype_observation_that_raises_does_not_change_the_envs_space(low, dtype):
     space = Box(low, INF, (3,))
@@ -172,21 +228,32 @@ def test_dtype_observation_that_raises_does_not_change_the_envs_space(low, dtype
 
 
 def test_dtype_observation_bounds_are_rounded_without_a_warning():
-    space = Box(np.array([-0.1, -INF]), np.array([0.1, INF]), dtype=np.float64)
+    space = Box(
+        np.array([-0.1, -INF]),
+        np.array([0.1, INF]),
+        dtype=np.float64,
+    )
     env = scripted(T.DtypeObservation("float32"), observation_space=space)
     assert env.single_observation_space.high.tolist() == [float(np.float32(0.1)), INF]
 
 
 def test_dtype_observation_bounds_beyond_the_dtype_raise():
     with pytest.raises(TypeError, match="dtype"):
-        make(Box(-1e300, 1e300, (2,), np.float64), T.DtypeObservation("float32"))
+        make(
+            Box(-1e300, 1e300, (2,), np.float64),
+            T.DtypeObservation("float32"),
+        )
 
 
 DTYPES = [bool, int, float, np.int16, np.dtype("f2"), "uint8", "f", torch.float64, torch.float16]
 NAMES = ["bool", "int64", "float64", "int16", "float16", "uint8", "float32", "float64", "float16"]
 
 
-@pytest.mark.parametrize(("dtype", "name"), list(zip(DTYPES, NAMES, strict=True)), ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    list(zip(DTYPES, NAMES, strict=True)),
+    ids=str,
+)
 def test_dtype_observation_accepts_dtypes_and_their_names(dtype, name):
     env = make(MultiBinary(2), T.DtypeObservation(dtype))
     assert env.single_observation_space.dtype == name

@@ -5,6 +5,7 @@ import pytest
 import torch
 from gymnasium import wrappers
 from gymnasium.spaces import Discrete
+from numpy.testing import assert_array_equal
 from oracles import RandomEnv, assert_agrees, make, scripted
 from tensordict import TensorDict
 
@@ -40,11 +41,20 @@ def test_scale_reward_equals_gymnasiums_transform_reward():
     def scale(reward):
         return reward * 0.25
 
-    assert_rewards_agree(T.ScaleReward(0.25), wrappers.TransformReward, scale, rtol=0)
+    assert_rewards_agree(
+        T.ScaleReward(0.25),
+        wrappers.TransformReward,
+        scale,
+        rtol=0,
+    )
 
 
 def test_transform_reward_covers_the_last_reward_of_an_episode_and_the_first_of_the_next():
-    env = scripted(T.TransformReward(lambda reward: 10 * reward), num_envs=1, episode_lengths=2)
+    env = scripted(
+        T.TransformReward(lambda reward: 10 * reward),
+        num_envs=1,
+        episode_lengths=2,
+    )
     data, _ = tw.rollout(env, None, 4)
     assert data["next", "reward"].flatten().tolist() == [10, 20, 10, 20]
 
@@ -64,4 +74,4 @@ def test_transform_reward_covers_the_last_reward_of_an_episode_and_the_first_of_
 def test_clip_reward_bounds_beyond_float32_do_not_clip(bounds, low, high):
     reward = np.float32([[-INF], [-3e38], [0], [3e38], [INF]])
     td = T.ClipReward(*bounds)(TensorDict({"reward": torch.from_numpy(reward)}, [5]))
-    np.testing.assert_array_equal(td["reward"], reward.clip(low, high))
+    assert_array_equal(td["reward"], reward.clip(low, high))

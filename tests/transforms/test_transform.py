@@ -16,8 +16,16 @@ import torchwrap as tw
 from torchwrap import transforms as T
 
 BOX = Box(-1, 1, (2,))
-IMAGE = Box(0, 255, (12, 8, 3), np.uint8)
-GRID = MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [-2, 5]])
+IMAGE = Box(
+    0,
+    255,
+    (12, 8, 3),
+    np.uint8,
+)
+GRID = MultiDiscrete(
+    [[2, 3], [4, 2]],
+    start=[[0, 1], [-2, 5]],
+)
 STATEFUL = ["RecordEpisodeStatistics", "FrameStackObservation", "NormalizeReward", "TimeLimit"]
 STATELESS = sorted(TYPICAL.keys() - STATEFUL)
 scripted = functools.partial(oracles.scripted, action_space=BOX)
@@ -26,7 +34,10 @@ scripted = functools.partial(oracles.scripted, action_space=BOX)
 @pytest.fixture
 def td():
     values = torch.full((3, 2), 0.5)
-    return TensorDict({"observation": values, "reward": values[:, :1], "action": values}, [3])
+    return TensorDict(
+        {"observation": values, "reward": values[:, :1], "action": values},
+        [3],
+    )
 
 
 # The contract of `check_transform` runs over the whole catalogue in tests/testing.
@@ -58,7 +69,11 @@ def test_standalone_transform_equals_the_one_in_an_env(name, td):
     assert torch.equal(ours["action"], env.transforms[0].action(td["action"]))
 
 
-@pytest.mark.parametrize("batch", [(), (2, 5)], ids=str)
+@pytest.mark.parametrize(
+    "batch",
+    [(), (2, 5)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("transform", "space"),
     [
@@ -79,7 +94,10 @@ def test_standalone_transform_takes_any_batch_size_and_keeps_its_input(transform
     number = int(np.prod(batch))
     rows = torch.as_tensor(np.stack([np.asarray(space.sample()) for _ in range(number)]))
     flat = compose(TensorDict({"observation": rows}, [number]))["observation"]
-    td = TensorDict({"observation": rows.reshape((*batch, *rows.shape[1:]))}, batch)
+    td = TensorDict(
+        {"observation": rows.reshape((*batch, *rows.shape[1:]))},
+        batch,
+    )
     before = td.clone()
     assert torch.equal(compose(td)["observation"], flat.reshape((*batch, *flat.shape[1:])))
     assert_same(td, before)
@@ -89,7 +107,10 @@ def test_standalone_transform_takes_any_batch_size_and_keeps_its_input(transform
     "transform", [T.ClipReward(-1, 1), T.TransformReward(torch.sign)], ids=["clip", "sign"]
 )
 def test_standalone_reward_transform_takes_any_batch_size_and_keeps_its_input(transform):
-    td = TensorDict({"reward": torch.full((2, 5, 1), 5.0)}, (2, 5))
+    td = TensorDict(
+        {"reward": torch.full((2, 5, 1), 5.0)},
+        (2, 5),
+    )
     assert torch.equal(transform(td)["reward"], torch.ones(2, 5, 1))
     assert (td["reward"] == 5).all()
 
@@ -113,7 +134,10 @@ def test_standalone_call_without_an_env_that_gives_the_spaces_raises(make, td):
         transform(td)
 
 
-@pytest.mark.parametrize("base", [T.ObservationTransform, T.RewardTransform, T.ActionTransform])
+@pytest.mark.parametrize(
+    "base",
+    [T.ObservationTransform, T.RewardTransform, T.ActionTransform],
+)
 def test_one_method_base_without_its_method_raises(base, td):
     with pytest.raises(NotImplementedError):
         base()(td)
@@ -125,10 +149,17 @@ def test_one_method_base_without_its_method_raises(base, td):
 class CountSteps(T.Transform):
     """A user's transform: counts the steps of each episode, from 3."""
 
-    elapsed = tw.EnvBuffer((1,), torch.int64, fill=3)
+    elapsed = tw.EnvBuffer(
+        (1,),
+        torch.int64,
+        fill=3,
+    )
 
     def step(self, td):
-        return td.set("elapsed", self.elapsed.add_(1).clone())
+        return td.set(
+            "elapsed",
+            self.elapsed.add_(1).clone(),
+        )
 
     def reset(self, td, mask):
         mask.fill_(self.elapsed, 3)
@@ -143,7 +174,11 @@ class KeepObservation(CountSteps):
     def __init__(self, size, bound=5.0):
         super().__init__()
         self.size = size
-        self.register_buffer("bound", torch.tensor([bound]), persistent=False)
+        self.register_buffer(
+            "bound",
+            torch.tensor([bound]),
+            persistent=False,
+        )
 
     def step(self, td):
         self.latest.copy_(td["observation"])
@@ -155,7 +190,11 @@ class KeepObservation(CountSteps):
 
 
 def keeping(bound=5.0, **arguments):
-    env = scripted(KeepObservation(2, bound), observation_shape=(2,), **arguments)
+    env = scripted(
+        KeepObservation(2, bound),
+        observation_shape=(2,),
+        **arguments,
+    )
     return env, env.transforms[0]
 
 
@@ -243,7 +282,11 @@ def test_repr_shows_a_function():
     assert repr(T.TransformObservation(abs)) == text
 
 
-@pytest.mark.parametrize("make", TYPICAL.values(), ids=TYPICAL)
+@pytest.mark.parametrize(
+    "make",
+    TYPICAL.values(),
+    ids=TYPICAL,
+)
 def test_repr_stays_in_an_env(make):
     transform = make()
     before = repr(transform)
