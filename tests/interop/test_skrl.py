@@ -290,6 +290,17 @@ def test_single_env_in_skrls_trainer_loses_no_episode():
     assert int(inner.episode) == 3  # the fourth; two resets at each end would make it the seventh
 
 
+def test_second_reset_of_a_single_env_starts_another_episode():
+    inner = ScriptedEnv(1, (1,), 1)
+    env = to_skrl(inner)
+    env.reset()
+    env.step(torch.zeros(1, 6))
+    env.reset()
+    assert int(inner.episode) == 1
+    env.reset()
+    assert int(inner.episode) == 2
+
+
 # Agents.
 
 
