@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from helpers import assert_same, buffers
 from tensordict import TensorDict
 from torch import nn
@@ -30,7 +31,6 @@ def script():
         network=nn.Linear(4, 2),
         collect=collect,
         max_episode_steps=3,
-        transforms=[T.TimeLimit(3)],
     )
 
 
@@ -64,21 +64,6 @@ def follow(message, script):
 
 
 @pytest.mark.parametrize(
-    "habit",
-    [
-        pytest.param(lambda s: T.NormalizeObservation(s.env), id="wrapper"),
-        pytest.param(lambda s: T.NormalizeReward(gamma=0.9, env=s.env), id="keyword"),
-        pytest.param(lambda s: T.FrameStackObservation(s.env, 4), id="first argument"),
-        pytest.param(lambda s: T.TimeLimit(s.env), id="only argument"),
-        pytest.param(lambda s: tw.Compose(s.env), id="Compose"),
-    ],
-)
-def test_env_given_to_a_transform_raises_and_shows_transformed_env(habit, script):
-    follow(refused(habit, TypeError, "env", script), script)
-    assert len(script.env.transforms) == 1
-
-
-@pytest.mark.parametrize(
     ("habit", "name"),
     [
         (lambda s: tw.TransformedEnv(s.env, T.NormalizeReward), "NormalizeReward"),
@@ -109,24 +94,14 @@ TRANSFORMS = [kind for name in T.__all__ if isinstance(kind := getattr(T, name),
 TRANSFORMS = [kind for kind in TRANSFORMS if issubclass(kind, T.Transform)]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ScriptedEnv(2),
-        lambda: gymnasium.make("CartPole-v1"),
-        lambda: gymnasium.make_vec("CartPole-v1", 2, "sync"),
-    ],
-    ids=["torchwrap", "gymnasium", "vector"],
-)
+@pytest.mark.parametrize("make", [ScriptedEnv, CartPoleEnv, CartPoleVectorEnv])
 @pytest.mark.parametrize("kind", TRANSFORMS, ids=lambda kind: kind.__name__)
 def test_every_transform_refuses_every_kind_of_env(kind, make):
     env = make()
-    name = rf"{kind.__name__}.*T\.{kind.__name__}\("
-    with pytest.raises(TypeError, match=name):
-        kind(env)
-    with pytest.raises(TypeError, match=name):
-        kind(env, 3)
-    with pytest.raises(TypeError, match=name):
+    for arguments in ([env], [env, 3]):  # as a wrapper of Gymnasium takes them
+        with pytest.raises((TypeError, ValueError)):
+            tw.TransformedEnv(ScriptedEnv(2), kind(*arguments))
+    with pytest.raises(TypeError):
         kind(env=env)
     env.close()
 
@@ -159,22 +134,24 @@ def return_a_tuple(s):
     return tw.rollout(s.env, lambda td: (td, 0), 3, s.td)
 
 
-@pytest.mark.parametrize(
-    "habit",
-    [rollout, collect_with_a_module, evaluate, compile, return_nothing, return_a_tuple],
-)
-def test_network_in_place_of_a_policy_raises_and_shows_a_policy(habit, script):
+@pytest.mark.parametrize("habit", [rollout, collect_with_a_module, evaluate, compile])
+def test_network_in_place_of_a_policy_raises_the_error_of_the_network(habit, script):
+    refused(habit, TypeError, "linear", script)
+
+
+@pytest.mark.parametrize("habit", [return_nothing, return_a_tuple])
+def test_policy_without_an_action_raises_and_shows_a_policy(habit, script):
     policy = follow(refused(habit, TypeError, "policy", script), script)
     data, _ = tw.rollout(script.env, policy, 3)
     assert data.shape == (2, 3)
     assert tw.evaluate(script.env, policy, 2).shape == (2,)
 
 
-def test_network_for_continuous_actions_raises_and_shows_a_policy(script):
+def test_policy_without_a_continuous_action_raises_and_shows_a_policy(script):
     script.env = tw.make("Pendulum-v1", 2)
     script.td = script.env.reset()
     script.network = nn.Linear(3, 1)
-    policy = follow(refused(rollout, TypeError, "policy", script), script)
+    policy = follow(refused(return_nothing, TypeError, "policy", script), script)
     data, _ = tw.rollout(script.env, policy, 3)
     assert data.shape == (2, 3)
 
