@@ -77,17 +77,13 @@ def test_class_in_place_of_a_transform_raises_and_shows_an_instance(habit, name,
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])
-def test_seed_given_to_make_raises_and_shows_reset(backend, script):
-    def habit(s):
-        return tw.make("CartPole-v1", backend=backend, seed=0)
-
-    follow(refused(habit, ValueError, "seed", script), script)
-    assert script.env.np_random_seed == 0
+def test_seed_given_to_make_raises_and_names_reset(backend):
+    with pytest.raises(ValueError, match=r"env\.reset\(seed=0\)"):
+        tw.make("CartPole-v1", backend=backend, seed=0)
 
 
-def test_env_given_to_make_raises_and_shows_its_spec(script):
-    made = follow(refused(lambda s: tw.make(s.env), TypeError, "id", script), script)
-    assert isinstance(made, tw.Env)
+def test_env_given_to_make_raises_and_names_the_id(script):
+    refused(lambda s: tw.make(s.env), TypeError, "id", script)
 
 
 TRANSFORMS = [kind for name in T.__all__ if isinstance(kind := getattr(T, name), type)]
@@ -197,10 +193,6 @@ def kept_both(script):
     script.td = step(script)
 
 
-def swapped_data(script):
-    script.td, _ = script.collect(script.td)
-
-
 def dropped_root(script):
     script.collect(script.td)
 
@@ -231,7 +223,6 @@ def test_step_of_another_result_raises_and_shows_the_step(slip, error, script):
     ("slip", "error"),
     [
         (dropped, ValueError),
-        (swapped_data, ValueError),
         (dropped_root, ValueError),
         (kept_both_of_collect, TypeError),
     ],
@@ -245,9 +236,12 @@ def test_collection_from_another_result_raises_and_shows_the_collection(slip, er
     assert set(script.td.keys()) == {"observation"}
 
 
-@pytest.mark.parametrize(
-    "slip", [lambda s: s.env.step(s.env.sample_action()), reset_twice], ids=["step", "reset"]
-)
+def test_collection_from_its_data_raises_and_names_the_observation(script):
+    data, _ = script.collect(script.td)
+    refused(lambda s: s.collect(data), ValueError, "observation", script)
+
+
+@pytest.mark.parametrize("slip", [dropped, reset_twice])
 def test_rollout_from_an_old_root_raises_and_shows_the_collection(slip, script):
     slip(script)
     message = refused(lambda s: tw.rollout(s.env, None, 3, s.td), ValueError, "collect", script)
@@ -372,20 +366,19 @@ def test_habit_raises_and_names_its_remedy(habit, name):
         habit(tw.make("CartPole-v1", 2))
 
 
-def test_unregistered_id_raises_and_names_the_package(monkeypatch, tmp_path, registry, script):
+def test_unregistered_id_raises_and_names_the_import(monkeypatch, tmp_path, registry):
     entry_point = "gymnasium.envs.classic_control:CartPoleEnv"
     module = f'import gymnasium\ngymnasium.register("Maze/Walk-v0", "{entry_point}")\n'
     (tmp_path / "maze_package.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    message = refused(lambda s: tw.make("Maze/Walk-v0"), ValueError, "Maze/Walk-v0", script)
-    made = follow(message.replace("package:", "maze_package:"), script)
-    assert made.spec.id == "Maze/Walk-v0"
+    with pytest.raises(ValueError, match="package:"):
+        tw.make("Maze/Walk-v0")
+    assert tw.make("maze_package:Maze/Walk-v0").spec.id == "Maze/Walk-v0"
 
 
-def test_id_of_ale_raises_and_names_its_package(monkeypatch):
-    pytest.importorskip("ale_py")
-    others = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", others)
+def test_id_of_ale_raises_and_names_its_package(registry):
+    for name in [name for name in registry if name.startswith("ALE/")]:
+        del registry[name]
     with pytest.raises(ValueError, match="ale_py:ALE/Pong-v5"):
         tw.make("ALE/Pong-v5")
 
