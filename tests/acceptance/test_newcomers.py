@@ -48,7 +48,7 @@ def follow(message, script):
     """Run the lines of code in a message, and return the value of the last one."""
     lines = re.findall(r"`(.+?)`", message)
     assert lines, message
-    names = {**vars(tw), "T": T, "torch": torch, "gymnasium": gymnasium, **vars(script)}
+    names = {**vars(tw), "T": T, "torch": torch, **vars(script)}
     value = None
     for line in lines:
         try:
@@ -244,13 +244,16 @@ def test_collection_from_its_data_raises_and_names_the_observation(script):
 @pytest.mark.parametrize("slip", [dropped, reset_twice])
 def test_rollout_from_an_old_root_raises_and_shows_the_collection(slip, script):
     slip(script)
-    message = refused(lambda s: tw.rollout(s.env, None, 3, s.td), ValueError, "collect", script)
+    script.network = None
+    message = refused(rollout, ValueError, "collect", script)
     script.td = script.env.reset()
     follow(message, script)
     assert script.data.shape == (2, 3)
 
 
-NESTED = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Tuple([spaces.Discrete(3)]))
+POSITION = spaces.Box(-9, 9, (2,))
+GEAR = spaces.Tuple([spaces.Discrete(3)])
+NESTED = spaces.Dict(position=POSITION, gear=GEAR)
 
 
 @pytest.fixture
@@ -440,5 +443,6 @@ def test_step_takes_the_values_of_an_action_that_requires_grad(make, bare):
     expected, _ = other.step(action.detach())
     assert transition["action"] is action and action.requires_grad
     assert_same(transition["next"], expected["next"])
-    results = [*transition["next"].values(True, True), *td.values(True, True)]
-    assert not any(leaf.requires_grad for leaf in results)
+    for result in (transition["next"], td):
+        leaves = result.values(True, True)
+        assert not any(leaf.requires_grad for leaf in leaves)
