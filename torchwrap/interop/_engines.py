@@ -311,7 +311,8 @@ class Games(Engine):
 
     def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
         """Adds each game's return to the info, and whether it is over. An episode may be a life."""
-        info["game_return"] = self._game_returns + reward
+        self._game_returns = self._game_returns + reward
+        info["game_return"] = self._game_returns
         info["game_over"] = over
         self._forget_games(over)
 
