@@ -212,6 +212,7 @@ def same_step():
 
 NATIVE = tw.make("CartPole-v1")
 RENDERED = make()
+DISCRETE = ScriptedEnv(1, observation_space=gymnasium.spaces.Discrete(2))
 INVALID = {
     "render_mode": lambda: W.AddRenderObservation(NATIVE),
     "SAME_STEP": lambda: W.AddRenderObservation(same_step()),
@@ -225,7 +226,7 @@ INVALID = {
     "index in envs": lambda: W.RecordVideo(RENDERED, "x", envs=[2]),
     "envs .*index": lambda: W.RecordVideo(RENDERED, "x", envs=[]),
     "render_fps": lambda: W.RecordVideo(gray(1, metadata={"render_fps": "fast"}), "x"),
-    "observation": lambda: W.RecordVideo(ScriptedEnv(1), "x", from_observation=True),
+    "observation": lambda: W.RecordVideo(DISCRETE, "x", from_observation=True),
 }
 
 
