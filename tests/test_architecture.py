@@ -314,8 +314,6 @@ HOST_CODE = {  # exceptions, by file
     "torchwrap.transforms.checker": {".nonzero", ".item", ".tolist"},
     # `episode_count`, which documents that it waits for the device.
     "torchwrap.transforms.episode": {"int(self"},
-    # Compose checks first calls, where a trace differs: it must not change a Python value.
-    "torchwrap.transforms.transform": {"is_compiling", "is_traced"},
 }
 
 

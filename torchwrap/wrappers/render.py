@@ -133,8 +133,6 @@ class RecordVideo(RenderWrapper):
     ['rl-video-episode-0.mp4']
     """
 
-    is_passive = True
-
     def __init__(
         self,
         env: Env,
@@ -171,6 +169,9 @@ class RecordVideo(RenderWrapper):
         self._num_frames = 0
         self._step_id = -1
         self._episode_id = -1
+
+    def deployed(self) -> None:
+        return None
 
     def _step(self, action: spaces.Value) -> TensorDict:
         successor = super()._step(action)
