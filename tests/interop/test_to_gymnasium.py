@@ -1,4 +1,4 @@
-"""`to_gymnasium`: a torchwrap env as a Gymnasium vector env. The oracle is Gymnasium's `SyncVectorEnv`."""
+"""`to_gymnasium`, against Gymnasium's `SyncVectorEnv`."""
 
 import copy
 import functools
@@ -58,8 +58,9 @@ def without_times(result):
 
 
 def in_float32(result):
-    """A step's result with the reward rounded to float32, torchwrap's dtype of rewards, and float64 again."""
-    return result[0], result[1].astype(np.float32).astype(np.float64), *result[2:]
+    """A step's result with the reward rounded to float32, torchwrap's dtype of rewards."""
+    observation, reward, *others = result
+    return observation, reward.astype(np.float32).astype(np.float64), *others
 
 
 def assert_equivalent(actual, expected, where=""):
@@ -67,28 +68,27 @@ def assert_equivalent(actual, expected, where=""):
 
 
 def assert_same_steps(envs, oracle, num_steps, seed=3):
-    """Steps two vector envs with the same actions and asserts that all they return is equal. Returns the number of ends."""
+    """Asserts that two vector envs return the same for the same actions.
+
+    Returns the number of ends.
+    """
     assert_equivalent(envs.reset(seed=seed), oracle.reset(seed=seed), "reset")
     envs.action_space.seed(seed)
     ends = 0
     for step in range(num_steps):
         action = envs.action_space.sample()
-        result, expected = envs.step(action), oracle.step(action)
-        assert_equivalent(
-            without_times(result), without_times(in_float32(expected)), f"step {step}"
-        )
-        assert_equivalent(
-            reset_finished(envs, result),
-            reset_finished(oracle, expected),
-            f"reset after step {step}",
-        )
+        result = envs.step(action)
+        expected = in_float32(oracle.step(action))
+        assert_equivalent(without_times(result), without_times(expected), f"step {step}")
+        initial = reset_finished(envs, result)
+        assert_equivalent(initial, reset_finished(oracle, expected), f"reset after step {step}")
         ends += int(done_of(result).sum())
     return ends
 
 
 @pytest.fixture
 def export(bridge):
-    """Makes a vector env of Gymnasium's from constructors of single envs, through torchwrap and back; and one without it."""
+    """Makes a vector env through torchwrap and back, and one of Gymnasium's, of the same envs."""
 
     def build(makers, mode, *transforms, **kwargs):
         env = bridge(makers, **kwargs)
@@ -197,7 +197,8 @@ def test_statistics_equal_those_of_gymnasiums_vector_wrapper_and_of_its_single_w
         if "episode" not in expected:
             continue
         ends += 1
-        final, of_singles = infos["final_info"], of_singles["final_info"]
+        final = infos["final_info"]
+        of_singles = of_singles["final_info"]
         assert final["episode"].keys() == of_singles["episode"].keys()
         assert_equivalent(infos["_episode"], expected["_episode"])
         assert_equivalent(final["_episode"], of_singles["_episode"])
@@ -220,8 +221,10 @@ def test_env_exported_and_imported_again_steps_exactly_like_the_env(mode):
     def make():
         return ScriptedEnv(4, observation_space=SPACES["nested"], action_space=SPACES["Dict"])
 
-    env, back = make(), tw.from_gymnasium(tw.to_gymnasium(make(), autoreset_mode=mode))
-    td, other = env.reset(seed=3), back.reset(seed=3)
+    env = make()
+    back = tw.from_gymnasium(tw.to_gymnasium(make(), autoreset_mode=mode))
+    td = env.reset(seed=3)
+    other = back.reset(seed=3)
     for step in range(30):
         assert_same(td["observation"], other["observation"])
         action = env.sample_action()
@@ -229,8 +232,11 @@ def test_env_exported_and_imported_again_steps_exactly_like_the_env(mode):
         other_transition, other = back.step(other.set("action", action))
         assert_same(transition["next"].exclude("info"), other_transition["next"])
         if step % 7 == 5:
-            mask, seed = torch.arange(env.num_envs) % 2 == step % 2, None if step < 15 else step
-            td, other = env.reset(seed=seed, mask=mask), back.reset(seed=seed, mask=mask)
+            arguments = {"mask": torch.arange(env.num_envs) % 2 == step % 2}
+            if step >= 15:
+                arguments["seed"] = step
+            td = env.reset(**arguments)
+            other = back.reset(**arguments)
 
 
 # Ownership.
@@ -246,12 +252,15 @@ def test_returned_arrays_are_never_changed_and_writing_into_them_does_not_change
             tw.TransformedEnv(env, T.RecordEpisodeStatistics()), autoreset_mode=mode
         )
 
-    envs, untouched, held = make(), make(), []
+    envs = make()
+    untouched = make()
+    held = []
     envs.reset(seed=0)
     untouched.reset(seed=0)
     for _ in range(10):
         action = envs.action_space.sample()
-        result, expected = envs.step(action), untouched.step(action)
+        result = envs.step(action)
+        expected = untouched.step(action)
         assert_equivalent(without_times(result), without_times(expected))
         assert not any(
             np.shares_memory(*pair) for pair in itertools.combinations([*arrays(result), action], 2)
@@ -329,11 +338,12 @@ def test_vector_wrappers_of_gymnasium_work_as_on_sync_vector_env(export, mode, w
         envs.reset(seed=1), oracle.reset(seed=1)
         for _ in range(20):
             action = envs.action_space.sample()
-            result, expected = envs.step(action), oracle.step(action)
+            results = [each.step(action) for each in (envs, oracle)]
+            for each, result in zip((envs, oracle), results, strict=True):
+                reset_finished(each, result)
             if name != "DictInfoToList":  # there, infos are a list
-                result, expected = without_times(result), without_times(expected)
-            assert_equivalent(result, expected, name)
-            reset_finished(envs, result), reset_finished(oracle, expected)
+                results = [without_times(result) for result in results]
+            assert_equivalent(*results, name)
 
 
 # Rendering, and bad input.

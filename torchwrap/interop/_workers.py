@@ -143,9 +143,8 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         *values, info = self._checked("step", self.env.step(action))
         return *values, self._selected(info)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        result = self.env.reset(seed=seed, options=options)
-        observation, info = self._checked("reset", result)
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = self._checked("reset", self.env.reset(**kwargs))
         return observation, self._selected(info)
 
     def torchwrap_get(self, name: str) -> Any:
