@@ -1,6 +1,6 @@
-"""Every transform and wrapper once, for the tests of contracts, compilation and specs; and the stacks and policies they share.
+"""Every transform and wrapper once, and the stacks and policies that several test files share.
 
-Transforms are `name: (transform, env it serves)`, wrappers `name: env with it`, both as functions that make them.
+Transforms are `name: (transform, env below it)`, wrappers `name: env`, as functions that make them.
 """
 
 import functools
@@ -44,15 +44,21 @@ class AddNoise(T.ObservationTransform):
         return signature
 
     def observation(self, observation):
-        return (observation + random.normal(self.stream.key(), shape=observation.shape[1:])).to(
-            observation.dtype
-        )
+        noise = random.normal(self.stream.key(), shape=observation.shape[1:])
+        return (observation + noise).to(observation.dtype)
 
 
 def seven():
-    observations = T.NormalizeObservation(), T.ClipObservation(-10, 10), T.FrameStackObservation(4)
-    rewards = T.NormalizeReward(), T.ClipReward(-10, 10)
-    return T.Compose([T.ClipAction(), T.RecordEpisodeStatistics(), *observations, *rewards])
+    transforms = [
+        T.ClipAction(),
+        T.RecordEpisodeStatistics(),
+        T.NormalizeObservation(),
+        T.ClipObservation(-10, 10),
+        T.FrameStackObservation(4),
+        T.NormalizeReward(),
+        T.ClipReward(-10, 10),
+    ]
+    return T.Compose(transforms)
 
 
 # Cannot be compiled, but keeps the rest of the contract.
@@ -175,7 +181,7 @@ COMPILED = {
         functools.partial(ScriptedEnv, observation_space=DICT, action_space=ACTIONS),
     ),
 }
-# Cheap ones for runs without --full. Together they have every hook, a Dict space, images, an RNG stream and statistics.
+# Cheap ones for runs without --full, with every hook, a Dict space, images, a stream, statistics.
 REPRESENTATIVE = (
     "RecordEpisodeStatistics",
     "NormalizeObservation of images",
@@ -214,11 +220,10 @@ def cartpole(num_envs=NUM_ENVS, **arguments):
 
 
 def gymnasium_cartpole(num_envs=4, vectorization_mode="sync", **arguments):
-    """Gymnasium's CartPole with all of the seven but ClipAction, because its actions are discrete."""
+    """Gymnasium's CartPole with the seven but ClipAction, because its actions are discrete."""
     arguments = {"vectorization_mode": vectorization_mode, "max_episode_steps": 25, **arguments}
-    return tw.TransformedEnv(
-        tw.make("CartPole-v1", num_envs, backend="gymnasium", **arguments), *seven()[1:]
-    )
+    env = tw.make("CartPole-v1", num_envs, backend="gymnasium", **arguments)
+    return tw.TransformedEnv(env, *seven()[1:])
 
 
 # Policies.
@@ -240,14 +245,15 @@ class ActorCritic(nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout))
-        self.logits, self.value = nn.Linear(16, 2), nn.Linear(16, 1)
+        self.logits = nn.Linear(16, 2)
+        self.value = nn.Linear(16, 1)
 
     def act(self, td):
         hidden = self.body(td["observation"].flatten(1))
-        logits = self.logits(hidden)
-        return td.update(
-            {"action": logits.argmax(-1), "logits": logits, "value": self.value(hidden)}
-        )
+        td["logits"] = self.logits(hidden)
+        td["value"] = self.value(hidden)
+        td["action"] = td["logits"].argmax(-1)
+        return td
 
     forward = act
 
@@ -255,8 +261,9 @@ class ActorCritic(nn.Module):
 def categorical(td, **arguments):
     """A policy that samples, for CartPole."""
     distribution = Categorical(logits=td["observation"].flatten(1)[:, :2], **arguments)
-    action = distribution.sample()
-    return td.update({"action": action, "log_prob": distribution.log_prob(action)})
+    td["action"] = distribution.sample()
+    td["log_prob"] = distribution.log_prob(td["action"])
+    return td
 
 
 # Wrappers.

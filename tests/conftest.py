@@ -1,4 +1,4 @@
-"""Options and fixtures of all tests, and the path to `catalogue`, `helpers` and `oracles`."""
+"""Options and fixtures of all tests."""
 
 import functools
 import random
@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import torchwrap as tw
 from torchwrap import random as torchwrap_random
 
-# Tests with "gymnasiums" in their names, and those of differences, compare with its wrappers as they are since 1.4.
+# Tests named after "gymnasiums" results, and those of differences, need its wrappers since 1.4.
 COMPARES = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
 
 
@@ -53,42 +53,35 @@ def pytest_configure(config):
     worker = getattr(config, "workerinput", None)  # of pytest-xdist
     if worker is not None:
         torch.set_num_threads(max(1, torch.get_num_threads() // worker["workercount"]))
-    elif config.getoption(
-        "--fresh-seeds"
-    ):  # workers get the option from the process that starts them
+    elif config.getoption("--fresh-seeds"):  # workers get the seed of the process that starts them
         config.option.first_seed = secrets.randbelow(10**9)
 
 
 def pytest_sessionstart(session):
     config = session.config
-    if config.getoption("--fresh-seeds") and not hasattr(
-        config, "workerinput"
-    ):  # not in the header, which -q leaves out
-        first = f"--first-seed={config.getoption('--first-seed')}"
-        config.get_terminal_writer().line(f"fresh seeds, which {first} repeats")
+    is_worker = hasattr(config, "workerinput")
+    if config.getoption("--fresh-seeds") and not is_worker:
+        first = config.getoption("--first-seed")  # not in the header, because -q leaves it out
+        config.get_terminal_writer().line(f"fresh seeds; --first-seed={first} repeats them")
 
 
 @pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
-        config.hook.pytest_deselected(
-            items=[item for item in items if item.get_closest_marker("full")]
-        )
+        full = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
-        if not COMPARES and re.search(
-            r"gymnasiums|test_differences", item.nodeid.partition("[")[0]
-        ):
+        name = item.nodeid.partition("[")[0]
+        if not COMPARES and re.search(r"gymnasiums|test_differences", name):
             item.add_marker(pytest.mark.skip(reason="the comparison needs gymnasium>=1.4"))
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("cuda"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are set up
 def pytest_runtest_setup(item):
-    """Envs that are given no seed draw the same one in every run of a test, so that it passes each time or never."""
+    """Unseeded envs draw the same seed in every run of a test, which passes each time or never."""
     seed = f"{item.nodeid} {item.config.getoption('--first-seed')}"
     torchwrap_random.secrets = SimpleNamespace(randbits=random.Random(seed).getrandbits)
 
@@ -115,7 +108,7 @@ def graphs():
 
 @pytest.fixture(scope="session")
 def through_inductor():
-    """Compiles an env by the name of its function in `catalogue`; once, because that takes long. It is as new each time."""
+    """Compiles an env of `catalogue` once, because that takes long. Its buffers are always new."""
     import catalogue
 
     compiled = {}
@@ -151,7 +144,7 @@ def inductor_cartpole(through_inductor):
 
 @pytest.fixture
 def bridge():
-    """Makes a torchwrap env from constructors of single Gymnasium envs. Its vector env is closed after the test."""
+    """Makes a torchwrap env from constructors of single Gymnasium envs; closes it at the end."""
     opened = []
 
     def build(

@@ -1,4 +1,4 @@
-"""Functions that several test files share: to step envs, to compare what they return, and to copy them."""
+"""Functions that several test files share: to step envs, to compare and to copy results."""
 
 import contextlib
 import copy
@@ -17,9 +17,11 @@ from tensordict import TensorDict
 import torchwrap as tw
 from torchwrap import transforms as T
 
-# Tolerances, relative and absolute. aot_eager runs the operators of eager mode, except that it computes masked sums in another
-# order, in float64, and rounds them to float32. Inductor fuses, contracts a * b + c, and has its own sine.
-AOT, INDUCTOR = 2e-6, 1e-4
+# Tolerances, relative and absolute. aot_eager runs the operators of eager mode, except that it
+# computes masked sums in another order, in float64, and rounds them to float32. Inductor fuses,
+# contracts a * b + c, and has its own sine.
+AOT = 2e-6
+INDUCTOR = 1e-4
 
 
 class OtherVectorEnv(SyncVectorEnv):
@@ -27,16 +29,15 @@ class OtherVectorEnv(SyncVectorEnv):
 
 
 class RewardTerms(T.Transform):
-    """Twice the reward as `twice` of the info, and half of it as `half` of its `terms`, next to what is no number."""
+    """Adds two terms of the reward to the info, `twice` and `("terms", "half")`, and a vector."""
 
     def step(self, td):
-        info, reward = td.get("info", TensorDict({}, td.batch_size)), td["reward"]
-        return td.set(
-            "info",
-            info.update(
-                {"twice": 2 * reward, "terms": {"half": reward / 2}, "vector": reward.repeat(1, 2)}
-            ),
-        )
+        reward = td["reward"]
+        info = td.get("info", TensorDict({}, td.batch_size))
+        info["twice"] = 2 * reward
+        info["terms", "half"] = reward / 2
+        info["vector"] = reward.repeat(1, 2)
+        return td.set("info", info)
 
 
 # Stepping.
@@ -48,7 +49,7 @@ def buffers(module):
 
 
 def steps(env, num_steps, td):
-    """What `env.step` returns, step by step, for random actions, of which 23 are drawn and repeated."""
+    """Yields the results of `env.step`, with 23 random actions that are repeated."""
     actions = [env.sample_action() for _ in range(min(num_steps, 23))]
     for step in range(num_steps):
         td.set("action", actions[step % 23].clone())
@@ -59,40 +60,30 @@ def steps(env, num_steps, td):
 
 
 def play(env, num_steps, td):
-    """Transitions, roots and buffers after each step, as (num_steps, ...) tensors; and the last root."""
+    """Transitions, roots and buffers as (num_steps, ...) tensors, and the last root."""
     seen = []
     for transition, following in steps(env, num_steps, td):
-        seen.append(
-            TensorDict({"transition": transition, "td": following}, [])
-            .clone()
-            .set("buffers", buffers(env))
-        )
+        step = TensorDict({"transition": transition, "td": following}, []).clone()
+        seen.append(step.set("buffers", buffers(env)))
         td = following
     return torch.stack(seen), td
 
 
 def after(env, num_steps, seed=0):
     """The root some steps after a reset."""
-    first = env.reset(seed=seed)
-    return [first, *[td for _, td in steps(env, num_steps, first)]][-1]
+    td = env.reset(seed=seed)
+    for _, following in steps(env, num_steps, td):
+        td = following
+    return td
 
 
 # Comparing.
 
 
 def assert_same(first, second, tolerance=0.0):
-    """Two TensorDicts have the same keys, shapes and dtypes, and values that agree up to the tolerance."""
-    keys = set(first.keys(True, True))
-    assert keys == set(second.keys(True, True))
-    for key in keys:
-        torch.testing.assert_close(
-            first[key],
-            second[key],
-            rtol=tolerance,
-            atol=tolerance,
-            equal_nan=True,
-            msg=lambda m, k=key: f"{k}: {m}",
-        )
+    """Two TensorDicts have the same keys, shapes and dtypes, and close values."""
+    both = [dict(td.items(True, True)) for td in (first, second)]
+    torch.testing.assert_close(*both, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def assert_plays_the_same(eager, compiled, num_steps, tolerance=0.0):
@@ -107,20 +98,22 @@ def assert_transforms_compile(make):
     """Compiled transforms on an env that a simulator on the host steps equal eager ones."""
 
     def stack():
-        return tw.TransformedEnv(
-            make(), T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5)
-        )
+        transforms = T.RecordEpisodeStatistics(), T.NormalizeObservation(), T.TimeLimit(5)
+        return tw.TransformedEnv(make(), *transforms)
 
-    eager, compiled = stack(), tw.compile(stack(), backend="aot_eager")
-    assert compiled.is_compiled and assert_plays_the_same(eager, compiled, 20, 2e-6)["done"].any()
+    compiled = tw.compile(stack(), backend="aot_eager")
+    assert compiled.is_compiled
+    assert assert_plays_the_same(stack(), compiled, 20, AOT)["done"].any()
 
 
 def assert_transition_and_masked_reset_are_a_step(env, other, num_steps=10):
-    """A transition resets nothing. With a masked reset of the finished rows after it, the result is that of `step`.
+    """`step_without_reset` and a masked reset of the finished rows give the result of `step`.
 
     Returns in how many steps episodes ended.
     """
-    td, _, ended = env.reset(seed=0), other.reset(seed=0), 0
+    td = env.reset(seed=0)
+    other.reset(seed=0)
+    ended = 0
     for _ in range(num_steps):
         action = env.sample_action()
         expected, root = other.step(action.clone())
@@ -140,16 +133,19 @@ def leaves(*values):
 
 def assert_no_overlap(*values):
     """No two leaves share memory: each keeps what is written to it. The values are overwritten."""
-    for index, leaf in enumerate(leaves(*values)):
-        leaf.copy_(torch.full_like(leaf, index % 2 if leaf.dtype == torch.bool else index))
-    for index, leaf in enumerate(leaves(*values)):
-        assert (
-            leaf == torch.full_like(leaf, index % 2 if leaf.dtype == torch.bool else index)
-        ).all()
+
+    def fill(index, leaf):
+        return index % 2 if leaf.dtype == torch.bool else index
+
+    tensors = list(enumerate(leaves(*values)))
+    for index, leaf in tensors:
+        leaf.fill_(fill(index, leaf))
+    for index, leaf in tensors:
+        assert (leaf == fill(index, leaf)).all()
 
 
 class Held:
-    """Tensors that a caller holds, and what they contained when they were returned."""
+    """Tensors that a caller keeps, and a copy of each from when it was returned."""
 
     def __init__(self):
         self.pairs = []
@@ -163,12 +159,13 @@ class Held:
 
 @contextlib.contextmanager
 def numpy_2_promotion():
-    """Under NumPy 1 too, a float32 with a Python float stays float32 inside (NEP 50): the arithmetic of Gymnasium's envs that
-    torchwrap's follow. torchwrap itself stays outside, because its results must not depend on NumPy's version.
+    """NEP 50 under NumPy 1 too: a float32 with a Python float stays float32, as our envs assume.
+
+    torchwrap itself runs outside, because its results must not depend on NumPy's version.
     """
-    promotion = getattr(
-        np, "_get_promotion_state", lambda: "weak"
-    )()  # NumPy from 2.2 on knows no other
+    promotion = "weak"
+    if hasattr(np, "_get_promotion_state"):  # NumPy from 2.2 on knows no other
+        promotion = np._get_promotion_state()
     if promotion == "weak":
         yield
         return
@@ -194,26 +191,27 @@ def through_file(snapshot):
     return torch.load(file, weights_only=True)
 
 
-each_copy = pytest.mark.parametrize(
-    "replicate", [copy.deepcopy, through_pickle], ids=["deepcopy", "pickle"]
-)
+COPIES = {"deepcopy": copy.deepcopy, "pickle": through_pickle}
+each_copy = pytest.mark.parametrize("replicate", COPIES.values(), ids=COPIES)
 
 
 # Statistics.
 
 
 def ks_distance(sample, cdf):
-    """The Kolmogorov-Smirnov distance of a one-dimensional sample from a continuous distribution."""
-    ordered, count = cdf(torch.as_tensor(sample, dtype=torch.float64).sort().values), len(sample)
-    fractions = torch.arange(count + 1, dtype=torch.float64) / count
-    return max((fractions[1:] - ordered).max().item(), (ordered - fractions[:-1]).max().item())
+    """The Kolmogorov-Smirnov distance of a sample `(n,)` from a continuous distribution."""
+    ordered = cdf(torch.as_tensor(sample, dtype=torch.float64).sort().values)
+    fractions = torch.arange(len(sample) + 1, dtype=torch.float64) / len(sample)
+    above = fractions[1:] - ordered
+    below = ordered - fractions[:-1]
+    return torch.maximum(above, below).max().item()
 
 
 # Parameters.
 
 
 def params(cases, quick):
-    """Parameters from a dict of cases, with its keys as ids. Cases that are not in `quick` run only with --full."""
+    """Parameters from a dict, with its keys as ids. Those not in `quick` run only with --full."""
     return [
         pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.full)
         for name, case in cases.items()
@@ -221,11 +219,14 @@ def params(cases, quick):
 
 
 def mostly_full(names, *fast, long=()):
-    """The names as parameters for a test. Those that are not listed as fast run with --full only, some before a release."""
-    marks = {True: [pytest.mark.full, pytest.mark.long], False: [pytest.mark.full]}
-    return [
-        name if name in fast else pytest.param(name, marks=marks[name in long]) for name in names
-    ]
+    """Names as parameters: all but the `fast` ones run with --full, the `long` ones at releases."""
+    parameters = []
+    for name in names:
+        marks = [] if name in fast else [pytest.mark.full]
+        if name in long:
+            marks.append(pytest.mark.long)
+        parameters.append(pytest.param(name, marks=marks))
+    return parameters
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -1,4 +1,4 @@
-"""What transforms and wrappers are compared with: a random Gymnasium env, alone and in a batch; and scripted envs."""
+"""Random Gymnasium envs, alone and in a batch, and the comparison of an env with them."""
 
 import copy
 
@@ -31,20 +31,22 @@ TYPICAL = {  # transforms of every kind, on an env with Box spaces
 
 
 class RandomEnv(gymnasium.Env):
-    """Random observations and rewards, whatever the action; episodes that terminate, are truncated, or both.
+    """Random observations and rewards for any action. Episodes terminate, are truncated, or both.
 
     Args:
         space: the observation space.
         action_space: the action space.
         max_length: episodes take 1 to `max_length` steps. None never ends them.
         observe: draws an observation from a NumPy generator. None samples the space.
-        reward: mean and standard deviation of the rewards, which are normal and float32.
+        reward: mean and standard deviation of the rewards, normal and float32.
     """
 
     def __init__(self, space, *, action_space=None, max_length=4, observe=None, reward=(0, 3)):
         self.observation_space = copy.deepcopy(space)  # because each env seeds its own
-        self.action_space = spaces.Discrete(2) if action_space is None else action_space
-        self.max_length, self.draw, self.reward = max_length, observe, reward
+        self.action_space = action_space or spaces.Discrete(2)
+        self.max_length = max_length
+        self.draw = observe
+        self.reward = reward
 
     def observe(self):
         if self.draw is None:
@@ -55,16 +57,19 @@ class RandomEnv(gymnasium.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
-        length, ending = self.np_random.integers([1, 0], [(self.max_length or 1) + 1, 3])
-        self.remaining = None if self.max_length is None else int(length)
-        self.ending = int(ending)
+        longest = self.max_length or 1
+        length, self.ending = self.np_random.integers([1, 0], [longest + 1, 3]).tolist()
+        self.remaining = self.max_length and length
         return self.observe(), {}
 
     def step(self, action):
         if self.remaining is not None:
             self.remaining -= 1
-        ended, reward = self.remaining == 0, np.float32(self.np_random.normal(*self.reward))
-        return self.observe(), reward, ended and self.ending != 1, ended and self.ending != 0, {}
+        reward = np.float32(self.np_random.normal(*self.reward))
+        ended = self.remaining == 0
+        terminated = ended and self.ending != 1
+        truncated = ended and self.ending != 0
+        return self.observe(), reward, terminated, truncated, {}
 
 
 def quick(values, *kept):
@@ -76,16 +81,14 @@ def quick(values, *kept):
 
 def vector_env(space, num_envs, autoreset_mode=AutoresetMode.DISABLED, **arguments):
     """Gymnasium's batch of random envs."""
-    return SyncVectorEnv(
-        [lambda: RandomEnv(space, **arguments)] * num_envs, autoreset_mode=autoreset_mode
-    )
+    makers = [lambda: RandomEnv(space, **arguments)] * num_envs
+    return SyncVectorEnv(makers, autoreset_mode=autoreset_mode)
 
 
 def make(space, *transforms, num_envs=3, **arguments):
     """The same batch under torchwrap, with transforms on it."""
-    return tw.TransformedEnv(
-        tw.from_gymnasium(vector_env(space, num_envs, **arguments)), *transforms
-    )
+    env = tw.from_gymnasium(vector_env(space, num_envs, **arguments))
+    return tw.TransformedEnv(env, *transforms)
 
 
 def scripted(*transforms, num_envs=3, **arguments):
@@ -96,9 +99,8 @@ def scripted(*transforms, num_envs=3, **arguments):
 def step(env, td, num_steps=1, action=None):
     """Steps with one action, or random ones; returns the last successor and root."""
     for _ in range(num_steps):
-        transition, td = env.step(
-            td.set("action", env.sample_action() if action is None else action.clone())
-        )
+        td["action"] = env.sample_action() if action is None else action.clone()
+        transition, td = env.step(td)
     return transition["next"], td
 
 
@@ -116,16 +118,15 @@ def assert_values_equal(batch, values):
 
 
 def assert_agrees(env, oracles, num_steps=25, *, reward_rtol=0.0):
-    """An env plays what single envs of Gymnasium play, which are reset by hand where their episode ends.
+    """An env plays the episodes of single Gymnasium envs, which are reset by hand at their end.
 
     Returns the flags `terminated` and `truncated`, a NumPy array (num_steps, 2, num_envs).
     """
     assert env.single_observation_space == oracles[0].observation_space
     flags = []
     td = env.reset(seed=5)
-    assert_values_equal(
-        td["observation"], [oracle.reset(seed=5 + i)[0] for i, oracle in enumerate(oracles)]
-    )
+    initial = [oracle.reset(seed=seed)[0] for seed, oracle in enumerate(oracles, 5)]
+    assert_values_equal(td["observation"], initial)
     for _ in range(num_steps):
         successor, td = step(env, td)
         observations, rewards, *ends, _ = zip(*(oracle.step(0) for oracle in oracles), strict=True)
@@ -136,10 +137,9 @@ def assert_agrees(env, oracles, num_steps=25, *, reward_rtol=0.0):
             assert_values_equal(successor[key][:, 0], expected)
         ended = np.any(ends, axis=0)
         assert_values_equal(successor["done"][:, 0], ended)
-        roots = [
-            oracle.reset()[0] if end else last
-            for oracle, end, last in zip(oracles, ended, observations, strict=True)
-        ]
+        roots = list(observations)
+        for row in ended.nonzero()[0]:
+            roots[row], _ = oracles[row].reset()
         assert_values_equal(td["observation"], roots)
         flags.append(ends)
     assert np.any(flags, axis=1).sum() > num_steps / 4

@@ -25,28 +25,26 @@ def init(rank, world_size, folder, seconds=60):
 
 
 class Processes:
-    """`run` calls a function `(rank, group, *args)` on the first `size` of them, and returns what each of them returned."""
+    """`run` calls a function `(rank, group, *args)` on `size` of them and returns the results."""
 
     def __init__(self, world_size=4):
         context = mp.get_context("forkserver")  # which imports PyTorch once
         context.set_forkserver_preload(["torchwrap"])
         self.folder = tempfile.TemporaryDirectory()
         self.pipes, children = zip(*(context.Pipe() for _ in range(world_size)), strict=True)
-        self.processes = [
-            context.Process(
-                target=_serve, args=(rank, world_size, self.folder.name, pipe), daemon=True
-            )
-            for rank, pipe in enumerate(children)
-        ]
-        for process in self.processes:
+        self.processes = []
+        for rank, pipe in enumerate(children):
+            arguments = (rank, world_size, self.folder.name, pipe)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
+            self.processes.append(process)
 
     def run(self, size, function, *args):
         for pipe in self.pipes[:size]:
             pipe.send((size, function, args))
-        results = [
-            pipe.recv() if pipe.poll(120) else "no answer after 120 s" for pipe in self.pipes[:size]
-        ]
+        results = []
+        for pipe in self.pipes[:size]:
+            results.append(pipe.recv() if pipe.poll(120) else "no answer after 120 s")
         failures = [result for result in results if isinstance(result, str)]
         assert not failures, "\n".join(failures)
         return [value for (value,) in results]
@@ -79,7 +77,8 @@ FLAGS = "--num-envs 16 --num-steps 32 --update-epochs 4 --num-minibatches 2 --sa
 
 
 def start(out, total_timesteps, flags=()):
-    command = "-m torch.distributed.run --standalone --nproc-per-node 2 --monitor-interval 0.1 --max-restarts 12"
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    command += " --monitor-interval 0.1 --max-restarts 12"
     command += f" {EXAMPLES}/ppo.py {FLAGS} --total-timesteps {total_timesteps} --out {out}"
     with open(f"{out}.log", "w") as log:
         return subprocess.Popen([sys.executable, *command.split(), *flags], stdout=log, stderr=log)
@@ -104,29 +103,31 @@ def iteration(out):
 
 
 def workers(process):
-    return [
-        int(pid)
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
 
 
 def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
-    """Kills one process at random moments. torchrun starts all again, and they end as those that ran without a break.
+    """Kills one process at random moments. The restarted run ends as one without a break.
 
-    Returns their last checkpoint.
+    Returns its last checkpoint.
     """
     whole = finish(start(tmp_path / "whole", total_timesteps, flags), tmp_path / "whole")
-    out, random, before, dead = tmp_path / "killed", Random(seed), 0, set()
+    out = tmp_path / "killed"
+    random = Random(seed)
+    before = 0
+    dead = set()
     process = start(out, total_timesteps, flags)
     try:
         for _ in range(kills):
-            while (
-                iteration(out) <= before or len(workers(process)) != 2 or dead & {*workers(process)}
-            ):
+            while True:
+                alive = workers(process)
+                if iteration(out) > before and len(alive) == 2 and dead.isdisjoint(alive):
+                    break
                 assert process.poll() is None, Path(f"{out}.log").read_text()[-3000:]
                 time.sleep(0.01)
             time.sleep(random.uniform(0, 0.3))  # somewhere in a rollout, an update, or in writing
-            dead = {*workers(process)}
+            dead = set(workers(process))
             os.kill(random.choice(sorted(dead)), signal.SIGKILL)
             before = iteration(out)
         killed = finish(process, out)
@@ -135,9 +136,7 @@ def kill_and_compare(tmp_path, total_timesteps, kills, seed, flags=()):
     for name in ("agent", "optimizer", "env", "processes"):
         torch.testing.assert_close(killed[name], whole[name], rtol=0, atol=0)
     assert killed["iteration"] == whole["iteration"] and len(killed["processes"]) == 2
-    returns = [
-        [(step, value) for step, value, *_ in checkpoint["curve"]] for checkpoint in (killed, whole)
-    ]
-    assert returns[0] == returns[1]
+    curves = [[point[:2] for point in checkpoint["curve"]] for checkpoint in (killed, whole)]
+    assert curves[0] == curves[1]
     assert "exitcode: -9" in Path(f"{out}.log").read_text()
     return killed

@@ -1,10 +1,16 @@
-"""Rules about what the library's files import and use. Each rule has a planted violation, which it has to find."""
+"""Rules on what the library's files import and use, and on how densely they are written.
+
+Each rule has planted violations that it must report.
+"""
 
 import ast
+import collections
 import functools
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -33,7 +39,7 @@ def parse(source):
 
 
 def walk(node, *, at_import=False):
-    """All nodes; with `at_import`, only those that run when the module is imported (or checked by a type checker)."""
+    """All nodes; with `at_import`, only those outside functions."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not (
@@ -44,7 +50,7 @@ def walk(node, *, at_import=False):
 
 @functools.cache
 def imports(source, at_import=False):
-    """Dotted names that a file imports, in functions and as string arguments of importlib too."""
+    """Dotted names that a file imports, in functions and as strings of importlib too."""
     names = set()
     for node in walk(parse(source), at_import=at_import):
         if isinstance(node, ast.Import):
@@ -84,7 +90,7 @@ def members(package, names):
     return [f"{package}.{name}" for name in names.split()]
 
 
-# Arrows: modules in `here` import nothing in `there`, except for the modules and the targets that are allowed.
+# Arrows: modules in `here` import nothing in `there`, but for the allowed modules and targets.
 
 TOP = "torchwrap"  # as `here`, every module; as an allowed module, torchwrap/__init__.py alone
 BASES = ["torchwrap.transforms.transform"]
@@ -165,7 +171,7 @@ def dependencies_are_known(sources):
 
 
 def edges(sources):
-    """Modules of the library that each module imports while it is imported, with the packages that this imports."""
+    """The modules and packages that each module imports while it is imported itself."""
     graph = {}
     for name, source in sources.items():
         targets = set()
@@ -179,7 +185,9 @@ def edges(sources):
 
 
 def module_imports_have_no_circle(sources):
-    graph, done, circles = edges(sources), set(), []
+    graph = edges(sources)
+    done = set()
+    circles = []
 
     def visit(name, path):
         if name in path:
@@ -240,20 +248,36 @@ def dotted(node):
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])
+
+
+def is_foreign(name):
+    return name.split(".")[0] in FOREIGN
 
 
 def foreign_names(tree):
-    """Names in a file that are modules, classes or functions of other libraries, with their full names."""
+    """The full names of the modules, classes and functions that a file imports from others."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.split(".")[0]
-                names |= {alias.asname: alias.name} if alias.asname else {top: top}
+                names[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom):
-            names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
-    return {name: full for name, full in names.items() if full.split(".")[0] in FOREIGN}
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return {name: full for name, full in names.items() if is_foreign(full)}
+
+
+def written_name(node):
+    """The attribute that an assignment, a deletion, `setattr` or `delattr` writes to."""
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        return dotted(node)
+    if isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr"):
+        return dotted(node.args[0])
+    return ""
 
 
 def nothing_is_patched(sources):
@@ -262,33 +286,32 @@ def nothing_is_patched(sources):
     for name, source in sources.items():
         foreign = foreign_names(parse(source))
         for node in ast.walk(parse(source)):
-            written = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-            sets = isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr")
-            target = dotted(node) if written else dotted(node.args[0]) if sets else ""
-            if target.split(".")[0] in foreign:
+            if written_name(node).split(".")[0] in foreign:
                 found.append(f"{name}: {ast.unparse(node)}")
     return found
 
 
-def private_names_are_in_at_most_four_files(sources):
+def private_names(source):
     """Private names of other libraries, by import or by attribute."""
-    found = {}
-    for name, source in sources.items():
-        foreign = foreign_names(parse(source))
-        used = {full for full in imports(source) if full.split(".")[0] in FOREIGN}
-        for node in ast.walk(parse(source)):
-            root, _, rest = (
-                dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
-            )
-            used |= {f"{foreign[root]}.{rest}"} if root in foreign else set()
-        found[name] = sorted(full for full in used if re.search(r"(^|\.)_(?!_)", full))
-    files = {name: private for name, private in found.items() if private}
-    return [f"{name}: {private}" for name, private in files.items()] if len(files) > 4 else []
+    foreign = foreign_names(parse(source))
+    used = set(filter(is_foreign, imports(source)))
+    for node in ast.walk(parse(source)):
+        if isinstance(node, ast.Attribute):
+            root, _, rest = dotted(node).partition(".")
+            if root in foreign:
+                used.add(f"{foreign[root]}.{rest}")
+    return sorted(full for full in used if re.search(r"(^|\.)_(?!_)", full))
+
+
+def private_names_are_in_one_file(sources):
+    found = {name: private_names(source) for name, source in sources.items()}
+    files = [f"{name}: {private}" for name, private in found.items() if private]
+    return files if len(files) > 1 else []
 
 
 HOST_CODE = {  # exceptions, by file
     # PassiveEnvChecker reads values by design: it names the env and the value that are wrong.
-    "torchwrap.transforms.checker": {"nonzero", "item", "tolist"},
+    "torchwrap.transforms.checker": {".nonzero", ".item", ".tolist"},
     # `episode_count`, which documents that it waits for the device.
     "torchwrap.transforms.episode": {"int(self"},
     # Compose checks first calls, where a trace differs: it must not change a Python value.
@@ -296,21 +319,93 @@ HOST_CODE = {  # exceptions, by file
 }
 
 
+HOST_QUESTIONS = r"\b(is_traced|is_host_readable|is_compiling|is_fake|FakeTensor)\b"
+HOST_READS = r"\.(?:numpy|item|cpu|tolist|nonzero|argwhere)(?=\()|\b(?:int|bool|float)\(self"
+
+
 def transforms_contain_no_host_code(sources):
-    """A transform reads no value, and does not ask whether it may: RowMask is where host code and graph code part."""
-    names = r"\b(is_tracing|is_traced|is_host_readable|can_look|is_compiling|is_fake|FakeTensor|_core\.tracing)\b"
-    acts = r"\.(numpy|item|cpu|tolist|nonzero|argwhere)\(|\b((?:int|bool|float)\(self)"
+    """A transform neither reads values nor asks whether it may: RowMask does that."""
     found = []
     for name, source in sources.items():
         if within(name, "torchwrap.transforms"):
-            code, allowed = code_of(source), HOST_CODE.get(name, set())
-            used = {
-                *re.findall(names, code),
-                *(word for words in re.findall(acts, code) for word in words if word),
-            }
-            found += [f"{name}: {word}" for word in used - allowed] + [
-                f"{name}: no {word}" for word in allowed - used
-            ]
+            code = code_of(source)
+            used = {*re.findall(HOST_QUESTIONS, code), *re.findall(HOST_READS, code)}
+            allowed = HOST_CODE.get(name, set())
+            found += [f"{name}: {word}" for word in used - allowed]
+            found += [f"{name}: no {word}" for word in allowed - used]
+    return found
+
+
+# Density: one thought a statement. Line ends, comments and docstrings do not count.
+
+MAX_TOKENS = 25
+NO_CODE = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
+TABLES = {}  # by module, a pattern of the lines that may have more tokens
+
+
+def statements(sources):
+    for name, source in sources.items():
+        for node in ast.walk(parse(source)):
+            if isinstance(node, ast.stmt):
+                yield name, node
+
+
+def expressions(statement):
+    """The nodes of a statement, without those of the statements in its body."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from expressions(child)
+
+
+def a_statement_assigns_one_value(sources):
+    """`a, b = x, y` assigns two. An exchange, `a, b = b, a`, is allowed."""
+    found = []
+    for name, node in statements(sources):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            target = node.targets[0]
+            if isinstance(target, ast.Tuple):
+                targets = {ast.unparse(part) for part in target.elts}
+                values = {ast.unparse(part) for part in node.value.elts}
+                if targets != values:
+                    found.append(f"{name}: {ast.unparse(node)}")
+    return found
+
+
+def a_statement_has_one_condition(sources):
+    """At most one conditional expression."""
+    found = []
+    for name, node in statements(sources):
+        conditions = [part for part in expressions(node) if isinstance(part, ast.IfExp)]
+        if len(conditions) > 1:
+            found.append(f"{name}: {ast.unparse(node)}")
+    return found
+
+
+def tokens_by_line(source):
+    """The number of tokens on each line. An f-string is one token, as before Python 3.12."""
+    counts = collections.Counter()
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind.endswith("STRING_END"):
+            depth -= 1
+        elif depth == 0 and kind not in NO_CODE:
+            counts[token.start[0]] += 1
+        if kind.endswith("STRING_START"):
+            depth += 1
+    return counts
+
+
+def lines_are_thin(sources):
+    found = []
+    for name, source in sources.items():
+        lines = source.splitlines()
+        for number, count in tokens_by_line(source).items():
+            line = lines[number - 1].strip()
+            is_table = name in TABLES and re.search(TABLES[name], line)
+            if count > MAX_TOKENS and not is_table:
+                found.append(f"{name}: {count} tokens in `{line}`")
     return found
 
 
@@ -351,6 +446,10 @@ VIOLATIONS = [
         "torchwrap.env",
         "import numpy as np\ndef f():\n    setattr(np, 'float', float)",
     ),
+    (private_names_are_in_one_file, "torchwrap.env", "import torch._inductor"),
+    (private_names_are_in_one_file, "torchwrap.env", "import torch\ntorch._C._x()"),
+    (private_names_are_in_one_file, "torchwrap.env", "from tensordict import _td"),
+    (private_names_are_in_one_file, "torchwrap.env", "import numpy as np\nnp.a._b"),
     (transforms_contain_no_host_code, "torchwrap.transforms.reward", "reward.item()"),
     (transforms_contain_no_host_code, "torchwrap.transforms.history", "is_host_readable(frames)"),
     (
@@ -358,8 +457,11 @@ VIOLATIONS = [
         "torchwrap.transforms.normalize",
         "torch.compiler.is_compiling()",
     ),
+    (a_statement_assigns_one_value, "torchwrap.env", "low, high = 0, 1"),
+    (a_statement_has_one_condition, "torchwrap.env", "x = 1 if a else (2 if b else 3)"),
+    (lines_are_thin, "torchwrap.env", "x = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]"),
 ]
-RULES = [*dict.fromkeys(rule for rule, _, _ in VIOLATIONS), private_names_are_in_at_most_four_files]
+RULES = list(dict.fromkeys(rule for rule, _, _ in VIOLATIONS))
 
 
 @functools.cache
@@ -382,31 +484,11 @@ def test_rule_reports_a_planted_violation(rule, module, code):
     assert set(rule(planted)) - violations(rule)
 
 
-def test_private_names_in_five_files_are_reported():
-    planted = (
-        "import torch._inductor",
-        "torch._C._x()",
-        "from tensordict import _td",
-        "np.a._b",
-        "gymnasium.Env._c()",
-    )
-    files = {
-        f"torchwrap.f{n}": f"import torch, gymnasium\nimport numpy as np\n{code}\n"
-        for n, code in enumerate(planted)
-    }
-    assert len(private_names_are_in_at_most_four_files(files)) == 5
-    assert (
-        private_names_are_in_at_most_four_files(
-            {**files, "torchwrap.f0": "import torch\ntorch.__version__\n"}
-        )
-        == []
-    )
-
-
 def test_importing_torchwrap_imports_no_optional_dependency():
-    code = "import sys, torch, tensordict, gymnasium; known = {*sys.modules}; import torchwrap; print(*{*sys.modules} - known)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    added = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names - {*FOREIGN}
+    code = "import sys, torch, tensordict, gymnasium; known = {*sys.modules}; import torchwrap; "
+    code += "print(*{*sys.modules} - known)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    added = loaded - sys.stdlib_module_names - set(FOREIGN)
     assert {name for name in added if not name.startswith("__editable__")} == {"torchwrap"}

@@ -1,9 +1,10 @@
-"""The tests with the lowest and the newest versions of Python, torch, tensordict, gymnasium and numpy, in one command.
+"""Runs the tests with the lowest and the newest versions of Python and of the core dependencies.
 
-`python -m tests.versions` makes a virtual environment for each combination below, one after the other, installs this checkout
-in it and runs the tests. `--only lowest -- tests/core` runs some of them. The lowest versions are the ones that `setup.cfg`
-asks for, the newest are what pip finds. On Linux, an environment takes up to 7 GB while it is used, because PyPI's torch is
-a CUDA build; pip's own variables, such as PIP_EXTRA_INDEX_URL, apply. The exit code is 0 if all combinations passed.
+`python -m tests.versions` makes a virtual environment for each combination below, one after the
+other, installs this checkout in it and runs the tests. `--only lowest -- tests/core` runs some of
+them. `setup.cfg` has the lowest versions, pip finds the newest. On Linux, an environment takes up
+to 7 GB while it is used, because PyPI's torch is a CUDA build; pip's own variables, such as
+PIP_EXTRA_INDEX_URL, apply. The exit code is 0 if all combinations passed.
 """
 
 import argparse
@@ -22,7 +23,7 @@ LIBRARIES = ("torch", "tensordict", "gymnasium", "numpy")
 
 
 def combinations() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Versions of Python, of which the first that is found is used, and requirements besides those of the checkout."""
+    """Versions of Python, in order of preference, and requirements beside the checkout's."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lowest = tuple(config["options"]["install_requires"].strip().replace(">=", "==").splitlines())
@@ -51,11 +52,8 @@ def run(
         versions = f"from importlib.metadata import version; print(*map(version, {LIBRARIES}))"
         for command in (
             [python, "-m", "venv", folder],
-            [
-                *pip,
-                "--upgrade",
-                "pip",
-            ],  # the one of Python 3.10 did not choose versions within ten minutes
+            # The pip of Python 3.10 did not choose versions within ten minutes.
+            [*pip, "--upgrade", "pip"],
             [*pip, *requirements, "-e", f"{ROOT}[test]"],
             [own, "-c", versions],
             [own, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *tests],

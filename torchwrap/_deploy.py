@@ -507,8 +507,11 @@ def _kept(
 def _parts(env: Env | Compose) -> Iterator[tuple[Part, Signature, Signature]]:
     """Transforms and wrappers, innermost first, with the signatures below and above."""
     if isinstance(env, Compose):
-        for part, below, above in zip(env, env._signatures, env._signatures[1:], strict=False):
-            yield from _parts(part) if isinstance(part, Compose) else [(part, below, above)]
+        for part in env:
+            if isinstance(part, Compose):
+                yield from _parts(part)
+            else:
+                yield part, part._below, part._above
     elif isinstance(env, Wrapper):
         yield from _parts(env.env)
         yield from (
@@ -528,11 +531,12 @@ def _frozen(kept: Sequence[Transform], without: Sequence[str | type]) -> Compose
     """Copies in eval mode, whose env buffers have one initial row, without what is left out inside of them."""
     transforms = Compose([copy.deepcopy(part) for part in kept])
     for compose in [module for module in transforms.modules() if isinstance(module, Compose)]:
-        compose._checked = frozenset(("action", "step", "reset"))  # in the env
         for name, part in compose._modules.items():
             if not isinstance(part, Compose):
                 compose.add_module(name, Transform() if _is_in(part, without) else part._frozen())
     for module in transforms.modules():
+        if isinstance(module, Transform):
+            module._checked = frozenset(("action", "step", "reset"))  # in the env
         if any(isinstance(child, Stream) for child in module.children()):
             raise _refusal(module, "draws random numbers")
         for name in getattr(module, "_env_buffer_names", ()):

@@ -14,16 +14,17 @@ from torch import Tensor
 from torchwrap import policy as policies
 from torchwrap import spaces
 from torchwrap._core import rows, validation
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import tensordict
-from torchwrap.env import Env, Step
+from torchwrap.env import Env, Root, Step
 from torchwrap.policy import DECLARED, Policy, act, modules_of
 from torchwrap.spaces import Value
 from torchwrap.transforms.episode import RecordEpisodeStatistics
 
-Root = dict[str, Value]  # by key: `observation`, and the state of a recurrent policy
-Storage = dict[NestedKey, Tensor]  # a tensor `(num_steps, num_envs, ...)` per key
+Storage = dict[NestedKey, Tensor]
+"""A tensor `(num_steps, num_envs, ...)` per key."""
 
-_NEXT_ROOT = "pass the second result of the last step or collection, `data, td = collect(td)`"
+_NEXT_ROOT = "Pass the second result of the last step or collection, `data, td = collect(td)`"
 _PATIENCE = 100_000  # steps that evaluate waits for an episode to end
 
 
@@ -32,17 +33,20 @@ class Collector:
 
     Args:
         env: the env.
-        policy: takes a TensorDict with `observation` and returns it with `action` (and whatever else is to be kept, such as a
-            log probability), or returns the action alone. It may modify its input. None acts at random. A recurrent one
-            declares its state with `PolicyState`.
+        policy: takes a TensorDict with `observation` and returns it with `action` (and other
+            entries to be kept, such as a log probability), or returns the action alone. It may
+            modify its input. None acts at random. A recurrent one declares its state with
+            `PolicyState`.
         num_steps: transitions per env and call.
-        keys: what to keep, such as `["observation", "action", ("next", "reward"), ("next", "done")]`. None keeps everything.
-        progress: whether calls show a progress bar of tqdm. A rollout that is one CUDA graph shows none.
+        keys: the entries to keep, such as `["observation", "action", ("next", "reward")]`. None
+            keeps everything.
 
-    Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored time-first, each step in one piece.
+    Shape: `data` is `(num_envs, num_steps)`, the last dimension named "time". It is stored
+    time-first, each step in one piece.
 
     >>> from torchwrap.testing import ScriptedEnv
-    >>> collect = Collector(ScriptedEnv(2, episode_lengths=3), None, num_steps=4, keys=[("next", "reward")])
+    >>> env = ScriptedEnv(2, episode_lengths=3)
+    >>> collect = Collector(env, None, num_steps=4, keys=[("next", "reward")])
     >>> data, td = collect()
     >>> data["next", "reward"].squeeze(-1)
     tensor([[1., 2., 3., 1.],
@@ -56,29 +60,24 @@ class Collector:
         num_steps: int,
         *,
         keys: Sequence[NestedKey] | None = None,
-        progress: bool = False,
     ) -> None:
         _check("Collector", env, policy)
-        listed = (
-            isinstance(keys, Sequence) and not isinstance(keys, str) and all(map(_is_key, keys))
-        )
-        if keys is not None and not (listed and keys):
-            raise ValueError(
-                f"Collector needs keys as a non-empty list of strings and tuples of strings, but got {keys!r}."
-            )
+        if keys is not None:
+            is_list = isinstance(keys, Sequence) and not isinstance(keys, str)
+            if not is_list or not keys or not all(map(_is_key, keys)):
+                must = "keys must be a non-empty list of strings and tuples of strings"
+                raise ValueError(refusal("Collector", must, repr(keys)))
         self.env = env
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
         self.keys = keys
-        self.progress = validation.flag("Collector", "progress", progress)
-        self._compiled: Callable[[Root], tuple[Storage, Root]] | None = (
-            None  # takes the place of `_collect`
-        )
+        self._compiled: Callable[[Root], tuple[Storage, Root]] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("env", "num_steps", "keys") and name in vars(self):
-            fault = f"Collector.{name} is fixed at construction, but got {value!r}"
-            raise AttributeError(f"{fault}: make a new Collector. Only `policy` can be set.")
+            remedy = "Make a new Collector"
+            fault = f"{name} cannot be assigned, only `policy`"
+            raise AttributeError(refusal("Collector", fault, repr(value), remedy))
         super().__setattr__(name, value)
 
     @torch.no_grad()
@@ -86,104 +85,104 @@ class Collector:
         """Collects one chunk.
 
         Args:
-            td: the root to start from, of the last reset, step or call, as you left it, or a copy. None resets the env.
+            td: the root to start from, of the last reset, step or call, as you left it, or a copy.
+                None resets the env.
 
         Returns:
             data: the transitions.
             td: the root of the next step.
         """
         env = self.env
-        td = env.reset() if td is None else td
-        self._check_root(td, env._check_ready("a rollout"))
-        vars(env)["_unfinished"] = "collection"  # nn.Module.__setattr__ would take longer
-        root = {key: td[key] for key in ("observation", *policies.keys(env.signature))}
-        storage, root = (self._compiled or self._collect)(root)
-        data = TensorDict({}, [env.signature.num_envs, self.num_steps], names=[None, "time"])  # type: ignore[list-item]
+        if td is None:
+            td = env.reset()
+        self._check_root(td, env._check_ready("a collection"))
+        env._status.unfinished = "collection"
+        root: Root = {"observation": td["observation"]}
+        for name in policies.keys(env.signature):
+            root[name] = td[name]
+        collect = self._compiled or self._collect
+        storage, root = collect(root)
+        names: Any = [None, "time"]
+        data = TensorDict({}, [env.signature.num_envs, self.num_steps], names=names)
         for key, value in storage.items():
             data.set(key, value.transpose(0, 1))
-        return data, env._finish(root)
+        return data, env._set_root(root)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `torchwrap.compile` has compiled this collector. A copy of a compiled collector runs eagerly."""
+        """Whether `torchwrap.compile` has compiled this collector. A copy of it runs eagerly."""
         return self._compiled is not None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_compiled": None}
 
-    # The computation of a call, without checks.
+    # The computation of a call, without checks of the root.
 
     def _collect(self, root: Root) -> tuple[Storage, Root]:
+        env = self.env
         storage: Storage = {}
-        with progress_bar(self.progress, self.num_steps, "step") as advance:
-            for step in range(self.num_steps):
-                transition, root = self._transition(
-                    root, self.env._compiled or self.env._step_and_reset
-                )
-                if not storage:  # only a transition tells which keys there are
-                    kept = self._kept(transition)
-                    storage = {
-                        key: leaf.new_empty(self.num_steps, *leaf.shape)
-                        for key, leaf in kept.items()
-                    }
-                for key, value in storage.items():
-                    value[step].copy_(transition.get(key))
-                advance(1)
+        for step in range(self.num_steps):
+            transition, root = self._step(root, env._compiled or env._step_and_reset)
+            if not storage:  # only a transition tells which keys there are
+                for key, leaf in self._select(transition).items():
+                    storage[key] = leaf.new_empty(self.num_steps, *leaf.shape)
+            for key, value in storage.items():
+                value[step].copy_(transition.get(key))
         return storage, root
 
-    def _transition(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
+    def _step(self, root: Root, step: Step) -> tuple[TensorDict, Root]:
+        """One step of the policy and the env: the transition, and the next root."""
         env = self.env
-        info = env.unwrapped._root_info() if env._has_root_info else {}
-        td = act(env, self.policy, tensordict({**root, **info}, env.num_envs))
+        if env._root_info is not None:
+            root = {**root, **env._root_info()}
+        td = act(env, self.policy, tensordict(root, env.num_envs))
         env._check_step_input(td)
-        state = policies.read(env._label, env.signature, td) if env.signature.policy_state else {}
-        successor, observation = step(td["action"], True)
-        following = {"observation": observation, **(env._carry(state, successor) if state else {})}
-        return td.set("next", successor), following
+        return env._transition(td, step)
 
-    def _kept(self, transition: TensorDict) -> dict[NestedKey, Tensor]:
+    def _select(self, transition: TensorDict) -> dict[NestedKey, Tensor]:
+        """The leaves of a transition that are kept."""
         known = set(transition.keys(True))
-        if unknown := [key for key in self.keys or () if key not in known]:
-            raise ValueError(
-                f"Collector needs keys among {sorted(map(str, known))}, but got {unknown}."
-            )
+        unknown = [key for key in self.keys or () if key not in known]
+        if unknown:
+            must = f"keys must be among {sorted(map(str, known))}"
+            raise ValueError(refusal("Collector", must, unknown))
         kept = transition if self.keys is None else transition.select(*self.keys)
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
     def _check_root(self, td: object, last: TensorDict) -> None:
         """Raises unless `td` is the last root, or another one with its observation."""
-        env, needed = self.env, 'Collector needs a TensorDict with "observation" to start from'
+        env = self.env
         if not isinstance(td, TensorDictBase):
-            remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
-            raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
-        if others := sorted(
-            set(td.keys())
-            - {"observation", "action", "next", "info", *policies.keys(env.signature)}
-        ):
-            got = f"the keys {others} too, which no step would carry on: {DECLARED}"
-            raise ValueError(f"Collector needs a root of {env._name()}, but got {got}.")
-        if "observation" not in td.keys():
-            raise ValueError(f"{needed}, but got keys {sorted(td.keys())}.")
+            remedy = _NEXT_ROOT if isinstance(td, tuple) else ""
+            must = 'td must be a TensorDict with "observation"'
+            raise TypeError(refusal("Collector", must, type(td).__name__, remedy))
+        given = set(td.keys())
+        others = given - {"observation", "action", "next", "info", *policies.keys(env.signature)}
+        if others:
+            must = f"td must be a root of {env._name()}"
+            raise ValueError(refusal("Collector", must, f"the keys {sorted(others)} too", DECLARED))
+        if "observation" not in given:
+            must = 'td must contain "observation"'
+            raise ValueError(refusal("Collector", must, f"the keys {sorted(given)}"))
         if td is last:
             return
-        if "next" in td.keys():
-            got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
-            raise ValueError(f"Collector needs a root, but got {got}.")
+        if "next" in given:
+            must = 'td must be a root without "next"'
+            got = "a TensorDict that has been stepped"
+            raise ValueError(refusal("Collector", must, got, _NEXT_ROOT))
         space = env.single_observation_space
-        spaces.check(
-            env._label, "a root observation", space, td["observation"], env.num_envs, env.device
-        )
-        if not _equal(td["observation"], spaces.to_device(last["observation"], env.device)):
-            needed = f"the root that the last reset, step or collection of {env._name()} returned"
-            raise ValueError(
-                f"Collector needs {needed}, but got a stale one, with another observation: {_NEXT_ROOT}."
-            )
+        observation = td["observation"]
+        spaces.check(env._name(), "the observation", space, observation, env.num_envs, env.device)
+        if not _equal(observation, spaces.to_device(last["observation"], env.device)):
+            must = f"td must be the root of the last reset, step or collection of {env._name()}"
+            got = "a stale one, with another observation"
+            raise ValueError(refusal("Collector", must, got, _NEXT_ROOT))
 
 
 def rollout(
     env: Env, policy: Policy | None, num_steps: int, td: TensorDict | None = None
 ) -> tuple[TensorDict, TensorDict]:
-    """Collects `num_steps` transitions of every env: one call of a `Collector`, with the same arguments.
+    """Collects `num_steps` transitions of every env, as one call of a `Collector`.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> data, td = rollout(ScriptedEnv(2, episode_lengths=3), None, 4)
@@ -203,28 +202,34 @@ def evaluate(
     max_steps: int | None = None,
     progress: bool = False,
 ) -> TensorDict:
-    """Returns and lengths of new episodes, with the statistics of every transform frozen, and the policy in eval mode.
+    """Returns and lengths of new episodes, with frozen statistics and the policy in eval mode.
 
-    Each env runs the same number of episodes, at least `num_episodes` in all, so that short ones are not over-represented.
-    The env is reset first and left where the last episode ends: give it a sibling of the training env, with `load_state_dict`.
+    Each env runs the same number of episodes, at least `num_episodes` in all, so that short ones
+    are not over-represented. The env is reset and stepped: pass a separate one, made by
+    `make(env.spec)` and `load_state_dict`.
 
     Args:
-        env: the env. Its `RecordEpisodeStatistics` gives the return, or the sum of its rewards if it has none.
+        env: the env. Its `RecordEpisodeStatistics` gives the return, or the sum of its rewards if
+            it has none.
         policy: as for `Collector`.
         num_episodes: rounded up to a multiple of `num_envs`.
         seed: for the reset. None continues the env's random streams.
-        max_steps: stops after this number of steps of every env, with the episodes that have ended by then.
+        max_steps: stops after this number of steps of every env, with the episodes that have ended
+            by then.
         progress: whether to show a progress bar of tqdm.
 
     Returns:
-        A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env after env; and with
-        `episode_<name>` float32 for each of the `metrics` of its `RecordEpisodeStatistics`.
+        A TensorDict `(episodes,)` with `episode_return` float32 and `episode_length` int64, env
+        after env; and with `episode_<name>` float32 for each of the `metrics` of its
+        `RecordEpisodeStatistics`.
 
     Raises:
-        RuntimeError: with no `max_steps`, if an episode does not end within 100,000 steps, or four times the env's own limit.
+        RuntimeError: with no `max_steps`, if an episode does not end within 100,000 steps, or four
+            times the env's own limit.
 
     >>> from torchwrap.testing import ScriptedEnv
-    >>> evaluate(ScriptedEnv(2, episode_lengths=(1, 2)), None, 4)["episode_return"]  # rewards 1, and 1 + 2
+    >>> env = ScriptedEnv(2, episode_lengths=(1, 2))  # whose returns are 1, and 1 + 2
+    >>> evaluate(env, None, 4)["episode_return"]
     tensor([1., 3., 3., 1.])
     """
     _check("evaluate", env, policy)
@@ -232,66 +237,90 @@ def evaluate(
     if max_steps is not None:
         validation.integer("evaluate", "max_steps", max_steps, at_least=1)
     validation.flag("evaluate", "progress", progress)
-    patience = max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0))
-    records = RecordEpisodeStatistics.of(env)
-    keys = records[-1].keys if records else {}
-    metrics = [name for name in keys if name not in ("return", "length")]
-    running_return, running_length = torch.zeros(
-        2, env.num_envs, dtype=torch.float64, device=env.device
-    )
-    per_env, episodes = (
-        -(-num_episodes // env.num_envs),
-        [list[list[float]]() for _ in range(env.num_envs)],
-    )
-    modes = {
-        module: module.training for part in (env, *modules_of(policy)) for module in part.modules()
-    }
-    steps = 0
+    per_env = -(-num_episodes // env.num_envs)
+    episodes = _Episodes(env, per_env)
+    with _eval_mode(env, *modules_of(policy)):
+        td = env.reset(seed=seed)
+        with progress_bar(progress, per_env * env.num_envs, "episode") as advance:
+            for step in itertools.count(1):
+                transition, td = env.step(act(env, policy, td))
+                advance(episodes.add(transition["next"]))
+                if episodes.are_complete or step == max_steps:
+                    break
+                if max_steps is None and step % _PATIENCE == 0:
+                    episodes.check_patience()
+    return episodes.result()
+
+
+class _Episodes:
+    """The episodes that have ended, `per_env` of each env."""
+
+    def __init__(self, env: Env, per_env: int) -> None:
+        self.env = env
+        self.per_env = per_env
+        records = RecordEpisodeStatistics.of(env)
+        self.keys: dict[str, Any] = records[-1].keys if records else {}
+        self.metrics = [name for name in self.keys if name not in ("return", "length")]
+        self.ended: list[list[list[float]]] = [[] for _ in range(env.num_envs)]
+        self.rows = torch.arange(env.num_envs, device=env.device)
+        self.returns = torch.zeros(env.num_envs, dtype=torch.float64, device=env.device)
+        self.lengths = torch.zeros_like(self.returns)
+
+    @property
+    def are_complete(self) -> bool:
+        return all(len(episodes) == self.per_env for episodes in self.ended)
+
+    def add(self, successor: TensorDict) -> int:
+        """Counts a step. Returns the number of episodes that have ended in it and are kept."""
+        self.returns += successor["reward"].squeeze(-1)
+        self.lengths += 1
+        if self.keys:
+            self.returns.copy_(successor[self.keys["return"]].squeeze(-1))
+        done = successor["done"].squeeze(-1)
+        values = [successor[self.keys[name]].squeeze(-1) for name in self.metrics]
+        columns = torch.stack([self.rows, self.returns, self.lengths, *values], 1)
+        number = 0
+        for row, *totals in columns[done].tolist():
+            episodes = self.ended[int(row)]
+            if len(episodes) < self.per_env:
+                episodes.append(totals)
+                number += 1
+        self.returns.masked_fill_(done, 0)
+        self.lengths.masked_fill_(done, 0)
+        return number
+
+    def check_patience(self) -> None:
+        """Raises if an episode that is waited for has become too long."""
+        waiting = [len(episodes) < self.per_env for episodes in self.ended]
+        longest = int(self.lengths[torch.tensor(waiting, device=self.env.device)].max())
+        limit = self.env.signature.max_episode_steps or 0
+        if longest >= max(_PATIENCE, 4 * limit):
+            must = "every episode must end"
+            got = f"one of {self.env!r} that has taken {longest} steps so far"
+            remedy = "Put transforms.TimeLimit on the env, or pass max_steps to evaluate"
+            raise RuntimeError(refusal("evaluate", must, got, remedy))
+
+    def result(self) -> TensorDict:
+        found = list(itertools.chain(*self.ended))
+        table = torch.tensor(found, dtype=torch.float64, device=self.env.device)
+        returns, lengths, *values = table.view(-1, 2 + len(self.metrics)).unbind(1)
+        columns = {"episode_return": returns.float(), "episode_length": lengths.long()}
+        for name, value in zip(self.metrics, values, strict=True):
+            columns[f"episode_{name}"] = value.float()
+        return TensorDict(columns, [len(found)])  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _eval_mode(*roots: torch.nn.Module) -> Iterator[None]:
+    """Puts modules in eval mode, and each back in its own mode in the end."""
+    modes = {module: module.training for root in roots for module in root.modules()}
     try:
         for module in modes:
             module.training = False
-        td = env.reset(seed=seed)
-        with progress_bar(progress, per_env * env.num_envs, "episode") as advance:
-            while steps != max_steps and any(
-                waiting := [len(episode) < per_env for episode in episodes]
-            ):
-                transition, td = env.step(act(env, policy, td))
-                steps += 1
-                following = transition["next"]
-                running_return += following["reward"].squeeze(-1)
-                running_length += 1
-                if keys:
-                    running_return.copy_(following[keys["return"]].squeeze(-1))
-                if max_steps is None and steps % _PATIENCE == 0:
-                    longest = int(running_length[torch.tensor(waiting, device=env.device)].max())
-                    if longest >= patience:
-                        got = f"an episode of {env!r} has taken {longest} steps so far"
-                        remedy = (
-                            "put transforms.TimeLimit on the env, or pass max_steps to evaluate"
-                        )
-                        raise RuntimeError(
-                            f"evaluate needs episodes that end, but {got}: {remedy}."
-                        )
-                done = following["done"].squeeze(-1)
-                values = [following[keys[name]].squeeze(-1) for name in metrics]
-                numbers = torch.arange(env.num_envs, device=env.device)
-                ended = torch.stack([numbers, running_return, running_length, *values], 1)[done]
-                for row, *totals in ended.tolist():
-                    if waiting[int(row)]:
-                        episodes[int(row)].append(totals)
-                        advance(1)
-                running_return.masked_fill_(done, 0)
-                running_length.masked_fill_(done, 0)
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-    found = torch.tensor(list(itertools.chain(*episodes)), dtype=torch.float64, device=env.device)
-    totals, lengths, *values = found.view(-1, 2 + len(metrics)).unbind(1)
-    columns = {"return": totals.float(), "length": lengths.long()}
-    columns |= {name: value.float() for name, value in zip(metrics, values, strict=True)}
-    return TensorDict(
-        {f"episode_{name}": column for name, column in columns.items()}, batch_size=[len(totals)]
-    )
 
 
 @contextlib.contextmanager
@@ -308,24 +337,25 @@ def progress_bar(show: bool, total: int, unit: str) -> Iterator[Callable[[int], 
 
 def _check(owner: str, env: Any, policy: Any) -> None:
     if not isinstance(env, Env):
-        remedy = (
-            ": pass its `.env`" if isinstance(getattr(env, "env", None), Env) else ""
-        )  # of an adapter
-        raise TypeError(f"{owner} needs an Env, but got {type(env).__name__}{remedy}.")
+        is_adapter = isinstance(getattr(env, "env", None), Env)
+        remedy = "Pass its `.env`" if is_adapter else ""
+        raise TypeError(refusal(owner, "env must be an Env", type(env).__name__, remedy))
     if policy is not None and not callable(policy):
-        raise TypeError(f"{owner} needs a callable policy, or None, but got {policy!r}.")
+        raise TypeError(refusal(owner, "policy must be callable, or None", repr(policy)))
 
 
 def _equal(first: Value, second: Value) -> bool:
-    pairs = zip(rows.leaves(first), rows.leaves(second), strict=False)
-    same = rows.flatten(first, []) == rows.flatten(second, [])
-    return same and all(
-        one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
-        for one, other in pairs
-    )
+    """Whether two values have the same structure and numbers; NaN equals NaN."""
+    leaves = list[Tensor]()
+    others = list[Tensor]()
+    if rows.flatten(first, leaves) != rows.flatten(second, others):
+        return False
+    for leaf, other in zip(leaves, others, strict=True):
+        if leaf.shape != other.shape or not torch.allclose(leaf, other, 0, 0, equal_nan=True):
+            return False
+    return True
 
 
 def _is_key(key: Any) -> bool:
-    return isinstance(key, str) or (
-        isinstance(key, tuple) and all(isinstance(part, str) for part in key)
-    )
+    parts = key if isinstance(key, tuple) else (key,)
+    return all(isinstance(part, str) for part in parts)

@@ -1,9 +1,9 @@
-"""Env: a batch of environments that step together on tensors, followed by an automatic reset of the finished ones."""
+"""Env: a batch of environments that step together on tensors and reset themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from torchwrap import policy, spaces
 from torchwrap._core import validation
-from torchwrap._core.buffers import BatchedModule, ConstantBuffer, EpisodeClock
-from torchwrap._core.generators import no_foreign_draws
-from torchwrap._core.rows import RowMask, is_traced, tensordict
+from torchwrap._core.buffers import BatchedModule, EpisodeClock
+from torchwrap._core.errors import refusal
+from torchwrap._core.rows import RowMask, tensordict
+from torchwrap.policy import State
 from torchwrap.random import Stream, fresh_seed
 from torchwrap.spaces import Signature, Value
 
@@ -25,18 +26,41 @@ AnyEnv = TypeVar("AnyEnv", bound="Env")
 Options = dict[str, Any]
 """Reset options by name."""
 
-Step = Callable[[Value, bool], tuple[TensorDict, Value]]
-"""Takes an action, and whether to reset finished rows; returns the successor, and the observation to act on next."""
+Root = dict[str, Value]
+"""The entries of a root: `observation`, and the state of a recurrent policy."""
 
-_NEXT_ROOT = "pass the second result of the last step, `transition, td = env.step(td)`"
+Step = Callable[[Value, State], tuple[TensorDict, Root]]
+"""From an action and the state of the policy to the successor and the next root."""
+
+NEXT_ROOT = "Pass the second result of the last step, `transition, td = env.step(td)`"
+
+
+class CompiledStep(Protocol):
+    """The graphs of an env's step, which `torchwrap.compile` makes."""
+
+    def __call__(self, action: Value, state: State) -> tuple[TensorDict, Root]:
+        """As `Env._step_and_reset`."""
+
+    def without_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
+        """As `Env._step_only`."""
+
+
+class _Status:
+    """The state of the calls of an env. A plain object, because `nn.Module.__setattr__` is slow."""
+
+    root: TensorDict | None = None
+    """The last root. None before the first reset."""
+    unfinished: str | None = None
+    """The call that has begun to change the env and has not returned."""
 
 
 class Env(BatchedModule):
     """`num_envs` environments that step together on tensors and reset themselves.
 
-    `td = env.reset(seed)` returns the initial observations. `transition, td = env.step(td)` takes `td["action"]`: `transition`
-    holds the true successor, final observations included; the second `td` is the root of the next step. In rows whose episode
-    ended, the root holds the initial observation of a new episode; elsewhere it equals `transition["next"]`.
+    `td = env.reset(seed)` returns the initial observations. `transition, td = env.step(td)` takes
+    `td["action"]`: `transition` holds the true successor, final observations included; the second
+    `td` is the root of the next step. In rows whose episode ended, the root holds the initial
+    observation of a new episode; elsewhere it equals `transition["next"]`.
 
     | key | shape, dtype |
     |---|---|
@@ -46,15 +70,17 @@ class Env(BatchedModule):
     | `("next", "reward")` | `(num_envs, 1)` float32 |
     | `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | `(num_envs, 1)` bool |
     | `("next", "info", name)` | as the env declares |
-    | `("info", name)` | of Gymnasium's envs with `info_keys`: what came with `observation`, from a reset or a step |
+    | `("info", name)` | with Gymnasium's `info_keys`: the info of `observation` |
     | `is_init`, and states by name | with `PolicyState`, for recurrent policies |
 
-    Returned tensors belong to the caller: no later step changes them, and changing them in place does not change the env.
-    Bad input raises a ValueError, TypeError or RuntimeError before anything has changed.
+    Returned tensors belong to the caller: no later step changes them, and changing them in place
+    does not change the env. Bad input raises a ValueError, TypeError or RuntimeError before
+    anything has changed.
 
-    Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset, and declare the state of
-    running episodes as `EnvBuffer`s. `step`, `step_without_reset` and `reset` cannot be overridden. What they return is checked the
-    first time, layer by layer, and a global random generator that they draw from is an error. They get a copy of the action.
+    Subclasses implement `_step` and `_reset`, both over the whole batch and without auto-reset,
+    and declare the state of running episodes as `EnvBuffer`s. `step`, `step_without_reset` and
+    `reset` cannot be overridden. The first results of the hooks are checked layer by layer; a draw
+    from a global random generator is an error. Hooks get a copy of the action.
 
     Args:
         signature: `num_envs`, the spaces of a single env, and the device.
@@ -65,12 +91,13 @@ class Env(BatchedModule):
     >>> from gymnasium.spaces import Box
     >>> class Echo(Env):
     ...     def _step(self, action):
-    ...         flags = {"terminated": action > 0.9, "truncated": torch.zeros(2, 1, dtype=torch.bool)}
+    ...         flags = {"terminated": action > 0.9, "truncated": action > 2}
     ...         return TensorDict({"observation": action, "reward": -action, **flags}, [2])
     ...     def _reset(self, mask, options=None):
     ...         return TensorDict({"observation": torch.zeros(2, 1)}, [2])
     >>> env = Echo(Signature(2, Box(-1, 1, (1,)), Box(-1, 1, (1,)), torch.device("cpu")))
-    >>> transition, td = env.step(env.reset().set("action", torch.tensor([[0.5], [1.0]])))
+    >>> td = env.reset().set("action", torch.tensor([[0.5], [1.0]]))
+    >>> transition, td = env.step(td)
     >>> transition["next", "observation"].flatten(), td["observation"].flatten()
     (tensor([0.5000, 1.0000]), tensor([0.5000, 0.0000]))
     """
@@ -79,18 +106,16 @@ class Env(BatchedModule):
     """Whether all state is in buffers, so that `snapshot` and `restore` work."""
 
     host_stepped = False
-    """True if an external simulator (not PyTorch) steps this env. `torchwrap.compile` then compiles its transforms."""
+    """True if a simulator outside of PyTorch steps this env. Only its transforms are compiled."""
 
     can_repeat = True
-    """Whether a step can be followed by others before the envs whose episode has ended in it are reset."""
+    """True if finished envs may be stepped again before their reset, as `RepeatAction` does."""
 
-    _live: RowMask | None = (
-        None  # of a simulator on the host: the rows to step, by a wrapper that repeats actions
-    )
-    _checked: frozenset[str] = frozenset()  # hooks whose results have been checked
-    _has_root_info = (
-        False  # whether roots hold `info`: what came with the observation, from a step or a reset
-    )
+    _live: RowMask | None = None
+    """Rows that the next step of a simulator should move. None for all."""
+
+    _root_info: Callable[[], Root] | None = None
+    """Returns the info of the current observations, for roots. None if roots hold no info."""
 
     def __init__(
         self,
@@ -101,19 +126,19 @@ class Env(BatchedModule):
         render_mode: str | None = None,
     ) -> None:
         super().__init__()
+        num_envs = signature.num_envs
+        device = signature.device
         self.signature = signature
         self.metadata = metadata or {}
         self.render_mode = render_mode
-        self.action_stream = Stream(
-            signature.num_envs, signature.first_index, tag=1, device=signature.device
-        )
+        self.action_stream = Stream(num_envs, signature.first_index, tag=1, device=device)
+        self.action_sampler = spaces.Sampler(signature.single_action_space, device)
+        self._action_keys = set(spaces.children(signature.single_action_space) or ())
+        self._label = type(self).__name__ if spec is None else spec.id
         self._spec = spec
-        self._compiled: Step | None = None  # takes the place of `_step_and_reset`
-        self._root: TensorDict | None = None  # the last one; None before the first reset
-        self._unfinished: str | None = (
-            None  # the call that has begun to change the env and has not returned
-        )
-        self.allocate(signature.num_envs, signature.device)
+        self._compiled: CompiledStep | None = None
+        self._status = _Status()
+        self.allocate(num_envs, device)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -124,29 +149,23 @@ class Env(BatchedModule):
         }
         for verb, hook in hooks.items():
             if getattr(cls, verb) is not getattr(Env, verb):
-                got = f"{cls.__name__} overrides {verb}(), which other layers, the auto-reset and compiled graphs do not call"
-                raise TypeError(f"{got}: override {hook} instead.")
-
-    def _fix(self) -> None:
-        # Only now is the action space of this layer final.
-        self.action_sampler = spaces.Sampler(self.single_action_space, self.device)
-        self._action_keys = set(spaces.children(self.single_action_space) or ())
-        self._label = self._name()
-        super()._fix()
+                fault = f"{verb}() cannot be overridden, because other layers do not call it"
+                raise TypeError(refusal(cls.__name__, fault, remedy=f"Override {hook}"))
 
     # Hooks for subclasses.
 
     def _step(self, action: Value) -> TensorDict:
         """Takes an action in every env.
 
-        Returns a new TensorDict with `observation`, `reward`, `terminated`, `truncated`, and `info` if the env declares any.
+        Returns a new TensorDict with `observation`, `reward`, `terminated`, `truncated`, and `info`
+        if the env declares any.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement _step(action).")
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         """Starts new episodes in the rows of `mask`. Returns a new TensorDict with `observation`.
 
-        Other rows keep their state; what they hold in the result is ignored.
+        Other rows keep their state, and their values in the result are ignored.
         """
         raise NotImplementedError(
             f"{type(self).__name__} does not implement _reset(mask, options)."
@@ -161,21 +180,19 @@ class Env(BatchedModule):
     def _choose_seed(
         self, seed: int | None, is_first: bool, mask: Tensor | None = None
     ) -> int | None:
-        """The seed that a reset uses if it is given `seed` and `mask`. None continues the random streams.
+        """Returns the seed of a reset, or None to continue the random streams.
 
-        A first reset has one, so that an unseeded run can be repeated. Raises for a seed that the simulator does not take.
+        The first reset always has a seed, so that an unseeded run can be repeated. Raises for a
+        seed that the simulator does not take.
         """
         return fresh_seed() if seed is None and is_first else seed
 
     def _check_options(self, options: Options) -> None:
         """Raises for reset options that `_reset` does not take; by default it takes none."""
-        raise ValueError(f"{self._name()}.reset takes no options, but got {options}.")
-
-    def _root_info(self) -> dict[str, Value]:
-        return {}
+        raise ValueError(refusal(f"{self._name()}.reset", "options must be None", options))
 
     def _check_usable(self) -> None:
-        """Raises if no `reset` helps any more, because the simulator is gone."""
+        """Raises if the simulator is gone, so that reset() cannot recover."""
 
     # The public verbs.
 
@@ -186,72 +203,46 @@ class Env(BatchedModule):
         """Starts new episodes in every env, or where `mask` is set.
 
         Args:
-            seed: puts env *i* (its global index, whatever `num_envs`) before the first episode of its own random stream. None
-                continues with the next episode; the first reset of all then draws a seed from the operating system.
-            mask: bool, `(num_envs,)`. Rows outside it keep the observation of the last root, as you left it.
-            options: passed on to the env. A `FunctionalEnv` takes initial states among them, `{"state": {...}}`.
+            seed: restarts the random streams. That of env *i* depends on the seed and its global
+                index only. None continues with the next episode; the first reset then draws a seed
+                from the operating system.
+            mask: bool, `(num_envs,)`. Other rows keep the observation of the last root, as you
+                left it.
+            options: passed on to the env. A `FunctionalEnv` takes initial states,
+                `{"state": {...}}`.
 
         Returns:
             The root of the next step: a TensorDict `(num_envs,)` with `observation`.
         """
-        root = self._root
-        if mask is not None:
-            self._check_mask(mask)
-            if self._unfinished is not None and not mask.all():
-                self._check_ready("reset()")
-        if seed is not None:
-            seed = validation.integer(f"{self._name()}.reset", "seed", seed, 0, 2**64 - 1)
-        seed = self.unwrapped._choose_seed(seed, root is None, mask)
-        if options is not None and not isinstance(options, dict):
-            raise TypeError(f"{self._name()}.reset needs options as a dict, but got {options!r}.")
-        if options:
-            self._check_options(options)
-        if root is None and not torch.compiler.is_compiling():
-            for name, part in self.named_modules():
-                if isinstance(part, BatchedModule) and not part.training:
-                    part._warn_untrained(f"{self._name()}: {name}")
-        rows = (
-            RowMask.full(self.num_envs, self.device)
-            if mask is None
-            else RowMask(mask, synchronize=self.host_stepped)
-        )
-        self._unfinished = "reset()"
-        if root is not None and not rows.any():
-            initial = root.select("observation")
+        seed = self._check_reset_input(seed, mask, options)
+        last = self._status.root
+        if mask is None:
+            rows = RowMask.full(self.num_envs, self.device)
+        else:
+            rows = RowMask(mask, synchronize=self.host_stepped)
+        self._status.unfinished = "reset()"
+        if last is not None and not rows.any():
+            observation = last["observation"]
         else:
             if seed is not None:
                 self._seed(seed, rows)
-            given = rows, options or None
-            initial = (
-                self._reset(*given) if "_reset" in self._checked else self._first("_reset", *given)
-            )
-        if len(initial.keys()) > 1:
-            got = sorted(key for key in initial.keys() if key != "observation")
-            needed = (
-                f"{self._name()}.reset needs layers that return an observation alone, but got {got}"
-            )
-            raise ValueError(
-                f"{needed}, which no root would hold: make it part of a Dict observation, or set it in step()."
-            )
-        observation = initial["observation"]
-        if root is not None:
-            observation = rows.where(
-                observation, spaces.to_device(root["observation"], self.device)
-            )
-        return self._finish(
-            {"observation": observation, **policy.reset(self.signature, rows, root)}
-        )
+            observation = self._run("_reset", rows, options or None)["observation"]
+        if last is not None:
+            kept = spaces.to_device(last["observation"], self.device)
+            observation = rows.where(observation, kept)
+        state = policy.reset(self.signature, rows, last)
+        return self._set_root({"observation": observation, **state})
 
     @torch.no_grad()
     def step(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets the finished rows.
 
-        Discrete actions are checked on the CPU; numbers of a `Box` are not (`PassiveEnvChecker` does it). No gradient flows
-        through a step; `FunctionalEnv.simulate` is a differentiable one. The transition keeps the action as you set it.
+        Discrete actions are checked on the CPU; numbers of a `Box` are not (`PassiveEnvChecker`
+        does it). No gradient flows through a step; `FunctionalEnv.simulate` is differentiable.
 
         Args:
-            td: the root TensorDict with `action` set; or the bare action, which is then set in the last root. It must not
-                contain `next`, as a TensorDict does that has been stepped.
+            td: the root TensorDict with `action` set; or the bare action, which is then set in the
+                last root. It must not contain the `next` of an earlier step.
 
         Returns:
             transition: that TensorDict with `next` written into it: the true successor.
@@ -264,106 +255,127 @@ class Env(BatchedModule):
         >>> transition["next", "reward"].flatten()
         tensor([1., 1.])
         """
-        return self._take(td, "step()", resets=True)
+        td = self._begin_step(td, "step()")
+        transition, root = self._transition(td, self._compiled or self._step_and_reset)
+        return transition, self._set_root(root)
 
     @torch.no_grad()
     def step_without_reset(self, td: TensorDict | Tensor) -> tuple[TensorDict, TensorDict]:
         """Takes an action in every env, and resets none: for libraries that reset by themselves.
 
-        The second result holds the observation of `transition["next"]` in every row. Reset the finished rows before the next
-        step: `td = env.reset(mask=transition["next", "done"].squeeze(-1))`. Both together are a `step`, with its arguments.
+        The second result holds the observation of `transition["next"]` in every row. Reset the
+        finished rows before the next step: `env.reset(mask=transition["next", "done"].squeeze(-1))`
+        returns the root that `step` would. The arguments are those of `step`.
 
         >>> from torchwrap.testing import ScriptedEnv
         >>> env = ScriptedEnv(1, (1,), episode_lengths=1)
-        >>> transition, td = env.step_without_reset(env.reset().set("action", env.sample_action()))
+        >>> _ = env.reset()
+        >>> transition, td = env.step_without_reset(env.sample_action())
         >>> td["observation"], env.reset(mask=transition["next", "done"].squeeze(-1))["observation"]
         (tensor([[1.]]), tensor([[0.]]))
         """
-        return self._take(td, "step_without_reset()", resets=False)
+        td = self._begin_step(td, "step_without_reset()")
+        compiled = self._compiled
+        step = self._step_only if compiled is None else compiled.without_reset
+        transition, root = self._transition(td, step)
+        return transition, self._set_root(root)
 
-    def _take(
-        self, given: TensorDict | Tensor, call: str, resets: bool
-    ) -> tuple[TensorDict, TensorDict]:
-        last, policies = self._root, self.signature.policy_state
-        if last is None or self._unfinished is not None:
-            last = self._check_ready(call)
-        if isinstance(given, Tensor) or (self._action_keys and self._is_dict_action(given)):
-            held: Any = {key: value for key, value in last.items() if key not in ("action", "next")}
-            td = tensordict({**held, "action": given}, self.signature.num_envs)
-            self._check_step_input(td)
-            state = {
-                name: last[name] for name in policies
-            }  # a bare action does not change the state
-        else:
-            self._check_step_input(given)
-            td = given
-            state = policy.read(self._label, self.signature, td) if policies else {}
+    def _begin_step(self, td: TensorDict | Tensor, call: str) -> TensorDict:
+        """Returns a checked root with an action. From now on, the call is unfinished."""
+        status = self._status
+        if status.root is None or status.unfinished is not None:
+            self._check_ready(call)
+        if isinstance(td, Tensor) or (self._action_keys and self._is_dict_action(td)):
+            td = self._root_with(td)
+        self._check_step_input(td)
+        status.unfinished = call
+        return td
+
+    def _transition(self, td: TensorDict, step: Step) -> tuple[TensorDict, Root]:
+        """Takes a step from a root with an action. Returns the transition and the next root."""
         action = td["action"]
-        vars(self)["_unfinished"] = call  # nn.Module.__setattr__ would take longer
-        step = self._compiled or self._step_and_reset
-        successor, observation = step(action.detach() if action.requires_grad else action, resets)
-        root = {"observation": observation}
-        if state:
-            root |= self._carry(state, successor, resets)
-        return td.set("next", successor), self._finish(root)
+        if action.requires_grad:
+            action = action.detach()
+        names = self.signature.policy_state
+        state = {name: td["next", name].detach() for name in names} if names else {}
+        successor, root = step(action, state)
+        return td.set("next", successor), root
+
+    def _root_with(self, action: Value) -> TensorDict:
+        """The last root with a bare action, which leaves the state of the policy as it is."""
+        root = self._status.root
+        assert root is not None
+        entries: Root = {key: value for key, value in root.items() if key not in ("action", "next")}
+        names = self.signature.policy_state
+        if names:
+            state: Any = {name: root[name] for name in names}
+            entries["next"] = tensordict(state, self.num_envs)
+        return tensordict({**entries, "action": action}, self.num_envs)
+
+    def _set_root(self, entries: Root) -> TensorDict:
+        """Ends a call: the root of the next step."""
+        if self._root_info is not None:
+            entries |= self._root_info()
+        root = tensordict(entries, self.signature.num_envs)
+        self._status.root = root
+        self._status.unfinished = None
+        return root
 
     # The computation of a step, without checks. `torchwrap.compile` compiles it as a whole.
 
-    def _step_and_reset(self, action: Value, resets: bool = True) -> tuple[TensorDict, Value]:
-        action = action.clone()  # the agent's stays as it is, whatever a layer writes to
-        successor = self._step(action) if "_step" in self._checked else self._first("_step", action)
-        done = successor["terminated"] | successor["truncated"]
-        successor.set("done", done)
+    def _step_and_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
+        successor = self._advance(action, state)
+        return successor, self._auto_reset(successor)
+
+    def _step_only(self, action: Value, state: State) -> tuple[TensorDict, Root]:
+        successor = self._advance(action, state)
+        root: Root = {"observation": successor["observation"].clone()}
+        if state:
+            nowhere = torch.zeros_like(successor["done"])
+            root |= policy.following(self.signature, state, nowhere)
+        return successor, root
+
+    def _advance(self, action: Value, state: State) -> TensorDict:
+        """Returns the successor, which holds the state of the policy too."""
+        # A copy, because a layer may write to it.
+        successor: TensorDict = self._run("_step", action.clone())
+        successor.set("done", successor["terminated"] | successor["truncated"])
+        return successor.update(state) if state else successor
+
+    def _auto_reset(self, successor: TensorDict) -> Root:
+        """Resets the finished rows. Returns the next root."""
+        done = successor["done"]
         observation = successor["observation"].clone()
-        if resets and (mask := RowMask(done, synchronize=self.host_stepped)).any():
-            initial = (
-                self._reset(mask) if "_reset" in self._checked else self._first("_reset", mask)
-            )
+        mask = RowMask(done, synchronize=self.host_stepped)
+        if mask.any():
+            initial = self._run("_reset", mask)
             mask.assign_(observation, initial["observation"])
-        return successor, observation
-
-    def _first(self, hook: str, *args: Any) -> TensorDict:
-        """A call of `_step` or `_reset` that is checked, as the first one of each layer is, and every one that we trace."""
-        if torch.compiler.is_compiling():  # by the user: sizes may be symbols
-            return getattr(self, hook)(*args)
-        owner, traced = f"{type(self).__name__}.{hook}", is_traced(self.action_stream.draw)
-        device = None if traced or self.host_stepped else self.device
-        with no_foreign_draws(owner, "draw with torchwrap.random, from a stream", device):
-            td: TensorDict = getattr(self, hook)(*args)
-        spaces.check_layer(owner, self.signature, td, flags=hook == "_step")
-        if not traced:
-            vars(self)["_checked"] = self._checked | {hook}
-        return td
-
-    def _carry(
-        self, state: policy.State, successor: TensorDict, resets: bool = True
-    ) -> policy.State:
-        """The state of a recurrent policy in the next root. The successor gets it too, before its reset."""
-        successor.update(state)
-        done = successor["done"] if resets else torch.zeros_like(successor["done"])
-        return policy.following(self.signature, state, done)
-
-    def _finish(self, entries: dict[str, Value]) -> TensorDict:
-        if self._has_root_info:
-            entries = {**entries, **self.unwrapped._root_info()}
-        vars(self)["_root"] = root = tensordict(entries, self.signature.num_envs)
-        vars(self)["_unfinished"] = None
+        root: Root = {"observation": observation}
+        if self.signature.policy_state:
+            root |= policy.following(self.signature, successor, done)
         return root
+
+    def _check_result(self, owner: str, hook: str, result: Any, device: torch.device) -> None:
+        spaces.check_layer(owner, self.signature, result, flags=hook == "_step")
+        if hook == "_reset" and len(result.keys()) > 1:
+            must = 'the result must hold "observation" alone'
+            remedy = "Make other values part of a Dict observation, or set them in step()"
+            raise ValueError(refusal(owner, must, f"the keys {sorted(result.keys())}", remedy))
 
     # State.
 
     def snapshot(self) -> TensorDict:
-        """The whole state of the env (simulator, RNG streams, frames, returns, statistics) and the last root, as you left it.
+        """The whole state of the env, and the last root as you left it.
 
-        A RuntimeError says that a simulator outside of PyTorch holds state.
+        It holds the simulator's state, RNG streams, frames, returns and statistics. A RuntimeError
+        says that a simulator outside of PyTorch holds state.
         """
         root = self._check_ready("snapshot()")
         self._check_can_snapshot()
-        buffers = TensorDict(
-            {name: buffer.clone() for name, buffer in self._state_buffers().items()}, batch_size=[]
-        )
-        entries = {key: root[key].clone() for key in ("observation", *policy.keys(self.signature))}
-        return TensorDict({"buffers": buffers, **entries}, batch_size=[])
+        buffers = {name: buffer.clone() for name, buffer in self._state_buffers().items()}
+        keys = ("observation", *policy.keys(self.signature))
+        entries: dict[str, Any] = {key: root[key].clone() for key in keys}
+        return TensorDict({"buffers": TensorDict(buffers, []), **entries}, [])
 
     @torch.no_grad()
     def restore(
@@ -372,51 +384,53 @@ class Env(BatchedModule):
         """Returns to a snapshot of this env, bit for bit.
 
         Args:
-            snapshot: what `snapshot()` returned, or its `to_dict()`, which `torch.load(weights_only=True)` reads back with
-                every version of tensordict.
-            mask: bool, `(num_envs,)`: the envs that return to it. What all envs share, such as statistics, then stays.
+            snapshot: the result of `snapshot()`, or its `to_dict()`, which
+                `torch.load(weights_only=True)` reads with every version of tensordict.
+            mask: bool, `(num_envs,)`: the envs that return to it. Values that all envs share, such
+                as statistics, then stay.
 
         Returns:
             The root of the next step.
         """
         self._check_can_snapshot()
-        state = policy.initial(self.signature)
-        observation, buffers = self._check_snapshot(snapshot, state)
-        entries = {
-            "observation": observation,
-            **{key: snapshot[key].to(self.device, copy=True) for key in state},
-        }
-        if mask is not None:
+        initial = policy.initial(self.signature)
+        observation, buffers = self._check_snapshot(snapshot, initial)
+        entries: Root = {"observation": observation}
+        for key in initial:
+            entries[key] = snapshot[key].to(self.device, copy=True)
+        if mask is None:
+            rows = RowMask.full(self.num_envs, self.device)
+        else:
             self._check_mask(mask, "restore")
-            root, rows = self._check_ready("restore() of some envs"), RowMask(mask)
+            root = self._check_ready("restore() of some envs")
+            rows = RowMask(mask)
             entries = {key: rows.where(value, root[key]) for key, value in entries.items()}
-        self._unfinished = "restore()"
+        self._status.unfinished = "restore()"
         for name, buffer in self._state_buffers(per_env=mask is not None).items():
-            buffer.copy_(buffers[name]) if mask is None else rows.assign_(
-                buffer, buffers[name].to(buffer.device)
-            )
-        return self._finish(entries)
+            if mask is None:
+                buffer.copy_(buffers[name])
+            else:
+                rows.assign_(buffer, buffers[name].to(buffer.device))
+        return self._set_root(entries)
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
-        found = {}
+        """The buffers of a snapshot by name, or those with one row per env."""
+        names = set() if per_env else set(self.state_dict(keep_vars=True))
         for prefix, module in self.named_modules():
-            rows = getattr(module, "_env_buffer_names", ())
-            for name, buffer in module.named_buffers(recurse=False):
-                is_state = (
-                    name in rows
-                    if per_env
-                    else not isinstance(getattr(type(module), name, None), ConstantBuffer)
-                )
-                if is_state:
-                    found[f"{prefix}.{name}" if prefix else name] = buffer
-        return found
+            if isinstance(module, BatchedModule):
+                state = module._env_buffer_names
+                if not per_env:
+                    state += module._state_buffer_names
+                names.update(f"{prefix}.{name}".lstrip(".") for name in state)
+        return {name: buffer for name, buffer in self.named_buffers() if name in names}
 
     @property
     def elapsed_steps(self) -> Tensor:
         """Steps since the start of each running episode: int64 `(num_envs,)`, a copy.
 
-        Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so that episodes can be
-        truncated at different times from the start. A RuntimeError says that no layer has a clock: a simulator counts steps.
+        Assigning it moves the clocks of every layer, including native limits and `TimeLimit`, so
+        that episodes can be truncated at different times from the start. A RuntimeError says that
+        no layer has a clock, because a simulator counts the steps.
 
         >>> from torchwrap.envs.cartpole import CartPole; from torchwrap import FunctionalEnv
         >>> env = FunctionalEnv(CartPole(), num_envs=2, max_episode_steps=500)
@@ -425,27 +439,23 @@ class Env(BatchedModule):
         >>> env.step(env.sample_action())[0]["next", "truncated"].flatten()
         tensor([False,  True])
         """
-        if (steps := self._read_clock()) is None:
-            needed = f"{self._name()} has no layer that counts steps in a tensor, which elapsed_steps needs"
-            raise RuntimeError(f"{needed}: put transforms.TimeLimit on it.")
+        steps = self._read_clock()
+        if steps is None:
+            fault = "elapsed_steps needs a layer that counts steps in a tensor"
+            remedy = "Put transforms.TimeLimit on the env"
+            raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
         return steps.reshape(-1).to(torch.int64, copy=True)
 
     @elapsed_steps.setter
     def elapsed_steps(self, steps: Tensor) -> None:
         shape = self.elapsed_steps.shape
-        if (
-            not isinstance(steps, Tensor)
-            or steps.shape != shape
-            or steps.dtype not in (torch.int32, torch.int64)
-        ):
-            got = validation.described(steps)
-            raise ValueError(
-                f"{self._name()} needs elapsed_steps of shape {tuple(shape)} torch.int64, but got {got}."
-            )
+        is_integer = isinstance(steps, Tensor) and steps.dtype in (torch.int32, torch.int64)
+        if not is_integer or steps.shape != shape:
+            must = f"elapsed_steps must have shape {tuple(shape)} and dtype torch.int64"
+            raise ValueError(refusal(self._name(), must, validation.described(steps)))
         if bool((steps < 0).any()):
-            raise ValueError(
-                f"{self._name()} needs elapsed_steps of at least 0, but got {int(steps.min())}."
-            )
+            must = "elapsed_steps must be at least 0"
+            raise ValueError(refusal(self._name(), must, int(steps.min())))
         self._write_clock(steps.to(self.device))
 
     def _clocks(self) -> list[Tensor]:
@@ -492,33 +502,39 @@ class Env(BatchedModule):
 
     @property
     def spec(self) -> EnvSpec | None:
-        """Gymnasium's `EnvSpec`, with every wrapper and transform: `torchwrap.make(env.spec)` builds another env like this."""
+        """Gymnasium's `EnvSpec`, with every wrapper and transform.
+
+        `torchwrap.make(env.spec)` builds another env like this.
+        """
         return self._spec
 
     @property
     def np_random_seed(self) -> int | tuple[int, ...] | None:
-        """The seed in use, drawn by the first reset if it was given none; a tuple with one per env if they differ."""
-        if self._root is None:
+        """The seed in use, given to or drawn by the first reset; a tuple if envs differ."""
+        if self._status.root is None:
             return None
-        words = zip(
-            self.action_stream.seed_low.tolist(), self.action_stream.seed_high.tolist(), strict=True
-        )
+        stream = self.action_stream
+        words = zip(stream.seed_low.tolist(), stream.seed_high.tolist(), strict=True)
         seeds = tuple(low + (high << 32) for low, high in words)
         return seeds[0] if len(set(seeds)) == 1 else seeds
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `torchwrap.compile` has compiled this env. A copy of a compiled env runs eagerly."""
+        """Whether `torchwrap.compile` has compiled this env. A copy of it runs eagerly."""
         return self._compiled is not None
 
     def sample_action(self) -> Value:
-        """Random actions, drawn on the env's device from a stream of their own, so that the env's streams do not move."""
+        """Random actions, drawn on the env's device from a separate stream.
+
+        The streams of the env and its transforms do not move.
+        """
         return self.action_sampler(self.action_stream)
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
-        """Renders all envs, or those with the given indices, as NumPy arrays `(height, width, 3)` uint8.
+        """Renders all envs, or those with the given indices.
 
-        The env needs `render_mode="rgb_array"` at construction.
+        The env needs `render_mode="rgb_array"` at construction. Returns NumPy arrays
+        `(height, width, 3)` uint8.
         """
         raise NotImplementedError(f"{self._name()} does not implement render().")
 
@@ -534,22 +550,19 @@ class Env(BatchedModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         # `.to(device)` comes here: the signature follows the buffers.
         super()._apply(fn, recurse)
-        vars(self)["signature"] = self.signature.replace(
-            device=fn(torch.empty(0, device=self.device)).device
-        )
+        moved = fn(torch.empty(0, device=self.device))
+        self.signature = self.signature.replace(device=moved.device)
         return self
 
     def _dtypes(self) -> set[torch.dtype]:
-        values = (spaces.REWARD, self.single_observation_space, self.single_action_space)
-        return super()._dtypes() | {
-            spaces.dtype(leaf) for space in values for _, leaf in spaces.leaves(space)
-        }
+        dtypes = super()._dtypes() | {torch.float32}  # of rewards
+        for space in (self.single_observation_space, self.single_action_space):
+            dtypes.update(spaces.dtype(leaf) for _, leaf in spaces.leaves(space))
+        return dtypes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "_compiled": None,
-        }  # a compiled step belongs to this object: copies run eagerly
+        # A compiled step belongs to this object: copies run eagerly.
+        return {**vars(self), "_compiled": None}
 
     # Attributes of layers.
 
@@ -560,17 +573,19 @@ class Env(BatchedModule):
     def get_wrapper_attr(self, name: str) -> Any:
         """Returns the attribute of the outermost layer that has it, or raises an AttributeError.
 
-        An attribute of a simulator's envs is a tuple with one value per env; a method is a function that calls all of them.
+        An attribute of a simulator's envs is a tuple with one value per env; a method is a function
+        that calls all of them.
         """
         if not hasattr(self, name):
-            raise AttributeError(f"{self!r} has no layer with the attribute {name!r}.")
+            raise AttributeError(refusal(repr(self), f"no layer has the attribute {name!r}"))
         return getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Sets the attribute on the outermost layer that has it, or in every env of a simulator that has it.
+        """Sets the attribute on the outermost layer that has it, or in every env of a simulator.
 
-        If none has it, `force` sets it on this layer. Returns whether the attribute was set. Raises an AttributeError for a
-        constructor argument, for a part of a layer, and where a simulator or a compiled step would not see the value.
+        If none has it, `force` sets it on this layer. Returns whether the attribute was set. Raises
+        an AttributeError for a constructor argument of a transform, and where a simulator or a
+        function would not see the value.
         """
         if force or self.has_wrapper_attr(name):
             setattr(self, name, value)
@@ -578,148 +593,158 @@ class Env(BatchedModule):
         return False
 
     def _name(self) -> str:
-        return self._spec.id if self._spec is not None else type(self).__name__
+        """The name in messages: the id, or the class."""
+        return self._label
 
     def __repr__(self) -> str:
         return f"<{self._name()}(num_envs={self.num_envs}, device={self.device})>"
 
-    # Checks of what a caller gives. All of them run before anything has changed.
+    # Checks of the caller's input. All of them run before anything has changed.
 
     def _check_ready(self, call: str) -> TensorDict:
-        """Returns the last root. Raises before the first reset, and after a call that did not finish."""
-        if self._root is None or self._unfinished is not None:
+        """Returns the last root. Raises before the first reset, and after an unfinished call."""
+        status = self._status
+        if status.root is None or status.unfinished is not None:
             self.unwrapped._check_usable()
-        if self._root is None:
-            raise RuntimeError(
-                f"{self._name()} has not been reset yet: call reset() before {call}."
-            )
-        if self._unfinished is not None:
-            remedy = (
-                "call reset(), or restore() with a snapshot"
-                if self.can_snapshot
-                else "call reset()"
-            )
-            fault = f"may hold the state of two different steps, because an earlier {self._unfinished} did not finish"
-            raise RuntimeError(f"{self._name()} {fault}: {remedy}.")
-        return self._root
+        if status.root is None:
+            fault = f"call reset() before {call}"
+            raise RuntimeError(refusal(self._name(), fault))
+        if status.unfinished is not None:
+            reason = f"because an earlier {status.unfinished} did not finish"
+            fault = f"it may hold the state of two different steps, {reason}"
+            snapshots = ", or restore() with a snapshot" if self.can_snapshot else ""
+            raise RuntimeError(refusal(self._name(), fault, remedy=f"Call reset(){snapshots}"))
+        return status.root
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
-            reason = "a simulator outside of PyTorch holds some of its state: state_dict() saves what transforms have learned"
-            raise RuntimeError(f"{self._name()} cannot snapshot or restore, because {reason}.")
+            fault = "cannot snapshot or restore the state of a simulator outside of PyTorch"
+            remedy = "state_dict() saves what transforms have learned"
+            raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
 
-    def _check_mask(self, value: object, call: str = "reset") -> None:
+    def _check_reset_input(
+        self, seed: int | None, mask: Tensor | None, options: Options | None
+    ) -> int | None:
+        """Returns the seed to use."""
+        owner = f"{self._name()}.reset"
+        is_first = self._status.root is None
+        if mask is not None:
+            self._check_mask(mask, "reset")
+            if self._status.unfinished is not None and not mask.all():
+                self._check_ready("reset()")
+        if seed is not None:
+            seed = validation.integer(owner, "seed", seed, 0, 2**64 - 1)
+        seed = self.unwrapped._choose_seed(seed, is_first, mask)
+        if options is not None and not isinstance(options, dict):
+            raise TypeError(refusal(owner, "options must be a dict", repr(options)))
+        if options:
+            self._check_options(options)
+        if is_first and not torch.compiler.is_compiling():
+            for name, module in self.named_modules():
+                if isinstance(module, BatchedModule) and not module.training:
+                    module._warn_untrained(f"{self._name()}: {name}")
+        return seed
+
+    def _check_mask(self, mask: object, call: str) -> None:
+        owner = f"{self._name()}.{call}"
         shape = (self.num_envs,)
-        if not isinstance(value, Tensor) or (value.dtype, value.shape, value.device) != (
-            torch.bool,
-            shape,
-            self.device,
-        ):
-            got = (
-                f"{validation.described(value)} on {value.device}"
-                if isinstance(value, Tensor)
-                else repr(value)
-            )
-            remedy = (
-                ": use `mask.squeeze(-1)`"
-                if isinstance(value, Tensor) and value.shape == (*shape, 1)
-                else ""
-            )
-            needed = f"a mask of shape {shape} torch.bool on {self.device}"
-            raise ValueError(f"{self._name()}.{call} needs {needed}, but got {got}{remedy}.")
-        if self._root is None and not value.all():
-            raise RuntimeError(
-                f"{self._name()} needs a first reset of every env, but got a mask of some: call reset() first."
-            )
+        expected = (torch.bool, shape, self.device)
+        if not isinstance(mask, Tensor) or (mask.dtype, mask.shape, mask.device) != expected:
+            must = f"mask must have shape {shape} and dtype torch.bool, on {self.device}"
+            got = repr(mask)
+            remedy = ""
+            if isinstance(mask, Tensor):
+                got = f"{validation.described(mask)} on {mask.device}"
+                if mask.shape == (*shape, 1):
+                    remedy = "Use `mask.squeeze(-1)`"
+            raise ValueError(refusal(owner, must, got, remedy))
+        if self._status.root is None and not mask.all():
+            fault = "the mask of the first reset must hold every env"
+            raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
 
-    def _is_dict_action(self, given: TensorDict) -> bool:
-        # Actions of a Dict or Tuple space are TensorDicts with its keys.
-        same = isinstance(given, TensorDictBase) and set(given.keys()) == self._action_keys
-        return same and not isinstance(given.get("action", None), TensorDictBase)
+    def _is_dict_action(self, td: object) -> bool:
+        """Whether this is a bare action of a Dict or Tuple space, and no root."""
+        if not isinstance(td, TensorDictBase) or set(td.keys()) != self._action_keys:
+            return False
+        return not isinstance(td.get("action", None), TensorDictBase)
 
     def _check_step_input(self, td: object) -> None:
-        """Raises unless `td` is a TensorDict with an action of the env, to which `next` can be written."""
-        if not isinstance(td, TensorDictBase):
-            remedy = f": {_NEXT_ROOT}" if isinstance(td, tuple) else ""
-            if isinstance(td, np.ndarray | list):
-                remedy = ": call `env.step(torch.as_tensor(action))`"
-            needed = (
-                f'{self._name()}.step needs a TensorDict with "action", or an action as a tensor'
-            )
-            raise TypeError(f"{needed}, but got {type(td).__name__}{remedy}.")
-        if (action := td.get("action", None)) is None:
-            got = f"a TensorDict with keys {sorted(td.keys())}"
-            raise ValueError(f'{self._name()}.step needs td["action"], but got {got}.')
+        """Raises unless `td` is a root with an action of the env, to which `next` can be written."""
+        owner = self._label
         signature = self.signature
+        if not isinstance(td, TensorDictBase):
+            must = 'td must be a TensorDict with "action", or an action as a tensor'
+            remedy = ""
+            if isinstance(td, tuple):
+                remedy = NEXT_ROOT
+            elif isinstance(td, np.ndarray | list):
+                remedy = "Call `env.step(torch.as_tensor(action))`"
+            raise TypeError(refusal(f"{owner}.step", must, type(td).__name__, remedy))
+        action = td.get("action", None)
+        if action is None:
+            got = f"the keys {sorted(td.keys())}"
+            raise ValueError(refusal(f"{owner}.step", 'td must contain "action"', got))
+        space = signature.single_action_space
+        num_envs = signature.num_envs
         try:
-            spaces.check(
-                self._label,
-                "an action",
-                signature.single_action_space,
-                action,
-                signature.num_envs,
-                signature.device,
-            )
+            spaces.check(owner, "an action", space, action, num_envs, signature.device)
         except ValueError as error:
-            if (space := signature.single_action_space).shape != () or action.shape != (
-                self.num_envs,
-                getattr(space, "n", 0),
-            ):
+            if space.shape != () or action.shape != (num_envs, getattr(space, "n", 0)):
                 raise
-            raise ValueError(
-                f"{str(error)[:-1]}: turn scores into actions with `scores.argmax(-1)`."
-            ) from None
-        if (
-            "next" in td.keys()
-            and not set((found := td["next"]).keys()) <= self.signature.policy_state.keys()
-        ):
-            if "reward" in found:
-                got = f'a TensorDict with "next", which has been stepped: {_NEXT_ROOT}'
-                raise ValueError(f"{self._name()}.step needs a root, but got {got}.")
-            got = f"{sorted(found.keys())}: declare it with PolicyState"
-            raise ValueError(
-                f'{self._name()}.step needs only declared state of the policy under "next", but got {got}.'
-            )
-        if td.batch_size != (self.signature.num_envs,) or td.is_locked:
-            got = f"{tuple(td.batch_size)}{', locked' if td.is_locked else ''}"
-            needed = f"an unlocked TensorDict of batch size {(self.num_envs,)}"
-            raise ValueError(f"{self._name()}.step needs {needed}, but got {got}.")
+            remedy = "Turn scores into actions with `scores.argmax(-1)`."
+            raise ValueError(f"{error} {remedy}") from None
+        if signature.policy_state:
+            policy.read(owner, signature, td)
+        if "next" in td.keys():
+            self._check_next(set(td["next"].keys()))
+        if td.batch_size != (num_envs,) or td.is_locked:
+            must = f"td must be an unlocked TensorDict of batch size {(num_envs,)}"
+            locked = ", locked" if td.is_locked else ""
+            raise ValueError(refusal(f"{owner}.step", must, f"{tuple(td.batch_size)}{locked}"))
 
-    def _check_snapshot(
-        self, snapshot: object, state: policy.State
-    ) -> tuple[Value, dict[str, Tensor]]:
-        """The observation of a snapshot, in new memory, and its buffers. Raises unless its env was like this one."""
+    def _check_next(self, keys: set[str]) -> None:
+        """Raises if a root holds more than the state of the policy under `next`."""
+        owner = f"{self._name()}.step"
+        if "reward" in keys:
+            must = 'td must be a root without "next"'
+            raise ValueError(refusal(owner, must, "a TensorDict that has been stepped", NEXT_ROOT))
+        if not keys <= self.signature.policy_state.keys():
+            must = 'td["next"] must hold only declared state of the policy'
+            raise ValueError(refusal(owner, must, sorted(keys), "Declare it with PolicyState"))
+
+    def _check_snapshot(self, snapshot: object, state: State) -> tuple[Value, dict[str, Tensor]]:
+        """Returns the observation of a snapshot, in new memory, and its buffers.
+
+        Raises unless the env of the snapshot was like this one.
+        """
         owner = f"{self._name()}.restore"
         parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
-        buffers, observation = parts.pop("buffers", None), parts.pop("observation", None)
-        if not isinstance(buffers, TensorDict | dict) or not isinstance(
-            observation, Tensor | TensorDict | dict
-        ):
-            raise TypeError(
-                f"{owner} needs the result of snapshot(), but got {type(snapshot).__name__}."
-            )
-        own, found = {**self._state_buffers(), **state}, {**buffers, **parts}
-        if found.keys() != own.keys():
-            different = sorted(found.keys() ^ own.keys())
-            raise ValueError(
-                f"{owner} needs a snapshot of the same env, but got one that differs in {different}."
-            )
-        for name, buffer in own.items():
+        buffers = parts.pop("buffers", None)
+        observation = parts.pop("observation", None)
+        is_observation = isinstance(observation, Tensor | TensorDict | dict)
+        if not isinstance(buffers, TensorDict | dict) or not is_observation:
+            must = "snapshot must be the result of snapshot()"
+            raise TypeError(refusal(owner, must, type(snapshot).__name__))
+        expected = {**self._state_buffers(), **state}
+        found = {**buffers, **parts}
+        if found.keys() != expected.keys():
+            fault = "snapshot must be that of the same env, but differs in"
+            names = sorted(found.keys() ^ expected.keys())
+            raise ValueError(refusal(owner, f"{fault} {names}"))
+        for name, buffer in expected.items():
             value = found[name]
-            if (
-                not isinstance(value, Tensor)
-                or value.shape != buffer.shape
-                or value.dtype != buffer.dtype
-            ):
-                needed = f"{owner} needs {name} of shape {tuple(buffer.shape)} {buffer.dtype}"
-                raise ValueError(f"{needed}, but got {validation.described(value)}.")
-        if not isinstance(observation, Tensor):
-            observation = TensorDict(
-                observation.to_dict() if isinstance(observation, TensorDict) else observation
-            )
+            layout = (buffer.shape, buffer.dtype)
+            if not isinstance(value, Tensor) or (value.shape, value.dtype) != layout:
+                must = f"{name} must have shape {tuple(buffer.shape)} and dtype {buffer.dtype}"
+                raise ValueError(refusal(owner, must, validation.described(value)))
+        if isinstance(observation, TensorDict):
+            observation = observation.to_dict()
+        if isinstance(observation, dict):
+            observation = TensorDict(observation)
         observation = spaces.to_device(observation, self.device).clone()
-        space, n = self.single_observation_space, self.num_envs
-        spaces.check(owner, "a snapshot with observations", space, observation, n, self.device)
-        return observation if isinstance(observation, Tensor) else TensorDict(
-            observation.to_dict(), batch_size=[n]
-        ), buffers
+        n = self.num_envs
+        space = self.single_observation_space
+        spaces.check(owner, "the observation", space, observation, n, self.device)
+        if isinstance(observation, TensorDict):
+            observation = TensorDict(observation.to_dict(), [n])
+        return observation, buffers

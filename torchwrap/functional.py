@@ -168,12 +168,12 @@ class FunctionalEnv(Env):
     def _step(self, action: Value) -> TensorDict:
         self.stream.draw.add_(1)
         state = self.state
-        next_state, successor = self._advance(state, action, self.stream.key())
+        next_state, successor = self._next(state, action, self.stream.key())
         for name, buffer in state.items():
             buffer.copy_(next_state[name])
         return successor
 
-    def _advance(self, state: State, action: Value, key: Key) -> tuple[State, TensorDict]:
+    def _next(self, state: State, action: Value, key: Key) -> tuple[State, TensorDict]:
         """The next state, and the successor, of a step of all envs, which neither reads nor writes a buffer of the state."""
         following = self._call("transition", key, state, action)
         # The observation, the reward and the flags are functions of it.
@@ -280,7 +280,7 @@ class FunctionalEnv(Env):
         offset = validation.integer(owner, "offset", offset, at_least=0)
         key = self.stream.key()
         current = {name: state[name].clone() for name in self.fields}
-        following, successor = self._advance(
+        following, successor = self._next(
             current, action.clone(), key._replace(draw=key.draw + offset + 1)
         )
         return successor.set("done", successor["terminated"] | successor["truncated"]), following
@@ -300,6 +300,9 @@ class FunctionalEnv(Env):
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         if name not in self.parameter_names:
+            if hasattr(self.func_env, name) and not hasattr(self, name):
+                fault = f"cannot set {name!r}, an attribute of the functions, which is a constant"
+                raise AttributeError(f"{self._name()} {fault}.")
             return super().set_wrapper_attr(name, value, force=force)
         try:
             self.params[name].copy_(torch.as_tensor(value))
@@ -307,10 +310,6 @@ class FunctionalEnv(Env):
             needed = f"{self._name()} needs a value for params[{name!r}] that broadcasts to {tuple(self.params[name].shape)}"
             raise ValueError(f"{needed}, but got {validation.shown(value)}.") from error
         return True
-
-    def _fix(self) -> None:
-        super()._fix()  # attributes of the functions are constants, too: without effect here, and in a compiled step
-        self._fixed_names |= {name for name in dir(self.func_env) if not hasattr(self, name)}
 
     # Rendering.
 

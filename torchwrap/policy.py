@@ -1,9 +1,10 @@
-"""PolicyState: the hidden state of a recurrent policy, and the functions with which `Env` and `Collector` carry it."""
+"""What an env and a collector need to know about a policy: its state, its action, and its modules."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import Transform
@@ -25,36 +27,39 @@ State = dict[str, Tensor]
 """Tensors `(num_envs, ...)` by name."""
 
 Policy = Callable[[TensorDict], Tensor | TensorDictBase]
-"""Takes a root, a TensorDict `(num_envs,)` with `observation`; returns it with `action` set, or the action itself."""
+"""From a root, `(num_envs,)` with `observation`, to the root with `action`, or to the action."""
 
 IS_INIT = "is_init"
-DECLARED = "declare what the policy carries from step to step with PolicyState"
+DECLARED = "Declare what the policy carries from step to step with PolicyState"
 
-_STEP = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info"}
-_RESERVED = _STEP | {
-    "is_init",
-    "is_first",
-    "buffers",
-}  # of roots, of the state of a deployed policy, and of snapshots
+# Keys of roots and steps, and of the state of a deployed policy and of snapshots.
+_RESERVED = {"observation", "action", "next", "reward", "terminated", "truncated", "done", "info"}
+_RESERVED |= {IS_INIT, "is_first", "buffers"}
+
+
+# The state of a recurrent policy.
 
 
 class PolicyState(Transform):
     """Declares the state of a recurrent policy, which then travels with the episodes.
 
-    Every root holds the state under its name, and `is_init`, which is set where the observation is an initial one. The policy
-    reads `td[name]` and sets `td["next", name]`, as TorchRL's recurrent modules do. In rows whose episode ended, the next root
-    holds the initial state, `fill`; elsewhere it is what the policy has set. A bare action, `env.step(action)`, does not
-    change it.
+    Every root holds the state under its name, and `is_init`, which is set where the observation is
+    an initial one. The policy reads `td[name]` and sets `td["next", name]`, as TorchRL's recurrent
+    modules do. In rows whose episode ended, the next root holds the initial state, `fill`;
+    elsewhere it holds the state that the policy has set. A bare action, `env.step(action)`, does
+    not change it.
 
     Args:
         shapes: shape of each state by name, for one env, such as `{"hidden": (64,)}`.
         dtype: of the states.
-        fill: the initial value of each element. A learned initial state is a matter of the policy: it reads `is_init`.
+        fill: the initial value of each element. For a learned initial state, the policy reads
+            `is_init`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, episode_lengths=2), PolicyState({"count": ()}))
     >>> td = env.reset()
-    >>> td["action"], td["next", "count"] = env.sample_action(), td["count"] + 1
+    >>> td["action"] = env.sample_action()
+    >>> td["next", "count"] = td["count"] + 1
     >>> env.step(td)[1]["count"]
     tensor([1.])
     """
@@ -69,27 +74,25 @@ class PolicyState(Transform):
     ) -> None:
         super().__init__()
         if not isinstance(shapes, Mapping) or not shapes:
-            raise TypeError(
-                f'PolicyState needs shapes by name, such as {{"hidden": (64,)}}, but got {shapes!r}.'
-            )
+            must = 'shapes must be shapes by name, such as {"hidden": (64,)}'
+            raise TypeError(refusal("PolicyState", must, repr(shapes)))
         for name, shape in shapes.items():
             if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
-                raise ValueError(
-                    f"PolicyState needs identifiers that roots and steps do not use as names, but got {name!r}."
-                )
+                must = "names in shapes must be identifiers that roots and steps do not use"
+                raise ValueError(refusal("PolicyState", must, repr(name)))
             validation.sizes("PolicyState", f"the shape of {name}", shape, at_least=1)
-        self.shapes, self.dtype = {name: tuple(shape) for name, shape in shapes.items()}, dtype
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.dtype = dtype
         self.fill = validation.fill("PolicyState", fill, dtype)
 
     def setup(self, signature: Signature) -> Signature:
-        declared = {
-            name: EnvBuffer(shape, self.dtype, self.fill) for name, shape in self.shapes.items()
-        }
-        if twice := sorted(declared.keys() & signature.policy_state.keys()):
-            raise ValueError(
-                f"PolicyState needs names that no other PolicyState of the env has, but got {twice}."
-            )
-        return signature.replace(policy_state={**signature.policy_state, **declared})
+        states = dict(signature.policy_state)
+        for name, shape in self.shapes.items():
+            if name in states:
+                must = "names in shapes must differ from those of the env's other PolicyState"
+                raise ValueError(refusal("PolicyState", must, repr(name)))
+            states[name] = EnvBuffer(shape, self.dtype, self.fill)
+        return signature.replace(policy_state=states)
 
 
 def keys(signature: Signature) -> list[str]:
@@ -99,116 +102,98 @@ def keys(signature: Signature) -> list[str]:
 
 def initial(signature: Signature) -> State:
     """The entries of a root, without `observation`, where every episode starts."""
-    n, device = signature.num_envs, signature.device
+    n = signature.num_envs
+    device = signature.device
     entries = {name: row.allocate(None, n, device) for name, row in signature.policy_state.items()}
-    return (
-        {**entries, IS_INIT: torch.ones(n, 1, dtype=torch.bool, device=device)} if entries else {}
-    )
+    if entries:
+        entries[IS_INIT] = torch.ones(n, 1, dtype=torch.bool, device=device)
+    return entries
 
 
 def reset(signature: Signature, mask: RowMask, root: TensorDict | None) -> State:
-    """The entries of a root after a reset: initial in the rows of `mask`, and as in the last root elsewhere."""
+    """The entries of a root after a reset. Rows outside the mask keep those of the last root."""
     entries = initial(signature)
-    if root is None:
-        return entries
-    return {
-        name: mask.where(value, root[name].to(signature.device)) for name, value in entries.items()
-    }
+    if root is not None:
+        for name, value in entries.items():
+            entries[name] = mask.where(value, root[name].to(signature.device))
+    return entries
 
 
-def read(owner: str, signature: Signature, td: TensorDict) -> State:
-    """The state after the step, which the policy has set under `next`."""
-    state = {key: td.get(("next", key), None) for key in signature.policy_state}
-    for key, row in signature.policy_state.items():
-        value, shape = state[key], (signature.num_envs, *row.shape)
+def read(owner: str, signature: Signature, td: TensorDictBase) -> State:
+    """The next state, which the policy has set under `next`. Raises unless it is as declared."""
+    state = {}
+    for name, row in signature.policy_state.items():
+        value = td.get(("next", name), None)
         if not isinstance(value, Tensor):
-            remedy = f'set it with `td["next", "{key}"] = ...`, as PolicyState asks for'
-            raise ValueError(
-                f'{owner} needs the state of the policy in ("next", "{key}"), but got {value!r}: {remedy}.'
-            )
+            must = f'("next", "{name}") must be the state of the policy as a tensor'
+            remedy = f'Set `td["next", "{name}"] = ...`, as PolicyState asks for'
+            raise ValueError(refusal(owner, must, repr(value), remedy))
+        shape = (signature.num_envs, *row.shape)
         if value.shape != shape or value.dtype != row.dtype:
-            got = validation.described(value)
-            raise ValueError(
-                f'{owner} needs ("next", "{key}") of shape {shape} {row.dtype}, but got {got}.'
-            )
-    return {key: value.detach() for key, value in state.items()}
+            must = f'("next", "{name}") must have shape {shape} and dtype {row.dtype}'
+            raise ValueError(refusal(owner, must, validation.described(value)))
+        state[name] = value.detach()
+    return state
 
 
-def following(signature: Signature, state: State, done: Tensor) -> State:
-    """The entries of the next root, in memory of their own: initial where `done`, bool `(num_envs, 1)`, is set."""
+def following(signature: Signature, state: Any, done: Tensor) -> State:
+    """The entries of the next root, in new memory: initial where `done`, `(num_envs, 1)`, is set."""
     mask = RowMask(done.clone())
-    entries = {
-        name: value.masked_fill(mask.like(value), signature.policy_state[name].fill)
-        for name, value in state.items()
-    }
+    entries = {}
+    for name, row in signature.policy_state.items():
+        value = state[name]
+        entries[name] = value.masked_fill(mask.like(value), row.fill)
     return {**entries, IS_INIT: mask.column}
 
 
+# The action of a policy, and its modules.
+
+
 def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
-    """The root with the action of the policy, and whatever else the policy has set."""
+    """The root with the action of the policy, and the other entries that the policy has set."""
     if policy is None:
-        for key in env.signature.policy_state:
-            td["next", key] = td[key].clone()
+        for name in env.signature.policy_state:
+            td["next", name] = td[name].clone()
         return td.set("action", env.sample_action())
-    try:
-        given = policy(td)
-    except (TypeError, KeyError) as error:
-        if "TensorDict" not in str(error):
-            raise
-        raise _policy_error(
-            env, policy, f"raised {str(error).strip().splitlines()[0]!r}"
-        ) from error
-    if not issubclass(type(given), Tensor | TensorDictBase | np.ndarray):
-        raise _policy_error(env, policy, f"returned {type(given).__name__}")
-    parts = spaces.children(env.single_action_space)  # an action may be a TensorDict too
-    if isinstance(given, TensorDictBase) and (parts is None or set(given.keys()) != set(parts)):
-        return given if given is td else td.update(given)
-    return td.set("action", given)
+    result = policy(td)
+    if not isinstance(result, Tensor | TensorDictBase | np.ndarray):
+        choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
+        must = 'policy must return the action, or the TensorDict with "action"'
+        remedy = f'Wrap a network as `lambda td: network(td["observation"]){choice}`'
+        raise TypeError(refusal(env._name(), must, type(result).__name__, remedy))
+    if isinstance(result, TensorDictBase):
+        # An action of a Dict or Tuple space is a TensorDict too.
+        parts = spaces.children(env.single_action_space)
+        if parts is None or set(result.keys()) != set(parts):
+            return result if result is td else td.update(result)
+    return td.set("action", result)
 
 
-def modules_of(policy: Callable[..., Any] | None) -> list[nn.Module]:
-    """The modules that a policy computes with: itself, or those that it names or closes over.
+def modules_of(policy: Any) -> list[nn.Module]:
+    """The modules of a policy that are in plain sight.
 
-    A function's variables are followed into functions of the same package, a method and an object with `__call__` into the
-    attributes of the object. Modules that are hidden deeper, such as in a list, are not found.
+    These are the policy, the object of a method, the variables that a function names (globals,
+    closure and defaults), and the parts of a `functools.partial`. Each counts if it is a module; so
+    do the attributes of a plain object, such as `model.policy`. Modules anywhere else, such as in a
+    list or in another function, are not found.
     """
-    function: Any = policy
-    while isinstance(function, functools.partial):
-        function = function.func
-    package = str(getattr(function, "__module__", None)).partition(".")[0]
-    seen: dict[int, Any] = {}
-    waiting: list[Any] = [policy, *getattr(function, "__dict__", {}).values()]
-    while waiting:
-        value = waiting.pop(0)
-        if id(value) not in seen:
-            seen[id(value)] = value
-            if isinstance(value, functools.partial):
-                waiting += [value.func, *value.args, *value.keywords.values()]
-            elif isinstance(value, types.MethodType):
-                waiting += [
-                    value.__func__,
-                    value.__self__,
-                    *getattr(value.__self__, "__dict__", {}).values(),
-                ]
-            elif (
-                isinstance(value, types.FunctionType)
-                and str(value.__module__).partition(".")[0] == package
-            ):
-                variables = inspect.getclosurevars(value)
-                waiting += [*variables.nonlocals.values(), *variables.globals.values()]
-                waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    return [value for value in seen.values() if isinstance(value, nn.Module)]
-
-
-def _policy_error(env: Any, policy: Policy, fault: str) -> TypeError:
-    needed = (
-        'a policy that takes a TensorDict, and returns the action or the TensorDict with "action"'
-    )
-    name = getattr(policy, "__name__", type(policy).__name__)
-    choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
-    remedy = (
-        DECLARED
-        if "not found" in fault
-        else f'wrap a network as `lambda td: network(td["observation"]){choice}`'
-    )
-    return TypeError(f"{env._name()} needs {needed}, but got {name}, which {fault}: {remedy}.")
+    if isinstance(policy, functools.partial):
+        parts = (policy.func, *policy.args, *policy.keywords.values())
+        return list(dict.fromkeys(itertools.chain(*map(modules_of, parts))))
+    named: list[Any] = [policy]
+    if isinstance(policy, types.MethodType):
+        named = [policy.__self__]
+    elif isinstance(policy, types.FunctionType):
+        function: Any = inspect.unwrap(policy)  # without decorators such as `torch.no_grad`
+        variables = inspect.getclosurevars(function)
+        named = [*variables.nonlocals.values(), *variables.globals.values()]
+        named += function.__defaults__ or ()
+    found: dict[nn.Module, None] = {}
+    for value in named:
+        if isinstance(value, nn.Module):
+            found[value] = None
+        elif not isinstance(value, types.ModuleType | types.FunctionType | type):
+            for attribute in getattr(value, "__dict__", {}).values():
+                if isinstance(attribute, nn.Module):
+                    found[attribute] = None
+    return list(found)

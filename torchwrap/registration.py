@@ -16,7 +16,6 @@ from gymnasium.experimental.functional import FuncEnv
 
 from torchwrap._core import spec as specs
 from torchwrap._core import validation
-from torchwrap._core.buffers import own
 from torchwrap.env import Env
 from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
@@ -217,7 +216,7 @@ def make(
         if backend == "envpool"
         else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
     )
-    spec.kwargs = specs.map_parts(own, {**spec.kwargs, **given})
+    spec.kwargs = {**spec.kwargs, **given}
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
     common: dict[str, Any] = {"device": target, "first_index": first_index or 0, "spec": spec}
     optional = {name: given[name] for name in ("max_episode_steps", "render_mode") if name in given}

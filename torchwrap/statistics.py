@@ -74,7 +74,7 @@ class RunningMeanStd(BatchedModule):
         for name, dtype in dtypes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
         # The sums that all processes of a group had after their last sync, or loaded; see `torchwrap.sync_statistics`.
-        self.register_buffer("synced", torch.zeros_like(self.sums()), persistent=False)
+        self.register_state_buffer("synced", torch.zeros_like(self.sums()))
 
     @property
     def mean(self) -> Tensor:

@@ -1,10 +1,9 @@
-"""What users write: it may write to what it is given, returns what it likes, and draws from wherever."""
+"""Code of users may write to its arguments, return any value, and draw from any generator."""
 
 import collections
 import copy
 import inspect
 import random
-import threading
 
 import gymnasium
 import numpy as np
@@ -22,6 +21,17 @@ from torchwrap.testing import ScriptedEnv
 from torchwrap.wrappers import MaxAndSkipObservation, RepeatAction, Wrapper
 
 SENT = 0.8
+
+
+def step_once(env):
+    return env.step(env.reset(seed=0).set("action", env.sample_action()))
+
+
+def transformed(*transforms):
+    return tw.TransformedEnv(ScriptedEnv(2, (1,)), *transforms)
+
+
+# Writing in place.
 
 
 class HalvingEnv(ScriptedEnv):
@@ -42,31 +52,34 @@ class HalvingTransform(T.ActionTransform):
 WRITERS = {
     "an env": lambda: HalvingEnv(2, (1,)),
     "a wrapper": lambda: HalvingWrapper(ScriptedEnv(2, (1,))),
-    "a transform": lambda: tw.TransformedEnv(ScriptedEnv(2, (1,)), HalvingTransform()),
-    "a function": lambda: tw.TransformedEnv(
-        ScriptedEnv(2, (1,)), T.TransformAction(lambda action: action.mul_(0.5))
-    ),
+    "a transform": lambda: transformed(HalvingTransform()),
+    "a function": lambda: transformed(T.TransformAction(lambda action: action.mul_(0.5))),
     "a repeated env": lambda: RepeatAction(HalvingEnv(2, (1,), episode_lengths=9), 3),
     "a skipped env": lambda: MaxAndSkipObservation(HalvingEnv(2, (1,), episode_lengths=9), 3),
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", WRITERS)
-def test_action_of_the_agent_stays_as_it_is(name, compiled):
-    env, policy = WRITERS[name](), torch.full((2, 6), SENT)
-    env = tw.compile(env, backend="eager") if compiled else env
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
+def test_action_of_the_agent_stays_as_it_is(make, compiled):
+    env = make()
+    if compiled:
+        tw.compile(env, backend="eager")
+    policy = torch.full((2, 6), SENT)
     td = env.reset(seed=0)
     for _ in range(3):
         transition, td = env.step(td.set("action", policy))
-        assert (policy == SENT).all() and (transition["action"] == SENT).all()
+        assert (policy == SENT).all()
+        assert (transition["action"] == SENT).all()
         assert (transition["next", "info", "action"] == SENT / 2).all()
     data, _ = tw.rollout(env, lambda td: policy, 2, td)
-    assert (data["action"] == SENT).all() and (policy == SENT).all()
+    assert (data["action"] == SENT).all()
+    assert (policy == SENT).all()
 
 
 class Push(FuncEnv):
-    observation_space, action_space = Box(-9, 9, (1,)), Box(-1, 1, (1,))
+    observation_space = Box(-9, 9, (1,))
+    action_space = Box(-1, 1, (1,))
 
     def initial(self, rng):
         return {"x": torch.zeros(())}
@@ -84,169 +97,159 @@ class Push(FuncEnv):
         return state["x"] > 3
 
 
-def in_place(state, *others):
+def with_function(name, function):
+    """A `Push` with one function replaced. `function` takes no `self`."""
+    return type("Mine", (Push,), {name: staticmethod(function)})()
+
+
+def moves_in_place(state, action, rng):
     state["x"] += 1
     return state
 
 
-def test_function_that_writes_to_its_arguments_is_refused_by_name():
-    written = {
-        "transition": lambda self, state, action, rng: in_place(state),
-        "observation": lambda self, state, rng: state["x"].mul_(1).unsqueeze(0) + 0,
-        "reward": lambda self, state, action, next_state, rng: next_state["x"].sub_(state["x"]) * 1,
-        "terminal": lambda self, state, rng: state["x"].add_(0) > 3,
-    }
-    for name, function in written.items():
-        kind = type("Written", (Push,), {name: function})
-        with pytest.raises(
-            TypeError, match=rf"^Written\.{name} writes to its arguments: return new"
-        ):
-            tw.FunctionalEnv(kind(), 3)
-    action_writer = type(
-        "Written",
-        (Push,),
-        {"transition": lambda self, state, action, rng: {"x": state["x"] + action.mul_(0)[0]}},
-    )
-    with pytest.raises(TypeError, match=r"^Written\.transition writes to its arguments"):
-        tw.FunctionalEnv(action_writer(), 3)
+IN_PLACE = {
+    "the state": ("transition", moves_in_place),
+    "the action": ("transition", lambda state, action, rng: {"x": action.mul_(0)[0]}),
+    "observation": ("observation", lambda state, rng: state["x"].mul_(1).unsqueeze(0) + 0),
+    "reward": ("reward", lambda state, action, next_state, rng: next_state["x"].sub_(1) * 1),
+    "terminal": ("terminal", lambda state, rng: state["x"].add_(0) > 3),
+}
+
+
+@pytest.mark.parametrize(("name", "function"), IN_PLACE.values(), ids=IN_PLACE)
+def test_function_that_writes_to_its_arguments_is_refused_by_name(name, function):
+    with pytest.raises(TypeError, match=rf"Mine\.{name}"):
+        tw.FunctionalEnv(with_function(name, function), 3)
+
+
+def test_functions_that_write_to_nothing_give_the_reward_computed_by_hand():
     env = tw.FunctionalEnv(Push(), 3)
     env.reset(seed=0)
-    assert env.step(torch.full((3, 1), 0.8))[0][
-        "next", "reward"
-    ].flatten().tolist() == pytest.approx([0.8] * 3)
+    transition, _ = env.step(torch.full((3, 1), 0.8))
+    assert transition["next", "reward"].flatten().tolist() == pytest.approx([0.8] * 3)
 
 
 def test_group_that_writes_to_the_observation_changes_no_other_group():
     double = T.TransformObservation(lambda observation: observation.mul_(2))
-    env = tw.TransformedEnv(
-        ScriptedEnv(2, (1,)), T.ObservationGroups({"actor": [double], "critic": []})
-    )
+    env = transformed(T.ObservationGroups({"actor": [double], "critic": []}))
     td = env.reset()
     assert td["observation", "critic"].flatten().tolist() == [0, 1000]
     transition, td = env.step(env.sample_action())
     successor = transition["next", "observation"]
-    assert successor["critic"].flatten().tolist() == [1, 1001] and successor[
-        "actor"
-    ].flatten().tolist() == [2, 2002]
+    assert successor["critic"].flatten().tolist() == [1, 1001]
+    assert successor["actor"].flatten().tolist() == [2, 2002]
 
 
 def test_standalone_call_leaves_the_callers_values():
     td = TensorDict({"observation": torch.ones(2, 1)}, [2])
-    assert T.TransformObservation(lambda observation: observation.mul_(2))(td)[
-        "observation"
-    ].tolist() == [[2], [2]]
+    double = T.TransformObservation(lambda observation: observation.mul_(2))
+    assert double(td)["observation"].tolist() == [[2], [2]]
     assert td["observation"].tolist() == [[1], [1]]
 
 
-# What is returned.
+# Returning a value that does not fit.
+
+REFUSED = (TypeError, ValueError)
 
 
 def replaced(key, function):
-    return lambda td: td.set(key, function(td[key], td)) if key in td.keys() else td
+    """Changes one entry of a result, if it has that entry."""
+
+    def change(td):
+        return td.set(key, function(td[key])) if key in td.keys() else td
+
+    return change
 
 
-COLUMN = r"but got \(3,\) .*: make a column with `.unsqueeze\(-1\)`"
-# What is done to a right result; the error, and what it says.
-RETURNED = {
-    "a reward for each pair of envs": (
-        replaced("reward", lambda reward, td: reward + 0.1 * td["observation"][:, 0]),
-        ValueError,
-        r"reward of shape \(3, 1\) torch.float32 on cpu, but got \(3, 3\) torch.float32 on cpu: make a column with `.uns",
-    ),
-    "a reward without a column": (
-        replaced("reward", lambda reward, td: reward[:, 0]),
-        ValueError,
-        COLUMN,
-    ),
-    "float64": (
-        replaced("reward", lambda reward, td: reward.double()),
-        ValueError,
-        r"convert it with `.to\(torch.float32\)`",
-    ),
-    "int64": (
-        replaced("reward", lambda reward, td: reward.long()),
-        ValueError,
-        r"but got \(3, 1\) torch.int64",
-    ),
-    "flags without a column": (
-        replaced("terminated", lambda flag, td: flag[:, 0]),
-        ValueError,
-        COLUMN,
-    ),
-    "flags as numbers": (
-        replaced("truncated", lambda flag, td: flag.float()),
-        ValueError,
-        r"truncated of .* torch.bool",
-    ),
-    "another shape": (
-        replaced("observation", lambda seen, td: seen[:, :1]),
-        ValueError,
-        r" first\), but got \(3, 1\)",
-    ),
-    "another dtype": (
-        replaced("observation", lambda seen, td: seen.double()),
-        TypeError,
-        "of dtype torch.float32",
-    ),
-    "no observation": (
-        lambda td: td.exclude("observation"),
-        ValueError,
-        r"\['observation'\] too, but got",
-    ),
-    "nothing": (lambda td: None, TypeError, r"a TensorDict of batch size \(3,\), but got NoneType"),
-    "no batch": (lambda td: TensorDict(td.to_dict(), []), TypeError, r"but got batch size \(\)"),
+STEP_RESULTS = {  # a key, and a change of its value
+    "a reward for each pair of envs": ("reward", lambda reward: reward + reward[:, 0]),
+    "a reward without a column": ("reward", lambda reward: reward[:, 0]),
+    "a float64 reward": ("reward", torch.Tensor.double),
+    "an int64 reward": ("reward", torch.Tensor.long),
+    "flags without a column": ("terminated", lambda flag: flag[:, 0]),
+    "flags as numbers": ("truncated", torch.Tensor.float),
 }
+OBSERVATIONS = {
+    "another shape": lambda observation: observation[:, :1],
+    "another dtype": torch.Tensor.double,
+}
+RESULTS = {  # a change of the whole result, and the word in the error
+    "no observation": (lambda td: td.exclude("observation"), "observation"),
+    "nothing": (lambda td: None, "TensorDict"),
+    "no batch": (lambda td: TensorDict(td.to_dict(), []), "batch size"),
+}
+HOOKS = []
+for name, (key, function) in STEP_RESULTS.items():
+    HOOKS.append(pytest.param("step", replaced(key, function), key, id=f"step, {name}"))
+for hook in ("step", "reset"):
+    for name, function in OBSERVATIONS.items():
+        change = replaced("observation", function)
+        HOOKS.append(pytest.param(hook, change, "observation", id=f"{hook}, {name}"))
+    for name, (change, word) in RESULTS.items():
+        HOOKS.append(pytest.param(hook, change, word, id=f"{hook}, {name}"))
 
 
 def returning(change, base, hook):
-    return type(
-        "Mine", (base,), {hook: lambda self, *args: change(getattr(base, hook)(self, *args))}
-    )
+    """A subclass whose hook returns a changed result."""
+
+    def changed(self, *args):
+        return change(getattr(base, hook)(self, *args))
+
+    return type("Mine", (base,), {hook: changed})
 
 
-def layers(change, hook):
-    """An env, a wrapper and a transform whose hook returns something else, and who is to blame; from the number of envs."""
-    yield rf"Mine\._{hook}", lambda n: returning(change, ScriptedEnv, f"_{hook}")(n, (2,))
-    yield rf"Mine\._{hook}", lambda n: returning(change, Wrapper, f"_{hook}")(ScriptedEnv(n, (2,)))
-    yield (
-        rf"Mine\._{hook}",
-        lambda n: RepeatAction(returning(change, ScriptedEnv, f"_{hook}")(n, (2,)), 2),
-    )
-    parts = lambda: (T.ClipReward(-1, 1), returning(change, T.Transform, hook)())  # noqa: E731
-    yield (
-        rf"transforms\[1\] \(Mine\)\.{hook}",
-        lambda n: tw.TransformedEnv(ScriptedEnv(n, (2,)), *parts()),
-    )
+def env_layer(change, hook, num_envs):
+    return returning(change, ScriptedEnv, f"_{hook}")(num_envs, (2,))
 
 
-def step_once(env):
-    return env.step(env.reset(seed=0).set("action", env.sample_action()))
+def wrapper_layer(change, hook, num_envs):
+    wrapper = returning(change, Wrapper, f"_{hook}")
+    return wrapper(ScriptedEnv(num_envs, (2,)))
 
 
-@pytest.mark.parametrize("name", RETURNED)
-def test_result_that_does_not_fit_is_refused_by_layer(name):
-    change, error, message = RETURNED[name]
-    for hook in ("step", "reset"):
-        for owner, make in layers(change, hook):
-            if hook == "reset" and not name.startswith(("another", "no")):
-                continue  # a reset returns observations only
-            with pytest.raises(error, match=f"^{owner} needs to return .*{message}"):
-                step_once(make(3))
-            if name != "a reward for each pair of envs":  # of a single env, it is one number
-                with pytest.raises((ValueError, TypeError), match="needs to return"):
-                    tw.rollout(make(1), None, 2)
-            if name == "another dtype":  # a trace checks in the same place
-                with pytest.raises((ValueError, TypeError), match="needs to return"):
-                    tw.compile(make(3), backend="eager")
+def repeated_layer(change, hook, num_envs):
+    return RepeatAction(env_layer(change, hook, num_envs), 2)
+
+
+def transform_layer(change, hook, num_envs):
+    transform = returning(change, T.Transform, hook)
+    env = ScriptedEnv(num_envs, (2,))
+    return tw.TransformedEnv(env, T.ClipReward(-1, 1), transform())
+
+
+OWNER = r"(Mine\._|transforms\[1\] \(Mine\)\.)"
+LAYERS = [env_layer, wrapper_layer, repeated_layer, transform_layer]
+each_layer = pytest.mark.parametrize("make", LAYERS)
+each_hook = pytest.mark.parametrize("hook", ["step", "reset"])
+
+
+@each_layer
+@pytest.mark.parametrize(("hook", "change", "fault"), HOOKS)
+def test_result_that_does_not_fit_is_refused_by_layer(make, hook, change, fault):
+    with pytest.raises(REFUSED, match=f"^{OWNER}{hook}.*{fault}"):
+        step_once(make(change, hook, 3))
+
+
+@each_layer
+@each_hook
+def test_result_of_a_single_env_that_does_not_fit_is_refused(make, hook):
+    change = replaced("observation", OBSERVATIONS["another shape"])
+    with pytest.raises(REFUSED, match=f"^{OWNER}{hook}"):
+        tw.rollout(make(change, hook, 1), None, 2)
+
+
+@each_layer
+@each_hook
+def test_result_that_does_not_fit_is_refused_by_a_trace(make, hook):
+    change = replaced("observation", OBSERVATIONS["another dtype"])
+    with pytest.raises(REFUSED, match="observation"):
+        tw.compile(make(change, hook, 3), backend="eager")
 
 
 def test_action_of_another_shape_is_refused_by_position():
-    cut = type("Mine", (T.ActionTransform,), {"action": lambda self, action: action[:, :2]})
-    env = tw.TransformedEnv(ScriptedEnv(3), T.ClipAction(), cut())
-    with pytest.raises(
-        ValueError,
-        match=r"^transforms\[1\] \(Mine\)\.action needs to return actions of shape \(3, 6\)",
-    ):
+    shorten = type("Mine", (T.ActionTransform,), {"action": lambda self, action: action[:, :2]})
+    env = tw.TransformedEnv(ScriptedEnv(3), T.ClipAction(), shorten())
+    with pytest.raises(ValueError, match=r"^transforms\[1\] \(Mine\)\.action"):
         step_once(env)
 
 
@@ -260,57 +263,63 @@ DRAWS = {
 
 
 def states():
-    return repr(random.getstate()), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    return repr(random.getstate()), repr(np.random.get_state())
+
+
+def drawing_env(draw):
+    def transition(state, action, rng):
+        return {"x": draw(state["x"])}
+
+    return tw.FunctionalEnv(with_function("transition", transition), 2)
+
+
+@each_hook
+@each_layer
+@pytest.mark.parametrize("generator", DRAWS)
+def test_foreign_draws_of_a_layer_are_refused_and_leave_the_generator(generator, make, hook):
+    noisy = replaced("observation", DRAWS[generator])
+    before = states()
+    with pytest.raises(TypeError, match=f"^{OWNER}{hook}.*{generator}"):
+        step_once(make(noisy, hook, 2))
+    assert states() == before
 
 
 @pytest.mark.parametrize("generator", DRAWS)
-def test_foreign_random_numbers_are_refused_by_name_and_leave_the_generator(generator):
-    draw = DRAWS[generator]
-    noisy = replaced("observation", lambda observation, td: draw(observation))
-    function = {"transition": lambda self, state, action, rng: {"x": draw(state["x"])}}
-    cases = [
-        *layers(noisy, "step"),
-        *layers(noisy, "reset"),
-        (
-            r".*: TransformObservation's func",
-            lambda n: tw.TransformedEnv(ScriptedEnv(n), T.TransformObservation(draw)),
-        ),
-        (
-            r"Drawing\.transition",
-            lambda n: tw.FunctionalEnv(type("Drawing", (Push,), function)(), n),
-        ),
-    ]
-    for owner, make in cases:
-        said = (
-            "(drew|draws) from .*: draw from its rng"
-            if "Drawing" in owner
-            else f"drew from {generator}: draw "
-        )
-        before = states()
-        with pytest.raises(TypeError, match=rf"^{owner} {said}"):
-            step_once(make(2))
-        assert states()[:2] == before[:2], owner  # streams are seeded by the operating system
+def test_foreign_draws_of_a_function_of_a_transform_are_refused(generator):
+    before = states()
+    with pytest.raises(TypeError, match=f"TransformObservation.*{generator}"):
+        step_once(transformed(T.TransformObservation(DRAWS[generator])))
+    assert states() == before
 
 
-def test_function_with_a_generator_or_a_counter_of_its_own_is_refused_by_name():
-    own, counter = np.random.default_rng(0), iter(range(99))
-    for draw in (own.random, lambda: next(counter)):
-        kind = type(
-            "Moody",
-            (Push,),
-            {"transition": lambda self, state, action, rng, d=draw: {"x": state["x"] + d()}},
-        )
-        with pytest.raises(
-            TypeError,
-            match=r"^Moody\.transition returns different results .* keep values that change in",
-        ):
-            tw.FunctionalEnv(kind(), 3)
-    tw.FunctionalEnv(
-        type("NaN", (Push,), {"initial": lambda self, rng: {"x": torch.tensor(torch.nan)}})(), 3
-    )
+@pytest.mark.parametrize("generator", DRAWS)
+def test_foreign_draws_of_a_func_env_are_refused(generator):
+    before = states()
+    with pytest.raises(TypeError, match=r"Mine\.transition"):
+        drawing_env(DRAWS[generator])
+    assert states() == before
 
 
-def test_simulators_may_draw_what_they_like():
+COUNTER = iter(range(99))
+GENERATOR = np.random.default_rng(0)
+IMPURE = {
+    "generator": lambda x: x + GENERATOR.random(),
+    "counter": lambda x: x + next(COUNTER),
+}
+
+
+@pytest.mark.parametrize("draw", IMPURE.values(), ids=IMPURE)
+def test_function_with_state_between_calls_is_refused_by_name(draw):
+    with pytest.raises(TypeError, match=r"Mine\.transition"):
+        drawing_env(draw)
+
+
+def test_function_that_returns_nan_twice_is_pure():
+    initial = with_function("initial", lambda rng: {"x": torch.tensor(torch.nan)})
+    assert tw.FunctionalEnv(initial, 3).state["x"].isnan().all()
+
+
+def test_simulators_may_draw_from_any_generator():
     class Noisy(ScriptedEnv):
         host_stepped = True
 
@@ -324,11 +333,7 @@ def test_simulators_may_draw_what_they_like():
 # Memory of the caller, and the order of keys.
 
 
-def test_spec_does_not_follow_the_callers_arrays():
-    low, padding = np.full(6, -2.0, np.float32), {"a": np.zeros(1, np.float32)}
-    rescale, frames = T.RescaleAction(low, 1.0), T.FrameStackObservation(2, padding_type=padding)
-    low[:], padding["a"][:] = -9, 9
-    assert (rescale.min_action == -2).all() and frames.padding_type["a"] == 0
+def test_spec_does_not_follow_the_callers_options():
     options = {"map": [1, 2]}
     tw.register("docs/Options-v0", lambda options=None: Push())
     env = tw.make("docs/Options-v0", 2, options=options)
@@ -336,25 +341,32 @@ def test_spec_does_not_follow_the_callers_arrays():
     assert env.spec.kwargs["options"] == {"map": [1, 2]}
 
 
-class Shift(T.ObservationTransform):
-    def __init__(self, shift, lock=None):
-        super().__init__()
-        self.shift, self.lock = shift, lock
+@pytest.mark.parametrize("kind", [T.RescaleAction, T.RescaleObservation])
+def test_bounds_do_not_follow_the_callers_arrays(kind):
+    low = np.full(6, -2.0, np.float32)
+    rescale = kind(low, 1.0)
+    low[:] = -9
+    first, _ = inspect.signature(kind).parameters
+    assert (np.asarray(getattr(rescale, first)) == -2).all()
 
-    def observation(self, observation):
-        return observation + self.shift
+
+def test_padding_does_not_follow_the_callers_arrays():
+    padding = np.zeros(1, np.float32)
+    env = transformed(T.FrameStackObservation(2, padding_type=padding))
+    padding[:] = 9
+    assert env.reset()["observation"].flatten().tolist() == [0, 0, 0, 1000]
 
 
-def test_parameter_stays_the_callers_and_what_cannot_be_copied_is_passed_on():
-    shift, lock = torch.nn.Parameter(torch.ones(1)), threading.Lock()
-    transform = Shift(shift, lock)
-    assert (
-        transform.shift is shift
-        and list(transform.parameters()) == [shift]
-        and transform.lock is lock
-    )
-    tw.register("docs/Locked-v0", lambda lock=None: Push())
-    assert tw.make("docs/Locked-v0", 2, lock=lock).spec.kwargs["lock"] is lock
+def test_parameter_stays_the_callers():
+    class Shift(T.ObservationTransform):
+        def __init__(self, shift):
+            super().__init__()
+            self.shift = shift
+
+    shift = torch.nn.Parameter(torch.ones(1))
+    transform = Shift(shift)
+    assert transform.shift is shift
+    assert list(transform.parameters()) == [shift]
 
 
 class ManyKeys(gymnasium.Env):
@@ -362,16 +374,9 @@ class ManyKeys(gymnasium.Env):
 
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, how="pairs"):
+    def __init__(self, make_dict):
         boxes = {key: Box(-9, 9, (1,), np.float32) for key in ("zeta", "alpha", "mid")}
-        makers = {
-            "pairs": lambda: gymnasium.spaces.Dict(list(boxes.items())),
-            "ordered": lambda: gymnasium.spaces.Dict(collections.OrderedDict(boxes)),
-            "keywords": lambda: gymnasium.spaces.Dict(**boxes),
-            "sorted": lambda: gymnasium.spaces.Dict(boxes),
-            "unsorted": lambda: gymnasium.spaces.Dict(boxes, sort_keys=False),
-        }
-        self.observation_space = makers[how]()
+        self.observation_space = make_dict(boxes)
         self.number = 0
 
     def observe(self):
@@ -386,46 +391,59 @@ class ManyKeys(gymnasium.Env):
         return self.observe(), 0.0, False, False, {}
 
 
-CLIPPED = lambda values: {**values, "alpha": values["alpha"].clip(-2, 2)}  # noqa: E731
-STACKS = {
-    "nothing": ([], []),
-    "a filter": (
-        [T.FilterObservation(["zeta", "alpha"])],
-        [(wrappers.FilterObservation, {"filter_keys": ["zeta", "alpha"]})],
-    ),
-    "transformed keys": (
-        [T.ObservationKeys({"alpha": [T.ClipObservation(-2, 2)]})],
-        [(wrappers.TransformObservation, {"func": CLIPPED, "observation_space": None})],
-    ),
-    "time": (
-        [T.TimeLimit(9), T.TimeAwareObservation(flatten=False)],
-        [
-            (wrappers.TimeLimit, {"max_episode_steps": 9}),
-            (wrappers.TimeAwareObservation, {"flatten": False}),
-        ],
-    ),
+def clip_alpha(values):
+    return {**values, "alpha": values["alpha"].clip(-2, 2)}
+
+
+def filtered(env):
+    return wrappers.FilterObservation(env, ["zeta", "alpha"])
+
+
+def clipped(env):
+    return wrappers.TransformObservation(env, clip_alpha, None)
+
+
+def timed(env):
+    return wrappers.TimeAwareObservation(wrappers.TimeLimit(env, 9), flatten=False)
+
+
+STACKS = {  # ours, and Gymnasium's
+    "no transform": ([], lambda env: env),
+    "a filter": ([T.FilterObservation(["zeta", "alpha"])], filtered),
+    "transformed keys": ([T.ObservationKeys({"alpha": [T.ClipObservation(-2, 2)]})], clipped),
+    "time": ([T.TimeLimit(9), T.TimeAwareObservation(flatten=False)], timed),
 }
+ORDERS = {
+    "pairs": lambda boxes: gymnasium.spaces.Dict(list(boxes.items())),
+    "ordered": lambda boxes: gymnasium.spaces.Dict(collections.OrderedDict(boxes)),
+    "keywords": lambda boxes: gymnasium.spaces.Dict(**boxes),
+    "sorted": gymnasium.spaces.Dict,
+}
+if "sort_keys" in inspect.signature(gymnasium.spaces.Dict).parameters:  # since Gymnasium 1.4
+    ORDERS["unsorted"] = lambda boxes: gymnasium.spaces.Dict(boxes, sort_keys=False)
+each_order = pytest.mark.parametrize("make_dict", ORDERS.values(), ids=ORDERS)
 
 
-@pytest.mark.parametrize("how", ["pairs", "ordered", "keywords", "sorted", "unsorted"])
-def test_any_stack_flattens_in_the_order_of_gymnasium(how):
-    if how == "unsorted" and "sort_keys" not in inspect.signature(gymnasium.spaces.Dict).parameters:
-        pytest.skip("needs Gymnasium 1.4")
-    for name, (ours, theirs) in STACKS.items():
-        env = tw.from_gymnasium(
-            SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED)
-        )
-        env = tw.TransformedEnv(env, *copy.deepcopy(ours), T.FlattenObservation())
-        single = ManyKeys(how)
-        for wrapper, arguments in theirs:
-            single = wrapper(single, **arguments)
-        single = wrappers.FlattenObservation(single)
-        td, (expected, _) = env.reset(), single.reset()
-        assert td["observation"].tolist() == [expected.tolist()], name
-        _, td = env.step(torch.zeros(1, dtype=torch.int64))
-        assert td["observation"].tolist() == [single.step(0)[0].tolist()], name
-    env = tw.from_gymnasium(
-        SyncVectorEnv([lambda: ManyKeys(how)], autoreset_mode=AutoresetMode.DISABLED)
-    )
+def one_env(make_dict):
+    makers = [lambda: ManyKeys(make_dict)]
+    return tw.from_gymnasium(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED))
+
+
+@each_order
+@pytest.mark.parametrize(("transforms", "wrap"), STACKS.values(), ids=STACKS)
+def test_flattened_observation_has_the_order_of_gymnasiums(transforms, wrap, make_dict):
+    flatten = T.FlattenObservation()
+    env = tw.TransformedEnv(one_env(make_dict), *copy.deepcopy(transforms), flatten)
+    single = wrappers.FlattenObservation(wrap(ManyKeys(make_dict)))
+    expected, _ = single.reset()
+    assert env.reset()["observation"].tolist() == [expected.tolist()]
+    _, td = env.step(torch.zeros(1, dtype=torch.int64))
+    expected, *_ = single.step(0)
+    assert td["observation"].tolist() == [expected.tolist()]
+
+
+@each_order
+def test_transformed_space_keeps_the_order_of_keys(make_dict):
+    env = one_env(make_dict)
     normal = tw.TransformedEnv(env, T.NormalizeObservation()).single_observation_space
     assert list(normal) == list(env.single_observation_space)

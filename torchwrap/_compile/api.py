@@ -20,9 +20,9 @@ from torchwrap._compile.inputs import Inputs
 from torchwrap._compile.trace import NoGenerators, trace
 from torchwrap._core import rows, validation
 from torchwrap._core.rows import RowMask
-from torchwrap.collector import Collector, Root, Storage, progress_bar
-from torchwrap.env import Env, Step
-from torchwrap.policy import modules_of
+from torchwrap.collector import Collector, Storage
+from torchwrap.env import Env, Root, Step
+from torchwrap.policy import State, modules_of
 from torchwrap.spaces import Value
 from torchwrap.wrappers.wrapper import TransformedEnv, layers
 
@@ -96,17 +96,23 @@ def compile(
 
 
 class CompiledStep:
-    """Takes the place of `Env._step_and_reset`: one graph with the auto-reset, and one without, if it is asked for."""
+    """The graphs of an env's step: with the auto-reset, and without it, once it is asked for."""
 
     def __init__(self, env: Env, settings: Settings) -> None:
         inputs = Inputs(lambda: [env])
-        self.graphs = {
-            resets: Graph(_step_of(env, resets), inputs, settings) for resets in (True, False)
-        }
-        self.graphs[True].prepare(spaces.zeros(env.single_action_space, env.num_envs, env.device))
+        self.with_reset = Graph(_traceable(env._step_and_reset), inputs, settings)
+        self.step_only = Graph(_traceable(env._step_only), inputs, settings)
+        action = spaces.zeros(env.single_action_space, env.num_envs, env.device)
+        state = policies.initial(env.signature)
+        state.pop(policies.IS_INIT, None)
+        self.with_reset.prepare(action, state)
 
-    def __call__(self, action: Value, resets: bool) -> tuple[TensorDict, Value]:
-        return cast(tuple[TensorDict, Value], self.graphs[resets](action))
+    def __call__(self, action: Value, state: State) -> tuple[TensorDict, Root]:
+        return cast(tuple[TensorDict, Root], self.with_reset(action, state))
+
+    def without_reset(self, action: Value, state: State) -> tuple[TensorDict, Root]:
+        """Takes a step that resets no env."""
+        return cast(tuple[TensorDict, Root], self.step_only(action, state))
 
 
 class CompiledTransforms:
@@ -166,8 +172,7 @@ class CompiledCollector:
         tensors = [*buffers, *rows.leaves(root)]
         if self.captured is None:
             storage = self._allocate()
-            with progress_bar(self.collector.progress, self.collector.num_steps, "step") as advance:
-                results = self._run_all(storage, tensors, advance)
+            results = self._run_all(storage, tensors)
         else:
             captured, memory = self.captured
             results = captured(tensors)
@@ -191,10 +196,9 @@ class CompiledCollector:
         # Eager mode looks for actions out of bounds on the CPU.
         self.checks_actions = is_discrete and policy is not None and not graph.captures(env.device)
         self.known, _ = self.inputs.current()
-        first = trace(
-            lambda root: self.collector._transition(root, _step_of(env))[0], self.inputs, (root,)
-        )
-        kept = self.collector._kept(cast(TensorDict, first.result))
+        step = _traceable(env._step_and_reset)
+        first = trace(lambda root: self.collector._step(root, step)[0], self.inputs, (root,))
+        kept = self.collector._select(cast(TensorDict, first.result))
         number, self.layout = self.collector.num_steps, Storage()  # in the order of `rows.leaves`
         for key, leaf in sorted(kept.items(), key=lambda item: str(item[0])):
             self.layout[key] = torch.empty((number, *leaf.shape), dtype=leaf.dtype, device="meta")
@@ -205,7 +209,7 @@ class CompiledCollector:
             self.programs[steps], _ = self.steps.prepare(
                 root, {key: value[:steps] for key, value in storage.items()}
             )
-        run = functools.partial(self._run_all, storage, advance=lambda number: None)
+        run = functools.partial(self._run_all, storage)
         self.captured = (
             (CudaGraph(run, self.inputs.num_tensors), storage)
             if graph.captures(env.device)
@@ -216,9 +220,7 @@ class CompiledCollector:
         empty = functools.partial(torch.empty_like, device=self.collector.env.signature.device)
         return dict(zip(self.layout, map(empty, self.layout.values()), strict=True))
 
-    def _run_all(
-        self, storage: Storage, tensors: list[Tensor], advance: Callable[[int], Any]
-    ) -> Sequence[Tensor]:
+    def _run_all(self, storage: Storage, tensors: list[Tensor]) -> Sequence[Tensor]:
         buffers, leaves, outside = (
             tensors[: self.inputs.num_tensors],
             tensors[self.inputs.num_tensors :],
@@ -229,11 +231,11 @@ class CompiledCollector:
             results = self.programs[len(part[0])].run([*buffers, *leaves, *part])
             leaves = list(results[: self.num_root])
             outside += results[self.num_root :]
-            advance(len(part[0]))
         return [*leaves, *outside]
 
     def _rollout(self, root: Root, targets: Storage) -> tuple[Root, tuple[Tensor, ...]]:
-        env, step = self.collector.env, _step_of(self.collector.env)
+        env = self.collector.env
+        step = _traceable(env._step_and_reset)
         transitions, outside = list[TensorDict](), list[Tensor]()
         # Numbers of a Box are not checked in eager mode either.
         checked = [
@@ -242,7 +244,7 @@ class CompiledCollector:
             if not isinstance(leaf, Box)
         ]
         for _ in range(len(next(iter(targets.values())))):
-            transition, root = self.collector._transition(root, step)
+            transition, root = self.collector._step(root, step)
             transitions.append(transition)
             if self.checks_actions:
                 outside += [
@@ -254,9 +256,11 @@ class CompiledCollector:
         return root, (torch.stack(outside).any(),) if outside else ()
 
 
-def _step_of(env: Env, resets: bool = True) -> Step:
-    def step(action: Value, resets: bool = resets) -> tuple[TensorDict, Value]:
+def _traceable(function: Step) -> Step:
+    """A step that refuses draws from PyTorch's generators."""
+
+    def step(action: Value, state: State) -> tuple[TensorDict, Root]:
         with NoGenerators():
-            return env._step_and_reset(action, resets)
+            return function(action, state)
 
     return step

@@ -1,4 +1,4 @@
-"""The check that a layer draws no random numbers that no seed of an env reaches, in its first call."""
+"""Detects draws from global random generators in a layer's first call: no seed of an env reaches them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchwrap._core.errors import refusal
+
 PYTHON_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "Python's random": (random.getstate, random.setstate),
     "numpy.random": (np.random.get_state, np.random.set_state),
@@ -21,39 +23,38 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 @contextlib.contextmanager
 def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> Iterator[None]:
-    """Raises a TypeError if the block draws from a global generator, whose state is put back. None: the block may draw."""
+    """Raises a TypeError if the block draws from a global generator, and puts its state back."""
     if device is None:
         yield
         return
-    generators = {
-        **PYTHON_GENERATORS,
-        "PyTorch's global generator": (torch.get_rng_state, torch.set_rng_state),
-    }
-    if device.type not in ("cpu", "meta", "mps"):  # the function of MPS takes no device
-        own = torch.get_device_module(device)
-        accessors = (
-            lambda: own.get_rng_state(device),
-            lambda state: own.set_rng_state(state, device),
+    torch_generator = (torch.get_rng_state, torch.set_rng_state)
+    generators = {**PYTHON_GENERATORS, "PyTorch's global generator": torch_generator}
+    if device.type not in ("cpu", "meta", "mps"):  # the functions of MPS take no device
+        backend = torch.get_device_module(device)
+        generators[f"PyTorch's global generator of {device}"] = (
+            lambda: backend.get_rng_state(device),
+            lambda state: backend.set_rng_state(state, device),
         )
-        generators[f"PyTorch's global generator of {device}"] = accessors
-    before = {name: get() for name, (get, _) in generators.items()}
+    before = {name: read() for name, (read, _) in generators.items()}
     yield
-    if changed := [name for name, (get, _) in generators.items() if not equal(before[name], get())]:
-        for name in changed:
-            generators[name][1](before[name])
-        raise TypeError(f"{owner} drew from {changed[0]}: {remedy}.")
+    drawn = []
+    for name, (read, write) in generators.items():
+        if not equal(before[name], read()):
+            write(before[name])
+            drawn.append(name)
+    if drawn:
+        sentence = remedy[:1].upper() + remedy[1:]
+        raise TypeError(refusal(owner, f"must not draw from {drawn[0]}", remedy=sentence))
 
 
 def equal(first: Any, second: Any) -> bool:
     """Whether two Python values are equal: scalars, arrays, tensors, and containers of them."""
     if first is second or type(first) is not type(second):
         return first is second
-    if isinstance(first, np.ndarray | Tensor):
-        return (
-            np.array_equal(first, second)
-            if isinstance(first, np.ndarray)
-            else torch.equal(first, second)
-        )
+    if isinstance(first, np.ndarray):
+        return np.array_equal(first, second)
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
     if isinstance(first, list | tuple | collections.deque):
         return len(first) == len(second) and all(map(equal, first, second))
     if isinstance(first, dict):

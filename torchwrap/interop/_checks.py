@@ -28,11 +28,6 @@ class SimulatorEnv(Env):
         is_set = not hasattr(self, name) and self._set_in_simulator(name, value)
         return is_set or super().set_wrapper_attr(name, value, force=force)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        is_new = not name.startswith("_") and "_label" in vars(self) and not hasattr(self, name)
-        if not (is_new and self._set_in_simulator(name, value)):
-            super().__setattr__(name, value)
-
     def __getstate__(self) -> dict[str, Any]:
         # copy.deepcopy and pickle come here. Many simulators give a fresh env as their copy.
         if not self.can_snapshot:

@@ -248,7 +248,8 @@ class GymnasiumEnv(_checks.SimulatorEnv):
         self._infos = {
             name: np.zeros(shape, self.info_spaces[name].dtype) for name, shape in shapes.items()
         }
-        self._initial_infos, self._has_root_info = dict[str, Any](), bool(shapes)
+        self._initial_infos = dict[str, Any]()
+        self._root_info = self._current_info if shapes else None
         self._first_seed: int | None = None  # for the next _reset
         # In same-step mode the simulator resets rows before `_reset` is called for them, and has returned the observation.
         self._already_reset = np.zeros(self.num_envs, bool)
@@ -326,7 +327,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
                 raise ValueError(
                     f"{self._name()} needs info_keys that its info contains, but got {got}."
                 )
-            result |= self._root_info()
+            result |= self._current_info()
         return tensordict(result, self.num_envs)
 
     def _final_observations(self, info: dict[str, Any], rows: NDArray[np.intp]) -> Any:
@@ -386,7 +387,7 @@ class GymnasiumEnv(_checks.SimulatorEnv):
                     remedy += f'env.get_wrapper_attr("{name}") reads an attribute of each env'
                     raise ValueError(f"{needed}. {remedy}.") from None
 
-    def _root_info(self) -> dict[str, spaces.Value]:
+    def _current_info(self) -> dict[str, spaces.Value]:
         tensors = {
             name: spaces.tensor(values.copy(), self.device) for name, values in self._infos.items()
         }

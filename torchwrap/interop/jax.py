@@ -197,7 +197,8 @@ class JaxEnv(_checks.SimulatorEnv):
 
     def __init__(self, functions: JaxFunctions, signature: Signature, name: str) -> None:
         super().__init__(signature)
-        self.functions, self._simulator = functions, name
+        self.functions = functions
+        self._label = name
         self.stream = Stream(
             signature.num_envs, signature.first_index, tag=0, device=signature.device
         )
@@ -251,9 +252,6 @@ class JaxEnv(_checks.SimulatorEnv):
 
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]
-
-    def _name(self) -> str:
-        return self._simulator
 
 
 def _to_jax(tensor: Tensor) -> jax.Array:

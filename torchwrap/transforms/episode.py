@@ -109,10 +109,8 @@ class RecordEpisodeStatistics(Transform):
         records = torch.zeros(
             self.ring_size + num_envs, len(self.keys), dtype=torch.float64, device=device
         )
-        self.register_buffer("records", records, persistent=False)
-        self.register_buffer(
-            "count", torch.zeros(1, dtype=torch.int64, device=device), persistent=False
-        )
+        self.register_state_buffer("records", records)
+        self.register_state_buffer("count", torch.zeros(1, dtype=torch.int64, device=device))
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:

@@ -1,9 +1,8 @@
-"""Transform: four hooks over a TensorDict, the one-method bases for common cases, and Compose: several transforms as one."""
+"""Transform: four hooks over a TensorDict; bases for common cases; Compose: several transforms as one."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
@@ -12,30 +11,33 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
-from torchwrap._core import rows
 from torchwrap._core.buffers import BatchedModule
-from torchwrap._core.generators import no_foreign_draws
-from torchwrap._core.rows import RowMask, is_traced
+from torchwrap._core.errors import refusal
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 
 
 class Transform(BatchedModule):
     """What happens to actions on their way into an env, and to observations and rewards on their way out.
 
-    A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you change; each is the
-    identity by default. `td` has batch size `(num_envs,)` and may be written to.
+    A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you
+    change; each is the identity by default. `td` has batch size `(num_envs,)` and may be written to.
 
     | hook | job |
     |---|---|
-    | `setup(signature) -> signature` | checks and changes the description, registers buffers that depend on the spaces |
-    | `action(action) -> action` | the agent's action to the env's, as a new tensor; runs outermost first |
+    | `setup(signature) -> signature` | checks and changes the description, registers buffers |
+    | `action(action) -> action` | the agent's action to the env's, a new tensor; outermost first |
     | `step(td) -> td` | the successor: `observation`, `reward`, `terminated`, `truncated`, `info` |
-    | `reset(td, mask) -> td` | initial observations in the rows of `mask`; other rows neither change nor count |
+    | `reset(td, mask) -> td` | initial observations; rows outside `mask` neither change nor count |
 
-    Declare what belongs to running episodes as class attributes, one `EnvBuffer(shape, dtype, fill)` each. They are allocated
-    before `setup`; `mask.fill_(buffer, value)` and `mask.assign_(buffer, value)` reset rows of them. What is learned goes into
-    persistent buffers that do not depend on `num_envs`. Write buffers in place and never return them. Keep constructor
-    arguments under their own names, for `repr` and `spec`. No hook may read values on the host: use `mask` and `torch.where`.
+    Declare the state of running episodes as class attributes, one `EnvBuffer(shape, dtype, fill)`
+    each. They are allocated before `setup`; `mask.fill_(buffer, value)` and
+    `mask.assign_(buffer, value)` reset rows of them. Learned state goes into persistent buffers that
+    do not depend on `num_envs`; configuration goes into non-persistent ones. Write buffers in place
+    and never return them. Keep constructor arguments under their own names, for `repr` and `spec`;
+    once the transform is attached to an env, they cannot be assigned, unless they are buffers,
+    parameters, or properties with a setter. No hook may read values on the host: use `mask` and
+    `torch.where`.
 
     >>> import torch; from torchwrap import EnvBuffer
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
@@ -55,25 +57,27 @@ class Transform(BatchedModule):
     """Whether the transform belongs to an env. It holds the state of one env only."""
 
     is_passive = False
-    """Whether observations and actions pass as they are, so that `deploy` leaves the transform out."""
+    """True if it changes neither observations nor actions, so that `deploy` leaves it out."""
+
+    _position: str | None = None
+    """The name in error messages, such as "transforms[0] (ClipReward)". None before `setup`."""
+    _below: Signature
+    _above: Signature
 
     def __init__(self) -> None:
-        super().__init__()  # and so takes no arguments, although nn.Module takes any
+        super().__init__()  # takes no arguments, whereas nn.Module takes any
 
-    def _check_arguments(self, *args: Any, **kwargs: Any) -> None:
-        # Gymnasium's wrappers take an env first. The constructor would complain about another argument.
-        env = args[0] if args else kwargs.get("env")
-        if hasattr(env, "step") and hasattr(env, "render"):
-            given = [
-                *map(repr, args[1:]),
-                *(f"{name}={value!r}" for name, value in kwargs.items() if name != "env"),
-            ]
-            remedy = (
-                f"write `env = TransformedEnv(env, {construction(type(self), ', '.join(given))})`"
-            )
-            raise TypeError(
-                f"{type(self).__name__} is a transform and takes no env, but got {type(env).__name__}: {remedy}."
-            )
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.attached and name in inspect.signature(type(self).__init__).parameters:
+            has_setter = getattr(getattr(type(self), name, None), "fset", None) is not None
+            if not (has_setter or name in self._buffers or name in self._parameters):
+                fault = f"{name} cannot be assigned after the transform is attached to an env"
+                remedy = (
+                    "Make a new env with torchwrap.make(env.spec, ...); "
+                    "new.load_state_dict(old.state_dict()) copies what was learned"
+                )
+                raise AttributeError(refusal(type(self).__name__, fault, value, remedy))
+        super().__setattr__(name, value)
 
     def setup(self, signature: Signature) -> Signature:
         return signature
@@ -88,37 +92,64 @@ class Transform(BatchedModule):
         return td
 
     def forward(self, td: TensorDict) -> TensorDict:
-        """Transforms a TensorDict of any batch size outside an env. Only stateless transforms can be called so."""
-        raise TypeError(
-            f"{self!r} is stateful and cannot be called standalone: put it in a TransformedEnv."
-        )
+        """Transforms a TensorDict of any batch size outside an env, if the transform is stateless."""
+        fault = "it is stateful and cannot be called standalone"
+        raise TypeError(refusal(repr(self), fault, remedy="Put it in a TransformedEnv"))
 
     def flat(self) -> Iterator[Transform]:
         """The transforms that this one consists of, innermost first."""
         yield self
 
+    def _attach(self, position: str, signature: Signature) -> Signature:
+        """Allocates buffers and sets up. Returns the signature of the layer above."""
+        self.allocate(signature.num_envs, signature.device)
+        try:
+            above = self.setup(signature)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{position}: {error}") from error
+        if not isinstance(above, Signature):
+            must = "setup must return the signature"
+            raise TypeError(refusal(position, must, type(above).__name__))
+        self._position = position
+        self._below = signature
+        self._above = above
+        return above
+
+    def _hook_name(self, hook: str) -> str:
+        return f"{self._position or type(self).__name__}.{hook}"
+
+    def _check_result(self, owner: str, hook: str, result: Any, device: torch.device) -> None:
+        if self._position is None:
+            return
+        if hook == "action":
+            space = self._below.single_action_space
+            spaces.check(owner, "the result", space, result, self._below.num_envs, device)
+        else:
+            # `.to(device)` moves buffers, but not the signature.
+            above = self._above.replace(device=device)
+            spaces.check_layer(owner, above, result, flags=hook == "step")
+
     def _frozen(self) -> Transform:
-        """Returns the transform that replaces a copy of this one in `deploy`: it learns nothing, and rows share no state."""
+        """Returns the stateless-learning replacement of a copy of this one in `deploy`."""
         return self
 
     def _standalone(
         self, td: TensorDict, key: str, function: Callable[[Value], Value]
     ) -> TensorDict:
+        copy = td[key].clone()  # because the function may write to it
         try:
-            value = function(td[key].clone())  # which it may write to
+            value = function(copy)
         except AttributeError as error:
-            remedy = "put it in a TransformedEnv before a standalone call"
-            raise RuntimeError(
-                f"{self!r} learns the spaces from an env ({error}): {remedy}."
-            ) from error
+            fault = f"it learns the spaces from an env ({error})"
+            remedy = "Put it in a TransformedEnv before a standalone call"
+            raise RuntimeError(refusal(repr(self), fault, remedy=remedy)) from error
         return td.copy().set(key, value)
 
     def extra_repr(self) -> str:
         names = inspect.signature(type(self).__init__).parameters
-        shown = ", ".join(
-            f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name)
-        )
-        return " ".join(shown.split())  # one line, arrays too
+        arguments = [f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name)]
+        return " ".join(", ".join(arguments).split())  # one line, arrays too
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
@@ -197,22 +228,12 @@ class ActionTransform(Transform):
         return self._standalone(td, "action", self.action)
 
 
-def construction(kind: Any, arguments: str = "") -> str:
-    """The code that makes a transform, for messages. Without arguments it shows the names of the required ones."""
-    required = [
-        each.name
-        for each in inspect.signature(kind).parameters.values()
-        if each.default is each.empty
-    ]
-    prefix = "T." if kind.__module__.startswith("torchwrap.") else ""
-    return f"{prefix}{kind.__name__}({arguments or ', '.join(required)})"
-
-
 class Compose(Transform):
-    """Several transforms as one, innermost first: observations and rewards pass in order, actions in reverse.
+    """Several transforms as one, innermost first: actions pass in reverse order.
 
-    It has `len`, iteration, indexing and slicing; a slice is a list. A transform is named after its class, and from the second
-    of a class on with its number: "NormalizeReward_2.statistics.count" is a key of `state_dict`. A dict gives other names.
+    It has `len`, iteration, indexing and slicing; a slice is a list. A transform is named after its
+    class, and from the second of a class on with its number: "NormalizeReward_2.statistics.count" is
+    a key of `state_dict`. A dict gives other names.
 
     Args:
         transforms: the transforms, or a dict of them by name. An empty list is the identity.
@@ -223,47 +244,38 @@ class Compose(Transform):
     """
 
     _modules: dict[str, Transform]  # type: ignore[assignment]
-    _checked: frozenset[str] = frozenset()  # hooks that have been checked
 
     def __init__(self, transforms: Iterable[Transform] | Mapping[str, Transform]) -> None:
         super().__init__()
         if not isinstance(transforms, Iterable):
-            raise TypeError(f"Compose needs a list of Transforms, but got {transforms!r}.")
+            must = "transforms must be a list of Transforms"
+            raise TypeError(refusal("Compose", must, repr(transforms)))
         self.is_named = isinstance(transforms, Mapping)
-        given = list(
-            transforms.items() if isinstance(transforms, Mapping) else enumerate(transforms)
-        )
-        for position, (name, transform) in enumerate(given):
-            if not isinstance(transform, Transform):
-                got, remedy = (
-                    type(transform).__name__,
-                    ": write `*transforms`" if isinstance(transform, list) else "",
-                )
-                if isinstance(transform, type) and issubclass(transform, Transform):
-                    got, remedy = (
-                        f"the class {transform.__name__}",
-                        f": pass an instance, `{construction(transform)}`",
-                    )
-                raise TypeError(
-                    f"Compose needs Transforms, but got {got} at transforms[{position}]{remedy}."
-                )
-            if not self.is_named:
-                kind = type(transform).__name__
-                numbered = (
-                    f"{kind}_{number}" if number > 1 else kind for number in itertools.count(1)
-                )
-                name = next(name for name in numbered if not hasattr(self, name))
-            elif not str(name).isidentifier() or hasattr(self, name):
-                raise ValueError(
-                    f"Compose needs names that are identifiers and not attributes of Compose, but got {name!r}."
-                )
-            self.add_module(name, transform)
-        parts = list(self.flat())
+        if isinstance(transforms, Mapping):
+            for name in transforms:
+                if not str(name).isidentifier() or hasattr(self, name):
+                    must = "names must be identifiers and not attributes of Compose"
+                    raise ValueError(refusal("Compose", must, repr(name)))
+        parts = transforms.values() if isinstance(transforms, Mapping) else list(transforms)
         for position, part in enumerate(parts):
-            if any(part is other for other in parts[:position]):
-                raise ValueError(
-                    f"Compose needs each transform once, but got {part!r} twice: make a second one."
-                )
+            if not isinstance(part, Transform):
+                must = f"transforms[{position}] must be a Transform"
+                got = type(part).__name__
+                remedy = ""
+                if isinstance(part, list):
+                    remedy = "Write `*transforms`"
+                elif isinstance(part, type):
+                    got = f"the class {part.__name__}"
+                    remedy = f"Pass an instance, `{_construction(part)}`"
+                raise TypeError(refusal("Compose", must, got, remedy))
+        names = transforms if isinstance(transforms, Mapping) else _numbered(parts)
+        for name, part in zip(names, parts, strict=True):
+            self.add_module(name, part)
+        flat = list(self.flat())
+        for position, part in enumerate(flat):
+            if any(part is other for other in flat[:position]):
+                fault = f"{part!r} must occur only once"
+                raise ValueError(refusal("Compose", fault, remedy="Make a second one"))
 
     @property
     def transforms(self) -> list[Transform] | dict[str, Transform]:
@@ -284,84 +296,32 @@ class Compose(Transform):
         return list(self)[index]
 
     def setup(self, signature: Signature) -> Signature:
-        self._signatures = [signature]  # below the first transform, and above each one
         for position, transform in enumerate(self):
-            transform.allocate(signature.num_envs, signature.device)
-            try:
-                signature = transform.setup(signature)
-            except (TypeError, ValueError) as error:
-                kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(
-                    f"transforms[{position}] ({type(transform).__name__}): {error}"
-                ) from error
-            if not isinstance(signature, Signature):
-                owner = f"transforms[{position}] ({type(transform).__name__}).setup"
-                raise TypeError(
-                    f"{owner} needs to return the signature, but got {type(signature).__name__}."
-                )
-            self._signatures.append(signature)
+            name = f"transforms[{position}] ({type(transform).__name__})"
+            signature = transform._attach(name, signature)
         return signature
 
     def action(self, action: Value) -> Value:
-        if not torch.compiler.is_compiling() and "action" not in self._checked:
-            return self._first("action", action)
         for transform in reversed(self._modules.values()):
             if type(transform).action is not Transform.action:  # most leave actions as they are
-                action = transform.action(action)
+                action = transform._run("action", action)
         return action
 
     def step(self, td: TensorDict) -> TensorDict:
-        if not torch.compiler.is_compiling() and "step" not in self._checked:
-            return self._first("step", td)
         for transform in self._modules.values():
-            td = transform.step(td)
+            td = transform._run("step", td)
         return td
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        if not torch.compiler.is_compiling() and "reset" not in self._checked:
-            return self._first("reset", td, mask)
         for transform in self._modules.values():
-            td = transform.reset(td, mask)
+            td = transform._run("reset", td, mask)
         return td
 
-    def _first(self, hook: str, value: Any, *mask: RowMask) -> Any:
-        """A call of a hook in which each transform is checked, as in the first one and in every trace."""
-        tensor, parts = rows.leaves(value)[0], list(enumerate(self))
-        traced, device = (
-            is_traced(tensor),
-            tensor.device,
-        )  # `.to(device)` does not reach the signatures
-        for position, transform in reversed(parts) if hook == "action" else parts:
-            owner = f"transforms[{position}] ({type(transform).__name__}).{hook}"
-            below, above = (
-                signature.replace(device=device)
-                for signature in self._signatures[position : position + 2]
-            )
-            with no_foreign_draws(
-                owner, "draw from a stream of `signature.stream()`", None if traced else device
-            ):
-                value = getattr(transform, hook)(value, *mask)
-            if hook == "action":
-                spaces.check(
-                    owner,
-                    "to return actions",
-                    below.single_action_space,
-                    value,
-                    below.num_envs,
-                    device,
-                )
-            else:
-                spaces.check_layer(owner, above, value, flags=hook == "step")
-        if not traced:
-            self._checked |= {hook}
-        return value
-
     def forward(self, td: TensorDict) -> TensorDict:
-        actions = [part for part in self.flat() if isinstance(part, ActionTransform)]
-        for transform in (
-            *(part for part in self.flat() if not isinstance(part, ActionTransform)),
-            *reversed(actions),
-        ):
+        parts = list(self.flat())
+        actions = [part for part in parts if isinstance(part, ActionTransform)]
+        others = [part for part in parts if not isinstance(part, ActionTransform)]
+        for transform in (*others, *reversed(actions)):
             td = transform(td)
         return td
 
@@ -371,3 +331,24 @@ class Compose(Transform):
 
     def __repr__(self) -> str:
         return f"Compose({self.transforms})"
+
+
+def _numbered(parts: Iterable[Transform]) -> list[str]:
+    """Names of transforms: the class, and from the second of a class on its number."""
+    names: list[str] = []
+    for part in parts:
+        name = kind = type(part).__name__
+        number = 2
+        while name in names or hasattr(Compose, name):
+            name = f"{kind}_{number}"
+            number += 1
+        names.append(name)
+    return names
+
+
+def _construction(kind: type) -> str:
+    """The code that makes a transform, with the names of its required arguments."""
+    parameters = inspect.signature(kind).parameters.values()
+    required = [each.name for each in parameters if each.default is each.empty]
+    prefix = "T." if kind.__module__.startswith("torchwrap.") else ""
+    return f"{prefix}{kind.__name__}({', '.join(required)})"

@@ -1,8 +1,9 @@
-"""Wrapper: an env around an env, for what must drive the env itself. TransformedEnv: an env with transforms on it."""
+"""Wrapper: an env around an env. TransformedEnv: an env with transforms on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDict
@@ -10,21 +11,23 @@ from torch import Tensor, nn
 
 from torchwrap._core import spec as specs
 from torchwrap._core.buffers import BatchedModule, EpisodeClock
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.random import Stream
-from torchwrap.spaces import Value
+from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import Compose, Transform
 
 
 class Wrapper(Env):
-    """An env that holds another env as `.env` and passes everything on to it. Override `_step`, `_reset`, or both.
+    """An env that holds another env as `.env` and passes everything on to it.
 
-    As in Gymnasium, `get_wrapper_attr(name)` reaches the attributes of inner layers, and each transform is a layer. Nothing
-    else forwards attributes.
+    Override `_step`, `_reset`, or both. As in Gymnasium, `get_wrapper_attr(name)` reaches the
+    attributes of inner layers, and each transform is a layer. Nothing else forwards attributes.
 
     Args:
         env: the env to wrap. It must not be compiled: compile the outermost layer, last.
+        signature: the description of this layer, if its action space differs from that of `env`.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> class DoubleReward(Wrapper):
@@ -37,45 +40,36 @@ class Wrapper(Env):
     """
 
     is_passive = False
-    """Whether observations and actions pass as they are, so that `deploy` leaves the wrapper out."""
+    """True if it changes neither observations nor actions, so that `deploy` leaves it out."""
 
-    def __init__(self, env: Env) -> None:
-        if not isinstance(env, Env):
-            got = f"{type(env).__name__}: make one with torchwrap.make or torchwrap.from_gymnasium"
-            raise TypeError(
-                f"{type(self).__name__} needs an Env as its first argument, but got {got}."
-            )
-        if env.is_compiled:
-            raise ValueError(
-                f"{type(self).__name__} needs an env that is not compiled, but got {env!r}: compile it last."
-            )
+    def __init__(self, env: Env, signature: Signature | None = None) -> None:
+        self._check_env(env)
         super().__init__(
-            env.signature, spec=env._spec, metadata=env.metadata, render_mode=env.render_mode
+            signature or env.signature,
+            spec=env._spec,
+            metadata=env.metadata,
+            render_mode=env.render_mode,
         )
         self.env = env
-        self.action_stream = (
-            env.action_stream
-        )  # one per stack, so that wrapping does not change what is sampled
-        self.can_snapshot, self.host_stepped, self._has_root_info = (
-            env.can_snapshot,
-            env.host_stepped,
-            env._has_root_info,
-        )
+        # A stack has one stream, so that wrapping does not change which actions are sampled.
+        self.action_stream = env.action_stream
+        self.can_snapshot = env.can_snapshot
+        self.host_stepped = env.host_stepped
+        self._root_info = env._root_info
+
+    def _check_env(self, env: object) -> None:
+        name = type(self).__name__
+        if not isinstance(env, Env):
+            remedy = "Make one with torchwrap.make or torchwrap.from_gymnasium"
+            raise TypeError(refusal(name, "env must be an Env", type(env).__name__, remedy))
+        if env.is_compiled:
+            raise ValueError(refusal(name, "env must not be compiled", env, "Compile it last"))
 
     def _step(self, action: Value) -> TensorDict:
-        return (
-            self.env._step(action)
-            if "_step" in self.env._checked
-            else self.env._first("_step", action)
-        )
+        return self.env._run("_step", action)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
-        below = self.env
-        return (
-            below._reset(mask, options)
-            if "_reset" in below._checked
-            else below._first("_reset", mask, options)
-        )
+        return self.env._run("_reset", mask, options)
 
     def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
@@ -94,12 +88,14 @@ class Wrapper(Env):
 
     @property
     def spec(self) -> Any:
-        below, limit = self.env.spec, self.signature.max_episode_steps
-        if below and limit != self.env.signature.max_episode_steps:
+        below = self.env.spec
+        if below is None:
+            return None
+        limit = self.signature.max_episode_steps
+        if limit != self.env.signature.max_episode_steps:
             below = specs.limited(below, limit)
-        return below and specs.replace(
-            below, additional_wrappers=(*below.additional_wrappers, specs.record(self))
-        )
+        wrappers = (*below.additional_wrappers, specs.record(self))
+        return specs.replace(below, additional_wrappers=wrappers)
 
     def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         return self.env.render(envs)
@@ -116,50 +112,68 @@ class Wrapper(Env):
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         owner = self._owner(name)
-        if owner is None and self.env.set_wrapper_attr(name, value, force=False):
-            return True
-        if owner is not None or force:
-            setattr(self if owner is None else owner, name, value)
-        return owner is not None or force
+        if owner is None:
+            if self.env.set_wrapper_attr(name, value, force=False):
+                return True
+            if not force:
+                return False
+            owner = self
+        setattr(owner, name, value)
+        return True
 
     def _owner(self, name: str) -> nn.Module | None:
+        """The outermost part of this layer with an attribute."""
         return next((part for part in self._parts() if hasattr(part, name)), None)
-
-    def _clocks(self) -> list[Tensor]:
-        return [clock for part in self._parts() for clock in EpisodeClock.of(part)]
-
-    def _read_clock(self) -> Tensor | None:
-        own = super()._read_clock()
-        return self.env._read_clock() if own is None else own
-
-    def _write_clock(self, steps: Tensor) -> None:
-        super()._write_clock(steps)
-        self.env._write_clock(steps)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        # Layers without state do not count: a stack with one more or fewer has the same checkpoints.
-        state_dict, prefix = args[:2]
-        given = {key.removeprefix(prefix): key for key in state_dict if key.startswith(prefix)}
-        before, after = (
-            sorted({_depth(name) for name in names}) for names in (given, self.state_dict())
-        )
-        if before != after and len(before) == len(after):
-            for name, value in [(name, state_dict.pop(key)) for name, key in given.items()]:
-                depth = _depth(name)
-                state_dict[prefix + "env." * after[before.index(depth)] + name[4 * depth :]] = value
-        super()._load_from_state_dict(*args)
 
     def _parts(self) -> list[BatchedModule]:
         """The modules of this layer that can own an attribute, outermost first."""
         return [self]
 
+    def _clocks(self) -> list[Tensor]:
+        return [clock for part in self._parts() for clock in EpisodeClock.of(part)]
+
+    def _read_clock(self) -> Tensor | None:
+        steps = super()._read_clock()
+        return self.env._read_clock() if steps is None else steps
+
+    def _write_clock(self, steps: Tensor) -> None:
+        super()._write_clock(steps)
+        self.env._write_clock(steps)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As `nn.Module.load_state_dict`, whatever the number of stateless layers.
+
+        Keys are PyTorch's paths, "env." for each layer above their owner. Layers with state
+        correspond by their order, so a checkpoint of a stack with other stateless layers fits. A
+        call that raises leaves everything as it was.
+        """
+        if isinstance(state_dict, Mapping):
+            state_dict = _match_layers(state_dict, self.state_dict())
+        return super().load_state_dict(state_dict, strict, assign)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.env!r}>"
 
 
-def _depth(name: str) -> int:
-    """The number of layers above the one that owns a tensor."""
-    return 1 + _depth(name[4:]) if name.startswith("env.") else 0
+def _match_layers(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A checkpoint whose layers with state have the depths of another one."""
+    depths = sorted({_layer(name) for name in saved})
+    new_depths = sorted({_layer(name) for name in expected})
+    if depths == new_depths or len(depths) != len(new_depths):
+        return saved
+    new_depth = dict(zip(depths, new_depths, strict=True))
+    renamed = {}
+    for name, value in saved.items():
+        depth = _layer(name)
+        renamed[new_depth[depth] + name.removeprefix(depth)] = value
+    return renamed
+
+
+def _layer(name: str) -> str:
+    """The part of a buffer's path that leads to its layer, "env.env." for the third one."""
+    return re.match(r"(?:env\.)*", name)[0]  # type: ignore[index]
 
 
 def layers(env: Env) -> list[Env]:
@@ -174,54 +188,49 @@ class TransformedEnv(Wrapper):
 
     Args:
         env: the env to wrap.
-        transforms: innermost first: the first one is nearest to the env. A single `Compose` is taken as it is.
+        transforms: innermost first: the first one is nearest to the env. A single `Compose` is
+            taken as it is.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> from torchwrap import transforms as T
-    >>> TransformedEnv(ScriptedEnv(2), T.ClipReward(-1, 1), T.TimeLimit(9))
-    <TimeLimit(max_episode_steps=9)<ClipReward(min_reward=-1, max_reward=1)<ScriptedEnv(num_envs=2, device=cpu)>>>
+    >>> TransformedEnv(ScriptedEnv(2), T.TimeLimit(9))
+    <TimeLimit(max_episode_steps=9)<ScriptedEnv(num_envs=2, device=cpu)>>
     """
 
     def __init__(self, env: Env, *transforms: Transform) -> None:
-        composed = (
-            transforms[0]
-            if len(transforms) == 1 and isinstance(transforms[0], Compose)
-            else Compose(transforms)
-        )
-        parts = [
-            module
-            for module in composed.modules()
-            if isinstance(module, Transform) and not isinstance(module, Compose)
-        ]
+        if len(transforms) == 1 and isinstance(transforms[0], Compose):
+            composed = transforms[0]
+        else:
+            composed = Compose(transforms)
+        parts = [module for module in composed.modules() if isinstance(module, Transform)]
         for part in parts:
             if part.attached:
-                got = f"{part!r} of another one: make a new one; load_state_dict() copies what the old one has learned"
-                raise ValueError(
-                    f"TransformedEnv needs transforms that belong to no other env, but got {got}."
-                )
-        super().__init__(env)
-        self.signature = composed.setup(env.signature)
+                must = "transforms must belong to no other env"
+                remedy = "Make a new one; load_state_dict() copies what the old one has learned"
+                raise ValueError(refusal("TransformedEnv", must, part, remedy))
+        self._check_env(env)
+        super().__init__(env, composed.setup(env.signature))
         self.transforms = composed
-        self._compiled_step: Callable[[TensorDict], TensorDict] | None = (
-            None  # takes the place of `transforms.step`
-        )
+        self._compiled_step: Callable[[TensorDict], TensorDict] | None = None
         self._compiled_reset: Callable[[TensorDict, RowMask], TensorDict] | None = None
         self._streams = [module for module in composed.modules() if isinstance(module, Stream)]
         for part in parts:
-            part.attached = True
-            part._fix()
+            # A Compose holds no state, so it may be part of several envs.
+            part.attached = not isinstance(part, Compose)
 
     def _step(self, action: Value) -> TensorDict:
         for stream in self._streams:
             stream.next_draw()
-        return (self._compiled_step or self.transforms.step)(
-            super()._step(self.transforms.action(action))
-        )
+        successor = self.env._run("_step", self.transforms.action(action))
+        step = self._compiled_step or self.transforms.step
+        return step(successor)
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         for stream in self._streams:
             stream.next_episode(mask)
-        return (self._compiled_reset or self.transforms.reset)(super()._reset(mask, options), mask)
+        initial = self.env._run("_reset", mask, options)
+        reset = self._compiled_reset or self.transforms.reset
+        return reset(initial, mask)
 
     @property
     def is_compiled(self) -> bool:
