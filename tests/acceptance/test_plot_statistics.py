@@ -38,7 +38,7 @@ def test_figure_shows_statistics_returns_and_observations():
         ends.append([segment[:, 1] for segment in lines.get_segments()])
     values = data["observation"].flatten(0, -2).numpy()
     expected = np.percentile(values, (0, 100, 25, 75), axis=0)
-    assert np.concatenate(ends, 1).T == pytest.approx(expected, abs=1e-6)
+    assert pytest.approx(expected, abs=1e-6) == np.concatenate(ends, 1).T
 
 
 def test_entries_of_a_dict_have_plots():
