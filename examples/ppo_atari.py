@@ -4,9 +4,9 @@ python examples/ppo_atari.py                            Pong: one million steps 
 python examples/ppo_atari.py --device cuda --network nature --total-timesteps 10000000
 python examples/ppo_atari.py --env-id ALE/Breakout-v5
 
-Writes metrics.json, learning_curve.png, checkpoint.pt and videos of a game into --out. Starts, frames
-and rewards equal CleanRL's bit for bit. Raw frames are copied to --device, and resized, turned gray
-and stacked there. Returns are summed over whole games, though episodes end with a life.
+Writes metrics.json, learning_curve.png, checkpoint.pt and videos of a game into --out. Starts,
+frames and rewards equal CleanRL's bit for bit. Raw frames are copied to --device, and resized,
+turned gray and stacked there. Returns are summed over whole games, though episodes end with a life.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     target = batch["reward"] + batch["discount"] * value(batch["next_observation"])
 
 A transition holds its true successor, also where an episode ended. So `terminated` alone decides
-whether a target bootstraps: `discount` is 0 after a termination, and after a truncation the value of
-the final observation counts.
+whether a target bootstraps: `discount` is 0 after a termination, and after a truncation the value
+of the final observation counts.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ class ReplayBuffer:
     Steps of an env must follow each other: after `env.reset()` in mid-episode, begin a new buffer.
 
     Args:
-        size: number of transitions.
-        gamma: discount factor per step.
-        n_step: number of rewards in a return. Windows end with their episode, and with the newest step.
-        device: device of the storage and of samples. None takes that of the first data.
+        size: number of transitions. gamma: discount factor per step. n_step: number of rewards in a
+        return. Windows end with their episode, and with the newest step. device: device of the
+        storage and of samples. None takes that of the first data.
     """
 
     history = 0  # number of the oldest steps that are not sampled

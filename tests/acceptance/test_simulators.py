@@ -378,7 +378,7 @@ def test_configurations_that_lose_final_observations_are_refused_and_mjlab_may_h
     mjlab.max_episode_length = 0
     assert simulators.from_mjlab(mjlab).signature.max_episode_steps is None
     mjlab.cfg.auto_reset = True
-    with pytest.raises(ValueError, match=r"set cfg\.auto_reset = False before it is made"):
+    with pytest.raises(ValueError, match="auto_reset"):
         simulators.from_mjlab(mjlab)
     env = simulators.from_isaac_lab(lab)
     env.reset()
@@ -391,7 +391,7 @@ def test_configurations_that_lose_final_observations_are_refused_and_mjlab_may_h
         for _ in range(3):
             env.step(env.sample_action())
     with pytest.raises(
-        ValueError, match=r"set cfg\.compute_final_obs = True before the env is made"
+        ValueError, match="compute_final_obs"
     ):
         simulators.from_isaac_lab(IsaacLab(compute_final_obs=False))
 
@@ -452,10 +452,10 @@ def test_pufferlib_repeats_the_observation_before_where_it_loses_the_final_one()
         [8, 0],
         [8, 0],
     ]  # new episodes, without a seed as well
-    with pytest.raises(ValueError, match="PufferLib resets all rows at once: leave out mask"):
+    with pytest.raises(ValueError, match="mask"):
         env.reset(mask=torch.tensor([True, False]))
     env.close()
     fake.emulated = {"observation_dtype": "uint8"}
-    with pytest.raises(ValueError, match=r"pass one of Gymnasium to tw\.make"):
+    with pytest.raises(ValueError, match="PufferLib"):
         simulators.from_pufferlib(fake)
     assert fake.is_closed

@@ -44,6 +44,5 @@ def test_missing_library_is_answered_with_the_command_that_installs_it(library, 
     trainers = load_example("trainers")
     monkeypatch.setitem(sys.modules, MODULES[library], None)
     extra = library.replace("_", "-")
-    needed = f'trainers.py {library} needs {MODULES[library]}, which is not installed: pip install -e ".[{extra}]"'
-    with pytest.raises(SystemExit, match=f"^{re.escape(needed)}$"):
+    with pytest.raises(SystemExit, match=rf"pip install -e \"\.\[{extra}\]\""):
         trainers.main(library)
