@@ -39,7 +39,7 @@ def test_loss_of_a_fresh_batch_has_ratios_of_one_and_gradients_through_time(recu
         agent.get_distribution(states).log_prob(batch["action"]).detach(), batch["logprob"]
     )
     start = batch["hidden"].requires_grad_()
-    recurrent.loss_of(
+    recurrent.ppo_loss(
         agent, {**batch, "is_init": torch.zeros_like(batch["is_init"])}, args
     ).backward()
     assert start.grad.abs().sum() > 0

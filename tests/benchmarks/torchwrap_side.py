@@ -119,9 +119,8 @@ def ppo(device: str, compiled: bool, num_envs: int, total_timesteps: int) -> dic
     """The metrics of examples/ppo.py on CartPole-v1. It runs where its command line's parser, tyro, is not installed too."""
     if importlib.util.find_spec("tyro") is None:
         sys.modules["tyro"] = types.ModuleType("tyro")
-    spec = importlib.util.spec_from_file_location("ppo", ROOT / "examples" / "ppo.py")
-    module = sys.modules["ppo"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(ROOT / "examples"))
+    module = importlib.import_module("ppo")
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"num_envs": num_envs, "total_timesteps": total_timesteps}
         return module.main(module.Args(device=device, compile=compiled, out=Path(folder), **sizes))

@@ -26,7 +26,7 @@ def test_statistics_survive_the_whole_life(tmp_path):
         tmp_path, NUM_ENVS * NUM_STEPS * ITERATIONS, kills=1, seed=2, flags=flags
     )
     ppo = load_example("ppo")
-    env = ppo.make_env(ppo.Args(env_id="Pendulum-v1", normalize=True, gamma=0.9), 4, world_size=2)
+    env = ppo.make_env(ppo.Args(env_id="Pendulum-v1", normalize=True, gamma=0.9), 4)
     env.load_state_dict(checkpoint["env"])
     learned = env.state_dict()
 
