@@ -1,14 +1,16 @@
-"""All that a GPU is needed for, in one command: every CUDA test, the benchmarks, PPO, and the device's own limits.
+"""All work that needs a GPU, in one command: CUDA tests, benchmarks, PPO, and the device's limits.
 
-`python -m tests.cuda_day --json cuda.json --plot cuda.png` runs the parts below one after the other. Each part is a list of
-steps, each step is a process with a time limit, and its result is in the file as soon as it ends. What a file has is not run
-again, so a call continues the one before; what did not fit is named. The output of all steps is in a file next to it, `.log`.
+`python -m tests.cuda_day --json cuda.json --plot cuda.png` runs the parts below one after the
+other. Each part is a list of steps. Each step is a process with a time limit, and its result is in
+the file as soon as it ends. A call continues the last one: it runs the steps that the file does not
+have, and names those that did not fit. The output of all steps is in a file next to it, `.log`.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,7 +33,10 @@ SIZES = {"cuda": (4096, 65536, 1048576), "cpu": (4, 8, 16)}  # small, middle, la
 
 
 class Step(NamedTuple):
-    """A process, and what to read from its output and its exit code. `{file}` in its command is a file that it may write."""
+    """A process, and the function that reads its output and exit code.
+
+    `{file}` in its command is a file that the process may write.
+    """
 
     command: Sequence[str]
     read: Callable[[str, int, Path], dict[str, Any]]
@@ -48,17 +53,10 @@ class Part(NamedTuple):
 
 
 def tests(*arguments: str) -> Step:
-    workers = ["-n", str(max(2, os.cpu_count() or 2) // 2)] if find_spec("xdist") else []
-    flags = [
-        "-q",
-        "-rfE",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:benchmark",
-    ]  # which warns beside xdist
-    return Step([sys.executable, "-m", "pytest", *flags, *workers, *arguments], read_tests)
+    flags = shlex.split("-q -rfE --tb=short -p no:cacheprovider -p no:benchmark")
+    if find_spec("xdist"):
+        flags += ["-n", str(max(2, os.cpu_count() or 2) // 2)]
+    return Step([sys.executable, "-m", "pytest", *flags, *arguments], read_tests)
 
 
 def read_tests(output: str, code: int, file: Path) -> dict[str, Any]:
@@ -70,38 +68,19 @@ def read_tests(output: str, code: int, file: Path) -> dict[str, Any]:
 
 
 def benchmark(device: str, suite: str, num_envs: int) -> Step:
-    small = (
-        ["--seconds", "0.01", "--repeats", "1", "--num-steps", "2", "--no-compile"]
-        if device == "cpu"
-        else []
-    )
-    flags = [
-        "--device",
-        device,
-        "--num-envs",
-        str(num_envs),
-        "--seconds",
-        "0.2",
-        "--repeats",
-        "5",
-        *small,
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "tests.benchmarks",
-        "--json",
-        "{file}",
-        "--suite",
-        suite,
-        *flags,
-    ]
-    isa = ["--isa", instruction_sets()[-1], "--threads", "1"] if device == "cpu" else []
-    return Step([*command, *isa], read_benchmark)
+    command = [sys.executable, "-m", "tests.benchmarks", "--json", "{file}", "--suite", suite]
+    command += ["--device", device, "--num-envs", str(num_envs)]
+    if device == "cpu":
+        quick = "--seconds 0.01 --repeats 1 --num-steps 2 --no-compile --threads 1"
+        command += shlex.split(quick)
+        command += ["--isa", instruction_sets()[-1]]
+    else:
+        command += shlex.split("--seconds 0.2 --repeats 5")
+    return Step(command, read_benchmark)
 
 
 def read_benchmark(output: str, code: int, file: Path) -> dict[str, Any]:
-    """The figures by suite, row and size, and the rows that failed. A peer that is skipped is no failure."""
+    """The figures by suite, row and size, and the rows that failed, without skipped peers."""
     figures = json.loads(file.read_text()) if file.stat().st_size else {}
     rows = {key.rpartition("/")[0]: row for key, row in figures.items() if key != "machine"}
     failures = [
@@ -109,16 +88,12 @@ def read_benchmark(output: str, code: int, file: Path) -> dict[str, Any]:
         for key, row in rows.items()
         if "torchwrap" in key and _has_failed(row)
     ]
-    return {
-        **outcome(code, output),
-        **({"status": "failed"} if failures else {}),
-        "failures": failures,
-        "figures": rows,
-    }
+    result = {**outcome(code, output), "failures": failures, "figures": rows}
+    return {**result, "status": "failed"} if failures else result
 
 
 def _has_failed(row: dict[str, Any]) -> bool:
-    """Unlike what is skipped on purpose."""
+    """A row that is skipped on purpose has not failed."""
     return "trace" in row or row.get("skipped", "").startswith("the process ended")
 
 
@@ -133,39 +108,40 @@ def read_call(output: str, code: int, file: Path) -> dict[str, Any]:
         if line.startswith("{") and line.endswith("}")
     ]
     if not answers or "skipped" in answers[-1]:
-        return {
-            "status": "failed",
-            "failures": [answers[-1]["trace"] if answers else output[-300:]],
-        }
+        failure = answers[-1]["trace"] if answers else output[-300:]
+        return {"status": "failed", "failures": [failure]}
     return {**outcome(code, output), "figures": answers[-1]}
 
 
 def outcome(code: int, output: str) -> dict[str, Any]:
-    return (
-        {"status": "done"}
-        if code == 0
-        else {"status": "failed", "failures": [f"ended with {code}: {output[-300:]}"]}
-    )
+    if code == 0:
+        return {"status": "done"}
+    return {"status": "failed", "failures": [f"ended with {code}: {output[-300:]}"]}
+
+
+def marked_files() -> list[str]:
+    """The files with CUDA tests."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if "mark.cuda" in path.read_text() and path.stem != "test_cuda_day":
+            found.append(path.relative_to(ROOT).as_posix())
+    return found
 
 
 def parts(device: str) -> dict[str, Part]:
     """The parts in the order of their importance; 25 minutes in all."""
-    cuda, (small, middle, large) = device != "cpu", SIZES[torch.device(device).type]
-    marked = [
-        path
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if "mark.cuda" in path.read_text()
-    ]
-    marked = [path.relative_to(ROOT).as_posix() for path in marked if path.stem != "test_cuda_day"]
-    floor = call("floor", device=device, **({} if cuda else {"num_bytes": 10**6, "seconds": 0.01}))
-    learn = {"device": device, "num_envs": small, "total_timesteps": 10_000_000 if cuda else 256}
+    small, middle, large = SIZES[torch.device(device).type]
+    quick = {} if device != "cpu" else {"num_bytes": 10**6, "seconds": 0.01}
+    floor = call("floor", device=device, **quick)
+    total = 10_000_000 if device != "cpu" else 256
+    learn = {"device": device, "num_envs": small, "total_timesteps": total}
 
     def sized(suite: str, *sizes: int) -> dict[str, Step]:
         return {f"{suite}/{n}": benchmark(device, suite, n) for n in sizes}
 
     return {
         "machine": Part(60, {"floor": floor}),
-        "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked)}),
+        "tests": Part(240, {"tests": tests("-m", "cuda", "--full", *marked_files())}),
         "rehearsal": Part(120, {"rehearsal": tests("--full", "tests/gpu/test_cuda_rehearsal.py")}),
         "glue": Part(180, sized("glue", small, large, middle)),
         "cartpole": Part(210, sized("cartpole", large, small, middle)),
@@ -184,9 +160,10 @@ def parts(device: str) -> dict[str, Part]:
 
 
 def run(step: Step, seconds: float, log: Path) -> dict[str, Any]:
-    """The result of a step, which is ended together with all of its processes after so many seconds."""
+    """The result of a step. Its processes are ended when its time is over."""
     with tempfile.TemporaryDirectory() as folder:
-        file, start = Path(folder) / "figures.json", time.monotonic()
+        file = Path(folder) / "figures.json"
+        start = time.monotonic()
         file.touch()
         with open(Path(folder) / "output", "w+") as output:
             process = subprocess.Popen(
@@ -229,7 +206,7 @@ def run_parts(
     keep: Callable[[], None],
     log: Path,
 ) -> None:
-    """Runs what `found["steps"]` does not have as done, and writes each result there."""
+    """Runs the steps that `found["steps"]` does not have as done, and writes the results there."""
     for name, part in chosen.items():
         todo = {
             key: step
@@ -243,11 +220,9 @@ def run_parts(
         )
         for key, step in todo.items():
             seconds = until - time.monotonic()
-            result = (
-                {"status": "not run: no time was left"}
-                if seconds < START
-                else run(step, seconds, log)
-            )
+            result = {"status": "not run: no time was left"}
+            if seconds >= START:
+                result = run(step, seconds, log)
             found["steps"][key] = {"part": name, **result}
             keep()
             print(
@@ -258,28 +233,22 @@ def run_parts(
 
 
 def ratios(steps: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """What is measured against a target, as far as it was measured."""
+    """The measured figures that have a target."""
     rows: dict[str, Any] = {}
     for step in steps.values():
         rows |= step.get("figures", {}) if step["part"] not in ("machine", "ppo") else {}
-    floor, (small, _, large) = steps.get("floor", {}).get("figures", {}), SIZES["cuda"]
-    seven, rollout = (
-        rows.get(f"glue/seven torchwrap-compiled/{small}", {}),
-        f"cartpole/torchwrap-rollout/{large}",
-    )
+    floor = steps.get("floor", {}).get("figures", {})
+    small, _, large = SIZES["cuda"]
+    seven = rows.get(f"glue/seven torchwrap-compiled/{small}", {})
+    launches = seven.get("whole_us", 0) / floor.get("replay_us", float("inf"))
+    rollout = rows.get(f"cartpole/torchwrap-rollout/{large}", {})
     step = rows.get(f"cartpole/torchwrap-compiled/{large}", {})
     peer = rows.get(f"collector/torchrl/{small}", {}).get("ratio", {})
     found = {
         "seven transforms, us per step": (seven.get("whole_us"), 60),
-        "seven transforms, launches": (
-            seven.get("whole_us", 0) / floor.get("replay_us", float("inf")),
-            None,
-        ),
+        "seven transforms, launches": (launches, None),
         "CartPole with the stack, step, of copy bandwidth": (step.get("of_copy"), 0.5),
-        "CartPole with the stack, rollout, of copy bandwidth": (
-            rows.get(rollout, {}).get("of_copy"),
-            0.5,
-        ),
+        "CartPole with the stack, rollout, of copy bandwidth": (rollout.get("of_copy"), 0.5),
         "rollouts, times TorchRL's Collector": (peer.get("torchwrap-compiled"), 50),
     }
     return {
@@ -289,7 +258,7 @@ def ratios(steps: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.cuda_day", description="Runs all that a GPU is needed for."
+        prog="python -m tests.cuda_day", description="Runs all work that needs a GPU."
     )
     parser.add_argument(
         "--json",
@@ -304,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + 60 * arguments.minutes
     if torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():
-        print("cuda_day needs a CUDA device, but got none: --device cpu tries it without.")
+        print("cuda_day: needs a CUDA device. `--device cpu` tries it without.")
         return 1
     every = parts(arguments.device)
     chosen = {name: part for name, part in every.items() if name in (arguments.parts or every)}
@@ -312,9 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json.exists():
         found = json.loads(arguments.json.read_text())
         if found["device"] != arguments.device:
-            parser.error(
-                f"--json needs a file of --device {arguments.device}, but got one of {found['device']}."
-            )
+            parser.error(f"--json: must hold --device {arguments.device}, got {found['device']}.")
 
     def keep() -> None:
         found["ratios"] = ratios(found["steps"])

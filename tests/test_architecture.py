@@ -150,7 +150,7 @@ LIBRARIES = {
         "torchwrap.interop._torchrl_specs": {"torchrl"},
         "torchwrap.interop.sb3": {"stable_baselines3"},
     },
-    **{"torchwrap.interop._engines": {"envpool"}},
+    **{"torchwrap.registration": {"envpool"}},
     **{
         "torchwrap.wrappers.render": {"imageio"},
         "torchwrap.collector": {"tqdm"},
@@ -313,8 +313,6 @@ HOST_CODE = {  # exceptions, by file
     "torchwrap.transforms.checker": {".nonzero", ".item", ".tolist"},
     # `episode_count`, which documents that it waits for the device.
     "torchwrap.transforms.episode": {"int(self"},
-    # Compose checks first calls, where a trace differs: it must not change a Python value.
-    "torchwrap.transforms.transform": {"is_compiling", "is_traced"},
 }
 
 

@@ -7,15 +7,16 @@
       ▼
     env._step              dynamics of all envs at once
       ▼
-    transforms.step        innermost first   ->  transition["next"]: the true successor, final observations included
+    transforms.step        innermost first   ->  transition["next"], the true successor
       ▼
-    auto-reset             env._reset and transforms.reset where an episode ended   ->  td: where to act next
+    auto-reset             env._reset and transforms.reset where an episode ended   ->  td, the root
       ▼ observation
     policy
 
 >>> import torchwrap as tw
 >>> from torchwrap import transforms as T
->>> env = tw.TransformedEnv(tw.make("CartPole-v1", num_envs=4), T.RecordEpisodeStatistics(), T.NormalizeObservation())
+>>> env = tw.make("CartPole-v1", num_envs=4)
+>>> env = tw.TransformedEnv(env, T.RecordEpisodeStatistics(), T.NormalizeObservation())
 >>> td = env.reset(seed=0)
 >>> transition, td = env.step(td.set("action", env.sample_action()))
 >>> transition["next", "reward"].shape
@@ -30,7 +31,8 @@ from torchwrap._deploy import deploy
 from torchwrap.collector import Collector, evaluate, rollout
 from torchwrap.env import Env
 from torchwrap.functional import FunctionalEnv
-from torchwrap.interop.gymnasium import from_gymnasium, to_gymnasium
+from torchwrap.interop.gymnasium import from_gymnasium
+from torchwrap.interop.to_gymnasium import to_gymnasium
 from torchwrap.policy import PolicyState
 from torchwrap.registration import make, register
 from torchwrap.spaces import Signature

@@ -65,8 +65,13 @@ class Collector:
         if keys is not None:
             is_list = isinstance(keys, Sequence) and not isinstance(keys, str)
             if not is_list or not keys or not all(map(_is_key, keys)):
-                must = "keys must be a non-empty list of strings and tuples of strings"
-                raise ValueError(refusal("Collector", must, repr(keys)))
+                raise ValueError(
+                    refusal(
+                        "Collector",
+                        "keys must be a non-empty list of strings and tuples of strings",
+                        repr(keys),
+                    )
+                )
         self.env = env
         self.policy = policy
         self.num_steps = validation.integer("Collector", "num_steps", num_steps, at_least=1)
@@ -75,9 +80,14 @@ class Collector:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("env", "num_steps", "keys") and name in vars(self):
-            remedy = "Make a new Collector"
-            fault = f"{name} cannot be assigned, only `policy`"
-            raise AttributeError(refusal("Collector", fault, repr(value), remedy))
+            raise AttributeError(
+                refusal(
+                    "Collector",
+                    f"{name} cannot be assigned, only `policy`",
+                    repr(value),
+                    "Make a new Collector",
+                )
+            )
         super().__setattr__(name, value)
 
     @torch.no_grad()
@@ -144,39 +154,48 @@ class Collector:
         known = set(transition.keys(True))
         unknown = [key for key in self.keys or () if key not in known]
         if unknown:
-            must = f"keys must be among {sorted(map(str, known))}"
-            raise ValueError(refusal("Collector", must, unknown))
-        kept = transition if self.keys is None else transition.select(*self.keys)
+            raise ValueError(
+                refusal("Collector", f"keys must be among {sorted(map(str, known))}", unknown)
+            )
+        kept = transition
+        if self.keys is not None:
+            kept = transition.select(*self.keys)
         return {key: kept.get(key) for key in kept.keys(True, True)}
 
-    def _check_root(self, td: object, last: TensorDict) -> None:
+    def _check_root(self, td: Any, last: TensorDict) -> None:
         """Raises unless `td` is the last root, or another one with its observation."""
         env = self.env
-        if not isinstance(td, TensorDictBase):
+        keys = set(td.keys()) if isinstance(td, TensorDictBase) else None
+        if keys is None or "observation" not in keys:
+            got = type(td).__name__ if keys is None else sorted(keys)
             remedy = _NEXT_ROOT if isinstance(td, tuple) else ""
-            must = 'td must be a TensorDict with "observation"'
-            raise TypeError(refusal("Collector", must, type(td).__name__, remedy))
-        given = set(td.keys())
-        others = given - {"observation", "action", "next", "info", *policies.keys(env.signature)}
+            raise TypeError(
+                refusal("Collector", 'td must be a TensorDict with "observation"', got, remedy)
+            )
+        others = keys - {"observation", "action", "next", "info", *policies.keys(env.signature)}
         if others:
-            must = f"td must be a root of {env._name()}"
-            raise ValueError(refusal("Collector", must, f"the keys {sorted(others)} too", DECLARED))
-        if "observation" not in given:
-            must = 'td must contain "observation"'
-            raise ValueError(refusal("Collector", must, f"the keys {sorted(given)}"))
+            raise ValueError(
+                refusal(
+                    "Collector",
+                    f"td must be a root of {env._name()}, without {sorted(others)}",
+                    remedy=DECLARED,
+                )
+            )
         if td is last:
             return
-        if "next" in given:
-            must = 'td must be a root without "next"'
-            got = "a TensorDict that has been stepped"
-            raise ValueError(refusal("Collector", must, got, _NEXT_ROOT))
         space = env.single_observation_space
         observation = td["observation"]
         spaces.check(env._name(), "the observation", space, observation, env.num_envs, env.device)
-        if not _equal(observation, spaces.to_device(last["observation"], env.device)):
-            must = f"td must be the root of the last reset, step or collection of {env._name()}"
-            got = "a stale one, with another observation"
-            raise ValueError(refusal("Collector", must, got, _NEXT_ROOT))
+        expected = spaces.to_device(last["observation"], env.device)
+        if "next" in keys or not _equal(observation, expected):
+            raise ValueError(
+                refusal(
+                    "Collector",
+                    f"td must be the root of the last reset, step or collection of {env._name()}",
+                    "a stale one",
+                    _NEXT_ROOT,
+                )
+            )
 
 
 def rollout(
@@ -237,77 +256,60 @@ def evaluate(
     if max_steps is not None:
         validation.integer("evaluate", "max_steps", max_steps, at_least=1)
     validation.flag("evaluate", "progress", progress)
-    per_env = -(-num_episodes // env.num_envs)
-    episodes = _Episodes(env, per_env)
-    with _eval_mode(env, *modules_of(policy)):
+    num_envs = env.num_envs
+    per_env = -(-num_episodes // num_envs)
+    records = RecordEpisodeStatistics.of(env)
+    keys: dict[str, Any] = {}
+    if records:
+        keys.update(records[-1].keys)
+    return_key = keys.pop("return", None)
+    keys.pop("length", None)
+    width = 2 + len(keys)
+    totals = torch.zeros(num_envs, width, dtype=torch.float64, device=env.device)
+    episodes = totals.new_zeros(num_envs, per_env, width)
+    counts = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
+    with _eval_mode(env, *modules_of(policy)), _progress_bar(progress, num_envs * per_env) as bar:
         td = env.reset(seed=seed)
-        with progress_bar(progress, per_env * env.num_envs, "episode") as advance:
-            for step in itertools.count(1):
-                transition, td = env.step(act(env, policy, td))
-                advance(episodes.add(transition["next"]))
-                if episodes.are_complete or step == max_steps:
-                    break
-                if max_steps is None and step % _PATIENCE == 0:
-                    episodes.check_patience()
-    return episodes.result()
+        for step in itertools.count(1):
+            transition, td = env.step(act(env, policy, td))
+            successor = transition["next"]
+            totals[:, :1] += successor["reward"]
+            totals[:, 1] += 1
+            if return_key is not None:
+                totals[:, :1] = successor[return_key]
+            for column, key in enumerate(keys.values(), 2):
+                totals[:, column] = successor[key].squeeze(-1)
+            done = successor["done"].squeeze(-1)
+            rows = (done & (counts < per_env)).nonzero().squeeze(-1)
+            episodes[rows, counts[rows]] = totals[rows]
+            counts[rows] += 1
+            totals[done] = 0
+            if bar is not None:
+                bar.update(len(rows))
+            if step == max_steps or bool((counts == per_env).all()):
+                break
+            if max_steps is None and step % _PATIENCE == 0:
+                _check_lengths(env, totals[counts < per_env, 1])
+    is_complete = torch.arange(per_env, device=env.device) < counts.unsqueeze(-1)
+    returns, lengths, *metrics = episodes[is_complete].unbind(1)
+    columns = {"episode_return": returns.float(), "episode_length": lengths.long()}
+    for name, values in zip(keys, metrics, strict=True):
+        columns[f"episode_{name}"] = values.float()
+    return TensorDict(columns, [len(returns)])  # type: ignore[arg-type]
 
 
-class _Episodes:
-    """The episodes that have ended, `per_env` of each env."""
-
-    def __init__(self, env: Env, per_env: int) -> None:
-        self.env = env
-        self.per_env = per_env
-        records = RecordEpisodeStatistics.of(env)
-        self.keys: dict[str, Any] = records[-1].keys if records else {}
-        self.metrics = [name for name in self.keys if name not in ("return", "length")]
-        self.ended: list[list[list[float]]] = [[] for _ in range(env.num_envs)]
-        self.rows = torch.arange(env.num_envs, device=env.device)
-        self.returns = torch.zeros(env.num_envs, dtype=torch.float64, device=env.device)
-        self.lengths = torch.zeros_like(self.returns)
-
-    @property
-    def are_complete(self) -> bool:
-        return all(len(episodes) == self.per_env for episodes in self.ended)
-
-    def add(self, successor: TensorDict) -> int:
-        """Counts a step. Returns the number of episodes that have ended in it and are kept."""
-        self.returns += successor["reward"].squeeze(-1)
-        self.lengths += 1
-        if self.keys:
-            self.returns.copy_(successor[self.keys["return"]].squeeze(-1))
-        done = successor["done"].squeeze(-1)
-        values = [successor[self.keys[name]].squeeze(-1) for name in self.metrics]
-        columns = torch.stack([self.rows, self.returns, self.lengths, *values], 1)
-        number = 0
-        for row, *totals in columns[done].tolist():
-            episodes = self.ended[int(row)]
-            if len(episodes) < self.per_env:
-                episodes.append(totals)
-                number += 1
-        self.returns.masked_fill_(done, 0)
-        self.lengths.masked_fill_(done, 0)
-        return number
-
-    def check_patience(self) -> None:
-        """Raises if an episode that is waited for has become too long."""
-        waiting = [len(episodes) < self.per_env for episodes in self.ended]
-        longest = int(self.lengths[torch.tensor(waiting, device=self.env.device)].max())
-        limit = self.env.signature.max_episode_steps or 0
-        if longest >= max(_PATIENCE, 4 * limit):
-            must = "every episode must end"
-            got = f"one of {self.env!r} that has taken {longest} steps so far"
-            remedy = "Put transforms.TimeLimit on the env, or pass max_steps to evaluate"
-            raise RuntimeError(refusal("evaluate", must, got, remedy))
-
-    def result(self) -> TensorDict:
-        found = list(itertools.chain(*self.ended))
-        table = torch.tensor(found, dtype=torch.float64, device=self.env.device)
-        returns, lengths, *values = table.view(-1, 2 + len(self.metrics)).unbind(1)
-        columns = {"episode_return": returns.float(), "episode_length": lengths.long()}
-        for name, value in zip(self.metrics, values, strict=True):
-            columns[f"episode_{name}"] = value.float()
-        return TensorDict(columns, [len(found)])  # type: ignore[arg-type]
+def _check_lengths(env: Env, lengths: Tensor) -> None:
+    """Raises if a running episode has become too long."""
+    longest = int(lengths.max())
+    if longest >= max(_PATIENCE, 4 * (env.signature.max_episode_steps or 0)):
+        raise RuntimeError(
+            refusal(
+                "evaluate",
+                "every episode must end",
+                f"one of {env!r} that has taken {longest} steps so far",
+                "Put transforms.TimeLimit on the env, or pass max_steps to evaluate",
+            )
+        )
 
 
 @contextlib.contextmanager
@@ -323,16 +325,12 @@ def _eval_mode(*roots: torch.nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@contextlib.contextmanager
-def progress_bar(show: bool, total: int, unit: str) -> Iterator[Callable[[int], Any]]:
-    """A function that advances a progress bar of tqdm, or does nothing."""
+def _progress_bar(show: bool, total: int) -> Any:
     if not show:
-        yield lambda number: None
-        return
+        return contextlib.nullcontext()
     from tqdm import tqdm  # an optional dependency
 
-    with tqdm(total=total, unit=unit) as bar:
-        yield bar.update
+    return tqdm(total=total, unit="episode")
 
 
 def _check(owner: str, env: Any, policy: Any) -> None:
@@ -351,7 +349,8 @@ def _equal(first: Value, second: Value) -> bool:
     if rows.flatten(first, leaves) != rows.flatten(second, others):
         return False
     for leaf, other in zip(leaves, others, strict=True):
-        if leaf.shape != other.shape or not torch.allclose(leaf, other, 0, 0, equal_nan=True):
+        same = leaf.shape == other.shape and torch.allclose(leaf, other, 0, 0, equal_nan=True)
+        if not same:
             return False
     return True
 

@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchwrap import policy, spaces
 from torchwrap._core import validation
@@ -149,8 +149,13 @@ class Env(BatchedModule):
         }
         for verb, hook in hooks.items():
             if getattr(cls, verb) is not getattr(Env, verb):
-                fault = f"{verb}() cannot be overridden, because other layers do not call it"
-                raise TypeError(refusal(cls.__name__, fault, remedy=f"Override {hook}"))
+                raise TypeError(
+                    refusal(
+                        cls.__name__,
+                        f"{verb}() cannot be overridden, because other layers do not call it",
+                        remedy=f"Override {hook}",
+                    )
+                )
 
     # Hooks for subclasses.
 
@@ -276,7 +281,9 @@ class Env(BatchedModule):
         """
         td = self._begin_step(td, "step_without_reset()")
         compiled = self._compiled
-        step = self._step_only if compiled is None else compiled.without_reset
+        step = self._step_only
+        if compiled is not None:
+            step = compiled.without_reset
         transition, root = self._transition(td, step)
         return transition, self._set_root(root)
 
@@ -296,8 +303,9 @@ class Env(BatchedModule):
         action = td["action"]
         if action.requires_grad:
             action = action.detach()
-        names = self.signature.policy_state
-        state = {name: td["next", name].detach() for name in names} if names else {}
+        state: State = {}
+        for name in self.signature.policy_state:
+            state[name] = td["next", name].detach()
         successor, root = step(action, state)
         return td.set("next", successor), root
 
@@ -305,12 +313,14 @@ class Env(BatchedModule):
         """The last root with a bare action, which leaves the state of the policy as it is."""
         root = self._status.root
         assert root is not None
-        entries: Root = {key: value for key, value in root.items() if key not in ("action", "next")}
+        entries: dict[str, Any] = dict(root.items())
+        entries["action"] = action
+        entries.pop("next", None)
         names = self.signature.policy_state
         if names:
-            state: Any = {name: root[name] for name in names}
+            state = {name: root[name] for name in names}
             entries["next"] = tensordict(state, self.num_envs)
-        return tensordict({**entries, "action": action}, self.num_envs)
+        return tensordict(entries, self.num_envs)
 
     def _set_root(self, entries: Root) -> TensorDict:
         """Ends a call: the root of the next step."""
@@ -340,7 +350,9 @@ class Env(BatchedModule):
         # A copy, because a layer may write to it.
         successor: TensorDict = self._run("_step", action.clone())
         successor.set("done", successor["terminated"] | successor["truncated"])
-        return successor.update(state) if state else successor
+        if state:
+            successor.update(state)
+        return successor
 
     def _auto_reset(self, successor: TensorDict) -> Root:
         """Resets the finished rows. Returns the next root."""
@@ -355,12 +367,18 @@ class Env(BatchedModule):
             root |= policy.following(self.signature, successor, done)
         return root
 
-    def _check_result(self, owner: str, hook: str, result: Any, device: torch.device) -> None:
+    def _check_result(self, hook: str, result: Any, device: torch.device) -> None:
+        owner = self._hook_name(hook)
         spaces.check_layer(owner, self.signature, result, flags=hook == "_step")
         if hook == "_reset" and len(result.keys()) > 1:
-            must = 'the result must hold "observation" alone'
-            remedy = "Make other values part of a Dict observation, or set them in step()"
-            raise ValueError(refusal(owner, must, f"the keys {sorted(result.keys())}", remedy))
+            raise ValueError(
+                refusal(
+                    owner,
+                    'the result must hold "observation" alone',
+                    f"the keys {sorted(result.keys())}",
+                    "Make other values part of a Dict observation, or set them in step()",
+                )
+            )
 
     # State.
 
@@ -393,29 +411,35 @@ class Env(BatchedModule):
             The root of the next step.
         """
         self._check_can_snapshot()
-        initial = policy.initial(self.signature)
-        observation, buffers = self._check_snapshot(snapshot, initial)
-        entries: Root = {"observation": observation}
-        for key in initial:
-            entries[key] = snapshot[key].to(self.device, copy=True)
+        given = self._check_snapshot(snapshot)
+        entries: Root = {}
+        for key in ("observation", *policy.keys(self.signature)):
+            value = given[key]
+            if isinstance(value, TensorDict):  # a dict has no batch size
+                value = TensorDict(value.to_dict(), [self.num_envs])
+            entries[key] = spaces.to_device(value, self.device).clone()
         if mask is None:
             rows = RowMask.full(self.num_envs, self.device)
         else:
             self._check_mask(mask, "restore")
             root = self._check_ready("restore() of some envs")
             rows = RowMask(mask)
-            entries = {key: rows.where(value, root[key]) for key, value in entries.items()}
+            for key, value in entries.items():
+                entries[key] = rows.where(value, root[key])
         self._status.unfinished = "restore()"
         for name, buffer in self._state_buffers(per_env=mask is not None).items():
+            value = given["buffers", name]
             if mask is None:
-                buffer.copy_(buffers[name])
+                buffer.copy_(value)
             else:
-                rows.assign_(buffer, buffers[name].to(buffer.device))
+                rows.assign_(buffer, value.to(buffer.device))
         return self._set_root(entries)
 
     def _state_buffers(self, per_env: bool = False) -> dict[str, Tensor]:
         """The buffers of a snapshot by name, or those with one row per env."""
-        names = set() if per_env else set(self.state_dict(keep_vars=True))
+        names: set[str] = set()
+        if not per_env:
+            names.update(self.state_dict(keep_vars=True))
         for prefix, module in self.named_modules():
             if isinstance(module, BatchedModule):
                 state = module._env_buffer_names
@@ -441,9 +465,13 @@ class Env(BatchedModule):
         """
         steps = self._read_clock()
         if steps is None:
-            fault = "elapsed_steps needs a layer that counts steps in a tensor"
-            remedy = "Put transforms.TimeLimit on the env"
-            raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
+            raise RuntimeError(
+                refusal(
+                    self._name(),
+                    "elapsed_steps needs a layer that counts steps in a tensor",
+                    remedy="Put transforms.TimeLimit on the env",
+                )
+            )
         return steps.reshape(-1).to(torch.int64, copy=True)
 
     @elapsed_steps.setter
@@ -451,11 +479,17 @@ class Env(BatchedModule):
         shape = self.elapsed_steps.shape
         is_integer = isinstance(steps, Tensor) and steps.dtype in (torch.int32, torch.int64)
         if not is_integer or steps.shape != shape:
-            must = f"elapsed_steps must have shape {tuple(shape)} and dtype torch.int64"
-            raise ValueError(refusal(self._name(), must, validation.described(steps)))
+            raise ValueError(
+                refusal(
+                    self._name(),
+                    f"elapsed_steps must have shape {tuple(shape)} and dtype torch.int64",
+                    validation.described(steps),
+                )
+            )
         if bool((steps < 0).any()):
-            must = "elapsed_steps must be at least 0"
-            raise ValueError(refusal(self._name(), must, int(steps.min())))
+            raise ValueError(
+                refusal(self._name(), "elapsed_steps must be at least 0", int(steps.min()))
+            )
         self._write_clock(steps.to(self.device))
 
     def _clocks(self) -> list[Tensor]:
@@ -530,7 +564,7 @@ class Env(BatchedModule):
         """
         return self.action_sampler(self.action_stream)
 
-    def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
+    def render(self, envs: Sequence[int] | None = None) -> tuple[Any, ...]:
         """Renders all envs, or those with the given indices.
 
         The env needs `render_mode="rgb_array"` at construction. Returns NumPy arrays
@@ -547,7 +581,7 @@ class Env(BatchedModule):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # `.to(device)` comes here: the signature follows the buffers.
         super()._apply(fn, recurse)
         moved = fn(torch.empty(0, device=self.device))
@@ -607,20 +641,30 @@ class Env(BatchedModule):
         if status.root is None or status.unfinished is not None:
             self.unwrapped._check_usable()
         if status.root is None:
-            fault = f"call reset() before {call}"
-            raise RuntimeError(refusal(self._name(), fault))
+            raise RuntimeError(refusal(self._name(), f"call reset() before {call}"))
         if status.unfinished is not None:
             reason = f"because an earlier {status.unfinished} did not finish"
-            fault = f"it may hold the state of two different steps, {reason}"
-            snapshots = ", or restore() with a snapshot" if self.can_snapshot else ""
-            raise RuntimeError(refusal(self._name(), fault, remedy=f"Call reset(){snapshots}"))
+            remedy = "Call reset()"
+            if self.can_snapshot:
+                remedy += ", or restore() with a snapshot"
+            raise RuntimeError(
+                refusal(
+                    self._name(),
+                    f"it may hold the state of two different steps, {reason}",
+                    remedy=remedy,
+                )
+            )
         return status.root
 
     def _check_can_snapshot(self) -> None:
         if not self.can_snapshot:
-            fault = "cannot snapshot or restore the state of a simulator outside of PyTorch"
-            remedy = "state_dict() saves what transforms have learned"
-            raise RuntimeError(refusal(self._name(), fault, remedy=remedy))
+            raise RuntimeError(
+                refusal(
+                    self._name(),
+                    "cannot snapshot or restore the state of a simulator outside of PyTorch",
+                    remedy="state_dict() saves what transforms have learned",
+                )
+            )
 
     def _check_reset_input(
         self, seed: int | None, mask: Tensor | None, options: Options | None
@@ -659,8 +703,13 @@ class Env(BatchedModule):
                     remedy = "Use `mask.squeeze(-1)`"
             raise ValueError(refusal(owner, must, got, remedy))
         if self._status.root is None and not mask.all():
-            fault = "the mask of the first reset must hold every env"
-            raise RuntimeError(refusal(owner, fault, remedy="Call reset() first"))
+            raise RuntimeError(
+                refusal(
+                    owner,
+                    "the mask of the first reset must hold every env",
+                    remedy="Call reset() first",
+                )
+            )
 
     def _is_dict_action(self, td: object) -> bool:
         """Whether this is a bare action of a Dict or Tuple space, and no root."""
@@ -669,7 +718,7 @@ class Env(BatchedModule):
         return not isinstance(td.get("action", None), TensorDictBase)
 
     def _check_step_input(self, td: object) -> None:
-        """Raises unless `td` is a root with an action of the env, to which `next` can be written."""
+        """Raises unless `td` is a root with an action, to which `next` can be written."""
         owner = self._label
         signature = self.signature
         if not isinstance(td, TensorDictBase):
@@ -682,8 +731,11 @@ class Env(BatchedModule):
             raise TypeError(refusal(f"{owner}.step", must, type(td).__name__, remedy))
         action = td.get("action", None)
         if action is None:
-            got = f"the keys {sorted(td.keys())}"
-            raise ValueError(refusal(f"{owner}.step", 'td must contain "action"', got))
+            raise ValueError(
+                refusal(
+                    f"{owner}.step", 'td must contain "action"', f"the keys {sorted(td.keys())}"
+                )
+            )
         space = signature.single_action_space
         num_envs = signature.num_envs
         try:
@@ -695,56 +747,58 @@ class Env(BatchedModule):
             raise ValueError(f"{error} {remedy}") from None
         if signature.policy_state:
             policy.read(owner, signature, td)
-        if "next" in td.keys():
-            self._check_next(set(td["next"].keys()))
+        if "next" in td.keys() and not td["next"].keys() <= signature.policy_state.keys():
+            keys = sorted(td["next"].keys())
+            raise ValueError(
+                refusal(
+                    f"{owner}.step",
+                    'td["next"] must hold only the declared state of the policy',
+                    keys,
+                    NEXT_ROOT if "reward" in keys else policy.DECLARED,
+                )
+            )
         if td.batch_size != (num_envs,) or td.is_locked:
-            must = f"td must be an unlocked TensorDict of batch size {(num_envs,)}"
             locked = ", locked" if td.is_locked else ""
-            raise ValueError(refusal(f"{owner}.step", must, f"{tuple(td.batch_size)}{locked}"))
+            raise ValueError(
+                refusal(
+                    f"{owner}.step",
+                    f"td must be an unlocked TensorDict of batch size {(num_envs,)}",
+                    f"{tuple(td.batch_size)}{locked}",
+                )
+            )
 
-    def _check_next(self, keys: set[str]) -> None:
-        """Raises if a root holds more than the state of the policy under `next`."""
-        owner = f"{self._name()}.step"
-        if "reward" in keys:
-            must = 'td must be a root without "next"'
-            raise ValueError(refusal(owner, must, "a TensorDict that has been stepped", NEXT_ROOT))
-        if not keys <= self.signature.policy_state.keys():
-            must = 'td["next"] must hold only declared state of the policy'
-            raise ValueError(refusal(owner, must, sorted(keys), "Declare it with PolicyState"))
-
-    def _check_snapshot(self, snapshot: object, state: State) -> tuple[Value, dict[str, Tensor]]:
-        """Returns the observation of a snapshot, in new memory, and its buffers.
-
-        Raises unless the env of the snapshot was like this one.
-        """
+    def _check_snapshot(self, snapshot: Any) -> TensorDict:
+        """Returns a snapshot as a TensorDict. Raises unless its env was like this one."""
         owner = f"{self._name()}.restore"
-        parts = dict(snapshot.items()) if isinstance(snapshot, TensorDict | dict) else {}
-        buffers = parts.pop("buffers", None)
-        observation = parts.pop("observation", None)
-        is_observation = isinstance(observation, Tensor | TensorDict | dict)
-        if not isinstance(buffers, TensorDict | dict) or not is_observation:
-            must = "snapshot must be the result of snapshot()"
-            raise TypeError(refusal(owner, must, type(snapshot).__name__))
-        expected = {**self._state_buffers(), **state}
-        found = {**buffers, **parts}
-        if found.keys() != expected.keys():
-            fault = "snapshot must be that of the same env, but differs in"
-            names = sorted(found.keys() ^ expected.keys())
-            raise ValueError(refusal(owner, f"{fault} {names}"))
-        for name, buffer in expected.items():
-            value = found[name]
-            layout = (buffer.shape, buffer.dtype)
-            if not isinstance(value, Tensor) or (value.shape, value.dtype) != layout:
-                must = f"{name} must have shape {tuple(buffer.shape)} and dtype {buffer.dtype}"
-                raise ValueError(refusal(owner, must, validation.described(value)))
-        if isinstance(observation, TensorDict):
-            observation = observation.to_dict()
-        if isinstance(observation, dict):
-            observation = TensorDict(observation)
-        observation = spaces.to_device(observation, self.device).clone()
-        n = self.num_envs
+        try:
+            given = TensorDict(dict(snapshot), [])
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                refusal(owner, "snapshot must be the result of snapshot()", type(snapshot).__name__)
+            ) from None
         space = self.single_observation_space
-        spaces.check(owner, "the observation", space, observation, n, self.device)
-        if isinstance(observation, TensorDict):
-            observation = TensorDict(observation.to_dict(), [n])
-        return observation, buffers
+        entries: dict[str, Any] = policy.initial(self.signature)
+        entries["observation"] = spaces.zeros(space, self.num_envs, self.device)
+        entries["buffers"] = TensorDict(self._state_buffers(), [])
+        expected = dict(TensorDict(entries, []).items(True, True))
+        found = dict(given.items(True, True))
+        if found.keys() != expected.keys():
+            keys = sorted(map(str, found.keys() ^ expected.keys()))
+            raise ValueError(
+                refusal(
+                    owner,
+                    "snapshot must be one of the same env, but its keys differ",
+                    f"{keys} in only one of the two",
+                )
+            )
+        for key, leaf in expected.items():
+            value = found[key]
+            if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
+                raise ValueError(
+                    refusal(
+                        owner,
+                        f"{key} must have shape {tuple(leaf.shape)} and dtype {leaf.dtype}",
+                        validation.described(value),
+                    )
+                )
+        return given

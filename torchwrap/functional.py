@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import operator
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import rows, validation
+from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
 from torchwrap._core.rows import RowMask, materialize, tensordict
 from torchwrap.env import Env, Options
@@ -28,8 +28,9 @@ State = dict[str, Tensor]
 
 Functions = FuncEnv[Any, Any, Any, Any, Any, Any, Any]
 
-# The index of a function is part of its key, so that no two functions of a step draw the same numbers.
-_TAGS = {
+# The number of a function is part of its key: no two functions of a step draw the same numbers.
+# 5 is not in use. To renumber `truncated` would change what it draws.
+_DRAWING = {
     "initial": 0,
     "transition": 1,
     "observation": 2,
@@ -37,46 +38,57 @@ _TAGS = {
     "terminal": 4,
     "truncated": 6,
 }
-_INFO = ("transition_info", "state_info")  # they get no random numbers
+_INFO = ("transition_info", "state_info")
 
-# Words of PyTorch's errors under torch.vmap, and what they mean for the author of a function.
-_ON_HOST = "reads values on the host: use tensor operators, torch.where instead of `if`"
-_IN_PLACE = "writes in place to a tensor that all envs share: return new tensors"
-_CAUSES = {
-    "random operation": "draws from a generator of PyTorch: draw from its rng, with torchwrap.random",
-    **dict.fromkeys(("control flow", ".item()", "data pointer", "aten::equal"), _ON_HOST),
-    "dynamic shape": "makes a tensor whose shape depends on values: use torch.where instead of a mask",
-    **dict.fromkeys(("there exists a Tensor", "the broadcast shape"), _IN_PLACE),
-    **dict.fromkeys(
-        ("must only return Tensors", "has no attribute 'keys'"), "needs to return tensors ({})"
+# Errors under torch.vmap: words in PyTorch's message, the fault of the function, and its remedy.
+_VMAP_ERRORS = {
+    "random operation": (
+        "draws from a generator of PyTorch",
+        "Draw from its rng, with torchwrap.random",
     ),
+    r"control flow|\.item\(\)|data pointer|aten::equal": (
+        "reads values on the host",
+        "Use tensor operators, torch.where instead of `if`",
+    ),
+    "dynamic shape": (
+        "makes a tensor whose shape depends on values",
+        "Use torch.where instead of a mask",
+    ),
+    "there exists a Tensor|the broadcast shape": (
+        "writes in place to a tensor that all envs share",
+        "Return new tensors",
+    ),
+    "must only return Tensors|has no attribute 'keys'": ("must return tensors", ""),
 }
 
 
 class FunctionalEnv(Env):
-    """`num_envs` copies of an env that is written as pure functions: Gymnasium's `FuncEnv`, in torch.
+    """`num_envs` copies of an env written as pure functions: Gymnasium's `FuncEnv`, in torch.
 
-    Write each function for a single env; `torch.vmap` batches it. Each is called at construction, where errors name it.
+    Write each function for a single env; `torch.vmap` batches it. Each is called at construction,
+    where errors name it.
 
     | function | returns, for a single env |
     |---|---|
-    | `initial(rng)` | the initial state: a dict of tensors, with the same fields, shapes and dtypes at every call |
+    | `initial(rng)` | the initial state: a dict of tensors, always of the same names and shapes |
     | `transition(state, action, rng)` | the next state, with the same fields |
-    | `observation(state, rng)` | a tensor, or a dict of tensors for a `Dict` space, that lies in `observation_space` |
+    | `observation(state, rng)` | a tensor in `observation_space`; a dict of them for a `Dict` |
     | `reward(state, action, next_state, rng)` | a scalar of any real dtype |
     | `terminal(state, rng)` | a bool scalar |
     | `truncated(state, rng)`, optional | a bool scalar, in addition to `max_episode_steps` |
-    | `transition_info(state, action, next_state)`, optional | a dict of tensors, each of which is `("next", "info", name)` |
+    | `transition_info(state, action, next_state)`, optional | a dict of tensors by name |
     | `state_info(state)`, optional | the same, about the next state, under other names |
 
-    `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use `rng.fold_in(1)`, `rng.fold_in(2)`, ...
-    for further independent draws in the same function. Use tensor operators only: `torch.where` instead of `if`; write to no
-    argument. `terminal` and `truncated` get the next state. Scalars of an info become `(num_envs, 1)`. Keyword arguments of
-    `initial` are the env's reset options; `reset(options={"state": {...}})` gives fields of the state, each `(num_envs, ...)`.
+    `rng` is a `torchwrap.random.Key`. Draw from it with `torchwrap.random`, and use
+    `rng.fold_in(1)`, `rng.fold_in(2)`, ... for further independent draws in the same function. Use
+    tensor operators only: `torch.where` instead of `if`; write to no argument. `terminal` and
+    `truncated` get the next state. The tensors of the infos are `("next", "info", name)`, a scalar
+    as `(num_envs, 1)`. Keyword arguments of `initial` are the env's reset options;
+    `reset(options={"state": {...}})` gives fields of the state, each `(num_envs, ...)`.
 
-    Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that sets `broadcasts = True` is
-    called without `torch.vmap`: all tensors then have the leading dimension of `rng.env.shape`, which in `initial` and
-    `observation` is any number of rows of the batch.
+    Buffers of a `class Levels(nn.Module, FuncEnv)` are moved and saved with the env. A class that
+    sets `broadcasts = True` is called without `torch.vmap`: all tensors then have the leading
+    dimension of `rng.env.shape`. In `initial` and `observation` that is any number of rows.
 
     Args:
         func_env: the functions, with `observation_space` and `action_space` of a single env.
@@ -84,10 +96,12 @@ class FunctionalEnv(Env):
         device: of all tensors.
         max_episode_steps: truncates episodes at this length. None disables it.
         first_index: global index of the first env, for a shard of a larger run.
-        params: what differs between envs, by name: tensors `(num_envs, ...)`. Functions get a dict of their env's as `params`.
-            `env.set_wrapper_attr(name, value)` changes them during training, compiled or not, for one value or one per env.
-        render_mode: "rgb_array" if the functions have `render_init()` and `render_image(state, render_state)`, which returns
-            `(render_state, frame)`; `render_close(render_state)` is optional. None disables rendering.
+        params: values that differ between envs, by name: tensors `(num_envs, ...)`. Functions get
+            a dict of their env's as `params`. `env.set_wrapper_attr(name, value)` changes them
+            during training, compiled or not, for one value or one per env.
+        render_mode: "rgb_array" if the functions have `render_init()` and
+            `render_image(state, render_state)`, which returns `(render_state, frame)`;
+            `render_close(render_state)` is optional. None disables rendering.
         spec: Gymnasium's `EnvSpec`, if there is one.
 
     >>> from torchwrap.envs.cartpole import CartPole
@@ -108,59 +122,62 @@ class FunctionalEnv(Env):
         render_mode: str | None = None,
         spec: EnvSpec | None = None,
     ) -> None:
-        if isinstance(func_env, type) or not all(
-            hasattr(func_env, name) for name in ("observation_space", "action_space")
-        ):
-            raise TypeError(
-                f"FunctionalEnv needs a FuncEnv with observation_space and action_space, but got {func_env!r}."
-            )
-        device = validation.device("FunctionalEnv", device)
-        missing = [name for name in ("render_init", "render_image") if not _defines(func_env, name)]
-        metadata = {
-            "render_modes": [] if missing else ["rgb_array"],
-            **(getattr(func_env, "metadata", None) or {}),
-        }
-        if render_mode not in (None, *(modes := metadata["render_modes"])):
-            raise ValueError(
-                f"FunctionalEnv needs a render_mode among {[None, *modes]}, but got {render_mode!r}."
-            )
-        if render_mode is not None and missing:
-            raise TypeError(
-                f"FunctionalEnv needs the functions {missing} for {render_mode=}, but got {func_env!r}."
-            )
+        owner = "FunctionalEnv"
+        has_spaces = hasattr(func_env, "observation_space") and hasattr(func_env, "action_space")
+        if isinstance(func_env, type) or not has_spaces:
+            must = "func_env must be a FuncEnv with observation_space and action_space"
+            raise TypeError(refusal(owner, must, repr(func_env)))
+        can_render = _defines(func_env, "render_init") and _defines(func_env, "render_image")
+        metadata = {"render_modes": ["rgb_array"] if can_render else []}
+        metadata.update(getattr(func_env, "metadata", None) or {})
+        render_modes = [None, *metadata["render_modes"]]
+        if render_mode not in render_modes:
+            must = f"render_mode must be among {render_modes}"
+            raise ValueError(refusal(owner, must, repr(render_mode)))
+        if render_mode is not None and not can_render:
+            must = f"func_env must have render_init and render_image for {render_mode=}"
+            raise TypeError(refusal(owner, must, repr(func_env)))
         if max_episode_steps is not None:
             max_episode_steps = validation.integer(
-                "FunctionalEnv", "max_episode_steps", max_episode_steps, at_least=1
+                owner, "max_episode_steps", max_episode_steps, at_least=1
             )
-        both = func_env.observation_space, func_env.action_space
-        signature = Signature(num_envs, *both, device, max_episode_steps, first_index)
+        signature = Signature(
+            num_envs,
+            func_env.observation_space,
+            func_env.action_space,
+            validation.device(owner, device),
+            max_episode_steps,
+            first_index,
+        )
         super().__init__(signature, spec=spec, metadata=metadata, render_mode=render_mode)
         self.func_env = func_env
+        self.parameter_names = list(params or {})
         for name, value in (params or {}).items():
             if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
-                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                needed = f"params[{name!r}] as a tensor ({num_envs}, ...)"
-                raise ValueError(
-                    f"FunctionalEnv needs {needed}, but got {got}: pass other `params`."
-                )
+                must = f"params[{name!r}] must be a tensor ({num_envs}, ...)"
+                raise ValueError(refusal(owner, must, validation.described(value)))
             self.register_env_buffer(f"params_{name}", value.to(device, copy=True))
-        self.parameter_names = list(params or {})
         self.stream = Stream(num_envs, first_index, tag=0, device=device)
         self.optional = [name for name in ("truncated", *_INFO) if _defines(func_env, name)]
         self._results_to_clone: set[str] = set()
         self._renderer: Any = None  # as FuncEnv.render_init returns it
-        self._call_all_functions()
+        self._check_functions()
 
     @property
     def state(self) -> State:
-        """The simulator's state by field, each `(num_envs, ...)`. These are the buffers: write to them in place."""
-        return dict(
-            zip(self.fields, map(self._buffers.__getitem__, self._state_names), strict=True)
-        )  # type: ignore[arg-type]
+        """The simulator's state by field, each `(num_envs, ...)`.
+
+        These are the buffers: write to them in place.
+        """
+        buffers: Any = self._buffers
+        return {field: buffers[name] for field, name in self._state_names.items()}
 
     @property
     def params(self) -> dict[str, Tensor]:
-        """The parameters that differ between envs, each `(num_envs, ...)`. These are the buffers: write to them in place."""
+        """The parameters that differ between envs, each `(num_envs, ...)`.
+
+        These are the buffers: write to them in place.
+        """
         return {name: self.get_buffer(f"params_{name}") for name in self.parameter_names}
 
     # Steps and resets.
@@ -173,11 +190,14 @@ class FunctionalEnv(Env):
             buffer.copy_(next_state[name])
         return successor
 
-    def _next(self, state: State, action: Value, key: Key) -> tuple[State, TensorDict]:
-        """The next state, and the successor, of a step of all envs, which neither reads nor writes a buffer of the state."""
-        following = self._call("transition", key, state, action)
-        # The observation, the reward and the flags are functions of it.
-        next_state = dict(zip(following, map(materialize, following.values()), strict=True))
+    def _next(
+        self,
+        state: State,
+        action: Value,
+        key: Key,
+    ) -> tuple[State, TensorDict]:
+        """The next state and the successor of a step of all envs. Changes no state."""
+        next_state = _stored(self._call("transition", key, state, action))
         reward = self._call("reward", key, state, action, next_state)
         terminated = self._call("terminal", key, next_state)
         observation = self._call("observation", key, next_state)
@@ -185,32 +205,34 @@ class FunctionalEnv(Env):
         truncated = torch.zeros_like(terminated) if limit is None else key.draw >= limit
         if "truncated" in self.optional:
             truncated = truncated | self._call("truncated", key, next_state)
-        info = {}
-        if "transition_info" in self.optional:
-            info.update(self._call("transition_info", key, state, action, next_state))
-        if "state_info" in self.optional:
-            info.update(self._call("state_info", key, next_state))
         successor = {
             "observation": observation,
             "reward": reward.to(torch.float32).unsqueeze(-1),
             "terminated": terminated.unsqueeze(-1),
             "truncated": truncated.unsqueeze(-1),
         }
+        info = {}
+        if "transition_info" in self.optional:
+            info.update(self._call("transition_info", key, state, action, next_state))
+        if "state_info" in self.optional:
+            info.update(self._call("state_info", key, next_state))
         if info:
-            columns = {
-                name: value.unsqueeze(-1) if value.dim() == 1 else value
-                for name, value in info.items()
-            }
-            successor["info"] = tensordict(columns, self.signature.num_envs)
+            successor["info"] = _columns(info, self.signature.num_envs)
         return next_state, tensordict(successor, self.signature.num_envs)
 
-    def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
+    def _reset(
+        self,
+        mask: RowMask,
+        options: Options | None = None,
+    ) -> TensorDict:
         self.stream.next_episode(mask)
-        key, params = self.stream.key(), self.params if self.parameter_names else None
+        key = self.stream.key()
+        params = self.params if self.parameter_names else {}
         if mask.indices is not None:
             key = key.select(mask.indices)
-            params = params and {name: mask.gather(value) for name, value in params.items()}
-        given: State = (options := dict(options or {})).pop("state", {})
+            params = {name: mask.gather(value) for name, value in params.items()}
+        options = dict(options or {})
+        given: State = options.pop("state", {})
         initial = self._call("initial", key, params=params, options=options)
         initial |= {name: mask.gather(value) for name, value in given.items()}
         for name, buffer in self.state.items():
@@ -226,64 +248,77 @@ class FunctionalEnv(Env):
         params: dict[str, Tensor] | None = None,
         options: Options | None = None,
     ) -> Any:
-        """The result of a function for each row of the key. `params` defaults to the parameters of all envs."""
-        function, options = getattr(self.func_env, name), options or {}
+        """Calls a function for each row of the key. `params` defaults to those of all envs."""
+        function = getattr(self.func_env, name)
         if params is None:
             params = self.params if self.parameter_names else {}
-        tag = key.tag + _TAGS.get(name, 0)
 
-        def run(words: tuple[Tensor, ...], params: dict[str, Tensor], *arguments: Any) -> Any:
-            rng = {} if name in _INFO else {"rng": Key(*words, tag)}  # type: ignore[call-arg,arg-type]
-            return function(*arguments, **rng, **({"params": params} if params else {}), **options)
+        def call(
+            words: Any,
+            params: dict[str, Tensor],
+            *arguments: Any,
+        ) -> Any:
+            keywords = dict(options) if options else {}
+            if name in _DRAWING:
+                keywords["rng"] = Key(*words, key.tag + _DRAWING[name])  # type: ignore[call-arg]
+            if params:
+                keywords["params"] = params
+            return function(*arguments, **keywords)
 
-        batched = run if getattr(self.func_env, "broadcasts", False) else torch.vmap(run)
+        batched = call if getattr(self.func_env, "broadcasts", False) else torch.vmap(call)
         result = batched(key[:-1], params, *arguments)
         if name == "observation" and isinstance(result, dict):
             result = _nested(result, len(key.env))
-        if name in self._results_to_clone:
-            return (
-                {field: value.clone() for field, value in result.items()}
-                if isinstance(result, dict)
-                else result.clone()
-            )
-        return result
+        if name not in self._results_to_clone:
+            return result
+        if isinstance(result, dict):
+            return {field: value.clone() for field, value in result.items()}
+        return result.clone()
 
     def simulate(
-        self, state: Mapping[str, Tensor], action: Value, *, offset: int = 0
+        self,
+        state: Mapping[str, Tensor],
+        action: Value,
+        *,
+        offset: int = 0,
     ) -> tuple[TensorDict, State]:
-        """Takes a step from any state, differentiably. The env itself does not change, and nothing is reset.
+        """Takes a step from any state, differentiably. The env does not change; nothing is reset.
 
-        From `env.state`, it returns what `env.step(action)` would, with the same random numbers and the same truncation: those
-        of the clock. Gradients flow to the state and the action. Wrappers and transforms take no part.
+        From `env.state`, it returns what `env.step(action)` would, with the same random numbers and
+        the same truncation: those of the clock. Gradients flow to the state and the action.
+        Wrappers and transforms take no part.
 
         Args:
-            state: as `env.state`, whose buffers it never writes to: clone them before you require their gradients.
+            state: as `env.state`, whose buffers it never writes to: clone them before you require
+                their gradients.
             action: of all envs.
-            offset: number of steps to add to the clock: *h* for step *h*, counted from 0, of a plan that starts now.
+            offset: number of steps to add to the clock: *h* for step *h*, counted from 0, of a plan
+                that starts now.
 
         Returns:
-            successor: a TensorDict, as `transition["next"]`: `observation`, `reward`, the three flags, and `info` if any.
+            successor: a TensorDict, as `transition["next"]`: `observation`, `reward`, the three
+                flags, and `info` if any.
             state: the next one, as `env.state`.
 
         >>> from torchwrap.envs.pendulum import Pendulum
         >>> env = FunctionalEnv(Pendulum(), num_envs=2)
         >>> action = torch.ones(2, 1, requires_grad=True)
         >>> successor, state = env.simulate(env.state, action)
-        >>> torch.autograd.grad(successor["reward"].sum(), action)[0].flatten()  # of -0.001 * action**2
-        tensor([-0.0020, -0.0020])
+        >>> loss = -successor["reward"].sum()  # 0.001 * action**2, and a constant
+        >>> torch.autograd.grad(loss, action)[0].flatten()
+        tensor([0.0020, 0.0020])
         """
         owner = f"{self._name()}.simulate"
-        _check_state(f"{owner} needs", state, self.state)
-        spaces.check(
-            owner, "an action", self.single_action_space, action, self.num_envs, self.device
-        )
+        _check_state(owner, state, self.state)
+        space = self.single_action_space
+        spaces.check(owner, "action", space, action, self.num_envs, self.device)
         offset = validation.integer(owner, "offset", offset, at_least=0)
         key = self.stream.key()
+        key = key._replace(draw=key.draw + offset + 1)
         current = {name: state[name].clone() for name in self.fields}
-        following, successor = self._next(
-            current, action.clone(), key._replace(draw=key.draw + offset + 1)
-        )
-        return successor.set("done", successor["terminated"] | successor["truncated"]), following
+        next_state, successor = self._next(current, action.clone(), key)
+        successor.set("done", successor["terminated"] | successor["truncated"])
+        return successor, next_state
 
     def _clocks(self) -> list[Tensor]:
         return [self.stream.draw]
@@ -298,37 +333,48 @@ class FunctionalEnv(Env):
             return super().get_wrapper_attr(name)
         return getattr(self.func_env, name)
 
-    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+    def set_wrapper_attr(
+        self,
+        name: str,
+        value: Any,
+        *,
+        force: bool = True,
+    ) -> bool:
         if name not in self.parameter_names:
             if hasattr(self.func_env, name) and not hasattr(self, name):
-                fault = f"cannot set {name!r}, an attribute of the functions, which is a constant"
-                raise AttributeError(f"{self._name()} {fault}.")
+                fault = f"{name!r} is an attribute of the functions, and a constant"
+                raise AttributeError(refusal(self._name(), fault))
             return super().set_wrapper_attr(name, value, force=force)
+        parameter = self.params[name]
         try:
-            self.params[name].copy_(torch.as_tensor(value))
+            parameter.copy_(torch.as_tensor(value))
         except (TypeError, ValueError, RuntimeError) as error:
-            needed = f"{self._name()} needs a value for params[{name!r}] that broadcasts to {tuple(self.params[name].shape)}"
-            raise ValueError(f"{needed}, but got {validation.shown(value)}.") from error
+            must = f"params[{name!r}] must broadcast to {tuple(parameter.shape)}"
+            raise ValueError(refusal(self._name(), must, validation.shown(value))) from error
         return True
 
     # Rendering.
 
-    def render(self, envs: Sequence[int] | None = None) -> tuple[np.ndarray[Any, Any], ...]:
+    def render(
+        self,
+        envs: Sequence[int] | None = None,
+    ) -> tuple[np.ndarray[Any, Any], ...]:
         if self.render_mode is None:
-            raise RuntimeError(
-                f'{self._name()} was made without a render mode: make it with render_mode="rgb_array".'
-            )
+            remedy = 'Make it with render_mode="rgb_array"'
+            raise RuntimeError(refusal(self._name(), "has no render mode", remedy=remedy))
         if self._renderer is None:
             self._renderer = self.func_env.render_init()
-        states, frames = {name: value.cpu() for name, value in self.state.items()}, []
+        states = {name: value.cpu() for name, value in self.state.items()}
+        frames = []
         for row in range(self.num_envs) if envs is None else envs:
-            single = {name: value[row] for name, value in states.items()}
-            result = self.func_env.render_image(single, self._renderer)
+            state = {name: value[row] for name, value in states.items()}
+            result = self.func_env.render_image(state, self._renderer)
             if not isinstance(result, tuple) or len(result) != 2:
-                needed = f"{type(self.func_env).__name__}.render_image needs to return (render_state, frame)"
-                raise TypeError(f"{needed}, but got {type(result).__name__}.")
-            self._renderer = result[0]
-            frames.append(np.asarray(result[1]))
+                owner = f"{type(self.func_env).__name__}.render_image"
+                must = "result must be (render_state, frame)"
+                raise TypeError(refusal(owner, must, type(result).__name__))
+            self._renderer, frame = result
+            frames.append(np.asarray(frame))
         return tuple(frames)
 
     def close(self) -> None:
@@ -336,196 +382,181 @@ class FunctionalEnv(Env):
             self.func_env.render_close(self._renderer)
         self._renderer = None
 
-    # Checks. Each function is called at construction, so that the error names it.
+    # Checks at construction: each function is called, so that an error names it.
 
-    def _call_all_functions(self) -> None:
-        owner, n, device = type(self.func_env).__name__, self.num_envs, self.device
-        if getattr(type(self.func_env), "step_info", None) is not getattr(
-            FuncEnv, "step_info", None
-        ):
-            raise TypeError(
-                f"{owner} defines step_info, as FuncEnv's docstring calls it: rename it to transition_info."
-            )
-        state = self._inspect("initial")
-        _check_tensors(f"{owner}.initial", state, n, device)
-        self.fields, self._state_names = list(state), [f"state_{field}" for field in state]
-        for name, value in zip(self._state_names, state.values(), strict=True):
-            self.register_env_buffer(name, value.clone())
-        state, action = self.state, spaces.zeros(self.single_action_space, n, device)
-        observation = self._inspect("observation", state)
-        spaces.check(
-            f"{owner}.observation",
-            "to return observations",
-            self.single_observation_space,
-            observation,
-            n,
-            device,
-        )
-        next_state = self._inspect("transition", state, action)
-        _check_state(f"{owner}.transition needs to return", next_state, state)
-        scalars = {
-            "reward": (state, action, next_state),
-            "terminal": (next_state,),
-            "truncated": (next_state,),
-        }
-        for function, arguments in scalars.items():
-            if function == "truncated" and function not in self.optional:
-                continue
-            value = self._inspect(function, *arguments)
-            if value.shape != (n,):
-                needed = f"{owner}.{function} needs to return one scalar per env"
-                raise ValueError(f"{needed}, but got shape {tuple(value.shape)} for {n} envs.")
-            if function != "reward" and value.dtype != torch.bool:
-                raise TypeError(
-                    f"{owner}.{function} needs to return torch.bool, but got {value.dtype}."
-                )
-        names: set[str] = set()
-        for function, arguments in (
-            ("transition_info", (state, action, next_state)),
-            ("state_info", (next_state,)),
-        ):
-            info = self._inspect(function, *arguments) if function in self.optional else {}
-            _check_tensors(f"{owner}.{function}", info, n, device)
-            if both := sorted(names & set(info)):
-                raise ValueError(
-                    f"{owner} needs different names in transition_info and state_info, but got {both} in both."
-                )
-            names |= set(info)
+    def _check_functions(self) -> None:
+        owner = type(self.func_env).__name__
+        num_envs = self.num_envs
+        device = self.device
+        if _defines(self.func_env, "step_info"):
+            fault = "defines step_info, as FuncEnv's docstring calls it"
+            raise TypeError(refusal(owner, fault, remedy="Rename it to transition_info"))
+        initial = self._first_result("initial")
+        _check_fields(f"{owner}.initial", initial, num_envs, device)
+        self.fields = list(initial)
+        self._state_names = {field: f"state_{field}" for field in initial}
+        for field, value in initial.items():
+            self.register_env_buffer(f"state_{field}", value.clone())
+        state = self.state
+        action = spaces.zeros(self.single_action_space, num_envs, device)
+        observation = self._first_result("observation", state)
+        space = self.single_observation_space
+        spaces.check(f"{owner}.observation", "result", space, observation, num_envs, device)
+        next_state = self._first_result("transition", state, action)
+        _check_state(f"{owner}.transition", next_state, state)
+        reward = self._first_result("reward", state, action, next_state)
+        shape = (num_envs,)
+        spaces.check_tensor(f"{owner}.reward", "result", reward, shape, reward.dtype, device)
+        for name in ("terminal", "truncated"):
+            if name == "terminal" or name in self.optional:
+                flag = self._first_result(name, next_state)
+                spaces.check_tensor(f"{owner}.{name}", "result", flag, shape, torch.bool, device)
+        arguments = {"transition_info": (state, action, next_state), "state_info": (next_state,)}
+        names: list[str] = []
+        for name in _INFO:
+            if name in self.optional:
+                info = self._first_result(name, *arguments[name])
+                _check_fields(f"{owner}.{name}", info, num_envs, device)
+                names += info
+        if len(set(names)) < len(names):
+            must = "transition_info and state_info must have different names"
+            raise ValueError(refusal(owner, must, names))
 
-    def _inspect(self, name: str, *arguments: Any) -> Any:
-        """The result of the first call of a function, which must not write to its arguments or draw from global generators.
+    def _first_result(
+        self,
+        name: str,
+        *arguments: Any,
+    ) -> Any:
+        """Calls a function twice. Raises a TypeError if it is not pure.
 
-        If results of two calls share memory, with each other, the arguments or in themselves, later calls clone the result.
+        A result that shares memory with an argument, the second result or itself is cloned from now
+        on.
         """
-        owner, key, given = (
-            f"{type(self.func_env).__name__}.{name}",
-            self.stream.key(),
-            rows.leaves(arguments),
-        )
-        versions = [leaf.is_inference() or leaf._version for leaf in given]
-        keywords = ["rng"] * (name not in _INFO) + ["params"] * bool(self.parameter_names)
-        try:
-            inspect.signature(getattr(self.func_env, name)).bind(
-                *arguments, **dict.fromkeys(keywords)
-            )
-        except TypeError as error:
-            raise TypeError(
-                f"{owner} needs to take the arguments in the table of FunctionalEnv: {error}."
-            ) from None
+        owner = f"{type(self.func_env).__name__}.{name}"
+        key = self.stream.key()
+        given = rows.leaves(arguments)
+        versions = _versions(given)
         with no_foreign_draws(owner, "draw from its rng, with torchwrap.random", self.device):
             try:
-                result, second = (
-                    self._call(name, key, *arguments),
-                    self._call(name, key, *arguments),
-                )
+                result = self._call(name, key, *arguments)
+                second = self._call(name, key, *arguments)
                 leaves = rows.leaves(result)
-                storages, others = (
-                    _storages(leaves),
-                    _storages([*rows.leaves(second), *rows.leaves(arguments)]),
-                )
             except Exception as error:
-                causes = (cause for words, cause in _CAUSES.items() if words in str(error))
-                cause = next(causes, "raised {}").format(f"{type(error).__name__}: {error}")
-                raise TypeError(f"{owner} {cause.removesuffix('.')}.") from error
-        kept = len(given) == len(rows.leaves(arguments)) and all(
-            map(operator.is_, given, rows.leaves(arguments))
-        )
-        if not kept or [leaf.is_inference() or leaf._version for leaf in given] != versions:
-            remedy = "return new tensors, `x + 1` instead of `x += 1`"
-            raise TypeError(f"{owner} writes to its arguments: {remedy}.")
-        if not all(
-            map(functools.partial(torch.allclose, equal_nan=True), leaves, rows.leaves(second))
-        ):
-            remedy = "keep values that change in the state, and draw from rng"
-            raise TypeError(
-                f"{owner} returns different results in two calls with the same arguments: {remedy}."
-            )
-        shared = bool(storages & others) or any(0 in leaf.stride() for leaf in leaves)
-        if shared or (name in _INFO and len(storages) < len(leaves)):  # the caller gets each entry
+                raise TypeError(_explained(owner, error)) from error
+        if _versions(rows.leaves(arguments)) != versions:
+            remedy = "Return new tensors, `x + 1` instead of `x += 1`"
+            raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
+        for leaf, other in zip(leaves, rows.leaves(second), strict=True):
+            if not torch.allclose(leaf, other, equal_nan=True):
+                fault = "returns different results in two calls with the same arguments"
+                remedy = "Keep values that change in the state, and draw from rng"
+                raise TypeError(refusal(owner, fault, remedy=remedy))
+        storages = _storages(leaves)
+        is_aliased = not storages.isdisjoint(_storages([*rows.leaves(second), *given]))
+        is_expanded = any(0 in leaf.stride() for leaf in leaves)
+        # The caller gets every entry of an info, so that they must not share memory either.
+        is_entangled = name in _INFO and len(storages) < len(leaves)
+        if is_aliased or is_expanded or is_entangled:
             self._results_to_clone.add(name)
         return result
 
     def _check_options(self, options: Options) -> None:
-        known = [
-            name
-            for name in inspect.signature(self.func_env.initial).parameters
-            if name not in ("rng", "params")
-        ]
-        if unknown := sorted(set(options) - {"state", *known}):
-            raise ValueError(
-                f"{self._name()}.reset needs options among {['state', *known]}, but got {unknown}."
-            )
-        given, others = (
-            options.get("state", {}),
-            {name: value for name, value in options.items() if name != "state"},
-        )
-        _check_state(f"{self._name()}.reset needs", given, self.state, some=True)
+        owner = f"{self._name()}.reset"
+        parameters = inspect.signature(self.func_env.initial).parameters
+        known = ["state", *(name for name in parameters if name not in ("rng", "params"))]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise ValueError(refusal(owner, f"options must be among {known}", unknown))
+        options = dict(options)
+        _check_state(owner, options.pop("state", {}), self.state, partial=True)
         try:
-            _check_state(
-                "initial needs to return",
-                self._call("initial", self.stream.key(), options=others),
-                self.state,
-            )
+            initial = self._call("initial", self.stream.key(), options=options)
+            _check_state("initial", initial, self.state)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"{self._name()}.reset needs options that fit initial(), but got {options}: {error}"
+                refusal(owner, f"options must fit initial(): {error}", options)
             ) from error
 
 
-def _nested(observation: Mapping[str, Any], num_rows: int) -> TensorDict:
-    parts = {
-        key: _nested(part, num_rows) if isinstance(part, dict) else part
-        for key, part in observation.items()
-    }
+def _stored(state: State) -> State:
+    """Lets a compiled graph compute the next state once, and not in each function of it again."""
+    return {field: materialize(value) for field, value in state.items()}
+
+
+def _columns(info: State, num_envs: int) -> TensorDict:
+    columns: Any = {}
+    for name, value in info.items():
+        columns[name] = value.unsqueeze(-1) if value.dim() == 1 else value
+    return tensordict(columns, num_envs)
+
+
+def _nested(
+    observation: Mapping[str, Any],
+    num_rows: int,
+) -> TensorDict:
+    parts = {}
+    for key, part in observation.items():
+        parts[key] = _nested(part, num_rows) if isinstance(part, dict) else part
     return tensordict(parts, num_rows)
 
 
 def _defines(func_env: Functions, name: str) -> bool:
+    """True if the functions have this one, other than by inheriting the default of FuncEnv."""
     function = getattr(func_env, name, None)
-    return callable(function) and getattr(function, "__func__", function) is not getattr(
-        FuncEnv, name, None
-    )
+    inherited = getattr(FuncEnv, name, None)
+    return callable(function) and getattr(function, "__func__", function) is not inherited
 
 
 def _storages(tensors: list[Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _check_tensors(owner: str, values: object, num_envs: int, device: torch.device) -> None:
-    if not isinstance(values, dict):
-        raise TypeError(
-            f"{owner} needs to return a dict of tensors, but got {type(values).__name__}."
-        )
-    for name, value in values.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{owner} needs to return strings as names, but got {name!r}.")
+def _versions(
+    tensors: list[Tensor],
+) -> list[tuple[int, int]]:
+    """A list that differs after a tensor was replaced or written to in place."""
+    return [(id(tensor), tensor.is_inference() or tensor._version) for tensor in tensors]
+
+
+def _explained(owner: str, error: Exception) -> str:
+    """The message of an error that a function has raised, often under torch.vmap."""
+    for words, (fault, remedy) in _VMAP_ERRORS.items():
+        if re.search(words, str(error)):
+            return refusal(owner, fault, remedy=remedy)
+    return refusal(owner, f"raised {type(error).__name__}: {str(error).removesuffix('.')}")
+
+
+def _check_fields(
+    owner: str,
+    fields: object,
+    num_envs: int,
+    device: torch.device,
+) -> None:
+    """Raises unless a function has returned a dict of tensors `(num_envs, ...)`."""
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise TypeError(refusal(owner, "result must be a dict of tensors by name", fields))
+    for name, value in fields.items():
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{owner} needs to return {name!r} as a tensor, but got {type(value).__name__}."
-            )
-        if value.shape[:1] != (num_envs,):
-            raise ValueError(
-                f"{owner} needs to return {name!r} of shape ({num_envs}, ...), but got {tuple(value.shape)}."
-            )
-        if value.device != device:
-            raise ValueError(
-                f"{owner} needs to return {name!r} on device {device}, but got {value.device}."
-            )
+            raise TypeError(refusal(owner, f"{name!r} must be a tensor", type(value).__name__))
+        shape = (num_envs, *value.shape[1:])
+        spaces.check_tensor(owner, repr(name), value, shape, value.dtype, device)
 
 
-def _check_state(needs: str, state: object, own: State, some: bool = False) -> None:
+def _check_state(
+    owner: str,
+    state: object,
+    like: State,
+    partial: bool = False,
+) -> None:
+    """Raises unless the fields are tensors like those of `like`, or some of them if `partial`."""
     if not isinstance(state, Mapping):
-        raise TypeError(
-            f"{needs} a state as a dict of tensors, as `env.state` is, but got {type(state).__name__}."
-        )
-    if not set(state) <= set(own) or (len(state) < len(own) and not some):
-        raise ValueError(f"{needs} a state with fields {list(own)}, but got {list(state)}.")
-    for field, given in state.items():
-        value = own[field]
-        if not isinstance(given, Tensor):
-            raise TypeError(
-                f"{needs} state[{field!r}] as a torch.Tensor, but got {type(given).__name__}."
-            )
-        if (given.shape, given.dtype, given.device) != (value.shape, value.dtype, value.device):
-            needed = f"{needs} state[{field!r}] of shape {tuple(value.shape)} {value.dtype} on {value.device}"
-            raise ValueError(f"{needed}, but got {validation.described(given)} on {given.device}.")
+        must = "state must be a dict of tensors, as `env.state` is"
+        raise TypeError(refusal(owner, must, type(state).__name__))
+    is_complete = partial or len(state) == len(like)
+    if not is_complete or not set(state) <= set(like):
+        must = f"state must have the fields {list(like)}"
+        raise ValueError(refusal(owner, must, list(state)))
+    for field, value in state.items():
+        to = like[field]
+        what = f"state[{field!r}]"
+        spaces.check_tensor(owner, what, value, to.shape, to.dtype, to.device)

@@ -1,4 +1,4 @@
-"""What an env and a collector need to know about a policy: its state, its action, and its modules."""
+"""The state of a recurrent policy, its action, and its modules."""
 
 from __future__ import annotations
 
@@ -64,8 +64,6 @@ class PolicyState(Transform):
     tensor([1.])
     """
 
-    is_passive = True
-
     def __init__(
         self,
         shapes: Mapping[str, Sequence[int]],
@@ -74,23 +72,41 @@ class PolicyState(Transform):
     ) -> None:
         super().__init__()
         if not isinstance(shapes, Mapping) or not shapes:
-            must = 'shapes must be shapes by name, such as {"hidden": (64,)}'
-            raise TypeError(refusal("PolicyState", must, repr(shapes)))
+            raise TypeError(
+                refusal(
+                    "PolicyState",
+                    'shapes must be shapes by name, such as {"hidden": (64,)}',
+                    repr(shapes),
+                )
+            )
         for name, shape in shapes.items():
             if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
-                must = "names in shapes must be identifiers that roots and steps do not use"
-                raise ValueError(refusal("PolicyState", must, repr(name)))
+                raise ValueError(
+                    refusal(
+                        "PolicyState",
+                        "names in shapes must be identifiers that roots and steps do not use",
+                        repr(name),
+                    )
+                )
             validation.sizes("PolicyState", f"the shape of {name}", shape, at_least=1)
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.dtype = dtype
         self.fill = validation.fill("PolicyState", fill, dtype)
 
+    def deployed(self) -> None:
+        return None
+
     def setup(self, signature: Signature) -> Signature:
         states = dict(signature.policy_state)
         for name, shape in self.shapes.items():
             if name in states:
-                must = "names in shapes must differ from those of the env's other PolicyState"
-                raise ValueError(refusal("PolicyState", must, repr(name)))
+                raise ValueError(
+                    refusal(
+                        "PolicyState",
+                        "names in shapes must differ from those of the env's other PolicyState",
+                        repr(name),
+                    )
+                )
             states[name] = EnvBuffer(shape, self.dtype, self.fill)
         return signature.replace(policy_state=states)
 
@@ -104,7 +120,9 @@ def initial(signature: Signature) -> State:
     """The entries of a root, without `observation`, where every episode starts."""
     n = signature.num_envs
     device = signature.device
-    entries = {name: row.allocate(None, n, device) for name, row in signature.policy_state.items()}
+    entries = {}
+    for name, row in signature.policy_state.items():
+        entries[name] = row.allocate(None, n, device)
     if entries:
         entries[IS_INIT] = torch.ones(n, 1, dtype=torch.bool, device=device)
     return entries
@@ -125,19 +143,29 @@ def read(owner: str, signature: Signature, td: TensorDictBase) -> State:
     for name, row in signature.policy_state.items():
         value = td.get(("next", name), None)
         if not isinstance(value, Tensor):
-            must = f'("next", "{name}") must be the state of the policy as a tensor'
-            remedy = f'Set `td["next", "{name}"] = ...`, as PolicyState asks for'
-            raise ValueError(refusal(owner, must, repr(value), remedy))
+            raise ValueError(
+                refusal(
+                    owner,
+                    f'("next", "{name}") must be the state of the policy as a tensor',
+                    repr(value),
+                    f'Set `td["next", "{name}"] = ...`, as PolicyState asks for',
+                )
+            )
         shape = (signature.num_envs, *row.shape)
         if value.shape != shape or value.dtype != row.dtype:
-            must = f'("next", "{name}") must have shape {shape} and dtype {row.dtype}'
-            raise ValueError(refusal(owner, must, validation.described(value)))
+            raise ValueError(
+                refusal(
+                    owner,
+                    f'("next", "{name}") must have shape {shape} and dtype {row.dtype}',
+                    validation.described(value),
+                )
+            )
         state[name] = value.detach()
     return state
 
 
 def following(signature: Signature, state: Any, done: Tensor) -> State:
-    """The entries of the next root, in new memory: initial where `done`, `(num_envs, 1)`, is set."""
+    """The entries of the next root, in new memory: initial where `done` is set."""
     mask = RowMask(done.clone())
     entries = {}
     for name, row in signature.policy_state.items():
@@ -158,14 +186,21 @@ def act(env: Any, policy: Policy | None, td: TensorDict) -> TensorDict:
     result = policy(td)
     if not isinstance(result, Tensor | TensorDictBase | np.ndarray):
         choice = ".argmax(-1)" if isinstance(env.single_action_space, Discrete) else ""
-        must = 'policy must return the action, or the TensorDict with "action"'
-        remedy = f'Wrap a network as `lambda td: network(td["observation"]){choice}`'
-        raise TypeError(refusal(env._name(), must, type(result).__name__, remedy))
+        raise TypeError(
+            refusal(
+                env._name(),
+                'policy must return the action, or the TensorDict with "action"',
+                type(result).__name__,
+                f'Wrap a network as `lambda td: network(td["observation"]){choice}`',
+            )
+        )
     if isinstance(result, TensorDictBase):
         # An action of a Dict or Tuple space is a TensorDict too.
         parts = spaces.children(env.single_action_space)
         if parts is None or set(result.keys()) != set(parts):
-            return result if result is td else td.update(result)
+            if result is not td:
+                td.update(result)
+            return td
     return td.set("action", result)
 
 

@@ -1,10 +1,14 @@
-"""make: an env from an id or a spec. register: an id for an env of one's own."""
+"""make: an env from an id or a spec. register: an id for an env of your own."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import multiprocessing
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import gymnasium
@@ -12,10 +16,11 @@ import torch
 from gymnasium import Space
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.experimental.functional import FuncEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from torchwrap._core import spec as specs
 from torchwrap._core import validation
+from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.envs.acrobot import Acrobot
 from torchwrap.envs.cartpole import CartPole
@@ -23,8 +28,10 @@ from torchwrap.envs.classic import ClassicControl
 from torchwrap.envs.mountain_car import MountainCar, MountainCarContinuous
 from torchwrap.envs.pendulum import Pendulum
 from torchwrap.functional import FunctionalEnv, Functions
-from torchwrap.interop.gymnasium import make as make_gymnasium
-from torchwrap.interop.gymnasium import make_ale, make_envpool
+from torchwrap.interop._engines import NO_LIMIT, NUM_SEEDS
+from torchwrap.interop._workers import WorkerEnv, answer_time
+from torchwrap.interop.gymnasium import GymnasiumEnv, InfoKeys
+from torchwrap.random import fresh_seed
 from torchwrap.transforms.episode import TimeLimit
 from torchwrap.transforms.transform import Transform
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper
@@ -48,15 +55,18 @@ _REGISTERED: dict[str, Callable[..., Any]] = {}  # by `register`
 def register(
     id: str, func_env: Callable[..., Functions], *, max_episode_steps: int | None = None
 ) -> None:
-    """Registers an id for an env of your own, written as a `FuncEnv`, so that `make(id, num_envs)` makes it in this process.
+    """Registers an id for an env of your own, written as a `FuncEnv`, for `make(id, num_envs)`.
 
-    The id is registered with Gymnasium too, but `gymnasium.make`, which makes single envs, refuses it. Other processes
-    register it by importing the module: `make("module:id")`. The script itself uses the bare id, or it is imported twice.
+    The id is registered with Gymnasium too, but `gymnasium.make`, which makes single envs, refuses
+    it. Other processes register it by importing the module: `make("module:id")`. The script itself
+    uses the bare id, or it is imported twice.
 
     Args:
         id: "namespace/Name-v0", or "Name-v0".
-        func_env: a class, or a function that returns the functions; see `FunctionalEnv`. It gets the `kwargs` of `make`.
-        max_episode_steps: truncates episodes at this length, if `make` gets no other. None disables it.
+        func_env: a class, or a function that returns the functions; see `FunctionalEnv`. It gets
+            the `kwargs` of `make`.
+        max_episode_steps: truncates episodes at this length, if `make` gets no other. None disables
+            it.
 
     >>> import torchwrap as tw
     >>> from torchwrap.envs.pendulum import Pendulum
@@ -65,38 +75,31 @@ def register(
     <docs/MoonPendulum-v0(num_envs=2, device=cpu)>
     """
     if not isinstance(id, str) or not _ID.fullmatch(id):
-        raise ValueError(
-            f'register needs an id of the form "namespace/Name-v0" or "Name-v0", but got {id!r}.'
-        )
+        must = 'id must have the form "namespace/Name-v0" or "Name-v0"'
+        raise ValueError(refusal("register", must, f"{id!r}"))
     if id in registration.registry:
-        raise ValueError(
-            f"register needs an id that is not taken, but got {id!r}: give it another name or version."
-        )
-    needed = "register needs a FuncEnv class, or a function that returns a FuncEnv"
+        raise ValueError(refusal("register", "id must be new", id, "Give it another name"))
+    must = "func_env must be a FuncEnv class, or a function that returns a FuncEnv"
     missing = [name for name in _FUNCTIONS if not callable(getattr(func_env, name, None))]
     if isinstance(func_env, type) and missing:
-        raise TypeError(f"{needed}, but got the class {func_env.__name__} without {missing}.")
+        got = f"the class {func_env.__name__} without {missing}"
+        raise TypeError(refusal("register", must, got))
     if not callable(func_env):
-        remedy = ": pass its class" if isinstance(func_env, FuncEnv) else ""
-        raise TypeError(f"{needed}, but got {func_env!r}{remedy}.")
+        raise TypeError(refusal("register", must, f"{func_env!r}", "Pass its class"))
     if max_episode_steps is not None:
-        max_episode_steps = validation.integer(
-            "register", "max_episode_steps", max_episode_steps, at_least=1
-        )
+        validation.integer("register", "max_episode_steps", max_episode_steps, at_least=1)
     try:
         gymnasium.register(id, f"{__name__}:refuse", max_episode_steps=max_episode_steps)
     except gymnasium.error.Error as error:
-        raise ValueError(
-            f"register needs an id that Gymnasium accepts, but got {id!r}: {error}"
-        ) from None
+        must = f"id must be one that Gymnasium accepts ({error})"
+        raise ValueError(refusal("register", must, id)) from None
     _REGISTERED[id] = func_env
 
 
 def refuse(**kwargs: Any) -> NoReturn:
     """Raises: `gymnasium.make` makes no envs of `register`."""
-    raise TypeError(
-        "gymnasium.make cannot make an env of torchwrap.register: use `torchwrap.make(id)`."
-    )
+    fault = "the id belongs to torchwrap.register"
+    raise TypeError(refusal("gymnasium.make", fault, remedy="Use `torchwrap.make(id)`"))
 
 
 def make(
@@ -116,167 +119,285 @@ def make(
 ) -> Env:
     """Makes `num_envs` envs of a registered id, or an env like the one that a spec describes.
 
-    A spec may come from a file, `make(EnvSpec.from_json(text))`: it imports nothing, and calls only constructors of registered
-    envs, Transforms and Wrappers that this process has imported, with the arguments it names. `make("module:id")` imports and
-    so runs the module: pass no id that you have not typed yourself.
+    A spec may come from a file, `make(EnvSpec.from_json(text))`: it imports nothing, and calls only
+    constructors of registered envs, Transforms and Wrappers that this process has imported, with
+    the arguments it names. `make("module:id")` imports and so runs the module: pass no id that you
+    have not typed yourself.
 
     Args:
-        id: an id registered with Gymnasium, or the `spec` of an env, whose arguments those given here override. With
-            `backend="envpool"`, an id of EnvPool's.
+        id: an id registered with Gymnasium, or the `spec` of an env, whose arguments those given
+            here override. With `backend="envpool"`, an id of EnvPool's.
         num_envs: number of envs. Defaults to 1.
-        backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's; "envpool" for EnvPool's and "ale" for ALE's,
-            which step in C++ with threads. Defaults to the native env if there is one, and to Gymnasium's otherwise.
+        backend: "torch" for a native torchwrap env, "gymnasium" for Gymnasium's; "envpool" for
+            EnvPool's and "ale" for ALE's, which step in C++ with threads. Defaults to the native
+            env if there is one, and to Gymnasium's otherwise.
         device: of all tensors. Defaults to the CPU.
-        first_index: global index of the first env; pass `rank * num_envs` for a shard of a larger run. Defaults to 0.
-        max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the registered limit. ALE takes none.
+        first_index: global index of the first env; pass `rank * num_envs` for a shard of a larger
+            run. Defaults to 0.
+        max_episode_steps: truncates episodes at this length. -1 disables it. Defaults to the
+            registered limit. ALE takes none.
         render_mode: "rgb_array" for `render()` and the wrappers that need it.
-        vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one process per env).
-        info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`. EnvPool and ALE take `info_keys`.
+        vectorization_mode: for Gymnasium's envs: "sync" (one process, the default) or "async" (one
+            process per env).
+        info_keys, worker_timeout: for Gymnasium's envs: as for `torchwrap.from_gymnasium`. EnvPool
+            and ALE take `info_keys`.
         params: for ids of `register`: what differs between envs, as for `FunctionalEnv`.
-        kwargs: passed to the env's constructor. EnvPool's takes a `seed`, as `reset` does before the first step only.
+        kwargs: passed to the env's constructor. EnvPool's envs are seeded by `seed`.
 
     >>> make("CartPole-v1", num_envs=4)
     <CartPole-v1(num_envs=4, device=cpu)>
     >>> make(make("CartPole-v1", num_envs=4).spec, num_envs=2)
     <CartPole-v1(num_envs=2, device=cpu)>
     """
-    target = validation.device("make", "cpu" if device is None else device)
     given = {
-        **{
-            "num_envs": num_envs,
-            "backend": backend,
-            "device": None if device is None else str(target),
-        },
-        **{
-            "first_index": first_index,
-            "max_episode_steps": max_episode_steps,
-            "render_mode": render_mode,
-        },
-        **{
-            "vectorization_mode": vectorization_mode,
-            "info_keys": info_keys or None,
-            "params": params,
-            **kwargs,
-        },
+        "num_envs": num_envs,
+        "backend": backend,
+        "device": device and str(validation.device("make", device)),
+        "first_index": first_index,
+        "max_episode_steps": max_episode_steps,
+        "render_mode": render_mode,
+        "vectorization_mode": vectorization_mode,
+        "info_keys": info_keys or None,
+        "params": params,
+        **kwargs,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    if worker_timeout != 60.0:
-        given["worker_timeout"] = worker_timeout
+    arguments = {name: value for name, value in given.items() if value is not None}
+    if worker_timeout != 60.0:  # None disables it
+        arguments["worker_timeout"] = worker_timeout
     if isinstance(id, EnvSpec):
-        if ":" in id.id:
-            remedy = "import the module first, if you trust it, and leave it out"
-            raise ValueError(
-                f"make needs a spec whose id names no module, but got {id.id!r}: {remedy}."
-            )
-        layers = [specs.rebuild(layer, (Wrapper, Transform)) for layer in id.additional_wrappers]
-        limit = -1 if id.max_episode_steps is None else id.max_episode_steps
-        env = make(id.id, **{"max_episode_steps": limit, **id.kwargs, **given})
-        for layer in layers:
-            env = layer(env)
-        if (
-            layers
-            and max_episode_steps is None
-            and 0 < limit < (env.signature.max_episode_steps or limit + 1)
-        ):
-            env = TransformedEnv(env, TimeLimit(limit))  # a limit that was assigned to the spec
-        return env
+        return _make_from_spec(id, arguments)
     if not isinstance(id, str):
-        remedy = "make another env with `make(env.spec)`, and wrap a vector env of Gymnasium's with from_gymnasium"
-        raise TypeError(f"make needs an id string or an env's spec, but got {id!r}: {remedy}.")
-    count = validation.integer("make", "num_envs", 1 if num_envs is None else num_envs, at_least=1)
-    if max_episode_steps is not None and (
-        not isinstance(max_episode_steps, int) or max_episode_steps != -1
-    ):
-        validation.integer("make", "max_episode_steps", max_episode_steps, at_least=1)
-    if backend not in (None, "torch", "gymnasium", "envpool", "ale"):
-        raise ValueError(
-            f'make needs backend="torch", "gymnasium", "envpool" or "ale", but got {backend!r}.'
-        )
-    if vectorization_mode not in (None, "sync", "async"):
-        raise ValueError(
-            f'make needs vectorization_mode="sync" or "async", but got {vectorization_mode!r}.'
-        )
-    func_env = None if backend == "envpool" else _functions_of(id, backend)
-    unfit = [
-        name
-        for name in ("vectorization_mode", "worker_timeout", *(["info_keys"] if func_env else ()))
-        if name in given
-    ]
-    if params is not None and (func_env is None or id in NATIVE):
-        remedy = "pass keyword arguments for other envs"
-        raise ValueError(
-            f"make takes params only for ids of register, whose functions read them, but got {id!r}: {remedy}."
-        )
-    if unfit and (func_env or backend in ("envpool", "ale")):
-        raise ValueError(
-            f'make takes no {" or ".join(unfit)} for {id!r} with backend="{backend or "torch"}": leave them out.'
-        )
-    spec = (
-        EnvSpec(id)
-        if backend == "envpool"
-        else specs.replace(gymnasium.spec(id.rpartition(":")[2]))
-    )
-    spec.kwargs = {**spec.kwargs, **given}
+        remedy = "Wrap a vector env of Gymnasium's with from_gymnasium"
+        raise TypeError(refusal("make", "id must be a string or an env's spec", id, remedy))
+    if backend not in (None, *_MAKERS):
+        raise ValueError(refusal("make", f"backend must be one of {[*_MAKERS]}", f"{backend!r}"))
+    if num_envs is not None:
+        validation.integer("make", "num_envs", num_envs, at_least=1)
+    if max_episode_steps is not None:
+        validation.integer("make", "max_episode_steps", max_episode_steps, at_least=-1)
+    spec = _spec_of(id, backend)
+    spec.kwargs = {**spec.kwargs, **arguments}
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
-    common: dict[str, Any] = {"device": target, "first_index": first_index or 0, "spec": spec}
-    optional = {name: given[name] for name in ("max_episode_steps", "render_mode") if name in given}
-    bridge = {**common, "info_keys": info_keys or (), "worker_timeout": worker_timeout}
-    if backend == "envpool":
-        return make_envpool(id, count, bridge, **optional, **kwargs)
-    if backend == "ale":
-        return make_ale(id, count, bridge, **optional, **kwargs)
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
-    try:
-        if func_env is None:
-            return make_gymnasium(
-                id, count, vectorization_mode or "sync", bridge, **optional, **kwargs
-            )
+    if backend is None:
+        backend = "torch" if id in NATIVE or spec.id in _REGISTERED else "gymnasium"
+    arguments.pop("backend", None)
+    return _MAKERS[backend](id, spec, **arguments)
+
+
+def _make_from_spec(spec: EnvSpec, arguments: dict[str, Any]) -> Env:
+    if ":" in spec.id:
+        remedy = "Import the module first, if you trust it, and leave it out"
+        raise ValueError(refusal("make", "the id of a spec must name no module", spec.id, remedy))
+    kinds = (Wrapper, Transform)
+    layers = [specs.rebuild(layer, kinds) for layer in spec.additional_wrappers]
+    limit = -1 if spec.max_episode_steps is None else spec.max_episode_steps
+    env = make(spec.id, **{"max_episode_steps": limit, **spec.kwargs, **arguments})
+    for layer in layers:
+        env = layer(env)
+    # A limit that was assigned to the spec.
+    if layers and "max_episode_steps" not in arguments and limit > 0:
+        limit_in_force = env.signature.max_episode_steps
+        if limit_in_force is None or limit < limit_in_force:
+            env = TransformedEnv(env, TimeLimit(limit))
+    return env
+
+
+# The makers of the backends. Each takes the arguments of `make` that it has a use for.
+
+
+def _make_torch(
+    id: str,
+    spec: EnvSpec,
+    *,
+    num_envs: int = 1,
+    max_episode_steps: int | None = None,  # in the spec
+    device: str = "cpu",
+    first_index: int = 0,
+    render_mode: str | None = None,
+    params: Mapping[str, torch.Tensor] | None = None,
+    **kwargs: Any,
+) -> Env:
+    func_env = _REGISTERED.get(spec.id) or NATIVE.get(id)
+    if func_env is None:
+        must = f"id must be in {sorted({*NATIVE, *_REGISTERED})} for backend='torch'"
+        raise ValueError(refusal("make", must, id))
+    if params is not None and spec.id not in _REGISTERED:
+        remedy = "Pass keyword arguments for other envs"
+        raise ValueError(refusal("make", "params must come with an id of register", id, remedy))
+    with _arguments_of(f"{id} in torch"):
         functions = func_env(**kwargs)
-    except TypeError as error:
-        if "seed" in kwargs and "'seed'" in str(error):  # there are envs that take one
-            got = f"seed={kwargs['seed']!r}: pass it to reset, `td = env.reset(seed={kwargs['seed']!r})`"
-            raise ValueError(
-                f"make needs arguments that the env's constructor takes, but got {got}."
-            ) from None
-        if func_env is None:
-            raise
-        remedy = ' in torch, or backend="gymnasium"' if id in NATIVE else ""
-        raise ValueError(f"make needs arguments that {id} takes{remedy}: {error}") from None
-    common |= {"render_mode": render_mode, "params": params}
-    return FunctionalEnv(functions, count, max_episode_steps=spec.max_episode_steps, **common)
+    return FunctionalEnv(
+        functions,
+        num_envs,
+        max_episode_steps=spec.max_episode_steps,
+        device=device,
+        first_index=first_index,
+        render_mode=render_mode,
+        params=params,
+        spec=spec,
+    )
 
 
-def _functions_of(id: str, backend: str | None) -> Callable[..., Any] | None:
-    """Returns what makes the functions of a registered id, or None for an env of Gymnasium's."""
-    module, _, name = id.rpartition(
-        ":"
-    )  # in Gymnasium's "module:id", importing the module registers the id
-    module = "ale_py" if backend == "ale" else module
+def _make_gymnasium(
+    id: str,
+    spec: EnvSpec,
+    *,
+    num_envs: int = 1,
+    device: str = "cpu",
+    first_index: int = 0,
+    vectorization_mode: str = "sync",
+    info_keys: InfoKeys = (),
+    worker_timeout: float | None = 60.0,
+    wrappers: Sequence[Callable[..., Any]] = (),
+    vector_kwargs: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Env:
+    if vectorization_mode not in ("sync", "async"):
+        must = 'vectorization_mode must be "sync" or "async"'
+        raise ValueError(refusal("make", must, f"{vectorization_mode!r}"))
+
+    def make_one() -> Any:
+        with _arguments_of(id):
+            env: Any = gymnasium.make(id, **kwargs)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    options = dict(vector_kwargs or {})
+    options |= {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}  # tensors are copies
+    if vectorization_mode == "sync":
+        vector_env: Any = SyncVectorEnv([make_one] * num_envs, **options)
+    else:
+        timeout = answer_time("make", worker_timeout)
+        worker = functools.partial(WorkerEnv, make_one, tuple(info_keys), os.getpid(), timeout)
+        before = set(multiprocessing.active_children())
+        try:
+            vector_env = AsyncVectorEnv([worker] * num_envs, **options)
+        except (EOFError, ConnectionError) as error:
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()
+            fault = (
+                f"could not construct {id} in worker processes: one ended, perhaps after it "
+                f"printed an exception, or took more than worker_timeout={timeout} s"
+            )
+            remedy = 'Pass vectorization_mode="sync" to construct the envs in this process'
+            raise RuntimeError(refusal("make", fault, remedy=remedy)) from error
+    return GymnasiumEnv(
+        vector_env,
+        spec=spec,
+        device=device,
+        first_index=first_index,
+        info_keys=info_keys,
+        worker_timeout=worker_timeout,
+    )
+
+
+def _make_envpool(
+    id: str,
+    spec: EnvSpec,
+    *,
+    num_envs: int = 1,
+    device: str = "cpu",
+    first_index: int = 0,
+    info_keys: InfoKeys = (),
+    seed: int | None = None,
+    **kwargs: Any,
+) -> Env:
+    """Env *i* gets `seed + first_index + i`."""
+    try:
+        envpool = importlib.import_module("envpool")
+    except ImportError as error:
+        fault = f"backend='envpool' needs the package envpool ({error})"
+        remedy = "Install it with `pip install torchwrap[envpool]`"
+        raise ImportError(refusal("make", fault, remedy=remedy)) from error
+    if id not in envpool.list_all_envs():
+        remedy = "`envpool.list_all_envs()` lists them, without a namespace such as ALE/"
+        raise ValueError(refusal("make", "id must be one of EnvPool's", id, remedy))
+    if kwargs.get("max_episode_steps") == -1:
+        kwargs["max_episode_steps"] = NO_LIMIT
+    validation.integer("make", "first_index", first_index, at_least=0)
+    seed = fresh_seed() if seed is None else seed
+    seed = validation.integer("make", "seed", seed, at_least=0, at_most=2**64 - 1)
+    seed = (seed + first_index) % NUM_SEEDS
+    with _arguments_of(f"EnvPool's {id}"):
+        pool = envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **kwargs)
+    limit = pool.config["max_episode_steps"]
+    spec.max_episode_steps = None if limit == NO_LIMIT else limit
+    return GymnasiumEnv(
+        pool, spec=spec, device=device, first_index=first_index, info_keys=info_keys
+    )
+
+
+def _make_ale(
+    id: str,
+    spec: EnvSpec,
+    *,
+    num_envs: int = 1,
+    device: str = "cpu",
+    first_index: int = 0,
+    info_keys: InfoKeys = (),
+    **kwargs: Any,
+) -> Env:
+    if not str(spec.vector_entry_point).startswith("ale_py"):
+        must = 'id must be that of a game, such as "ALE/Pong-v5"'
+        raise ValueError(refusal("make", must, id))
+    if "game_return" in info_keys and kwargs.get("reward_clipping", True):
+        remedy = "Put transforms.ClipReward(-1, 1) on the env to clip rewards"
+        must = 'reward_clipping must be False for the info "game_return"'
+        raise ValueError(refusal("make", must, True, remedy))
+    if kwargs.get("max_episode_steps") == -1:
+        del kwargs["max_episode_steps"]
+    remedy = (
+        "Put transforms.TimeLimit on the env for max_episode_steps, pass seed to env.reset, and "
+        'backend="gymnasium" for render_mode'
+    )
+    kwargs.setdefault("autoreset_mode", AutoresetMode.SAME_STEP)
+    mode: Any = "vector_entry_point"
+    with _arguments_of("ALE's vector env", remedy):
+        vector_env = gymnasium.make_vec(id, num_envs, vectorization_mode=mode, **kwargs)
+    return GymnasiumEnv(
+        vector_env, spec=spec, device=device, first_index=first_index, info_keys=info_keys
+    )
+
+
+_MAKERS: dict[str, Callable[..., Env]] = {
+    "torch": _make_torch,
+    "gymnasium": _make_gymnasium,
+    "envpool": _make_envpool,
+    "ale": _make_ale,
+}
+
+
+@contextlib.contextmanager
+def _arguments_of(what: str, remedy: str = "Pass a seed to env.reset(seed=0)") -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, AssertionError, gymnasium.error.Error) as error:
+        must = f"arguments must be those of {what} ({error})"
+        raise ValueError(refusal("make", must, remedy=remedy)) from error
+
+
+def _spec_of(id: str, backend: str | None) -> EnvSpec:
+    """A copy of the spec of a registered id. In "module:id", the module registers the id."""
+    if backend == "envpool":
+        return EnvSpec(id)
+    module, _, name = id.rpartition(":")
+    if backend == "ale":
+        module = "ale_py"
     try:
         if module:
             importlib.import_module(module)
-        gymnasium.spec(name)
+        spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        remedy = ""
-        if (
-            isinstance(error, gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound)
-            and not module
-        ):
-            package = {"ALE": "ale_py"}.get(name.partition("/")[0], "package")
-            remedy = f' A package registers its ids when it is imported: `make("{package}:{name}")` imports it.'
-        elif module == "ale_py" and isinstance(error, ImportError):
-            remedy = ". Install it with `pip install torchwrap[atari]`."
-        raise ValueError(f"make needs a registered id, but got {id!r}: {error}{remedy}") from None
-    if backend in ("gymnasium", "ale"):
-        if name in _REGISTERED:
-            raise ValueError(
-                f'make needs backend="torch" for an id of torchwrap.register, but got "{backend}" for {id!r}.'
-            )
-        return None
-    func_env = _REGISTERED.get(name) or NATIVE.get(id)
-    if backend == "torch" and func_env is None:
-        raise ValueError(
-            f'make needs an id in {sorted({*NATIVE, *_REGISTERED})} for backend="torch", but got {id!r}.'
+        remedy = (
+            'A package registers its ids when it is imported: `make("package:id")`, such as '
+            '"ale_py:ALE/Pong-v5" after `pip install torchwrap[atari]`'
         )
-    return func_env
+        must = f"id must be registered ({error})"
+        raise ValueError(refusal("make", must, f"{id!r}", remedy)) from None
+    if name in _REGISTERED and backend not in (None, "torch"):
+        must = f'backend must be "torch" for {id}, an id of torchwrap.register'
+        raise ValueError(refusal("make", must, backend))
+    return specs.replace(spec)

@@ -1,7 +1,8 @@
 """Gymnasium's spaces, and batched tensors as their values.
 
-A value of a space holds one member per env. It is a tensor `(num_envs, *space.shape)` in the space's dtype (`Discrete`:
-`(num_envs,)` int64). For a `Dict` or `Tuple` space it is a TensorDict of such values, under the dict's keys or "0", "1", ...
+A value of a space holds one member per env. It is a tensor `(num_envs, *space.shape)` in the
+space's dtype (`Discrete`: `(num_envs,)` int64). For a `Dict` or `Tuple` space it is a TensorDict of
+such values, under the dict's keys or "0", "1", ...
 """
 
 from __future__ import annotations
@@ -19,24 +20,68 @@ from torch import Tensor, nn
 
 from torchwrap import random
 from torchwrap._core import validation
-from torchwrap._core.buffers import ConstantBuffer, EnvBuffer
+from torchwrap._core.buffers import EnvBuffer
+from torchwrap._core.errors import refusal
 from torchwrap._core.generators import no_foreign_draws
-from torchwrap._core.rows import apply as apply
-from torchwrap._core.rows import is_host_readable
+from torchwrap._core.rows import apply, is_host_readable
+
+__all__ = [
+    "REWARD",
+    "TORCH_DTYPES",
+    "Path",
+    "Sampler",
+    "Signature",
+    "Value",
+    "apply",
+    "at",
+    "bound",
+    "box",
+    "build",
+    "check",
+    "check_function",
+    "check_layer",
+    "check_tensor",
+    "children",
+    "contains",
+    "counts",
+    "dict_like",
+    "dtype",
+    "flatten",
+    "from_numpy",
+    "infos",
+    "leaves",
+    "map_leaves",
+    "optional_space",
+    "outside",
+    "sample",
+    "tensor",
+    "to_device",
+    "to_numpy",
+    "zeros",
+]
 
 Path: TypeAlias = tuple[str, ...]
 
 Value: TypeAlias = "Tensor | TensorDict"
 """A Tensor, or a TensorDict if the space is a `Dict` or `Tuple`."""
 
+REWARD = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+"""The space of a reward: any float32 number."""
+
 _NAMES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
-TORCH_DTYPES: dict[str, torch.dtype] = {np.dtype(name).str: getattr(torch, name) for name in _NAMES}
-"""The real dtypes with which both NumPy and PyTorch compute, by NumPy's `dtype.str`: not every Dynamo hashes a dtype."""
+TORCH_DTYPES = {np.dtype(name).str: getattr(torch, name) for name in _NAMES}
+"""The real dtypes of both NumPy and PyTorch, by `dtype.str`: some Dynamos cannot hash a dtype."""
+
+_TENSOR_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+# The structure of a space and its values.
 
 
-def children(space: Space[Any]) -> dict[str, Space[Any]] | None:
-    """The subspaces of a `Dict` by key, or of a `Tuple` by "0", "1", and so on. None for any other space."""
+def children(
+    space: Space[Any],
+) -> dict[str, Space[Any]] | None:
+    """The subspaces of a `Dict` by key, or of a `Tuple` by "0", "1", ...; None for other spaces."""
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     if isinstance(space, spaces.Tuple):
@@ -44,88 +89,99 @@ def children(space: Space[Any]) -> dict[str, Space[Any]] | None:
     return None
 
 
-def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:
-    """Yields each leaf of a space, which is a space of single tensors, with its path of keys.
+def leaves(
+    space: Space[Any],
+    path: Path = (),
+) -> Iterator[tuple[Path, Space[Any]]]:
+    """Yields the path of keys to each leaf, a space of single tensors, and the leaf.
 
-    Raises a ValueError for an empty `Dict` or `Tuple`, and for a `Dict` with a key that is not a string.
+    Raises a ValueError for an empty `Dict` or `Tuple`, and for a `Dict` with a key that is not a
+    string.
 
     >>> list(leaves(spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2)))))
     [(('a', 'b'), Discrete(2))]
     """
-    if (subspaces := children(space)) is None:
+    subspaces = children(space)
+    if subspaces is None:
         yield path, space
         return
     if not subspaces or not all(isinstance(key, str) for key in subspaces):
-        raise ValueError(
-            f"A Dict or Tuple space needs at least one subspace and string keys, but got {space}."
-        )
+        must = "a Dict or Tuple space must have at least one subspace and string keys"
+        raise ValueError(refusal("torchwrap.spaces", must, space))
     for key, child in subspaces.items():
         yield from leaves(child, (*path, key))
 
 
-def build(
-    space: Space[Any], make: Callable[[Path, Space[Any]], Tensor], num_envs: int, path: Path = ()
-) -> Value:
-    """Builds a value of a space: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of each leaf."""
-    if (subspaces := children(space)) is None:
-        return make(path, space)
-    values = {key: build(child, make, num_envs, (*path, key)) for key, child in subspaces.items()}
-    return TensorDict(values, batch_size=[num_envs])
-
-
-def at(value: Any, path: Path) -> Any:
-    """The part of a nested value at the path of a leaf: of a TensorDict, or of Gymnasium's dicts and tuples."""
-    for key in path:
-        value = value[int(key) if isinstance(value, tuple | list) else key]
-    return value
-
-
-def to_device(value: Value, device: torch.device) -> Value:
-    """A value on a device. `TensorDict.to` would wait for the whole device."""
-    return apply(lambda _, leaf: leaf.to(device), value)
-
-
-def dict_like(below: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
-    """A Dict of other parts, in the order that Gymnasium's wrappers give them: sorted, if `below` sorts its keys."""
-    order = (
-        {"sort_keys": below.sort_keys} if hasattr(below, "sort_keys") else {}
-    )  # of Gymnasium 1.4
-    return spaces.Dict(parts, **order)  # type: ignore[arg-type]
-
-
-def map_leaves(function: Callable[[Space[Any]], Space[Any]], space: Space[Any]) -> Space[Any]:
+def map_leaves(
+    function: Callable[[Space[Any]], Space[Any]],
+    space: Space[Any],
+) -> Space[Any]:
     """A space of the same structure with `function(leaf)` for each leaf."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict(
-            [(key, map_leaves(function, part)) for key, part in space.spaces.items()]
-        )  # pairs keep their order
+        keys = space.spaces
+        parts = [(key, map_leaves(function, keys[key])) for key in keys]
+        return spaces.Dict(parts)  # pairs keep their order
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([map_leaves(function, part) for part in space.spaces])
     return function(space)
 
 
+def dict_like(
+    below: spaces.Dict,
+    parts: dict[str, Space[Any]],
+) -> spaces.Dict:
+    """A Dict of other parts, whose keys are sorted if those of `below` are, as Gymnasium does."""
+    if not hasattr(below, "sort_keys"):  # before Gymnasium 1.4
+        return spaces.Dict(parts)
+    return spaces.Dict(parts, sort_keys=below.sort_keys)  # type: ignore[arg-type]
+
+
+def build(
+    space: Space[Any],
+    make: Callable[[Path, Space[Any]], Tensor],
+    num_envs: int,
+    path: Path = (),
+) -> Value:
+    """Builds a value: `make(path, leaf)` returns the tensor `(num_envs, *leaf.shape)` of a leaf."""
+    subspaces = children(space)
+    if subspaces is None:
+        return make(path, space)
+    values = {}
+    for key, child in subspaces.items():
+        values[key] = build(child, make, num_envs, (*path, key))
+    return TensorDict(values, batch_size=[num_envs])
+
+
+def at(value: Any, path: Path) -> Any:
+    """The entry of a nested value at the path of a leaf: of a TensorDict, a dict or a tuple."""
+    for key in path:
+        index: Any = int(key) if isinstance(value, tuple | list) else key
+        value = value[index]
+    return value
+
+
+# Single tensors.
+
+
 def dtype(space: Space[Any]) -> torch.dtype:
-    """The torch dtype of a leaf space. Raises a TypeError for a space that tensors cannot represent."""
-    if not isinstance(
-        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    ):
-        remedy = ": leave such entries of a Dict out with make(id, wrappers=[...]) and Gymnasium's FilterObservation"
-        needed = "A space needs to be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
-        raise TypeError(f"{needed}, but got {space}{remedy if isinstance(space, Space) else ''}.")
+    """The torch dtype of a leaf. Raises a TypeError for a space that tensors cannot represent."""
+    if not isinstance(space, _TENSOR_SPACES):
+        must = "space must be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+        remedy = "Leave entries of a Dict out with make(id, wrappers=[...]) and FilterObservation"
+        raise TypeError(refusal("torchwrap.spaces", must, str(space), remedy))
     if space.dtype.str not in TORCH_DTYPES:
-        raise TypeError(
-            f"A space needs a dtype that PyTorch computes with, but got {space} of dtype {space.dtype}."
-        )
+        must = f"space must have a dtype of PyTorch, not {space.dtype}"
+        raise TypeError(refusal("torchwrap.spaces", must, space))
     return TORCH_DTYPES[space.dtype.str]
 
 
-def bound(limit: float, to: torch.dtype) -> float:
-    """`limit` as a bound for PyTorch's `clamp`: infinite if the float dtype `to` cannot represent it."""
-    return limit if abs(limit) <= torch.finfo(to).max else math.copysign(math.inf, limit)
+def counts(
+    space: Space[Any],
+) -> tuple[Any, Any]:
+    """The number of values and the smallest value in each component of a discrete leaf.
 
-
-def counts(space: Space[Any]) -> tuple[Any, Any]:
-    """The number of values of each component of a discrete leaf, and the smallest: arrays of `MultiDiscrete`, else ints."""
+    Returns arrays for `MultiDiscrete`, else ints.
+    """
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.astype(np.int64), space.start.astype(np.int64)
     if isinstance(space, spaces.Discrete):
@@ -133,57 +189,91 @@ def counts(space: Space[Any]) -> tuple[Any, Any]:
     return 2, 0
 
 
-def zeros(space: Space[Any], num_envs: int, device: torch.device | str = "cpu") -> Value:
-    """A new value with the member of the space that is nearest to zero for each env, as Gymnasium's `create_zero_array`."""
+def bound(limit: float, to: torch.dtype) -> float:
+    """`limit` for PyTorch's `clamp`: infinite if the float dtype `to` cannot represent it."""
+    if abs(limit) > torch.finfo(to).max:
+        return math.copysign(math.inf, limit)
+    return limit
 
-    def make(path: Path, leaf: Space[Any]) -> Tensor:
-        zero = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else counts(leaf)[1]
-        return (
-            torch.as_tensor(zero, dtype=dtype(leaf), device=device)
-            .expand(num_envs, *(leaf.shape or ()))
-            .clone()
-        )
+
+# Conversion of values.
+
+
+def zeros(
+    space: Space[Any],
+    num_envs: int,
+    device: torch.device | str = "cpu",
+) -> Value:
+    """For each env the member nearest to zero, as Gymnasium's `create_zero_array`."""
+
+    def make(
+        path: Path,
+        leaf: Space[Any],
+    ) -> Tensor:
+        if isinstance(leaf, spaces.Box):
+            zero = np.clip(0, leaf.low, leaf.high)
+        else:
+            _, zero = counts(leaf)
+        row = torch.as_tensor(zero, dtype=dtype(leaf), device=device)
+        return row.expand(num_envs, *(leaf.shape or ())).clone()
 
     return build(space, make, num_envs)
 
 
-def tensor(array: Any, device: torch.device | str) -> Tensor:
-    """A NumPy array as a tensor on `device`. On the CPU it shares the array's memory, so pass a new array."""
+def tensor(
+    array: Any,
+    device: torch.device | str,
+) -> Tensor:
+    """A new NumPy array as a tensor on `device`. On the CPU it shares the array's memory."""
     source = torch.from_numpy(array)
-    if (device := torch.device(device)).type == "cpu":
+    device = torch.device(device)
+    if device.type == "cpu":
         return source
     if device.type == "cuda":
-        source = (
-            source.pin_memory()
-        )  # for a copy that does not block; the allocator keeps the memory until it is done
+        # Only a copy from pinned memory does not block. The allocator keeps it until then.
+        source = source.pin_memory()
     return source.to(device, non_blocking=True)
 
 
-def from_numpy(space: Space[Any], value: Any, device: torch.device | str = "cpu") -> Value:
-    """Copies a batched value of Gymnasium's (an array, or a dict or tuple of them) to tensors on `device`."""
-    if (subspaces := children(space)) is None:
+def from_numpy(
+    space: Space[Any],
+    value: Any,
+    device: torch.device | str = "cpu",
+) -> Value:
+    """Copies Gymnasium's batch (an array, or a dict or tuple of them) to tensors on `device`."""
+    subspaces = children(space)
+    if subspaces is None:
         return tensor(np.array(value, space.dtype, order="C"), device)
-    values = (
-        {str(index): part for index, part in enumerate(value)}
-        if isinstance(value, tuple)
-        else value
-    )
-    tensors = {key: from_numpy(child, values[key], device) for key, child in subspaces.items()}
-    return TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1])
+    tensors = {}
+    for key, child in subspaces.items():
+        tensors[key] = from_numpy(child, at(value, (key,)), device)
+    first = next(iter(tensors.values()))
+    return TensorDict(tensors, batch_size=first.shape[:1])
 
 
-def to_numpy(space: Space[Any], value: Value) -> Any:
+def to_numpy(
+    space: Space[Any],
+    value: Value,
+) -> Any:
     """Copies a value to Gymnasium's batched form, the inverse of `from_numpy`."""
     if isinstance(value, Tensor):
         return value.numpy(force=True).copy()  # type: ignore[call-arg]
-    arrays = {
-        key: to_numpy(child, at(value, (key,))) for key, child in (children(space) or {}).items()
-    }
+    subspaces = children(space) or {}
+    arrays = {key: to_numpy(child, value[key]) for key, child in subspaces.items()}
     return tuple(arrays.values()) if isinstance(space, spaces.Tuple) else arrays
 
 
-def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
-    """Flattens each member to a vector of a dtype, as Gymnasium's `flatten` does: discrete components become one-hot.
+def to_device(value: Value, device: torch.device) -> Value:
+    """A value on a device. `TensorDict.to` would wait for the whole device."""
+    return apply(lambda _, leaf: leaf.to(device), value)
+
+
+def flatten(
+    space: Space[Any],
+    value: Value,
+    to: torch.dtype,
+) -> Tensor:
+    """Flattens each member to a vector of a dtype. As in Gymnasium, discrete parts become one-hot.
 
     A value with any batch dimensions becomes a tensor `(*batch, flatdim(space))`.
 
@@ -192,40 +282,47 @@ def flatten(space: Space[Any], value: Value, to: torch.dtype) -> Tensor:
             [0, 0, 1]])
     """
     if not isinstance(value, Tensor):
-        return torch.cat([flatten(leaf, at(value, path), to) for path, leaf in leaves(space)], -1)
-    columns = value.reshape(*value.shape[: value.dim() - len(space.shape or ())], -1)
+        parts = []
+        for path, leaf in leaves(space):
+            parts.append(flatten(leaf, at(value, path), to))
+        return torch.cat(parts, -1)
+    num_batch_dims = value.dim() - len(space.shape or ())
+    columns = value.reshape(*value.shape[:num_batch_dims], -1)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        # Not by `counts`: Dynamo traces `np.ravel` of NumPy's numbers, but not of Python's.
+        # Unlike `counts`: Dynamo traces `np.ravel` of NumPy's numbers, but not of Python's.
         count = space.n if isinstance(space, spaces.Discrete) else space.nvec
-        sizes, starts = np.ravel(count).tolist(), np.ravel(space.start).tolist()
-        ranges = [
-            torch.arange(start, start + size, device=value.device)
-            for size, start in zip(sizes, starts, strict=True)
-        ]
-        columns = torch.cat(
-            [columns[..., index, None] == values for index, values in enumerate(ranges)], -1
-        )
+        sizes = np.ravel(count).tolist()
+        starts = np.ravel(space.start).tolist()
+        one_hot = []
+        for index, size in enumerate(sizes):
+            values = starts[index] + torch.arange(size, device=value.device)
+            one_hot.append(columns[..., index, None] == values)
+        columns = torch.cat(one_hot, -1)
     return columns.to(to)
 
 
-REWARD: spaces.Box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-"""The space of a reward: any float32 number."""
+# Checks of spaces.
 
 
-def optional_space(owner: str, name: str, space: object) -> Space[Any] | None:
-    """Returns an argument that is a supported space or None. Raises a TypeError or ValueError for anything else."""
+def optional_space(
+    owner: str,
+    name: str,
+    space: object,
+) -> Space[Any] | None:
+    """Returns an argument that is a supported space or None. Raises a TypeError or ValueError."""
     if space is None:
         return None
     if not isinstance(space, Space):
-        raise TypeError(f"{owner} needs a gymnasium Space as {name}, but got {space!r}.")
+        raise TypeError(refusal(owner, f"{name} must be a gymnasium Space", repr(space)))
     try:
         for _, leaf in leaves(space):
             dtype(leaf)
     except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"{owner} needs an {name} that tensors can hold, but got {space}: {error}"
-        ) from error
+        raise type(error)(f"{owner}: {name} does not fit. {error}") from error
     return space
+
+
+_DTYPE_KINDS = {"": "biuf", "numbers": "iuf", "floats": "f"}
 
 
 def box(
@@ -235,89 +332,107 @@ def box(
     of: Literal["", "numbers", "floats"] = "",
     path: Path = (),
 ) -> spaces.Box:
-    """Returns the space if it is a Box, of "numbers" (not bools) or "floats" if asked for. Raises a TypeError otherwise."""
-    if (
-        not isinstance(space, spaces.Box)
-        or space.dtype.kind not in {"": "biuf", "numbers": "iuf", "floats": "f"}[of]
-    ):
-        remedy = (
-            ": transform entries of a Dict with ObservationKeys"
-            if path or isinstance(space, spaces.Dict)
-            else ""
-        )
-        raise TypeError(
-            f"{owner} needs a Box {what} space{of and f' of {of}'}, but got {space}{remedy}."
-        )
-    return space
+    """Returns a space that is a Box, of "numbers" (no bools) or "floats" if asked for.
+
+    Raises a TypeError for another space. `what` is "observation" or "action".
+    """
+    if isinstance(space, spaces.Box) and space.dtype.kind in _DTYPE_KINDS[of]:
+        return space
+    must = f"{what} space must be a Box"
+    if of:
+        must = f"{must} of {of}"
+    remedy = ""
+    if path or isinstance(space, spaces.Dict):
+        remedy = "Transform entries of a Dict with ObservationKeys"
+    raise TypeError(refusal(owner, must, space, remedy))
 
 
-def outside(space: Space[Any], value: Tensor) -> Tensor:
-    """Which components of a leaf's batched value are out of bounds: bool, of the same shape. NaN is out of bounds."""
+# Checks of values.
+
+
+def outside(
+    space: Space[Any],
+    value: Tensor,
+) -> Tensor:
+    """True for each component of a leaf's value that is out of bounds or NaN: bool, same shape."""
     if isinstance(space, spaces.Box):
-        low, high = (
-            torch.as_tensor(bound, device=value.device) for bound in (space.low, space.high)
-        )
+        low = torch.as_tensor(space.low, device=value.device)
+        high = torch.as_tensor(space.high, device=value.device)
         return ~((value >= low) & (value <= high))
-    count, start = (torch.as_tensor(number, device=value.device) for number in counts(space))
+    count, start = counts(space)
+    low = torch.as_tensor(start, device=value.device)
+    end = low + torch.as_tensor(count, device=value.device)
     value = value.long()
-    return (value < start) | (value >= start + count)
+    return (value < low) | (value >= end)
 
 
-def contains(space: Space[Any], value: Value) -> bool:
-    """Whether every row of a batched value lies in the space: structure, shape, dtype and bounds. Waits for the device."""
-    if (subspaces := children(space)) is not None:
-        is_dict = isinstance(value, TensorDictBase) and set(value.keys()) == set(subspaces)
-        return is_dict and all(
-            contains(child, at(value, (key,))) for key, child in subspaces.items()
-        )
-    if (
-        not isinstance(value, Tensor)
-        or value.dtype != dtype(space)
-        or value.shape[1:] != (space.shape or ())
-    ):
+def contains(
+    space: Space[Any],
+    value: Value,
+) -> bool:
+    """True if every row has the structure, shape, dtype and bounds of the space.
+
+    Waits for the device.
+    """
+    subspaces = children(space)
+    if subspaces is None:
+        if not isinstance(value, Tensor) or value.dtype != dtype(space):
+            return False
+        is_shaped = value.shape[1:] == (space.shape or ())
+        return is_shaped and not outside(space, value).any()
+    if not isinstance(value, TensorDictBase) or set(value.keys()) != set(subspaces):
         return False
-    return not outside(space, value).any()
+    return all(contains(child, value[key]) for key, child in subspaces.items())
+
+
+def check_tensor(
+    owner: str,
+    what: str,
+    value: object,
+    shape: tuple[int, ...],
+    to: torch.dtype,
+    device: torch.device,
+    remedy: str = "",
+) -> None:
+    """Raises a TypeError or ValueError unless a value is a tensor of a shape, dtype and device."""
+    kind: type[Exception] = TypeError
+    got = type(value).__name__
+    if isinstance(value, Tensor):
+        is_placed = value.shape == shape and value.device == device
+        if is_placed and value.dtype == to:
+            return
+        got = f"{validation.described(value)} on {value.device}"
+        kind = TypeError if is_placed else ValueError
+    must = f"{what} must be a tensor of shape {tuple(shape)} {to} on {device}"
+    raise kind(refusal(owner, must, got, remedy))
 
 
 def check(
     owner: str,
     what: str,
     space: Space[Any],
-    value: object,
+    value: Any,
     num_envs: int,
     device: torch.device,
     bounds: bool = True,
 ) -> None:
-    """Raises a TypeError or ValueError unless a value has the structure, shape, dtype and device that the space requires.
+    """Raises a TypeError or ValueError unless a value has the space's structure, shape and dtype.
 
-    `owner` and `what` begin the message. The `bounds` of discrete spaces are checked if the host can read without a sync.
+    `what` names the value in the message. With `bounds`, discrete values are checked too if the
+    host can read them without a device sync.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         subspaces = children(space) or {}
         if not isinstance(value, TensorDictBase) or set(value.keys()) != set(subspaces):
-            got = (
-                sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value).__name__
-            )
-            raise TypeError(
-                f"{owner} needs {what} as a TensorDict with keys {sorted(subspaces)}, but got {got}."
-            )
+            must = f"{what} must be a TensorDict with keys {sorted(subspaces)}"
+            keys = sorted(value.keys()) if isinstance(value, TensorDictBase) else type(value)
+            raise TypeError(refusal(owner, must, keys))
         for key, child in subspaces.items():
             check(owner, f"{what}[{key!r}]", child, value[key], num_envs, device, bounds)
         return
-    # The check of a single tensor is part of every eager step, so it calls few functions and operators.
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{owner} needs {what} as a torch.Tensor, but got {type(value).__name__}.")
     shape = (num_envs, *(space.shape or ()))
-    if value.shape != shape:
-        raise ValueError(
-            f"{owner} needs {what} of shape {shape} (num_envs first), but got {tuple(value.shape)}."
-        )
-    if value.dtype != TORCH_DTYPES[space.dtype.str]:  # type: ignore[union-attr]
-        raise TypeError(
-            f"{owner} needs {what} of dtype {dtype(space)} for {space}, but got {value.dtype}."
-        )
-    if value.device != device:
-        raise ValueError(f"{owner} needs {what} on device {device}, but got {value.device}.")
+    to = TORCH_DTYPES[space.dtype.str]  # type: ignore[union-attr]
+    check_tensor(owner, what, value, shape, to, device)
     if not bounds or isinstance(space, spaces.Box) or not is_host_readable(value):
         return
     if isinstance(space, spaces.Discrete):
@@ -326,67 +441,35 @@ def check(
     else:
         is_inside = not outside(space, value).any()
     if not is_inside:
-        raise ValueError(
-            f"{owner} needs {what} in {space}, but got values from {value.min()} to {value.max()}."
-        )
+        values = f"values from {value.min()} to {value.max()}"
+        raise ValueError(refusal(owner, f"{what} must be in {space}", values))
 
 
-def check_layer(owner: str, signature: Signature, td: object, flags: bool) -> None:
-    """Raises unless a hook of a layer has returned a TensorDict that fits the signature; with `flags`, one of a step."""
-    n, device = signature.num_envs, signature.device
-    if not isinstance(td, TensorDictBase) or td.batch_size != (n,):
-        got = (
-            f"batch size {tuple(td.batch_size)}"
-            if isinstance(td, TensorDictBase)
-            else type(td).__name__
-        )
-        raise TypeError(
-            f"{owner} needs to return a TensorDict of batch size ({n},), but got {got}."
-        )
-    dtypes = (
-        {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
-        if flags
-        else {}
-    )
-    if missing := [
-        key for key in ("observation", *dtypes) if key not in td.keys() or td[key] is None
-    ]:
-        raise ValueError(
-            f"{owner} needs to return {missing} too, but got {sorted(td.keys() - {*missing})}."
-        )
-    # After a reset, rows that go on may hold anything.
-    check(
-        owner,
-        "to return observations",
-        signature.single_observation_space,
-        td["observation"],
-        n,
-        device,
-        bounds=flags,
-    )
+_STEP_DTYPES = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
+
+
+def check_layer(
+    owner: str,
+    signature: Signature,
+    td: Any,
+    flags: bool,
+) -> None:
+    """Raises unless a layer's hook returned a TensorDict that fits; with `flags`, of a step."""
+    num_envs = signature.num_envs
+    device = signature.device
+    if not isinstance(td, TensorDictBase) or td.batch_size != (num_envs,):
+        must = f"result must be a TensorDict of batch size ({num_envs},)"
+        raise TypeError(refusal(owner, must, getattr(td, "batch_size", type(td))))
+    dtypes = _STEP_DTYPES if flags else {}
+    missing = [key for key in ("observation", *dtypes) if td.get(key, None) is None]
+    if missing:
+        raise ValueError(refusal(owner, f"result must have {missing} too", sorted(td.keys())))
+    space = signature.single_observation_space
+    # After a reset, the rows that were not reset may hold anything.
+    check(owner, "observation", space, td["observation"], num_envs, device, bounds=flags)
     for key, to in dtypes.items():
-        value: Any = td[key]
-        if value.shape != (n, 1) or value.dtype != to or value.device != device:
-            remedy = (
-                f": convert it with `.to({to})`"
-                if value.shape == (n, 1)
-                else ": make a column with `.unsqueeze(-1)`"
-            )
-            got = f"{validation.described(value)} on {value.device}{remedy}"
-            raise ValueError(
-                f"{owner} needs to return {key} of shape {(n, 1)} {to} on {device}, but got {got}."
-            )
-
-
-def infos(owner: str, td: TensorDict, names: Sequence[str]) -> list[Tensor]:
-    """The entries of a successor's info. Raises a ValueError if it lacks one."""
-    try:
-        return [td["info", name] for name in names]  # type: ignore[misc]
-    except KeyError as error:
-        remedy = "give an env of Gymnasium's the argument info_keys, and a FunctionalEnv the function state_info"
-        raise ValueError(
-            f"{owner} needs {list(names)} in the env's info ({error.args[0]}): {remedy}."
-        ) from error
+        remedy = f"`.unsqueeze(-1)` makes a column, `.to({to})` converts it"
+        check_tensor(owner, key, td[key], (num_envs, 1), to, device, remedy)
 
 
 def check_function(
@@ -397,30 +480,45 @@ def check_function(
     returns: Space[Any],
     signature: Signature,
 ) -> None:
-    """Calls a function with zeros. Raises a TypeError or ValueError if it raises, draws, or if `check` does for its result."""
-    num_envs, device = signature.num_envs, signature.device
-    with no_foreign_draws(
-        f"{owner}'s func", "draw with torchwrap.random, in a Transform with a stream", device
-    ):
+    """Calls a function of `what` with zeros.
+
+    Raises a TypeError or ValueError if it raises, if it draws, or if its result does not fit.
+    """
+    num_envs = signature.num_envs
+    device = signature.device
+    remedy = "draw with torchwrap.random, in a Transform with a stream"
+    with no_foreign_draws(f"{owner}'s func", remedy, device):
         try:
             result = func(zeros(takes, num_envs, device))
         except Exception as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(
-                f"{owner} needs a func that takes {what}, but it raised {type(error).__name__}: {error}"
-            ) from error
+            fault = f"func must take {what}, but it raised {type(error).__name__}: {error}"
+            raise kind(refusal(owner, fault)) from error
     try:
-        check(owner, f"func to return {what}", returns, result, num_envs, device)
+        check(owner, f"func's {what}", returns, result, num_envs, device)
     except (TypeError, ValueError) as error:
-        remedy = (
-            ": pass the new space too" if what != "rewards" and isinstance(result, Tensor) else ""
-        )
-        raise type(error)(f"{str(error)[:-1]}{remedy}.") from None
+        if what == "rewards" or not isinstance(result, Tensor):
+            raise
+        raise type(error)(f"{error} Pass the new space too.") from None
+
+
+def infos(
+    owner: str,
+    td: TensorDict,
+    names: Sequence[str],
+) -> list[Tensor]:
+    """The entries of a successor's info. Raises a ValueError if it lacks one."""
+    try:
+        return [td["info", name] for name in names]  # type: ignore[misc]
+    except KeyError as error:
+        must = f"info must have {list(names)} ({error.args[0]})"
+        remedy = "Pass info_keys for an env of Gymnasium, or write state_info for a FunctionalEnv"
+        raise ValueError(refusal(owner, must, remedy=remedy)) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Describes a batch of envs: what a transform gets from the layer below, and returns for the layer above.
+    """Describes a batch of envs to a transform, which returns the description for the layer above.
 
     Args:
         num_envs: at least 1.
@@ -428,9 +526,11 @@ class Signature:
         device: of all tensors.
         max_episode_steps: the length at which episodes are truncated. None if there is no limit.
         first_index: global index of the first env, for a shard of a larger run.
-        num_streams: number of random streams in use so far: of the env, of `sample_action`, and of transforms.
-        policy_state: what a recurrent policy carries from step to step, by name.
-        summed_info: where a layer repeats actions, the names of the infos that it sums. None if every step is one of the env.
+        num_streams: number of random streams in use so far, by the env, `sample_action` and
+            transforms.
+        policy_state: the state that a recurrent policy carries from step to step, by name.
+        summed_info: where a layer repeats actions, the names of the infos that it sums. None if
+            every step is one of the env.
 
     >>> from gymnasium.spaces import Box, Discrete
     >>> signature = Signature(4, Box(-1, 1, (3,)), Discrete(2))
@@ -449,12 +549,12 @@ class Signature:
     summed_info: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        validation.integer("An env", "num_envs", self.num_envs, at_least=1)
-        validation.integer("An env", "first_index", self.first_index, at_least=0)
+        validation.integer("Env", "num_envs", self.num_envs, at_least=1)
+        validation.integer("Env", "first_index", self.first_index, at_least=0)
         for space in (self.single_observation_space, self.single_action_space):
             for _, leaf in leaves(space):
                 dtype(leaf)
-        # With its index, as tensors have it: "cuda" is the current CUDA device, and no tensor's device equals it.
+        # A tensor's device has an index, so "cuda" would equal none. This one is frozen, too.
         vars(self)["device"] = torch.empty(0, device=self.device).device
 
     def replace(self, **changes: Any) -> Signature:
@@ -462,86 +562,128 @@ class Signature:
         return dataclasses.replace(self, **changes)
 
     def stream(self) -> tuple[random.Stream, Signature]:
-        """Returns a new random stream for a transform, independent of the env's other ones, and a signature that counts it."""
+        """Returns a new random stream for a transform, and a signature that counts it.
+
+        The stream is independent of the env's other streams.
+        """
         stream = random.Stream(self.num_envs, self.first_index, self.num_streams, self.device)
         return stream, self.replace(num_streams=self.num_streams + 1)
 
 
+# Sampling.
+
+
 class Sampler(nn.Module):
-    """Draws a random member of a space for each env of a stream, distributed as Gymnasium's `Space.sample`.
+    """Draws a random member for each env of a stream, distributed as Gymnasium's `Space.sample`.
 
     >>> Sampler(spaces.Discrete(3))(random.Stream(5, seed=0)).shape
     torch.Size([5])
     """
 
-    def __init__(self, space: Space[Any], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        space: Space[Any],
+        device: torch.device | str = "cpu",
+    ) -> None:
         super().__init__()
         self.space = space
-        parts = [
-            _Box(leaf, device) if isinstance(leaf, spaces.Box) else _Counted(leaf, device)
-            for _, leaf in leaves(space)
-        ]
-        self.parts = nn.ModuleList(parts)
+        self.parts = nn.ModuleList()
+        for _, leaf in leaves(space):
+            kind: Any = _Box if isinstance(leaf, spaces.Box) else _Counted
+            self.parts.append(kind(leaf, device))
 
     def forward(self, stream: random.Stream) -> Value:
         """Draws from the stream, which advances by one step per leaf of the space."""
         parts = iter(self.parts)
 
-        def make(path: Path, leaf: Space[Any]) -> Tensor:
+        def make(
+            path: Path,
+            leaf: Space[Any],
+        ) -> Tensor:
             stream.next_draw()
             return next(parts)(stream.key())
 
         return build(self.space, make, len(stream.env))
 
 
-def sample(space: Space[Any], stream: random.Stream) -> Value:
+def sample(
+    space: Space[Any],
+    stream: random.Stream,
+) -> Value:
     """Draws with a new `Sampler`, on the device of the stream."""
     return Sampler(space, stream.env.device)(stream)
 
 
 class _Leaf(nn.Module):
-    """Draws members of a leaf. Its numbers are buffers, because a captured step cannot copy them from the host."""
+    """Draws members of a leaf. Its numbers are buffers: a captured step cannot copy them."""
 
-    def __init__(self, space: Space[Any], device: torch.device | str, **numbers: Any) -> None:
+    def __init__(
+        self,
+        space: Space[Any],
+        device: torch.device | str,
+        **numbers: Any,
+    ) -> None:
         super().__init__()
-        self.shape, self.dtype = space.shape or (), dtype(space)
+        self.shape = space.shape or ()
+        self.dtype = dtype(space)
         for name, number in numbers.items():
             self.register_buffer(name, torch.tensor(number, device=device), persistent=False)
 
 
 class _Counted(_Leaf):
-    count, start = ConstantBuffer(), ConstantBuffer()
+    count: Tensor
+    start: Tensor
 
-    def __init__(self, space: Space[Any], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        space: Space[Any],
+        device: torch.device | str,
+    ) -> None:
         count, start = counts(space)
         super().__init__(space, device, count=count, start=start)
 
     def forward(self, key: random.Key) -> Tensor:
-        return (random.integers(key, self.count, shape=self.shape) + self.start).to(self.dtype)
+        numbers = random.integers(key, self.count, shape=self.shape) + self.start
+        return numbers.to(self.dtype)
 
 
 class _Box(_Leaf):
-    low, high, below, above = (ConstantBuffer() for _ in range(4))
+    low: Tensor
+    high: Tensor
+    below: Tensor
+    above: Tensor
 
-    def __init__(self, space: spaces.Box, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        space: spaces.Box,
+        device: torch.device | str,
+    ) -> None:
         work = np.float32 if space.dtype in (np.float32, np.float16) else np.float64
-        low, high = space.low.astype(work), space.high.astype(work)
         super().__init__(
-            space, device, low=low, high=high, below=space.bounded_below, above=space.bounded_above
+            space,
+            device,
+            low=space.low.astype(work),
+            high=space.high.astype(work),
+            below=space.bounded_below,
+            above=space.bounded_above,
         )
-        self.is_integral, self.is_bounded = not self.dtype.is_floating_point, space.is_bounded()
+        self.is_integral = not self.dtype.is_floating_point
+        self.is_bounded = space.is_bounded()
 
     def forward(self, key: random.Key) -> Tensor:
-        # As Gymnasium: uniform between two bounds, exponential from one, normal without any. Integers are rounded down.
-        low, high, shape = self.low, self.high, self.shape
-        end = high + 1 if self.is_integral else high
+        # As in Gymnasium: uniform between two bounds, exponential from a single bound, normal
+        # without any. Integers are rounded down.
+        low = self.low
+        shape = self.shape
+        end = self.high + 1 if self.is_integral else self.high
         fraction = random.uniform(key, shape=shape, dtype=low.dtype)
         value = low * (1 - fraction) + end * fraction  # end - low could overflow
         if not self.is_bounded:
             distance = random.exponential(key.fold_in(1), shape=shape, dtype=low.dtype)
             unbounded = random.normal(key.fold_in(2), shape=shape, dtype=low.dtype)
-            from_bound = torch.where(
-                self.below, low + distance, torch.where(self.above, end - distance, unbounded)
-            )
+            below_high = torch.where(self.above, end - distance, unbounded)
+            from_bound = torch.where(self.below, low + distance, below_high)
             value = torch.where(self.below & self.above, value, from_bound)
-        return (value.floor() if self.is_integral else value).clamp(low, high).to(self.dtype)
+        if self.is_integral:
+            value = value.floor()
+        return value.clamp(low, self.high).to(self.dtype)

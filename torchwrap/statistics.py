@@ -126,7 +126,6 @@ class RunningMeanStd(BatchedModule):
 
     def frozen(self, epsilon: float) -> Tensor:
         """The constants of `normalize`, in the dtype of the reference: reference, mean - reference, and scale."""
-        self._warn_untrained("A deployed policy")
         mean, var = self._moments()
         return torch.stack(
             [

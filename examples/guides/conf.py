@@ -1,4 +1,4 @@
-"""The site: `sphinx-build -W examples/guides build/site` makes it of the guides and the docstrings (extra `docs`)."""
+"""The site of the guides and docstrings: `sphinx-build -W examples/guides build/site`."""
 
 import itertools
 
@@ -34,7 +34,7 @@ autodoc_mock_imports = ["brax", "jax", "rl_games", "rsl_rl", "skrl", "stable_bas
 
 
 def markdown(app, what, name, obj, options, lines):
-    """Turn the tables and indented code of a docstring, which are Markdown, into reStructuredText."""
+    """Turn the Markdown tables and indented code of a docstring into reStructuredText."""
     for start in reversed([i for i, line in enumerate(lines) if line.startswith("|---")]):
         rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[start + 1 :]))
         table = [".. list-table::", "   :header-rows: 1", ""]

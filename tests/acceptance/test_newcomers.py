@@ -1,10 +1,9 @@
-"""What newcomers write out of habit: each call raises, changes nothing, and the lines of code in its message work."""
+"""Habits of newcomers: each raises, changes nothing, and its message shows a line that works."""
 
 import collections.abc
 import copy
 import re
-import sys
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -20,195 +19,398 @@ from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
 
-class Case(NamedTuple):
-    """Code of a newcomer. `before` leads to the call; `mend` and the lines of the message lead to what `then` states."""
-
-    call: str
-    error: type[Exception]
-    message: str
-    then: str
-    before: str = ""
-    mend: str = ""
-
-
-def namespace():
-    """What the code of the cases can use."""
+@pytest.fixture
+def script():
+    """The variables of a newcomer's script."""
     env = tw.make("CartPole-v1", 2)
-    names = {name: getattr(tw, name) for name in tw.__all__}
-    names |= {"T": T, "nn": nn, "np": np, "torch": torch, "gymnasium": gymnasium}
-    return names | {
-        "env": env,
-        "td": env.reset(seed=0),
-        "network": nn.Linear(4, 2),
-        "collect": tw.Collector(env, None, 3),
-    }
+    collect = tw.Collector(env, None, 3)
+    return SimpleNamespace(
+        env=env,
+        td=env.reset(seed=0),
+        network=nn.Linear(4, 2),
+        collect=collect,
+        max_episode_steps=3,
+        transforms=[T.TimeLimit(3)],
+    )
 
 
-def run(code, names):
-    """Runs code. `_` is then its value, if it has one."""
-    try:
-        names["_"] = eval(code, names)
-    except SyntaxError:
-        exec(code, names)
+def refused(habit, error, name, script):
+    """The message of a habit that must raise and leave the env as it was."""
+    state = buffers(script.env)
+    with pytest.raises(error, match=name) as raised:
+        habit(script)
+    assert type(raised.value) is error
+    assert_same(buffers(script.env), state)
+    return str(raised.value)
 
 
-def check(case):
-    names = namespace()
-    run(case.before, names)
-    before = [(value, buffers(value)) for value in names.values() if isinstance(value, tw.Env)]
-    with pytest.raises(case.error, match=case.message) as raised:
-        run(case.call, names)
-    assert type(raised.value) is case.error
-    for env, state in before:
-        assert_same(buffers(env), state)
-    lines = re.findall(r"`(.+?)`", str(raised.value))
-    assert lines, raised.value
-    run(case.mend, names)
+def follow(message, script):
+    """Run the lines of code in a message, and return the value of the last one."""
+    lines = re.findall(r"`(.+?)`", message)
+    assert lines, message
+    names = {**vars(tw), "T": T, "torch": torch, "gymnasium": gymnasium, **vars(script)}
+    value = None
     for line in lines:
-        run(line, names)
-    assert eval(case.then, names), case.then
+        try:
+            value = eval(line, names)
+        except SyntaxError:
+            exec(line, names)
+    for name in ("env", "td", "transition", "data"):
+        setattr(script, name, names.get(name))
+    return value
 
 
 # Making envs and transforms.
 
 
-def wraps(line):
-    return rf" takes no env, but got FunctionalEnv: write `env = TransformedEnv\(env, {re.escape(line)}\)`\.$"
-
-
-INSTANCE = r"Compose needs Transforms, but got the class {0} at transforms\[0\]: pass an instance, `T\.{0}\({1}\)`\.$"
-NO_ID = "make needs an id string or an env's spec, but got "
-NO_SEED = r"make needs arguments that the env's constructor takes, but got seed=0: pass it to reset, `td = env\.reset\(seed=0\)`\.$"
-VECTOR_ENV = (
-    "gymnasium.make_vec('CartPole-v1', 2, 'sync', vector_kwargs={'autoreset_mode': 'Disabled'})"
+@pytest.mark.parametrize(
+    "habit",
+    [
+        pytest.param(lambda s: T.NormalizeObservation(s.env), id="wrapper"),
+        pytest.param(lambda s: T.NormalizeReward(gamma=0.9, env=s.env), id="keyword"),
+        pytest.param(lambda s: T.FrameStackObservation(s.env, 4), id="first argument"),
+        pytest.param(lambda s: T.TimeLimit(s.env), id="only argument"),
+        pytest.param(lambda s: tw.Compose(s.env), id="Compose"),
+    ],
 )
-
-WRAPPED = "TransformedEnv(env, _).transforms[0] is _"
-TAKES_ONE = "len(env.transforms) == 1"
-THREE = "max_episode_steps = 3"
-CONSTRUCTION = [
-    Case("T.NormalizeObservation(env)", TypeError, wraps("T.NormalizeObservation()"), TAKES_ONE),
-    Case(
-        "T.NormalizeReward(gamma=0.9, env=env)",
-        TypeError,
-        wraps("T.NormalizeReward(gamma=0.9)"),
-        TAKES_ONE,
-    ),
-    Case(
-        "T.FrameStackObservation(env, 4)", TypeError, wraps("T.FrameStackObservation(4)"), TAKES_ONE
-    ),
-    Case("T.TimeLimit(env)", TypeError, wraps("T.TimeLimit(max_episode_steps)"), TAKES_ONE, THREE),
-    Case(
-        "Compose(env)",
-        TypeError,
-        wraps("T.Compose(transforms)"),
-        TAKES_ONE,
-        "transforms = [T.TimeLimit(3)]",
-    ),
-    Case(
-        "TransformedEnv(env, T.NormalizeReward)",
-        TypeError,
-        INSTANCE.format("NormalizeReward", ""),
-        WRAPPED,
-    ),
-    Case(
-        "Compose([T.TimeLimit])",
-        TypeError,
-        INSTANCE.format("TimeLimit", "max_episode_steps"),
-        WRAPPED,
-        THREE,
-    ),
-    Case(
-        "make(env)",
-        TypeError,
-        NO_ID + r"<CartPole.*: make another env with `make\(env\.spec\)`",
-        "True",
-    ),
-    Case("make('CartPole-v1', seed=0)", ValueError, NO_SEED, "env.np_random_seed == 0"),
-    Case(
-        "make('CartPole-v1', backend='gymnasium', seed=0)",
-        ValueError,
-        NO_SEED,
-        "env.np_random_seed == 0",
-    ),
-]
+def test_env_given_to_a_transform_raises_and_shows_transformed_env(habit, script):
+    follow(refused(habit, TypeError, "env", script), script)
+    assert len(script.env.transforms) == 1
 
 
-TRANSFORMS = [
-    kind
-    for kind in map(T.__dict__.get, T.__all__)
-    if isinstance(kind, type) and issubclass(kind, T.Transform)
-]
+@pytest.mark.parametrize(
+    ("habit", "name"),
+    [
+        (lambda s: tw.TransformedEnv(s.env, T.NormalizeReward), "NormalizeReward"),
+        (lambda s: tw.Compose([T.TimeLimit]), "TimeLimit"),
+    ],
+    ids=["TransformedEnv", "Compose"],
+)
+def test_class_in_place_of_a_transform_raises_and_shows_an_instance(habit, name, script):
+    transform = follow(refused(habit, TypeError, name, script), script)
+    assert tw.TransformedEnv(script.env, transform).transforms[0] is transform
 
 
-def test_every_transform_refuses_every_kind_of_env():
-    for env in (ScriptedEnv(2), gymnasium.make("CartPole-v1"), eval(VECTOR_ENV)):
-        for kind in TRANSFORMS:
-            message = rf"^{kind.__name__} is a transform and takes no env, .* TransformedEnv\(env, T\.{kind.__name__}\("
-            for arguments, keywords in (((env,), {}), ((env, 3), {}), ((), {"env": env})):
-                with pytest.raises(TypeError, match=message):
-                    kind(*arguments, **keywords)
-        env.close()
+@pytest.mark.parametrize("backend", ["torch", "gymnasium"])
+def test_seed_given_to_make_raises_and_shows_reset(backend, script):
+    def habit(s):
+        return tw.make("CartPole-v1", backend=backend, seed=0)
+
+    follow(refused(habit, ValueError, "seed", script), script)
+    assert script.env.np_random_seed == 0
+
+
+def test_env_given_to_make_raises_and_shows_its_spec(script):
+    made = follow(refused(lambda s: tw.make(s.env), TypeError, "id", script), script)
+    assert isinstance(made, tw.Env)
+
+
+TRANSFORMS = [kind for name in T.__all__ if isinstance(kind := getattr(T, name), type)]
+TRANSFORMS = [kind for kind in TRANSFORMS if issubclass(kind, T.Transform)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ScriptedEnv(2),
+        lambda: gymnasium.make("CartPole-v1"),
+        lambda: gymnasium.make_vec("CartPole-v1", 2, "sync"),
+    ],
+    ids=["torchwrap", "gymnasium", "vector"],
+)
+@pytest.mark.parametrize("kind", TRANSFORMS, ids=lambda kind: kind.__name__)
+def test_every_transform_refuses_every_kind_of_env(kind, make):
+    env = make()
+    name = rf"{kind.__name__}.*T\.{kind.__name__}\("
+    with pytest.raises(TypeError, match=name):
+        kind(env)
+    with pytest.raises(TypeError, match=name):
+        kind(env, 3)
+    with pytest.raises(TypeError, match=name):
+        kind(env=env)
+    env.close()
 
 
 # Policies.
 
-NEEDED = 'CartPole-v1 needs a policy that takes a TensorDict, and returns the action or the TensorDict with "action", but got '
-CALLED = r', which raised .*: wrap a network as `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)`\.$'
-RETURNED = r', which returned {}: wrap a network as `lambda td: network\(td\["observation"\]\)\.argmax\(-1\)`\.$'
-CONTINUOUS = r'wrap a network as `lambda td: network\(td\["observation"\]\)`\.$'
-PENDULUM = "env = make('Pendulum-v1', 2); td = env.reset(); network = nn.Linear(3, 1)"
-SCORES = r"needs an action of shape \(2,\) .*, but got \(2, 2\): turn scores into actions with `scores\.argmax\(-1\)`\.$"
-SCORED = "scores = network(td['observation'])"
-COLLECTS = "rollout(env, _, 3)[0].shape == (2, 3)"
 
-POLICIES = [
-    Case("rollout(env, network, 3, td)", TypeError, NEEDED + "Linear" + CALLED, COLLECTS),
-    Case(
-        "Collector(env, nn.Sequential(network, nn.Tanh()), 3)(td)",
-        TypeError,
-        NEEDED + "Sequential" + CALLED,
-        COLLECTS,
-    ),
-    Case(
-        "evaluate(env, network, 2, seed=0)",
-        TypeError,
-        NEEDED + "Linear" + CALLED,
-        "evaluate(env, _, 2).shape == (2,)",
-    ),
-    Case(
-        "compile(Collector(env, network, 3), backend='eager')",
-        TypeError,
-        NEEDED + "Linear" + CALLED,
-        COLLECTS,
-    ),
-    Case("rollout(env, network, 3, td)", TypeError, CONTINUOUS, COLLECTS, PENDULUM),
-    Case(
-        "rollout(env, lambda td: None, 3, td)",
-        TypeError,
-        NEEDED + "<lambda>" + RETURNED.format("None.*"),
-        COLLECTS,
-    ),
-    Case(
-        "rollout(env, lambda td: (td, 0), 3, td)",
-        TypeError,
-        NEEDED + "<lambda>" + RETURNED.format("tuple"),
-        COLLECTS,
-    ),
-    Case(
-        "rollout(env, lambda td: scores, 3, td)",
-        ValueError,
-        SCORES,
-        "len(env.step(_)) == 2",
-        SCORED,
-        "env.reset()",
-    ),
-]
+def rollout(s):
+    return tw.rollout(s.env, s.network, 3, s.td)
+
+
+def collect_with_a_module(s):
+    collect = tw.Collector(s.env, nn.Sequential(s.network), 3)
+    return collect(s.td)
+
+
+def evaluate(s):
+    return tw.evaluate(s.env, s.network, 2, seed=0)
+
+
+def compile(s):
+    return tw.compile(tw.Collector(s.env, s.network, 3), backend="eager")
+
+
+def return_nothing(s):
+    return tw.rollout(s.env, lambda td: None, 3, s.td)
+
+
+def return_a_tuple(s):
+    return tw.rollout(s.env, lambda td: (td, 0), 3, s.td)
+
+
+@pytest.mark.parametrize(
+    "habit",
+    [rollout, collect_with_a_module, evaluate, compile, return_nothing, return_a_tuple],
+)
+def test_network_in_place_of_a_policy_raises_and_shows_a_policy(habit, script):
+    policy = follow(refused(habit, TypeError, "policy", script), script)
+    data, _ = tw.rollout(script.env, policy, 3)
+    assert data.shape == (2, 3)
+    assert tw.evaluate(script.env, policy, 2).shape == (2,)
+
+
+def test_network_for_continuous_actions_raises_and_shows_a_policy(script):
+    script.env = tw.make("Pendulum-v1", 2)
+    script.td = script.env.reset()
+    script.network = nn.Linear(3, 1)
+    policy = follow(refused(rollout, TypeError, "policy", script), script)
+    data, _ = tw.rollout(script.env, policy, 3)
+    assert data.shape == (2, 3)
+
+
+def test_scores_in_place_of_actions_raise_and_show_argmax(script):
+    script.scores = script.network(script.td["observation"])
+
+    def habit(s):
+        return tw.rollout(s.env, lambda td: s.scores, 3, s.td)
+
+    action = follow(refused(habit, ValueError, "action", script), script)
+    script.env.reset()
+    assert len(script.env.step(action)) == 2
+
+
+def test_array_in_place_of_an_action_raises_and_shows_a_tensor(script):
+    script.action = script.env.action_space.sample()
+    message = refused(lambda s: s.env.step(s.action), TypeError, "action", script)
+    assert len(follow(message, script)) == 2
 
 
 def test_policy_that_raises_for_a_reason_of_its_own_raises_that():
     with pytest.raises(TypeError, match=r"^unsupported operand type\(s\) for \+: 'int' and 'str'$"):
         tw.rollout(ScriptedEnv(2), lambda td: 1 + "1", 3)
+
+
+# Results of steps and resets, mixed up.
+
+
+def step(script):
+    return script.env.step(script.td.set("action", script.env.sample_action()))
+
+
+def swapped(script):
+    script.td, _ = step(script)
+
+
+def dropped(script):
+    step(script)  # `transition, _ = env.step(td)`
+
+
+def kept_both(script):
+    script.td = step(script)
+
+
+def swapped_data(script):
+    script.td, _ = script.collect(script.td)
+
+
+def dropped_root(script):
+    script.collect(script.td)
+
+
+def kept_both_of_collect(script):
+    script.td = script.collect(script.td)
+
+
+def reset_twice(script):
+    script.env.reset()
+
+
+@pytest.mark.parametrize(
+    ("slip", "error"),
+    [(swapped, ValueError), (dropped, ValueError), (kept_both, TypeError)],
+)
+def test_step_of_another_result_raises_and_shows_the_step(slip, error, script):
+    slip(script)
+    message = refused(lambda s: s.env.step(s.td), error, "env.step", script)
+    script.td = script.env.reset()
+    script.td["action"] = script.env.sample_action()
+    follow(message, script)
+    assert "next" in script.transition
+    assert set(script.td.keys()) == {"observation"}
+
+
+@pytest.mark.parametrize(
+    ("slip", "error"),
+    [
+        (dropped, ValueError),
+        (swapped_data, ValueError),
+        (dropped_root, ValueError),
+        (kept_both_of_collect, TypeError),
+    ],
+)
+def test_collection_from_another_result_raises_and_shows_the_collection(slip, error, script):
+    slip(script)
+    message = refused(lambda s: s.collect(s.td), error, "collect", script)
+    script.td = script.env.reset()
+    follow(message, script)
+    assert script.data.shape == (2, 3)
+    assert set(script.td.keys()) == {"observation"}
+
+
+@pytest.mark.parametrize(
+    "slip", [lambda s: s.env.step(s.env.sample_action()), reset_twice], ids=["step", "reset"]
+)
+def test_rollout_from_an_old_root_raises_and_shows_the_collection(slip, script):
+    slip(script)
+    message = refused(lambda s: tw.rollout(s.env, None, 3, s.td), ValueError, "collect", script)
+    script.td = script.env.reset()
+    follow(message, script)
+    assert script.data.shape == (2, 3)
+
+
+NESTED = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Tuple([spaces.Discrete(3)]))
+
+
+@pytest.fixture
+def nested():
+    return ScriptedEnv(2, episode_lengths=None, observation_space=NESTED)
+
+
+@pytest.mark.parametrize("values", ["as they are", "changed in place", "NaN"])
+@pytest.mark.parametrize(
+    "replicate",
+    [
+        pytest.param(lambda td: td, id="itself"),
+        pytest.param(TensorDict.clone, id="clone"),
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda td: td.select("observation"), id="select"),
+    ],
+)
+def test_collector_starts_from_the_last_root_and_from_copies(replicate, values, nested):
+    td = nested.reset()
+    for leaf in td.values(True, True):
+        if values == "changed in place":
+            leaf += 1
+        elif values == "NaN" and leaf.is_floating_point():
+            leaf[0] = torch.nan
+    data, _ = tw.Collector(nested, None, 3)(replicate(td))
+    assert_same(data[:, 0].select("observation"), td.select("observation"))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_collector_refuses_a_root_with_one_other_row_of_one_leaf(index, nested):
+    td = nested.reset().clone()
+    leaf = list(td.values(True, True))[index]
+    leaf[1] = 1 - leaf[1]
+    with pytest.raises(ValueError, match="root"):
+        tw.rollout(nested, None, 3, td)
+
+
+def test_collector_starts_from_a_restored_root_and_not_from_the_one_before():
+    env = ScriptedEnv(2)
+    td = env.reset()
+    snapshot = env.snapshot()
+    _, following = env.step(env.sample_action())
+    env.restore(snapshot)
+    with pytest.raises(ValueError, match="root"):
+        tw.rollout(env, None, 3, following)
+    data, _ = tw.rollout(env, None, 3, td)
+    assert_same(data[:, 0].select("observation"), td.select("observation"))
+
+
+# Further habits.
+
+
+class Forgetful(T.RewardTransform):
+    def reward(self, reward):
+        reward.abs()  # without `return`
+
+
+class Silent(T.Transform):
+    def setup(self, signature):
+        signature.replace()  # without `return`
+
+
+def reset_with_flags(env):
+    return env.reset(mask=torch.ones(2, 1, dtype=torch.bool))
+
+
+def a_list_of_transforms(env):
+    return tw.TransformedEnv(env, [T.TimeLimit(3)])
+
+
+def a_collector_of_a_vector_env(env):
+    return tw.Collector(tw.to_gymnasium(env), None, 1)
+
+
+def setup_without_return(env):
+    return tw.TransformedEnv(env, Silent())
+
+
+def hook_without_return(env):
+    return tw.rollout(tw.TransformedEnv(env, Forgetful()), None, 1)
+
+
+def a_function_without_its_space(env):
+    halve = T.TransformObservation(lambda obs: obs[:, :2])
+    return tw.TransformedEnv(env, halve)
+
+
+def reset_mask(env):
+    env = tw.make("CartPole-v1", 2, backend="gymnasium")
+    return env.reset(options={"reset_mask": [True, False]})
+
+
+def metrics_of_a_missing_info(env):
+    statistics = T.RecordEpisodeStatistics(metrics={"wins": "max"})
+    return tw.rollout(tw.TransformedEnv(env, statistics), None, 1)
+
+
+@pytest.mark.parametrize(
+    ("habit", "name"),
+    [
+        (reset_with_flags, r"mask\.squeeze\(-1\)"),
+        (a_list_of_transforms, r"\*transforms"),
+        (a_collector_of_a_vector_env, r"\.env"),
+        (setup_without_return, "setup"),
+        (hook_without_return, "reward"),
+        (a_function_without_its_space, "space"),
+        (reset_mask, "mask="),
+        (metrics_of_a_missing_info, "info_keys"),
+    ],
+)
+def test_habit_raises_and_names_its_remedy(habit, name):
+    with pytest.raises((TypeError, ValueError), match=name):
+        habit(tw.make("CartPole-v1", 2))
+
+
+def test_unregistered_id_raises_and_names_the_package(monkeypatch, tmp_path, registry, script):
+    entry_point = "gymnasium.envs.classic_control:CartPoleEnv"
+    module = f'import gymnasium\ngymnasium.register("Maze/Walk-v0", "{entry_point}")\n'
+    (tmp_path / "maze_package.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = refused(lambda s: tw.make("Maze/Walk-v0"), ValueError, "Maze/Walk-v0", script)
+    made = follow(message.replace("package:", "maze_package:"), script)
+    assert made.spec.id == "Maze/Walk-v0"
+
+
+def test_id_of_ale_raises_and_names_its_package(monkeypatch):
+    pytest.importorskip("ale_py")
+    others = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", others)
+    with pytest.raises(ValueError, match="ale_py:ALE/Pong-v5"):
+        tw.make("ALE/Pong-v5")
 
 
 def test_env_without_len_is_true_and_a_with_statement_closes_it():
@@ -223,142 +425,6 @@ def test_env_without_len_is_true_and_a_with_statement_closes_it():
     assert env.vector_env.closed
 
 
-# Results of steps and resets, mixed up.
-
-SECOND = r"pass the second result of the last step, `transition, td = env\.step\(td\)`\.$"
-SECOND_OF_COLLECT = (
-    r"pass the second result of the last step or collection, `data, td = collect\(td\)`\.$"
-)
-STEPPED = (
-    r'CartPole-v1\.step needs a root, but got a TensorDict with "next", which has been stepped: '
-    + SECOND
-)
-COLLECTED = (
-    'Collector needs a root, but got a TensorDict with "next", which has been stepped: '
-    + SECOND_OF_COLLECT
-)
-STALE = (
-    "Collector needs the root that the last .* returned, but got a stale one, with another observation: "
-    + SECOND_OF_COLLECT
-)
-ACT = "td['action'] = env.sample_action()"
-AGAIN = f"td = env.reset(); {ACT}"
-NEXT = "'next' in transition and set(td.keys()) == {'observation'}"
-DATA = "data.shape == (2, 3) and set(td.keys()) == {'observation'}"
-NUMPY = r"but got ndarray: call `env\.step\(torch\.as_tensor\(action\)\)`\.$"
-
-RESET = "td = env.reset()"
-SLIPS = [
-    Case(
-        "env.step(td)",
-        ValueError,
-        STEPPED,
-        NEXT,
-        f"{ACT}; td, transition = env.step(td); {ACT}",
-        AGAIN,
-    ),
-    Case(
-        "env.step(td)",
-        ValueError,
-        STEPPED,
-        NEXT,
-        f"{ACT}; transition, _ = env.step(td); {ACT}",
-        AGAIN,
-    ),
-    Case(
-        "env.step(td)",
-        TypeError,
-        "action as a tensor, but got tuple: " + SECOND,
-        NEXT,
-        f"{ACT}; td = env.step(td)",
-        AGAIN,
-    ),
-    Case("collect(td)", ValueError, COLLECTED, DATA, f"{ACT}; env.step(td)", RESET),
-    Case("collect(td)", ValueError, COLLECTED, DATA, "td, data = collect(td)", RESET),
-    Case("collect(td)", ValueError, STALE, DATA, "data, _ = collect(td)", RESET),
-    Case(
-        "collect(td)",
-        TypeError,
-        "to start from, but got tuple: " + SECOND_OF_COLLECT,
-        DATA,
-        "td = collect(td)",
-        RESET,
-    ),
-    Case(
-        "rollout(env, None, 3, td)", ValueError, STALE, DATA, "env.step(env.sample_action())", RESET
-    ),
-    Case("rollout(env, None, 3, td)", ValueError, STALE, DATA, "env.reset()", RESET),
-    Case("env.step(action)", TypeError, NUMPY, "len(_) == 2", "action = env.action_space.sample()"),
-]
-
-
-NESTED = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Tuple([spaces.Discrete(3)]))
-
-
-@pytest.mark.parametrize("values", ["as they are", "changed in place", "NaN"])
-def test_collector_starts_from_the_last_root_as_it_was_left_and_from_copies_but_not_from_another(
-    values,
-):
-    env = ScriptedEnv(2, episode_lengths=None, observation_space=NESTED)
-    collect = tw.Collector(env, None, 3)
-    for replicate in (
-        lambda td: td,
-        TensorDict.clone,
-        copy.deepcopy,
-        lambda td: td.select("observation"),
-    ):
-        td = env.reset()
-        for leaf in td.values(True, True):
-            if values == "changed in place":
-                leaf += 1
-            elif values == "NaN" and leaf.is_floating_point():
-                leaf[0] = torch.nan
-        data, _ = collect(replicate(td))
-        assert_same(data[:, 0].select("observation"), td.select("observation"))
-    for index in range(2):  # one row of one leaf differs
-        td = env.reset().clone()
-        leaf = list(td.values(True, True))[index]
-        leaf[1] = 1 - leaf[1]
-        with pytest.raises(ValueError, match="but got a stale one, with another observation"):
-            tw.rollout(env, None, 3, td)
-
-
-def test_collector_starts_from_a_restored_root_and_not_from_the_one_before():
-    env = ScriptedEnv(2)
-    td = env.reset()
-    snapshot, (_, following) = env.snapshot(), env.step(env.sample_action())
-    env.restore(snapshot)
-    with pytest.raises(ValueError, match="but got a stale one"):
-        tw.rollout(env, None, 3, following)
-    assert_same(
-        tw.rollout(env, None, 3, td)[0][:, 0].select("observation"), td.select("observation")
-    )
-
-
-@pytest.mark.parametrize("case", [*CONSTRUCTION, *POLICIES, *SLIPS], ids=lambda case: case.call)
-def test_call_of_a_newcomer_raises_and_names_the_line_that_works(case):
-    check(case)
-
-
-def test_make_of_an_id_of_another_package_names_the_package(monkeypatch, tmp_path):
-    pytest.importorskip("ale_py")
-    (tmp_path / "package.py").write_text(
-        'import gymnasium\ngymnasium.register("Maze/Walk-v0", "gymnasium.envs.classic_control:CartPoleEnv")\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    registry = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
-    message = r"make needs a registered id, but got 'Maze/Walk-v0'.* `make\(\"package:Maze/Walk-v0\"\)` imports it\.$"
-    try:
-        check(Case("make('Maze/Walk-v0')", ValueError, message, "_.spec.id == 'Maze/Walk-v0'"))
-    finally:
-        sys.modules.pop("package", None)
-    with pytest.raises(
-        ValueError, match=r"Namespace ALE not found.*`make\(\"ale_py:ALE/Pong-v5\"\)` imports it\.$"
-    ):
-        tw.make("ALE/Pong-v5")
-
-
 # Gradients.
 
 
@@ -366,65 +432,43 @@ class Echo(ScriptedEnv):
     """Returns the action itself."""
 
     def _step(self, action):
-        return super()._step(action).set("info", TensorDict({"action": action}, [self.num_envs]))
+        info = TensorDict({"action": action}, [self.num_envs])
+        return super()._step(action).set("info", info)
 
 
-DIFFERENTIABLE = {
-    "Pendulum": lambda: tw.make("Pendulum-v1", 2),
-    "Gymnasium": lambda: tw.make("Pendulum-v1", 2, backend="gymnasium"),
-    "transforms": lambda: tw.TransformedEnv(
-        tw.make("Pendulum-v1", 2), T.ClipAction(), T.StickyAction(0.5)
-    ),
-    "compiled": lambda: tw.compile(
-        ScriptedEnv(2, action_space=spaces.Box(-2, 2, (1,))), backend="aot_eager"
-    ),
-    "an env that returns the action": lambda: Echo(2, action_space=spaces.Box(-2, 2, (1,))),
-}
+def pendulum(**arguments):
+    return tw.make("Pendulum-v1", 2, **arguments)
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_step_takes_the_values_of_an_action_that_requires_grad(name):
-    env, other = DIFFERENTIABLE[name](), DIFFERENTIABLE[name]()
-    td, other_td = env.reset(seed=0), other.reset(seed=0)
-    for bare in (False, True):
-        action = torch.zeros(2, 1, requires_grad=True).tanh() + 0.5
-        transition, td = env.step(action if bare else td.set("action", action))
-        expected, other_td = other.step(other_td.set("action", action.detach()))
-        assert transition["action"] is action and action.requires_grad
-        assert_same(transition["next"], expected["next"])
-        assert not any(
-            leaf.requires_grad
-            for leaf in (*transition["next"].values(True, True), *td.values(True, True))
-        )
+BOX = spaces.Box(-2, 2, (1,))
 
 
-# Without `return`.
-Forgetful = type("Forgetful", (T.RewardTransform,), {"reward": lambda self, reward: None})
-Silent = type("Silent", (T.Transform,), {"setup": lambda self, signature: None})
-LAMBDA = "T.TransformObservation(lambda obs: obs[:, :2])"
-SLIPS = {
-    "env.reset(mask=torch.ones(2, 1, dtype=torch.bool))": r"but got \(2, 1\) torch\.bool on cpu: use `mask\.squeeze\(-1\)`",
-    "TransformedEnv(env, [T.TimeLimit(3)])": r"Compose needs Transforms, but got list at .*: write `\*transforms`",
-    "Collector(to_gymnasium(env), None, 1)": "needs an Env, but got TorchwrapVectorEnv: pass its `.env`",
-    "TransformedEnv(env, Silent())": r"\(Silent\)\.setup needs to return the signature, but got NoneType",
-    f"TransformedEnv(env, {LAMBDA})": r"observations of shape \(2, 4\) .*, but got \(2, 2\): pass the new space too",
-    "make('CartPole-v1', 2, backend='gymnasium').reset(options={'reset_mask': [True, False]})": "pass mask=torch.as_tensor",
-    "rollout(TransformedEnv(env, T.RecordEpisodeStatistics(metrics={'wins': 'max'})), None, 1)": "the argument info_keys",
-    "rollout(TransformedEnv(env, Forgetful()), None, 1)": r"step needs to return \['reward'\] too, but got",
-}
-
-
-def test_slips_of_the_sessions_of_new_users_name_their_remedy():
-    for line, message in SLIPS.items():
-        with pytest.raises((TypeError, ValueError), match=message):
-            eval(
-                line,
-                {
-                    **vars(tw),
-                    "T": T,
-                    "torch": torch,
-                    "Forgetful": Forgetful,
-                    "Silent": Silent,
-                    "env": tw.make("CartPole-v1", 2),
-                },
-            )
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(pendulum, id="native"),
+        pytest.param(lambda: pendulum(backend="gymnasium"), id="Gymnasium"),
+        pytest.param(
+            lambda: tw.TransformedEnv(pendulum(), T.ClipAction(), T.StickyAction(0.5)),
+            id="transforms",
+        ),
+        pytest.param(
+            lambda: tw.compile(ScriptedEnv(2, action_space=BOX), backend="aot_eager"), id="compiled"
+        ),
+        pytest.param(lambda: Echo(2, action_space=BOX), id="returns the action"),
+    ],
+)
+@pytest.mark.parametrize("bare", [False, True], ids=["root", "bare action"])
+def test_step_takes_the_values_of_an_action_that_requires_grad(make, bare):
+    env = make()
+    other = make()
+    td = env.reset(seed=0)
+    other.reset(seed=0)
+    action = torch.zeros(2, 1, requires_grad=True).tanh() + 0.5
+    given = action if bare else td.set("action", action)
+    transition, td = env.step(given)
+    expected, _ = other.step(action.detach())
+    assert transition["action"] is action and action.requires_grad
+    assert_same(transition["next"], expected["next"])
+    results = [*transition["next"].values(True, True), *td.values(True, True)]
+    assert not any(leaf.requires_grad for leaf in results)

@@ -1,7 +1,7 @@
-"""examples/simulators.py: each recipe on a fake with the signatures of its simulator. The real mjlab is in test_tensors.py.
+"""examples/simulators.py: each recipe on a fake with its simulator's signatures.
 
-A fake's docstring names what it imitates, with the lines of the version. All of them play the same episodes, and their
-observations tell the row, the number of the episode, and the steps in it.
+The real mjlab is in test_tensors.py. A fake's docstring names the original, with the lines of the
+version. All fakes play the same episodes; observations hold the row, the episode, and the step.
 """
 
 import sys
@@ -17,24 +17,30 @@ from tensordict import TensorDict
 
 simulators = load_example("simulators")
 
-NUM_ENVS, LIMIT = 4, 6
+NUM_ENVS = 4
+LIMIT = 6
 LENGTHS = torch.tensor([3, 6, 99, 99])  # of episodes that terminate: the second one at the limit
 START = torch.tensor([0, 5, 2, 2])
+ROWS = torch.arange(NUM_ENVS)
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 
 
-class Rows:
-    """What all fakes share: episodes, and buffers that are overwritten."""
+class Fake:
+    """Episodes, and buffers that are overwritten."""
 
-    num_envs, device, max_episode_length = NUM_ENVS, "cpu", LIMIT
+    num_envs = NUM_ENVS
+    device = "cpu"
+    max_episode_length = LIMIT
 
     def __init__(self):
-        self.episode, self.episode_length_buf = (
-            torch.full((NUM_ENVS,), -1),
-            torch.zeros(NUM_ENVS, dtype=torch.long),
-        )
-        self.obs, self.reward_buf, self.extras = torch.zeros(NUM_ENVS, 3), torch.zeros(NUM_ENVS), {}
-        self.seeds, self.seed, self.is_closed = [], lambda seed: self.seeds.append(seed), False
+        self.episode = torch.full((NUM_ENVS,), -1)
+        self.episode_length_buf = torch.zeros(NUM_ENVS, dtype=torch.long)
+        self.obs = torch.zeros(NUM_ENVS, 3)
+        self.reward_buf = torch.zeros(NUM_ENVS)
+        self.extras = {}
+        self.seeds = []
+        self.seed = self.seeds.append
+        self.is_closed = False
 
     def start(self, rows):
         self.episode[rows] += 1
@@ -43,39 +49,40 @@ class Rows:
     def advance(self, action):
         assert action.shape == (NUM_ENVS, 2)
         self.episode_length_buf += 1
-        self.terminated, self.time_outs = (
-            self.episode_length_buf >= LENGTHS,
-            self.episode_length_buf >= LIMIT,
-        )
+        self.terminated = self.episode_length_buf >= LENGTHS
+        self.time_outs = self.episode_length_buf >= LIMIT
         self.reward_buf[:] = self.episode_length_buf
 
     def observe(self):
-        return self.obs.copy_(
-            torch.stack([torch.arange(NUM_ENVS), self.episode, self.episode_length_buf], 1)
-        )
+        parts = torch.stack([ROWS, self.episode, self.episode_length_buf], 1)
+        return self.obs.copy_(parts)
 
     def results(self, observation):
-        return observation, self.reward_buf, self.terminated, self.time_outs, self.extras
+        return (
+            observation,
+            self.reward_buf,
+            self.terminated,
+            self.time_outs,
+            self.extras,
+        )
 
     def close(self):
         self.is_closed = True
 
 
-class Mjlab(Rows):
-    """mjlab 1.6.0, `ManagerBasedRlEnv` without auto-reset: mjlab/envs/manager_based_rl_env.py, `reset` (358), `step` (386);
-    spaces: mjlab/utils/spaces.py.
+class Mjlab(Fake):
+    """mjlab 1.6.0, `ManagerBasedRlEnv` without auto-reset.
+
+    mjlab/envs/manager_based_rl_env.py, `reset` (358), `step` (386); spaces: mjlab/utils/spaces.py.
     """
 
     def __init__(self):
         super().__init__()
         box = {"dtype": "float32", "low": -np.inf, "high": np.inf}
-        self.cfg, self.pending = (
-            SimpleNamespace(auto_reset=False),
-            torch.zeros(NUM_ENVS, dtype=torch.bool),
-        )
-        self.single_observation_space = SimpleNamespace(
-            spaces={"actor": SimpleNamespace(shape=(3,), **box)}
-        )
+        actor = SimpleNamespace(shape=(3,), **box)
+        self.cfg = SimpleNamespace(auto_reset=False)
+        self.pending = torch.zeros(NUM_ENVS, dtype=torch.bool)
+        self.single_observation_space = SimpleNamespace(spaces={"actor": actor})
         self.single_action_space = SimpleNamespace(shape=(2,), **box)
 
     def reset(self, *, seed=None, env_ids=None, options=None):
@@ -84,28 +91,28 @@ class Mjlab(Rows):
         return {"actor": self.observe()}, self.extras
 
     def step(self, action):
-        if self.pending.any():
-            raise RuntimeError(
-                "Environments must be reset via reset(env_ids=...) before calling step() again."
-            )
+        assert not self.pending.any()  # mjlab raises
         self.advance(action)
         self.pending = self.terminated | self.time_outs
         return self.results({"actor": self.observe()})
 
 
-class IsaacLab(Rows):
-    """Isaac Lab 3.0.0, `ManagerBasedRLEnv`: isaaclab/envs/manager_based_rl_env.py, `step` (205-281);
-    isaaclab/envs/manager_based_env.py, `reset` (403). Its wrapper has it as `unwrapped`, and its `extras` persist.
+class IsaacLab(Fake):
+    """Isaac Lab 3.0.0, `ManagerBasedRLEnv`, the `unwrapped` of its wrapper; its `extras` persist.
+
+    isaaclab/envs/manager_based_rl_env.py, `step` (205-281); manager_based_env.py, `reset` (403).
     """
 
     def __init__(self, compute_final_obs=True):
         super().__init__()
-        self.unwrapped, self.cfg = self, SimpleNamespace(compute_final_obs=compute_final_obs)
+        self.unwrapped = self
+        self.cfg = SimpleNamespace(compute_final_obs=compute_final_obs)
         self.single_observation_space = Dict(policy=VECTOR)
         self.single_action_space = Box(-np.inf, np.inf, (2,), np.float32)
-        self.observation_manager = SimpleNamespace(
-            compute=lambda update_history=False: {"policy": self.observe().clone()}
-        )
+        self.observation_manager = SimpleNamespace(compute=self.compute)
+
+    def compute(self, update_history=False):
+        return {"policy": self.observe().clone()}
 
     def reset(self, env_ids=slice(None), *, seed=None, options=None):
         self._reset_idx(env_ids)
@@ -125,8 +132,10 @@ class IsaacLab(Rows):
 
 
 class IsaacLab2(IsaacLab):
-    """Isaac Lab 2.3.2, `ManagerBasedRLEnv`: isaaclab/envs/manager_based_rl_env.py, `step` (153-241), `_reset_idx` (349);
-    isaaclab/envs/manager_based_env.py, `reset` (341).
+    """Isaac Lab 2.3.2, `ManagerBasedRLEnv`.
+
+    isaaclab/envs/manager_based_rl_env.py, `step` (153-241), `_reset_idx` (349);
+    manager_based_env.py, `reset` (341).
     """
 
     def __init__(self):
@@ -134,11 +143,14 @@ class IsaacLab2(IsaacLab):
         self.cfg = SimpleNamespace()
 
     def reset(self, seed=None, env_ids=None, options=None):
-        return super().reset(torch.arange(NUM_ENVS) if env_ids is None else env_ids)
+        return super().reset(ROWS if env_ids is None else env_ids)
 
 
 class IsaacLabDirect2(IsaacLab2):
-    """Isaac Lab 2.3.2, `DirectRLEnv`: isaaclab/envs/direct_rl_env.py, `reset` (292), `step` (333-418), `_reset_idx` (607)."""
+    """Isaac Lab 2.3.2, `DirectRLEnv`.
+
+    isaaclab/envs/direct_rl_env.py, `reset` (292), `step` (333-418), `_reset_idx` (607).
+    """
 
     def __init__(self):
         super().__init__()
@@ -151,51 +163,54 @@ class IsaacLabDirect2(IsaacLab2):
         return super().reset()
 
 
-class ManiSkill(Rows):
-    """ManiSkill 3.0.1, `BaseEnv`: mani_skill/envs/sapien_env.py, `elapsed_steps` (489), `reset` (857), `step` (1042). Its time
-    limit is in the `TimeLimitWrapper` of mani_skill/utils/registration.py (127).
+class ManiSkill(Fake):
+    """ManiSkill 3.0.1, `BaseEnv`.
+
+    mani_skill/envs/sapien_env.py, `elapsed_steps` (489), `reset` (857), `step` (1042). Its limit is
+    in the `TimeLimitWrapper` of mani_skill/utils/registration.py (127).
     """
 
     def __init__(self):
         super().__init__()
-        self.single_observation_space, self.single_action_space = VECTOR, Box(-1, 1, (2,))
+        self.single_observation_space = VECTOR
+        self.single_action_space = Box(-1, 1, (2,))
         self.elapsed_steps = self.episode_length_buf = self.episode_length_buf.int()
 
     def reset(self, seed=None, options=None):
-        assert seed is None or len(seed) == NUM_ENVS
-        self.seeds += [] if seed is None else [seed[0]]
+        if seed is not None:
+            assert len(seed) == NUM_ENVS
+            self.seed(seed[0])
         self.start(options["env_idx"])
         return self.observe(), {}
 
     def step(self, action):
         self.advance(action)
-        return (
-            self.observe(),
-            self.reward_buf,
-            self.terminated,
-            torch.zeros(NUM_ENVS, dtype=torch.bool),
-            {},
-        )
+        no = torch.zeros(NUM_ENVS, dtype=torch.bool)
+        return self.observe(), self.reward_buf, self.terminated, no, {}
 
 
 class ManiSkillTimeLimit(gymnasium.Wrapper):
     """See `ManiSkill`."""
 
-    def __init__(self, env):
-        self.env, self._max_episode_steps = env, LIMIT
-
     unwrapped = property(lambda self: self.env)
+
+    def __init__(self, env):
+        self.env = env
+        self._max_episode_steps = LIMIT
 
     def get_wrapper_attr(self, name):
         return vars(self)[name]
 
 
-class Genesis(Rows):
-    """Genesis 0.4.5, `Go2Env`: examples/locomotion/go2_env.py at commit 7bf5f6a, `step` (157), `get_observations` (208),
-    `_reset_idx` (211) with a mask, `_update_observation` (262). It truncates one step later.
+class Genesis(Fake):
+    """Genesis 0.4.5, `Go2Env`. It truncates one step later.
+
+    examples/locomotion/go2_env.py at commit 7bf5f6a, `step` (157), `get_observations` (208),
+    `_reset_idx` (211) with a mask, `_update_observation` (262).
     """
 
-    num_actions, max_episode_length = 2, LIMIT - 1
+    num_actions = 2
+    max_episode_length = LIMIT - 1
 
     def __init__(self):
         super().__init__()
@@ -217,29 +232,32 @@ class Genesis(Rows):
         self.extras["time_outs"] = self.time_outs.float()
         self._reset_idx(self.reset_buf)
         self._update_observation()
-        return self.get_observations(), self.reward_buf, self.reset_buf, self.extras
+        return (
+            self.get_observations(),
+            self.reward_buf,
+            self.reset_buf,
+            self.extras,
+        )
 
 
-class Newton(Rows):
-    """Newton 1.8.0: newton/_src/utils/selection.py, `ArticulationView` with `get_dof_positions` (2087), `set_dof_positions`
-    (2099), velocities (2115, 2127), `set_dof_forces` (2155), `eval_fk` (2255); newton/_src/solvers/solver.py, `step` (1162).
+class Newton(Fake):
+    """Newton 1.8.0. Positions hold the row and the episode, velocities the steps.
 
-    Positions are those of the row and the episode, velocities the steps.
+    newton/_src/utils/selection.py, `ArticulationView` with `get_dof_positions` (2087),
+    `set_dof_positions` (2099), velocities (2115, 2127), `set_dof_forces` (2155), `eval_fk` (2255);
+    newton/_src/solvers/solver.py, `step` (1162).
     """
 
     world_count = NUM_ENVS
 
     def __init__(self):
         super().__init__()
-        self.model = SimpleNamespace(
-            state=self._state, control=lambda: SimpleNamespace(), device="cpu"
-        )
-        self.force, self.evaluated = None, []
+        self.model = SimpleNamespace(state=self._state, control=SimpleNamespace, device="cpu")
+        self.evaluated = []
 
     def _state(self):
-        return SimpleNamespace(
-            q=torch.zeros(NUM_ENVS, 1, 2), qd=torch.zeros(NUM_ENVS, 1, 2), clear_forces=lambda: None
-        )
+        q, qd = torch.zeros(2, NUM_ENVS, 1, 2)
+        return SimpleNamespace(q=q, qd=qd, clear_forces=lambda: None)
 
     def get_dof_positions(self, source):
         return source.q
@@ -262,200 +280,257 @@ class Newton(Rows):
         self.evaluated.append(mask.tolist())
 
     def step(self, state_in, state_out, control, contacts, dt):
-        assert control.force is not None and state_in is not state_out
+        assert control.force is not None
+        assert state_in is not state_out
         state_out.q.copy_(state_in.q)
         state_out.qd.copy_(state_in.qd + dt)
         self.episode_length_buf.copy_(state_out.qd[:, 0, 0].round())
 
     def initial(self):
-        rows = torch.stack([torch.arange(NUM_ENVS), self.episode + 1], 1).float()
+        rows = torch.stack([ROWS, self.episode + 1], 1).float()
         return torch.cat([rows, torch.zeros(NUM_ENVS, 2)], 1)
 
 
-def newton(monkeypatch):
-    fake = Newton()
-    warp = SimpleNamespace(to_torch=lambda array: array, device_to_torch=lambda device: device)
-    monkeypatch.setitem(sys.modules, "warp", warp)
-    parts = (lambda seen: seen[:, 2]), (lambda seen: seen[:, 2] >= LENGTHS), fake.initial
-    around = dict(max_episode_steps=LIMIT, seed=fake.seed, close=fake.close)
-    return fake, simulators.from_newton(fake, fake, *parts, num_substeps=2, dt=0.5, **around)
+def from_newton(fake):
+    return simulators.from_newton(
+        fake,
+        fake,
+        lambda seen: seen[:, 2],
+        lambda seen: seen[:, 2] >= LENGTHS,
+        fake.initial,
+        num_substeps=2,
+        dt=0.5,
+        max_episode_steps=LIMIT,
+        seed=fake.seed,
+        close=fake.close,
+    )
 
 
-def with_recipe(make, recipe, wrap=lambda fake: fake):
-    fake = make()
-    return fake, recipe(wrap(fake))
+def from_maniskill(fake):
+    return simulators.from_maniskill(ManiSkillTimeLimit(fake))
 
 
-MAKE = {
-    "mjlab": lambda _: with_recipe(Mjlab, simulators.from_mjlab),
-    "Isaac Lab 3": lambda _: with_recipe(IsaacLab, simulators.from_isaac_lab),
-    "Isaac Lab 2.3": lambda _: with_recipe(IsaacLab2, simulators.from_isaac_lab),
-    "Isaac Lab 2.3, direct": lambda _: with_recipe(IsaacLabDirect2, simulators.from_isaac_lab),
-    "ManiSkill": lambda _: with_recipe(ManiSkill, simulators.from_maniskill, ManiSkillTimeLimit),
-    "Genesis": lambda _: with_recipe(Genesis, simulators.from_genesis),
-    "Newton": newton,
+# The fake, its recipe, and the key of its observations.
+CASES = {
+    "mjlab": (Mjlab, simulators.from_mjlab, "actor"),
+    "Isaac Lab 3": (IsaacLab, simulators.from_isaac_lab, "policy"),
+    "Isaac Lab 2.3": (IsaacLab2, simulators.from_isaac_lab, "policy"),
+    "Isaac Lab 2.3, direct": (
+        IsaacLabDirect2,
+        simulators.from_isaac_lab,
+        "policy",
+    ),
+    "ManiSkill": (ManiSkill, from_maniskill, None),
+    "Genesis": (Genesis, simulators.from_genesis, "policy"),
+    "Newton": (Newton, from_newton, None),
 }
-KEYS = {"mjlab": "actor", "ManiSkill": None, "Newton": None}
 
 
-@pytest.fixture(params=MAKE)
+@pytest.fixture(params=CASES.values(), ids=CASES)
 def case(request, monkeypatch):
-    """The fake, its env, and a function that takes the row, the episode and the steps out of an observation."""
-    key = KEYS.get(request.param, "policy")
+    """The fake, its env, and a function that reads row, episode and step from an observation."""
+    make, recipe, key = request.param
+    warp = SimpleNamespace(
+        to_torch=lambda array: array,
+        device_to_torch=lambda device: device,
+    )
+    monkeypatch.setitem(sys.modules, "warp", warp)
+
+    def read(td):
+        observation = td["observation"] if key is None else td["observation", key]
+        return observation[:, :3].tolist()
+
     with torch.random.fork_rng():  # because some recipes seed it
-        made = MAKE[request.param](monkeypatch)
-        yield (
-            *made,
-            lambda td: (td["observation"] if key is None else td["observation", key])[:, :3],
-        )
+        fake = make()
+        yield fake, recipe(fake), read
+
+
+def numbers(episode, elapsed):
+    return torch.stack([ROWS, episode, elapsed], 1).tolist()
 
 
 def test_transitions_are_those_of_the_simulator(case):
-    fake, env, rows = case
-    td, held = env.reset(seed=7), Held()
+    fake, env, read = case
+    assert env.signature.max_episode_steps == LIMIT
+    td = env.reset(seed=7)
+    held = Held()
     episode = fake.episode.clone()
-    assert rows(td).tolist() == [[row, episode[row], 0] for row in range(NUM_ENVS)]
     elapsed = torch.zeros(NUM_ENVS, dtype=torch.long)
-    if not isinstance(fake, Newton):  # whose steps are in its state
+    assert read(td) == numbers(episode, elapsed)
+    if not isinstance(fake, Newton):  # it has the steps in its state
         env.elapsed_steps = START
         elapsed = START.clone()
-    seen = set()
+    num_ends = set()
     for _ in range(30):
         elapsed += 1
-        terminated, truncated = elapsed >= LENGTHS, elapsed >= LIMIT
+        terminated = elapsed >= LENGTHS
+        truncated = elapsed >= LIMIT
+        done = terminated | truncated
         transition, td = env.step(td.set("action", env.sample_action()))
         held.add(transition.clone(False), td.clone(False))
-        successor, done = transition["next"], terminated | truncated
-        assert (
-            rows(successor).tolist()
-            == torch.stack([torch.arange(NUM_ENVS), episode, elapsed], 1).tolist()
-        )
+        successor = transition["next"]
+        assert read(successor) == numbers(episode, elapsed)
         assert successor["reward"].flatten().tolist() == elapsed.tolist()
         if isinstance(fake, Genesis):  # its time-outs are part of its dones
             terminated &= ~truncated
         assert successor["terminated"].flatten().tolist() == terminated.tolist()
         assert successor["truncated"].flatten().tolist() == truncated.tolist()
-        episode, elapsed = episode + done, torch.where(done, 0, elapsed)
-        assert (
-            rows(td).tolist() == torch.stack([torch.arange(NUM_ENVS), episode, elapsed], 1).tolist()
-        )
+        episode += done
+        elapsed = torch.where(done, 0, elapsed)
+        assert read(td) == numbers(episode, elapsed)
         assert env.elapsed_steps.tolist() == elapsed.tolist()
-        seen.add(int(done.sum()))
+        num_ends.add(int(done.sum()))
         held.assert_unchanged()
-    if isinstance(fake, IsaacLab2):
-        assert (
-            "_reset_idx" not in vars(fake) or fake._reset_idx.__func__ is IsaacLab._reset_idx
-        )  # as before the step
-    assert 0 in seen and len(seen) >= 3 and env.signature.max_episode_steps == LIMIT
+    assert 0 in num_ends
+    assert len(num_ends) >= 3
 
 
-def test_seed_masked_reset_and_close_reach_the_simulator(case):
-    fake, env, rows = case
+def test_step_of_isaac_lab_2_leaves_its_methods_as_they_were():
+    fake = IsaacLab2()
+    env = simulators.from_isaac_lab(fake)
     env.reset()
-    td = env.reset(seed=8)
+    env.step(env.sample_action())
+    assert fake._reset_idx.__func__ is IsaacLab._reset_idx
+
+
+def test_seed_and_close_reach_the_simulator(case):
+    fake, env, _ = case
+    env.reset()
+    env.reset(seed=8)
     if isinstance(fake, Genesis | ManiSkill):  # they draw from PyTorch's generator
         assert torch.initial_seed() == 8
-    assert fake.seeds[-1:] == ([] if isinstance(fake, Genesis) else [8])
-    _, td = env.step(td.set("action", env.sample_action()))
-    mask, episode = torch.tensor([False, True, False, True]), fake.episode.clone()
+    if not isinstance(fake, Genesis):
+        assert fake.seeds[-1] == 8
+    env.close()
+    assert fake.is_closed != isinstance(fake, Genesis)  # it has nothing to close
+
+
+def test_masked_reset_reaches_the_simulator(case):
+    fake, env, read = case
+    env.reset()
+    env.step(env.sample_action())
+    mask = torch.tensor([False, True, False, True])
+    episode = fake.episode.clone()
     if isinstance(fake, IsaacLabDirect2):
         with pytest.raises(TypeError, match="env_ids"):
             env.reset(mask=mask)
-    else:
-        td = env.reset(mask=mask)
-        assert (fake.episode == episode + mask).all()
-        assert rows(td).tolist() == [
-            [row, episode[row] + mask[row], 1 - int(mask[row])] for row in range(NUM_ENVS)
-        ]
+        return
+    td = env.reset(mask=mask)
+    assert (fake.episode == episode + mask).all()
+    assert read(td) == numbers(episode + mask, 1 - mask.long())
     if isinstance(fake, Newton):
         assert fake.evaluated[-1] == mask.tolist()  # positions, where episodes start
-    env.close()
-    assert fake.is_closed != isinstance(fake, Genesis)  # which has nothing to close
 
 
-def test_configurations_that_lose_final_observations_are_refused_and_mjlab_may_have_no_limit():
-    mjlab, lab = Mjlab(), IsaacLab()
+def test_mjlab_may_have_no_limit_but_no_auto_reset():
+    mjlab = Mjlab()
     mjlab.max_episode_length = 0
     assert simulators.from_mjlab(mjlab).signature.max_episode_steps is None
     mjlab.cfg.auto_reset = True
     with pytest.raises(ValueError, match="auto_reset"):
         simulators.from_mjlab(mjlab)
-    env = simulators.from_isaac_lab(lab)
+
+
+def test_isaac_lab_without_final_observations_is_refused():
+    with pytest.raises(ValueError, match="compute_final_obs"):
+        simulators.from_isaac_lab(IsaacLab(compute_final_obs=False))
+    fake = IsaacLab()
+    env = simulators.from_isaac_lab(fake)
     env.reset()
     for _ in range(3):
         env.step(env.sample_action())
-    lab.cfg.compute_final_obs = False  # as where its window's button for a reset is pressed
-    with pytest.raises(
-        ValueError, match=r"needs step to return info\['final_obs'\] where an episode ends"
-    ):
+    fake.cfg.compute_final_obs = False  # like the reset button of its window
+    with pytest.raises(ValueError, match="final_obs"):
         for _ in range(3):
             env.step(env.sample_action())
-    with pytest.raises(
-        ValueError, match="compute_final_obs"
-    ):
-        simulators.from_isaac_lab(IsaacLab(compute_final_obs=False))
 
 
 class Puffer:
-    """PufferLib 3.0.0, a native `PufferEnv`: pufferlib/pufferlib.py; `reset` and `step` as pufferlib/ocean/squared/squared.py,
-    on buffers that the C code writes: rows end after 2 and 3 steps, and `step` then starts the next episode.
+    """PufferLib 3.0.0, `PufferEnv`: rows end after 2 and 3 steps, and start again in `step`.
+
+    pufferlib/pufferlib.py; `reset` and `step` as in pufferlib/ocean/squared/squared.py, on buffers
+    that the C code writes.
     """
 
-    num_agents, emulated = 2, False
-    single_observation_space, single_action_space = Box(0, 255, (2,), np.uint8), Discrete(5)
+    num_agents = 2
+    emulated = False
+    single_observation_space = Box(0, 255, (2,), np.uint8)
+    single_action_space = Discrete(5)
 
     def __init__(self):
-        self.observations, self.rewards = np.zeros((2, 2), np.uint8), np.zeros(2, np.float32)
-        self.terminals, self.truncations = np.zeros(2, bool), np.zeros(2, bool)
+        self.observations = np.zeros((2, 2), np.uint8)
+        self.rewards = np.zeros(2, np.float32)
+        self.terminals = np.zeros(2, bool)
+        self.truncations = np.zeros(2, bool)
         self.is_closed = False
 
     def reset(self, seed=0):
-        self.observations[:] = [[seed, 0], [seed, 0]]  # the episode, and the step in it
+        self.observations[:] = [
+            [seed, 0],
+            [seed, 0],
+        ]  # the episode, and the step in it
         return self.observations, []
 
     def step(self, actions):
-        assert isinstance(actions, np.ndarray) and actions.shape == (2,)
+        assert isinstance(actions, np.ndarray)
+        assert actions.shape == (2,)
         self.observations[:, 1] += 1
         self.rewards[:] = actions
         self.terminals[:] = self.observations[:, 1] == [2, 3]
         self.observations[self.terminals, 0] += 1
         self.observations[self.terminals, 1] = 0
-        return self.observations, self.rewards, self.terminals, self.truncations, []
+        return (
+            self.observations,
+            self.rewards,
+            self.terminals,
+            self.truncations,
+            [],
+        )
 
     def close(self):
         self.is_closed = True
 
 
-def test_pufferlib_repeats_the_observation_before_where_it_loses_the_final_one():
-    fake, held, action = Puffer(), Held(), torch.tensor([4, 1])
-    env = simulators.from_pufferlib(fake)
+# Successors, roots, and whether the row is terminated. Where PufferLib loses the final observation,
+# the successor repeats the one before.
+PUFFER_STEPS = [
+    ([[7, 1], [7, 1]], [[7, 1], [7, 1]], [False, False]),
+    ([[7, 1], [7, 2]], [[8, 0], [7, 2]], [True, False]),
+    ([[8, 1], [7, 2]], [[8, 1], [8, 0]], [False, True]),
+    ([[8, 1], [8, 1]], [[9, 0], [8, 1]], [True, False]),
+]
+
+
+def test_pufferlib_repeats_the_observation_before_a_lost_final_one():
+    env = simulators.from_pufferlib(Puffer())
+    held = Held()
+    action = torch.tensor([4, 1])
     td = env.reset(seed=7)
     assert td["observation"].tolist() == [[7, 0], [7, 0]]
-    for successors, roots, ends in (
-        ([[7, 1], [7, 1]], [[7, 1], [7, 1]], [False, False]),
-        ([[7, 1], [7, 2]], [[8, 0], [7, 2]], [True, False]),
-        ([[8, 1], [7, 2]], [[8, 1], [8, 0]], [False, True]),
-        ([[8, 1], [8, 1]], [[9, 0], [8, 1]], [True, False]),
-    ):
+    for observation, root, terminated in PUFFER_STEPS:
         transition, td = env.step(td.set("action", action))
         held.add(transition.clone(False), td.clone(False))
         successor = transition["next"]
-        assert (
-            successor["observation"].tolist() == successors and td["observation"].tolist() == roots
-        )
-        assert (
-            successor["terminated"].flatten().tolist() == ends and not successor["truncated"].any()
-        )
+        assert successor["observation"].tolist() == observation
+        assert td["observation"].tolist() == root
+        assert successor["terminated"].flatten().tolist() == terminated
+        assert not successor["truncated"].any()
         assert successor["reward"].flatten().tolist() == action.tolist()
         held.assert_unchanged()
     assert env.reset()["observation"].tolist() == [
         [8, 0],
         [8, 0],
-    ]  # new episodes, without a seed as well
+    ]  # without a seed as well
+
+
+def test_pufferlib_has_no_masked_reset_and_no_emulation():
+    fake = Puffer()
+    env = simulators.from_pufferlib(fake)
+    env.reset(seed=7)
     with pytest.raises(ValueError, match="mask"):
         env.reset(mask=torch.tensor([True, False]))
     env.close()
+    assert fake.is_closed
     fake.emulated = {"observation_dtype": "uint8"}
     with pytest.raises(ValueError, match="PufferLib"):
         simulators.from_pufferlib(fake)
-    assert fake.is_closed

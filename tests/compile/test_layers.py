@@ -1,4 +1,4 @@
-"""Every layer is stepped through its own `_step`, compiled or not, and what is compiled belongs to one object."""
+"""Every layer is stepped through its own `_step`; compiled graphs belong to one object."""
 
 import itertools
 
@@ -11,11 +11,15 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
-full, long = pytest.mark.full, pytest.mark.long
+full = pytest.mark.full
+long = pytest.mark.long
+
+
+# Overridden methods.
 
 
 def overriding(kind, method):
-    """A subclass with its own `_step`, whose reward is -7; or its own `_reset`, whose observations are -77."""
+    """A subclass whose `_step` returns rewards of -7, or whose `_reset` observations of -77."""
 
     class Override(kind):
         def _step(self, action):
@@ -30,29 +34,27 @@ def overriding(kind, method):
     return Override
 
 
-def make_env(kind, depth, method, backend="torch"):
-    """Three layers on an env, one of which overrides a method."""
-    env = (
-        ScriptedEnv(32, (3,), (5, 3, 11, 4, 9))
-        if backend == "torch"
-        else tw.make("CartPole-v1", 8, backend=backend)
-    )
-    for level, plain in {
-        "innermost": tw.TransformedEnv,
-        "middle": tw.Wrapper,
-        "outermost": tw.TransformedEnv,
-    }.items():
+LEVELS = {"innermost": tw.TransformedEnv, "middle": tw.Wrapper, "outermost": tw.TransformedEnv}
+
+
+def make_env(kind, depth, method, backend):
+    """Three layers on an env. One of them overrides a method."""
+    if backend == "torch":
+        env = ScriptedEnv(32, (3,), (5, 3, 11, 4, 9))
+    else:
+        env = tw.make("CartPole-v1", 8, backend=backend)
+    for level, plain in LEVELS.items():
         layer = overriding(kind, method) if level == depth else plain
-        env = (
-            layer(env, T.TimeLimit(30), T.ScaleReward(1))
-            if issubclass(layer, tw.TransformedEnv)
-            else layer(env)
-        )
+        transforms = ()
+        if issubclass(layer, tw.TransformedEnv):
+            transforms = (T.TimeLimit(30), T.ScaleReward(1))
+        env = layer(env, *transforms)
     return env
 
 
 def stepped(env):
-    td, transitions = env.reset(seed=0), []
+    td = env.reset(seed=0)
+    transitions = []
     for _ in range(24):
         transition, td = env.step(td.set("action", env.sample_action()))
         transitions.append(transition)
@@ -68,8 +70,7 @@ def compiled(target):
     return tw.compile(target, backend="aot_eager")
 
 
-# How an env is run, and whether a simulator on the host steps it. Each returns transitions (num_envs, 24).
-WAYS = {
+WAYS = {  # how an env is run, and its backend; each returns transitions (num_envs, 24)
     "eager": (stepped, "torch"),
     "eager, host-stepped": (stepped, "gymnasium"),
     "eager collector": (lambda env: collected(tw.Collector(env, None, 12)), "torch"),
@@ -77,27 +78,19 @@ WAYS = {
     "compiled, host-stepped": (lambda env: stepped(compiled(env)), "gymnasium"),
     "compiled collector": (lambda env: collected(compiled(tw.Collector(env, None, 12))), "torch"),
 }
-OVERRIDES = list(
-    itertools.product(
-        [tw.TransformedEnv, tw.Wrapper], ["outermost", "middle", "innermost"], ["_step", "_reset"]
-    )
-)
-FEW = (
-    0,
-    3,
-    4,
-    7,
-    8,
-    11,
-)  # each class, depth and method; the third is a reset in the middle, between two layers
+OVERRIDES = [*itertools.product((tw.TransformedEnv, tw.Wrapper), LEVELS, ("_step", "_reset"))]
+FEW = (0, 3, 4, 7, 8, 11)  # each class, depth and method
+
+
+def marks_of(way, number):
+    if "eager" in way or number == 3:  # a reset in the middle, between two layers
+        return ()
+    return full if number in FEW else (full, long)
+
+
 CASES = [
-    pytest.param(
-        way,
-        *override,
-        marks=() if "eager" in way or number == 3 else full if number in FEW else [full, long],
-    )
-    for way in WAYS
-    for number, override in enumerate(OVERRIDES)
+    pytest.param(way, *override, marks=marks_of(way, number))
+    for way, (number, override) in itertools.product(WAYS, enumerate(OVERRIDES))
 ]
 
 
@@ -106,78 +99,79 @@ def test_method_overridden_in_any_layer_takes_effect(way, kind, depth, method):
     run, backend = WAYS[way]
     data = run(make_env(kind, depth, method, backend))
     done = data["next", "done"][:, :-1, 0]
-    assert done.any() and not done.all(0).any()
+    assert done.any()
+    assert not done.all(0).any()
+    assert (data["next", "observation"] != -77).any(-1).all()
     assert (data["next", "reward"] == -7).all() == (method == "_step")
     initial = (data["observation"] == -77).all(-1)
-    assert (data["next", "observation"] != -77).any(-1).all()
-    if method == "_step":
-        assert not initial.any()
-    else:
-        assert initial[:, 0].all() and (initial[:, 1:] == done).all()
+    assert initial[:, 0].all() == (method == "_reset")
+    expected = done if method == "_reset" else torch.zeros_like(done)
+    assert (initial[:, 1:] == expected).all()
+
+
+class TakesOptions(tw.Wrapper):
+    def _check_options(self, options):
+        assert set(options) == {"observation"}
+
+    def _reset(self, mask, options=None):
+        td = self.env._reset(mask)
+        value = (options or {"observation": 1})["observation"]
+        return td.set("observation", torch.full_like(td["observation"], value))
 
 
 def test_options_reach_a_reset_overridden_in_the_middle():
-    class TakesOptions(tw.Wrapper):
-        def _check_options(self, options):
-            assert set(options) == {"observation"}
-
-        def _reset(self, mask, options=None):
-            td = self.env._reset(mask)
-            return td.set(
-                "observation",
-                torch.full_like(td["observation"], (options or {"observation": 1})["observation"]),
-            )
-
     env = compiled(tw.TransformedEnv(TakesOptions(ScriptedEnv(2, (3,))), T.TimeLimit(3)))
     assert (env.reset(options={"observation": 5})["observation"] == 5).all()
     assert (env.reset()["observation"] == 1).all()
 
 
-def test_is_compiled_of_a_host_stepped_env_is_true_from_the_innermost_transforms_on():
+def test_is_compiled_of_a_host_stepped_env_is_true_above_the_innermost_transforms():
     env = tw.TransformedEnv(tw.Wrapper(gymnasium_cartpole()), T.TimeLimit(3))
-    tw.compile(env, backend="eager")
-    assert [layer.is_compiled for layer in (env, env.env, env.env.env, env.unwrapped)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    compiled(env)
+    layers = (env, env.env, env.env.env, env.unwrapped)
+    assert [layer.is_compiled for layer in layers] == [True, True, True, False]
 
 
-class TestCopy:
-    """A copied or unpickled object runs eagerly, from the state of the original."""
+# Copies.
 
-    @each_copy
-    def test_of_compiled_env_continues_eagerly(self, graphs, replicate):
-        env = tw.TransformedEnv(
-            ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2)
-        )
-        tw.compile(env, backend="counting")
-        td = after(env, 7)
-        twin = replicate(env)
-        assert env.is_compiled and not any(layer.is_compiled for layer in (twin, twin.env))
-        before, snapshot = buffers(env), env.snapshot()
-        expected, _ = play(env, 20, td.clone())
-        env.restore(snapshot)
-        assert_same(play(twin, 20, td.clone())[0], expected, AOT)
-        assert_same(buffers(env), before)
-        assert len(graphs) == 1
-        assert not tw.Wrapper(replicate(twin)).is_compiled  # which a compiled env would refuse
 
-    @full
-    @each_copy
-    def test_of_compiled_collector_collects_eagerly(self, graphs, replicate):
-        env = tw.TransformedEnv(
-            ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2)
-        )
-        collect = tw.compile(
-            tw.Collector(env, Push(), 4, keys=["action", ("next", "reward")]), backend="counting"
-        )
-        td, number = env.reset(seed=0), len(graphs)
-        twin = replicate(collect)
-        assert collect.is_compiled and not twin.is_compiled
-        expected, _ = collect(td)
-        assert_same(twin(td)[0], expected, AOT)
-        assert_same(buffers(twin.env), buffers(env), AOT)
-        assert twin.env is not env and len(graphs) == number
-        assert tw.compile(twin, backend="eager").is_compiled
+def normalized():
+    return tw.TransformedEnv(
+        ScriptedEnv(NUM_ENVS), T.NormalizeObservation(), T.FrameStackObservation(2)
+    )
+
+
+@each_copy
+def test_copy_of_a_compiled_env_continues_eagerly(graphs, replicate):
+    env = tw.compile(normalized(), backend="counting")
+    td = after(env, 7)
+    twin = replicate(env)
+    assert env.is_compiled
+    assert not any(layer.is_compiled for layer in (twin, twin.env))
+    before = buffers(env)
+    snapshot = env.snapshot()
+    expected, _ = play(env, 20, td.clone())
+    env.restore(snapshot)
+    assert_same(play(twin, 20, td.clone())[0], expected, AOT)
+    assert_same(buffers(env), before)
+    assert len(graphs) == 1
+    assert not tw.Wrapper(replicate(twin)).is_compiled
+
+
+@full
+@each_copy
+def test_copy_of_a_compiled_collector_collects_eagerly(graphs, replicate):
+    keys = ["action", ("next", "reward")]
+    collect = tw.Collector(normalized(), Push(), 4, keys=keys)
+    tw.compile(collect, backend="counting")
+    td = collect.env.reset(seed=0)
+    number = len(graphs)
+    twin = replicate(collect)
+    assert collect.is_compiled
+    assert not twin.is_compiled
+    expected, _ = collect(td)
+    assert_same(twin(td)[0], expected, AOT)
+    assert_same(buffers(twin.env), buffers(collect.env), AOT)
+    assert twin.env is not collect.env
+    assert len(graphs) == number
+    assert tw.compile(twin, backend="eager").is_compiled

@@ -1,4 +1,4 @@
-"""What compilation leaves unchanged, and that outputs of compiled envs and collectors belong to the caller."""
+"""Compilation changes no state, and outputs of compiled envs and collectors are the caller's."""
 
 import functools
 
@@ -25,117 +25,129 @@ from helpers import (
 import torchwrap as tw
 from torchwrap import transforms as T
 
-small, seven = (
-    functools.partial(stack, "Compose of two"),
-    functools.partial(stack, "Compose of seven"),
-)
+full = pytest.mark.full
+small = functools.partial(stack, "Compose of two")
 
 
-@pytest.mark.full
+def compiled(target):
+    return tw.compile(target, backend="aot_eager")
+
+
+# State.
+
+
+@full
 @pytest.mark.parametrize("collects", [False, True], ids=["env", "collector"])
 def test_compile_in_mid_episode_leaves_state_unchanged(collects):
-    env, eager = small(), small()
-    td, eager_td = after(env, 7), after(eager, 7)
-    before, generator = env.snapshot(), torch.get_rng_state()
+    env = small()
+    eager = small()
+    td, eager_td = (after(each, 7) for each in (env, eager))
+    before = env.snapshot()
+    generator = torch.get_rng_state()
     target = tw.Collector(env, None, 9) if collects else env
-    assert tw.compile(target, backend="aot_eager") is target
+    assert compiled(target) is target
     assert_same(env.snapshot(), before)
     assert (torch.get_rng_state() == generator).all()
     if collects:
-        assert_same(target(td)[0], tw.rollout(eager, None, 9, eager_td)[0], AOT)
-        assert_same(buffers(env), buffers(eager), AOT)
+        given, _ = target(td)
+        expected, _ = tw.rollout(eager, None, 9, eager_td)
     else:
-        assert_same(play(env, 30, td)[0], play(eager, 30, eager_td)[0], AOT)
+        given, _ = play(env, 30, td)
+        expected, _ = play(eager, 30, eager_td)
+    assert_same(given, expected, AOT)
+    assert_same(buffers(env), buffers(eager), AOT)
 
 
-class TestState:
-    """Snapshots and state_dicts pass between eager and compiled envs."""
-
-    def test_snapshots_pass_between_eager_and_compiled_bit_for_bit(self):
-        compiled, eager = tw.compile(small(), backend="aot_eager"), small()
-        after(eager, 13, seed=4)
-        snapshot = eager.snapshot()
-        once = play(compiled, 40, compiled.restore(snapshot))[0]
-        back = compiled.snapshot()
-        assert_same(once, play(compiled, 40, compiled.restore(snapshot))[0])
-        assert_same(once, play(eager, 40, eager.restore(snapshot))[0], AOT)
-        assert_same(eager.restore(back), compiled.restore(back))
-        assert_same(eager.snapshot(), back)
-
-    def test_state_dict_loads_into_compiled_env(self):
-        eager, compiled, teacher = (
-            small(),
-            tw.compile(small(), backend="aot_eager"),
-            small(episode_lengths=9),
-        )
-        after(teacher, 30)
-        for assign in (False, True):  # True replaces the buffers
-            state = {name: value.clone() for name, value in teacher.state_dict().items()}
-            for env in (eager, compiled):
-                env.load_state_dict(
-                    {name: value.clone() for name, value in state.items()}, assign=assign
-                )
-            assert_plays_the_same(eager, compiled.to("cpu"), 20, AOT)
-            assert (
-                compiled.transforms[0].statistics.count
-                > state["transforms.NormalizeReward.statistics.count"]
-            ).all()
+def test_snapshots_pass_between_eager_and_compiled_bit_for_bit():
+    env = compiled(small())
+    eager = small()
+    after(eager, 13, seed=4)
+    snapshot = eager.snapshot()
+    once, _ = play(env, 40, env.restore(snapshot))
+    back = env.snapshot()
+    assert_same(once, play(env, 40, env.restore(snapshot))[0])
+    assert_same(once, play(eager, 40, eager.restore(snapshot))[0], AOT)
+    assert_same(eager.restore(back), env.restore(back))
+    assert_same(eager.snapshot(), back)
 
 
-class TestStepOutputs:
-    @pytest.mark.parametrize("ending", mostly_full(["terminated", "both"], "terminated"))
-    def test_do_not_overlap(self, ending):
-        # An env that never truncates has done equal to terminated, and a compiler can know it.
-        env = tw.compile(stack("Compose of seven", ending=ending), backend="aot_eager")
-        transition, td = env.step(env.reset().set("action", env.sample_action()))
-        addresses = [
-            leaf.data_ptr() for leaf in leaves(transition, td, buffers(env)) if leaf.numel()
-        ]
-        assert len(set(addresses)) == len(addresses)
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+def test_state_dict_loads_into_a_compiled_env(assign):
+    env = compiled(small())
+    eager = small()
+    teacher = small(episode_lengths=9)
+    after(teacher, 30)
+    count = teacher.transforms[0].statistics.count.clone()
+    for each in (env, eager):
+        learned = {name: value.clone() for name, value in teacher.state_dict().items()}
+        each.load_state_dict(learned, assign=assign)
+    assert_plays_the_same(eager, env.to("cpu"), 20, AOT)
+    assert (env.transforms[0].statistics.count > count).all()
+
+
+# Outputs.
+
+
+def one_step(env):
+    return env.step(env.reset().set("action", env.sample_action()))
+
+
+@pytest.mark.parametrize("ending", mostly_full(["terminated", "both"], "terminated"))
+def test_outputs_of_a_step_do_not_overlap(ending):
+    # A compiler can know that an env never truncates, so that done equals terminated.
+    env = compiled(stack("Compose of seven", ending=ending))
+    transition, td = one_step(env)
+    tensors = [leaf for leaf in leaves(transition, td, buffers(env)) if leaf.numel()]
+    assert len({leaf.data_ptr() for leaf in tensors}) == len(tensors)
+    assert_no_overlap(transition.exclude("observation"), td)
+
+
+def assert_belong_to_caller(eager, env, tolerance):
+    expected, _ = play(eager, 50, eager.reset(seed=0))
+    held = Held()
+    for step, (transition, td) in enumerate(steps(env, 50, env.reset(seed=0))):
+        assert_same(transition["next"], expected["transition", "next"][step], tolerance)
+        for leaf in leaves(transition["next"], td):
+            leaf.copy_(torch.full_like(leaf, step % 2))
+        held.add(transition["next"], td)
+    held.assert_unchanged()
+
+
+def test_outputs_of_a_step_belong_to_the_caller():
+    assert_belong_to_caller(small(), compiled(small()), AOT)
+
+
+@full
+def test_outputs_of_inductor_belong_to_the_caller(pair, inductor_cartpole):
+    assert_belong_to_caller(*pair, INDUCTOR)
+    for env in (pair[1], inductor_cartpole):
+        transition, td = one_step(env)
         assert_no_overlap(transition.exclude("observation"), td)
 
-    def assert_belong_to_caller(self, eager, compiled, tolerance):
-        expected, _ = play(eager, 50, eager.reset(seed=0))
-        held = Held()
-        for step, (transition, td) in enumerate(steps(compiled, 50, compiled.reset(seed=0))):
-            assert_same(transition["next"], expected["transition", "next"][step], tolerance)
-            for leaf in leaves(transition["next"], td):
-                leaf.copy_(torch.full_like(leaf, step % 2))
-            held.add(transition["next"], td)
-        held.assert_unchanged()
 
-    def test_belong_to_caller(self):
-        self.assert_belong_to_caller(small(), tw.compile(small(), backend="aot_eager"), AOT)
-
-    @pytest.mark.full
-    def test_of_inductor_belong_to_caller(self, pair, inductor_cartpole):
-        self.assert_belong_to_caller(*pair, INDUCTOR)
-        for env in (pair[1], inductor_cartpole):
-            transition, td = env.step(env.reset().set("action", env.sample_action()))
-            assert_no_overlap(transition.exclude("observation"), td)
-
-    @pytest.mark.full
-    def test_of_smallest_inductor_graphs_stay_unchanged(self):
-        # No operator in them is external, so Inductor may keep all results in memory that it owns.
-        env = tw.compile(tw.make("CartPole-v1", NUM_ENVS))
-        stacked = tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS), T.FrameStackObservation(2))
-        collect = tw.compile(tw.Collector(stacked, None, 3))
-        (data, following), held = collect(), Held()
-        for transition, td in steps(env, 9, env.reset(seed=0)):
-            data, following = collect(following)
-            held.add(transition["next"], td, data, following)
-        held.assert_unchanged()
+@full
+def test_outputs_of_the_smallest_inductor_graphs_stay_unchanged():
+    # No operator in them is external, so Inductor may keep all results in memory that it owns.
+    env = tw.compile(tw.make("CartPole-v1", NUM_ENVS))
+    stacked = tw.TransformedEnv(tw.make("CartPole-v1", NUM_ENVS), T.FrameStackObservation(2))
+    collect = tw.compile(tw.Collector(stacked, None, 3))
+    following = None
+    held = Held()
+    for transition, td in steps(env, 9, env.reset(seed=0)):
+        data, following = collect(following)
+        held.add(transition["next"], td, data, following)
+    held.assert_unchanged()
 
 
-def test_data_of_a_collector_belong_to_caller():
+def test_data_of_a_collector_belong_to_the_caller():
     make = functools.partial(stack, "FrameStackObservation")
-    collect, eager = (
-        tw.compile(tw.Collector(make(), None, 5), backend="aot_eager"),
-        tw.Collector(make(), None, 5),
-    )
-    td, eager_td, held = collect.env.reset(seed=0), eager.env.reset(seed=0), Held()
+    collect, eager = (tw.Collector(make(), None, 5) for _ in range(2))
+    compiled(collect)
+    td, eager_td = (each.env.reset(seed=0) for each in (collect, eager))
+    held = Held()
     for _ in range(6):
-        (data, td), (expected, eager_td) = collect(td), eager(eager_td)
+        data, td = collect(td)
+        expected, eager_td = eager(eager_td)
         assert_same(data, expected, AOT)
         assert_no_overlap(data)
         held.add(data)
@@ -145,7 +157,8 @@ def test_data_of_a_collector_belong_to_caller():
 class OneNumber(FuncEnv):
     """An env whose observation is a view of its state."""
 
-    observation_space, action_space = spaces.Box(-9, 9, (1,)), spaces.Box(-1, 1, (1,))
+    observation_space = spaces.Box(-9, 9, (1,))
+    action_space = spaces.Box(-1, 1, (1,))
 
     def initial(self, rng, params=None):
         return {"x": tw.random.uniform(rng, shape=())}
@@ -163,17 +176,11 @@ class OneNumber(FuncEnv):
         return state["x"].abs() > 1
 
 
-@pytest.mark.full
-def test_final_observations_that_are_views_of_the_state_survive_a_reset_by_the_host():
+@full
+def test_observations_that_are_views_of_the_state_survive_a_reset():
     # Inductor drops a copy of a copy, although both are results.
     env, eager = (tw.FunctionalEnv(OneNumber(), 4096, max_episode_steps=3) for _ in range(2))
     tw.compile(env)
-    td, other = env.reset(seed=0), eager.reset(seed=0)
-    for _ in range(4):
-        action = eager.sample_action()
-        transition, td = env.step(td.set("action", action))
-        expected, other = eager.step(other.set("action", action))
-        assert_same(transition["next"], expected["next"], INDUCTOR)
-        assert_same(td.select("observation"), other.select("observation"), INDUCTOR)
-    transition, td = env.step_without_reset(td.set("action", env.sample_action()))
+    assert_plays_the_same(eager, env, 4, INDUCTOR)
+    transition, td = env.step_without_reset(env.sample_action())
     assert_no_overlap(transition, td)

@@ -1,6 +1,7 @@
-"""What is replaced after compile takes effect: a policy, its modules, their modes, hooks, dtypes and memory layout."""
+"""Replacements after compile take effect: policies, modules, modes, hooks, dtypes and memory."""
 
 import functools
+import gc
 
 import pytest
 import torch
@@ -12,13 +13,16 @@ from torch.nn.utils import parametrizations
 import torchwrap as tw
 from torchwrap.testing import ScriptedEnv
 
+full = pytest.mark.full
+
 
 class Network(nn.Module):
     def __init__(self, seed=0):
         super().__init__()
         torch.manual_seed(seed)
         self.body = nn.Sequential(nn.Linear(17, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh())
-        self.head, self.tail = nn.Linear(8, 6), nn.Linear(8, 6)
+        self.head = nn.Linear(8, 6)
+        self.tail = nn.Linear(8, 6)
         self.tail.weight = self.head.weight  # tied
         self.eval()
 
@@ -27,34 +31,76 @@ class Network(nn.Module):
         return torch.tanh(self.head(value) + 0.5 * self.tail(value)).float()
 
 
+def collectors(policy, num_steps=3):
+    """A compiled and an eager collector."""
+    pair = [tw.Collector(ScriptedEnv(NUM_ENVS), policy, num_steps) for _ in range(2)]
+    tw.compile(pair[0], backend="eager")
+    return pair
+
+
+def collect_both(pair):
+    return [collect(collect.env.reset(seed=0))[0] for collect in pair]
+
+
+def assert_followed(pair, change, tolerance=AOT):
+    """A change moves the actions, compiled as in eager mode."""
+    before, expected = collect_both(pair)
+    assert_same(before, expected, tolerance)
+    with torch.no_grad():
+        change()
+    after, expected = collect_both(pair)
+    assert_same(after, expected, tolerance)
+    moved = (after["action"] - before["action"]).abs() > 1e-4
+    assert moved.float().mean() > 0.9
+
+
+# Changes of a network.
+
+
+def hook(network):
+    network.head.register_forward_hook(lambda module, inputs, output: output * 3)
+
+
+def replace_layer(network):
+    network.body[0] = Network(1).body[0]
+
+
+def convert(network):
+    network.double().head.bias.add_(1)
+
+
+def untie(network):
+    network.tail.weight = nn.Parameter(network.head.weight * -1)
+
+
+def transpose(network):
+    weight = network.body[0].weight
+    weight.data = (weight.data * 2).t().contiguous().t()
+
+
+def leave_gaps(network):
+    weight = network.body[0].weight
+    weight.data = torch.stack([weight.data * 2, weight.data * 0 + 9], -1)[..., 0]
+
+
+def expand(network):
+    network.body[1].running_mean = torch.full((1,), 0.7).expand(8)
+
+
 def parametrize(network):
     parametrizations.weight_norm(network.body[0])
     network.body[0].parametrizations.weight.original0.mul_(3)
 
 
-def write(network, change):
-    network.body[0].weight.data = change(network.body[0].weight.data)
-
-
 CHANGES = {
-    "a hook": lambda network: network.head.register_forward_hook(
-        lambda module, inputs, output: output * 3
-    ),
-    "a layer": lambda network: setattr(network.body, "0", Network(1).body[0]),
-    "another dtype": lambda network: network.double().head.bias.add_(1),
-    "bfloat16": lambda network: network.bfloat16(),
-    "untied weights": lambda network: setattr(
-        network.tail, "weight", nn.Parameter(network.head.weight * -1)
-    ),
-    "another layout": lambda network: write(
-        network, lambda weight: (weight * 2).t().contiguous().t()
-    ),
-    "memory with gaps": lambda network: write(
-        network, lambda weight: torch.stack([weight * 2, weight * 0 + 9], -1)[..., 0]
-    ),
-    "an expanded buffer": lambda network: setattr(
-        network.body[1], "running_mean", torch.full((1,), 0.7).expand(8)
-    ),
+    "a hook": hook,
+    "a layer": replace_layer,
+    "another dtype": convert,
+    "bfloat16": nn.Module.bfloat16,
+    "untied weights": untie,
+    "another layout": transpose,
+    "memory with gaps": leave_gaps,
+    "an expanded buffer": expand,
     "a step of batch norm": lambda network: network.body[1].running_mean.add_(1),
     "an attribute": lambda network: setattr(network, "head", Network(1).head),
     "a parametrization": parametrize,
@@ -64,42 +110,27 @@ CHANGES = {
 }
 
 
-def assert_followed(policy, change, backend, tolerance=AOT):
-    compiled, eager = (tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3) for _ in range(2))
-    tw.compile(compiled, backend=backend)
-    both = lambda: [collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager)]  # noqa: E731
-    before, expected = both()
-    assert_same(before, expected, tolerance)
-    with torch.no_grad():
-        change()
-    after, expected = both()
-    assert_same(after, expected, tolerance)
-    assert ((after["action"] - before["action"]).abs() > 1e-4).float().mean() > 0.9
+@pytest.mark.parametrize("name", mostly_full(CHANGES, "a hook"))
+def test_change_of_a_network_is_followed(name):
+    network = Network()
+    tolerance = 1e-2 if name == "bfloat16" else AOT
+    assert_followed(collectors(network), functools.partial(CHANGES[name], network), tolerance)
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_change_of_a_network_is_followed(quick):
-    for name in (
-        [*CHANGES][:1] if quick else [*CHANGES][1:]
-    ):  # replaced layers are in the tests of holders too
-        network = Network()
-        assert_followed(
-            network,
-            functools.partial(CHANGES[name], network),
-            "eager",
-            1e-2 if name == "bfloat16" else AOT,
-        )
-
-
-@pytest.mark.full
+@full
 @pytest.mark.parametrize("name", ["another dtype", *[*CHANGES][4:8]])
 def test_change_of_a_network_through_inductor_is_followed(name):
     network = Network()
-    assert_followed(network, functools.partial(CHANGES[name], network), "inductor", 1e-5)
+    pair = [tw.Collector(ScriptedEnv(NUM_ENVS), network, 3) for _ in range(2)]
+    tw.compile(pair[0])
+    assert_followed(pair, functools.partial(CHANGES[name], network), 1e-5)
+
+
+# Modules in plain sight.
 
 
 class Agent:
-    """A plain Python object around a network."""
+    """A plain object around a network."""
 
     def __init__(self):
         self.network = Network()
@@ -110,11 +141,10 @@ class Agent:
     __call__ = act
 
 
-NETWORK = Network()
-
 HOLDERS = {
     "a method of a plain object": lambda agent: agent.act,
     "an object that can be called": lambda agent: agent,
+    "a function that names an object": lambda agent: lambda td: agent.network(td),
     "a lambda": lambda agent: (lambda network: lambda td: network(td))(agent.network),
     "a partial": lambda agent: functools.partial(lambda network, td: network(td), agent.network),
     "a method of the module": lambda agent: agent.network.forward,
@@ -122,11 +152,19 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("name", mostly_full(HOLDERS, "a lambda"))
-def test_module_is_found_through_any_holder(name):
+def test_module_in_plain_sight_is_found(name):
     agent = Agent()
-    assert_followed(
-        HOLDERS[name](agent), functools.partial(CHANGES["a layer"], agent.network), "eager"
-    )
+    pair = collectors(HOLDERS[name](agent))
+    assert_followed(pair, functools.partial(replace_layer, agent.network))
+
+
+def test_module_in_a_list_is_refused():
+    networks = [Network()]
+    with pytest.raises(ValueError, match="module"):
+        collectors(lambda td: networks[0](td))
+
+
+NETWORK = Network()
 
 
 def test_variables_of_a_function_can_be_rebound():
@@ -135,91 +173,107 @@ def test_variables_of_a_function_can_be_rebound():
     def rebind():
         nonlocal network
         global NETWORK
-        network, NETWORK = Network(2), Network(3)
+        network = Network(2)
+        NETWORK = Network(3)
 
-    assert_followed(lambda td: torch.tanh(network(td) + NETWORK(td)), rebind, "eager")
+    assert_followed(collectors(lambda td: torch.tanh(network(td) + NETWORK(td))), rebind)
+
+
+# Modes and policies.
 
 
 def test_train_and_eval_are_followed():
     agent = Agent()
-    collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), agent.act, 3), backend="eager")
-    action = lambda: collect(collect.env.reset(seed=0))[0]["action"]  # noqa: E731
+    collect, _ = collectors(agent.act)
+
+    def actions():
+        return [collect(collect.env.reset(seed=0))[0]["action"] for _ in range(2)]
+
+    norm = agent.network.body[1]
     for _ in range(2):
         agent.network.train()
-        count = int(agent.network.body[1].num_batches_tracked)
-        assert (action() != action()).any(-1).float().mean() > 0.9  # dropout
-        assert agent.network.body[1].num_batches_tracked == count + 6
+        count = int(norm.num_batches_tracked)
+        first, second = actions()
+        assert (first != second).any(-1).float().mean() > 0.9  # dropout
+        assert norm.num_batches_tracked == count + 6
         agent.network.eval()
-        torch.testing.assert_close(action(), action(), rtol=0, atol=0)
+        first, second = actions()
+        assert torch.equal(first, second)
 
 
-@pytest.mark.full
-def test_what_changes_back_takes_no_further_graph(graphs):
+@full
+def test_conversion_there_and_back_takes_no_further_graph(graphs):
     network = Network()
     collect = tw.compile(tw.Collector(ScriptedEnv(NUM_ENVS), network, 3), backend="counting")
-    expected, weight = collect(collect.env.reset(seed=0))[0], network.body[0].weight
-    for change in (
-        torch.Tensor.double,
-        torch.Tensor.float,
-        torch.Tensor.double,
-        torch.Tensor.float,
-    ):
-        network.to(change(torch.zeros(1)).dtype)
+    expected, _ = collect(collect.env.reset(seed=0))
+    weight = network.body[0].weight
+    for dtype in (torch.float64, torch.float32, torch.float64, torch.float32):
+        network.to(dtype)
         assert_same(collect(collect.env.reset(seed=0))[0], expected, AOT)
-    assert len(graphs) == 2 and network.body[0].weight is weight
+    assert len(graphs) == 2
+    assert network.body[0].weight is weight
 
 
-def test_policy_of_a_collector_can_be_replaced_by_one_with_other_keys():
-    first, second = Network(0), Network(1)
-    compiled, eager = (tw.Collector(ScriptedEnv(NUM_ENVS), first, 3) for _ in range(2))
-    tw.compile(compiled, backend="eager")
+def with_other_keys(network):
+    def policy(td):
+        value = td["observation"].sum(1)
+        log_prob = torch.zeros(NUM_ENVS, 2)
+        return td.update({"action": network(td), "value": value, "log_prob": log_prob})
 
-    def act_and_keep(td):
-        return td.update(
-            {
-                "action": second(td),
-                "value": td["observation"].sum(1),
-                "log_prob": torch.zeros(NUM_ENVS, 2),
-            }
-        )
-
-    for policy in (act_and_keep, None, first):
-        compiled.policy = eager.policy = policy
-        data, expected = (collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager))
-        assert_same(data, expected, AOT)
-        assert ("value" in data.keys()) == (policy is act_and_keep)
-    assert len(compiled._compiled.steps.programs) == 1  # that of the first policy is gone
+    return policy
 
 
-@pytest.mark.full
+@pytest.mark.parametrize("policy", [with_other_keys(Network(1)), None], ids=["keys", "none"])
+def test_policy_of_a_collector_can_be_replaced(policy):
+    pair = collectors(Network(0))
+    collect_both(pair)
+    for collect in pair:
+        collect.policy = policy
+    data, expected = collect_both(pair)
+    assert_same(data, expected, AOT)
+    assert ("value" in data.keys()) == (policy is not None)
+
+
+def num_graphs():
+    gc.collect()
+    return sum(torch.fx.GraphModule in type(each).__mro__ for each in gc.get_objects())
+
+
+def test_graphs_of_a_replaced_policy_are_freed():
+    collect, _ = collectors(Network(0))
+    number = num_graphs()
+    for seed in (1, 2):
+        collect.policy = Network(seed)
+        collect(collect.env.reset())
+        assert num_graphs() == number
+
+
+@full
+@pytest.mark.parametrize("where", ["in the policy", "around the call"])
 @pytest.mark.parametrize(
-    "where", mostly_full(["in the policy", "around the call"], "around the call")
+    ("dtype", "tolerance"), [(None, AOT), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)]
 )
-def test_autocast_matches_eager(where):
+def test_autocast_matches_eager(where, dtype, tolerance):
     network = Network()
+    is_inside = where == "in the policy"
 
     def policy(td):
-        with torch.autocast("cpu", torch.bfloat16, enabled=where == "in the policy"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_inside):
             value = network.body(td["observation"] / 1000)
         return torch.tanh(network.head(value.float())).float()
 
-    compiled, eager = (tw.Collector(ScriptedEnv(NUM_ENVS), policy, 3) for _ in range(2))
-    tw.compile(compiled, backend="eager")
-    for dtype, tolerance in (
-        (None, AOT),
-        (torch.bfloat16, 1e-2),
-        (torch.float16, 1e-3),
-        (None, AOT),
-    ):
-        with torch.autocast("cpu", dtype, enabled=dtype is not None and where == "around the call"):
-            data, expected = (
-                collect(collect.env.reset(seed=0))[0] for collect in (compiled, eager)
-            )
-        assert_same(data, expected, 1e-2 if where == "in the policy" else tolerance)
+    pair = collectors(policy)
+    collect_both(pair)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None and not is_inside):
+        data, expected = collect_both(pair)
+    assert_same(data, expected, 1e-2 if is_inside else tolerance)
+
+
+# Actions out of bounds.
 
 
 class Steers(nn.Module):
-    """A policy that takes an action out of bounds at one step."""
+    """Takes an action out of bounds at one step."""
 
     def __init__(self, at):
         super().__init__()
@@ -231,20 +285,17 @@ class Steers(nn.Module):
         return torch.where((self.calls == self.at) & (torch.arange(8) == 3), 7, 1)
 
 
-@pytest.mark.parametrize(("at", "unroll"), [(4, 2), pytest.param(6, 1, marks=pytest.mark.full)])
-def test_action_out_of_bounds_is_refused_as_in_eager_mode(at, unroll):
-    compiled, eager = (tw.Collector(tw.make("CartPole-v1", 8), Steers(at), 3) for _ in range(2))
-    tw.compile(compiled, backend="eager", unroll=unroll)
-    for collect in (compiled, eager):
-        td = collect.env.reset(seed=0)
-        if at > 3:
-            _, td = collect(td)
-        with pytest.raises(
-            ValueError, match=r"CartPole-v1 needs an action in Discrete\(2\), but (got|the policy)"
-        ):
-            collect(td)
-        with pytest.raises(
-            RuntimeError, match=r"CartPole-v1 may hold .* call reset\(\), or restore\(\)"
-        ):
-            collect(td)
-        collect(collect.env.reset(seed=0))
+@pytest.mark.parametrize(
+    ("at", "unroll", "is_compiled"),
+    [(4, 2, True), pytest.param(6, 1, True, marks=full), (4, 1, False)],
+)
+def test_action_out_of_bounds_is_refused_until_a_reset(at, unroll, is_compiled):
+    collect = tw.Collector(tw.make("CartPole-v1", 8), Steers(at), 3)
+    if is_compiled:
+        tw.compile(collect, backend="eager", unroll=unroll)
+    _, td = collect(collect.env.reset(seed=0))
+    with pytest.raises(ValueError, match="action"):
+        collect(td)
+    with pytest.raises(RuntimeError, match="reset"):
+        collect(td)
+    collect(collect.env.reset(seed=0))

@@ -1,4 +1,4 @@
-"""Importing torchwrap, making an env and compiling one change nothing outside: settings, generators, the user's own graphs."""
+"""Importing torchwrap, making and compiling an env change no settings, generators or graphs."""
 
 import subprocess
 import sys
@@ -25,10 +25,11 @@ def code():
 def settings():
     from torch._inductor.codegen.common import device_codegens
 
-    kinds = {name: (codegen.scheduling, codegen.wrapper_codegen) for name, codegen in device_codegens.items()}
+    kinds = [(kind.scheduling, kind.wrapper_codegen) for kind in device_codegens.values()]
     states = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
     configs = [torch._inductor.config.get_config_copy(), torch._dynamo.config.get_config_copy()]
-    defaults = [torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(), torch.is_grad_enabled()]
+    defaults = [torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()]
+    defaults.append(torch.is_grad_enabled())
     collector = [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()]
     return repr([collector, kinds, states, configs, defaults, torch.Tensor.__add__])
 

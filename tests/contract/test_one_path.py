@@ -1,4 +1,4 @@
-"""Env i is its own world: eager mode computes the same bits whatever the number of envs, the shard and the threads."""
+"""Env i is its own world: the same bits for any number of envs, shard and threads."""
 
 import functools
 
@@ -10,31 +10,47 @@ from gymnasium.spaces import Box
 import torchwrap as tw
 from torchwrap import random
 
-WEIGHTS = torch.tensor([[0.9, -0.3, 0.1], [0.2, 0.8, -0.1], [0.05, 0.25, 0.7]])
+WEIGHTS = torch.tensor(
+    [
+        [0.9, -0.3, 0.1],
+        [0.2, 0.8, -0.1],
+        [0.05, 0.25, 0.7],
+    ]
+)
 
 
 class Oscillator(FuncEnv):
-    """A user's env for `torch.vmap`: a product with a matrix, sines and exponentials, and random numbers.
+    """A user's env for `torch.vmap`: a matrix product, sines, exponentials, and random numbers.
 
-    The product is a sum, because the last bit of `@` depends on the number of rows: BLAS has a kernel for each.
+    The product is a sum, because BLAS has a kernel for each number of rows: they differ in bits.
     """
 
-    observation_space, action_space = Box(-99, 99, (5,)), Box(-1, 1, (3,))
+    observation_space = Box(-99, 99, (5,))
+    action_space = Box(-1, 1, (3,))
 
     def initial(self, rng, params=None):
         numbers = random.uniform(rng, shape=(4,))
-        return {"x": 2 * numbers[:3] - 1, "phase": numbers[3]}
+        return {
+            "x": 2 * numbers[:3] - 1,
+            "phase": numbers[3],
+        }
 
     def transition(self, state, action, rng, params=None):
-        x = (
-            (WEIGHTS * state["x"]).sum(-1)
-            + 0.3 * action.sin()
-            + 0.1 * random.normal(rng, shape=(3,))
-        )
-        return {"x": x, "phase": state["phase"] + 0.1 * torch.exp(-x.square().sum())}
+        drift = (WEIGHTS * state["x"]).sum(-1) + 0.3 * action.sin()
+        x = drift + 0.1 * random.normal(rng, shape=(3,))
+        return {
+            "x": x,
+            "phase": state["phase"] + 0.1 * torch.exp(-x.square().sum()),
+        }
 
     def observation(self, state, rng, params=None):
-        return torch.cat([state["x"], torch.stack([state["phase"].sin(), state["phase"].cos()])])
+        phase = state["phase"]
+        return torch.cat(
+            [
+                state["x"],
+                torch.stack([phase.sin(), phase.cos()]),
+            ]
+        )
 
     def reward(self, state, action, next_state, rng, params=None):
         return torch.exp(-next_state["x"].abs().mean()) - 0.1 * action.square().sum()
@@ -44,41 +60,44 @@ class Oscillator(FuncEnv):
 
 
 NATIVE = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
-MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE} | {
-    "vmapped": functools.partial(tw.FunctionalEnv, Oscillator())
-}
+MAKERS = {id: functools.partial(tw.make, id) for id in NATIVE}
+MAKERS["vmapped"] = functools.partial(tw.FunctionalEnv, Oscillator())
 STEPS = 200
+KEYS = ("observation", "reward", "terminated", "truncated")
+each_env = pytest.mark.parametrize("name", MAKERS)
 
 
-def play(name, num_envs, num_steps, rows=(0,), first_index=0):
-    """Bits of observations, rewards, flags and roots `(num_steps, len(rows), ...)` of some rows, with actions by global index.
+def action_of(space, index, step):
+    """An action for each global index of an env, which differs by index and step."""
+    number = (index * 7919 + step * 104729) * 2654435761 % 2**32  # a hash of both
+    if not isinstance(space, Box):
+        return number % space.n
+    components = number.unsqueeze(-1) * torch.arange(1, 1 + space.shape[0])
+    return (components % 9973 / 9973 * 3 - 1.5).float()
 
-    Episodes last at most 60 steps, so that most of what is played follows an auto-reset.
+
+def play(
+    name,
+    num_envs,
+    num_steps,
+    rows=(0,),
+    first_index=0,
+):
+    """Bits of all results `(num_steps, len(rows), ...)` in some rows.
+
+    Episodes last at most 60 steps, so that most of them follow an auto-reset.
     """
-    env, rows = (
-        MAKERS[name](num_envs, max_episode_steps=60, first_index=first_index),
-        torch.tensor(rows),
-    )
-    space, played = env.single_action_space, []
-    td = env.reset(seed=0)
+    env = MAKERS[name](num_envs, max_episode_steps=60, first_index=first_index)
+    rows = torch.tensor(rows)
     index = torch.arange(first_index, first_index + num_envs)
+    td = env.reset(seed=0)
+    played = []
     for step in range(num_steps):
-        number = (index * 7919 + step * 104729) * 2654435761 % 2**32  # a hash of both
-        if isinstance(space, Box):
-            action = (
-                number.unsqueeze(-1) * torch.arange(1, 1 + space.shape[0]) % 9973 / 9973 * 3 - 1.5
-            ).float()
-        else:
-            action = number % space.n
+        action = action_of(env.single_action_space, index, step)
         transition, td = env.step(td.set("action", action))
-        values = (
-            *[
-                transition["next"][key]
-                for key in ("observation", "reward", "terminated", "truncated")
-            ],
-            td["observation"],
-        )
-        played.append(torch.cat([value.index_select(0, rows).float() for value in values], 1))
+        values = [transition["next"][key] for key in KEYS]
+        columns = [value[rows].float() for value in (*values, td["observation"])]
+        played.append(torch.cat(columns, 1))
     return torch.stack(played).view(torch.int32)  # so that -0.0 differs from 0.0
 
 
@@ -90,26 +109,58 @@ def reference(name):
     return played
 
 
-def require_equal(found, expected, *case):
-    assert torch.equal(found, expected), (
-        f"{case}: step {int((found != expected).flatten(1).any(1).nonzero()[0])}"
+SIZES = [
+    (4, STEPS),
+    (64, STEPS),
+    (8_193, 10),
+    (100_000, 2),
+]
+LONG = [(8_193, STEPS), (100_000, 130)]  # more than two episodes
+SIZES += [pytest.param(*size, marks=pytest.mark.full) for size in LONG]
+
+
+@each_env
+@pytest.mark.parametrize("num_envs, num_steps", SIZES)
+def test_env_0_has_the_same_bits_for_every_number_of_envs(name, num_envs, num_steps):
+    assert torch.equal(
+        play(name, num_envs, num_steps),
+        reference(name)[:num_steps],
     )
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_env_0_has_the_same_bits_for_every_number_of_envs(name):
-    for num_envs, num_steps in ((4, STEPS), (64, STEPS), (8_193, 10), (100_000, 2)):
-        require_equal(play(name, num_envs, num_steps), reference(name)[:num_steps], name, num_envs)
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_shard_has_the_same_bits_as_its_rows_of_the_whole(name):
-    rows = [0, 1, 6, 7, 8, 70, 131, 132]
-    whole = play(name, 133, 70, rows)
-    for first, size in ((0, 2), (6, 3), (70, 63), (132, 1)):
-        own = [row for row in rows if first <= row < first + size]
-        found = play(name, size, 70, [row - first for row in own], first)
-        require_equal(found, whole[:, [rows.index(row) for row in own]], name, first)
+@each_env
+@pytest.mark.parametrize(
+    "first, size",
+    [
+        (0, 2),
+        (6, 3),
+        (70, 63),
+        (132, 1),
+    ],
+)
+def test_shard_has_the_same_bits_as_its_rows_of_the_whole(name, first, size):
+    rows = [
+        row
+        for row in (
+            0,
+            1,
+            6,
+            7,
+            8,
+            70,
+            131,
+            132,
+        )
+        if first <= row < first + size
+    ]
+    found = play(
+        name,
+        size,
+        70,
+        [row - first for row in rows],
+        first,
+    )
+    assert torch.equal(found, play(name, 133, 70, rows))
 
 
 @pytest.fixture
@@ -119,30 +170,36 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_two_threads_compute_the_same_bits_as_one(threads):
-    for name in ("CartPole-v1", "Pendulum-v1"):
-        played = []
-        for number in (1, 2):
-            threads(number)
-            played.append(play(name, 40_001, 1, [0, 1, 19_999, 20_000, 20_001, 40_000]))
-        require_equal(played[1], played[0], name)
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_two_threads_compute_the_same_bits_as_one(name, threads):
+    rows = [0, 1, 19_999, 20_000, 20_001, 40_000]
+    threads(1)
+    expected = play(name, 40_001, 1, rows)
+    threads(2)
+    assert torch.equal(play(name, 40_001, 1, rows), expected)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", MAKERS)
-def test_env_0_of_many_envs_has_the_same_bits(name):
-    for num_envs, num_steps in ((8_193, STEPS), (100_000, 130)):  # more than two episodes
-        require_equal(play(name, num_envs, num_steps), reference(name)[:num_steps], name, num_envs)
+DRAWS = {
+    "bits": lambda key: random.bits(key, count=5),
+    "uniform": lambda key: random.uniform(key, shape=(5,)),
+    "normal": lambda key: random.normal(key, shape=(5,)),
+    "exponential": lambda key: random.exponential(key, shape=(5,)),
+}
 
 
-def test_random_words_are_the_same_for_one_key_and_for_many():
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize(
+    "first, size",
+    [
+        (0, 1),
+        (17, 3),
+        (990, 10),
+    ],
+)
+def test_random_words_are_the_same_for_one_key_and_for_many(draw, first, size):
     whole = random.Stream(1_000, seed=5)
-    for first, size in ((0, 1), (17, 3), (990, 10)):
-        shard = random.Stream(size, first, seed=5)
-        for draw in (random.bits, random.uniform, random.normal, random.exponential):
-            count = {"count": 5} if draw is random.bits else {"shape": (5,)}
-            expected, found = (
-                draw(whole.key(), **count)[first : first + size],
-                draw(shard.key(), **count),
-            )
-            assert torch.equal(found, expected), draw.__name__
+    shard = random.Stream(size, first, seed=5)
+    assert torch.equal(
+        draw(shard.key()),
+        draw(whole.key())[first : first + size],
+    )

@@ -1,4 +1,4 @@
-"""The guides of examples/guides: every block of Python runs, every command fits its script, every link leads to a file."""
+"""The guides: every block of Python runs, every command fits its script, every link leads on."""
 
 import contextlib
 import re
@@ -10,7 +10,7 @@ import tyro
 from helpers import EXAMPLES, load_example
 
 PAGES = sorted((EXAMPLES / "guides").glob("*.md"))
-# Libraries of the extras; their pages run in the environments of .ci/run that have them.
+# The guides of these libraries run in the environments of .ci/run that have them.
 OPTIONAL = {
     "brax",
     "envpool",
@@ -24,6 +24,9 @@ OPTIONAL = {
     "skrl",
     "torchrl",
 }
+# A comment that begins with "test" is code for this test alone, such as a stand-in of a simulator.
+BLOCK = re.compile(r"(?:```python|<!-- test)\n(.*?)(?:```|-->)", re.DOTALL)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 @contextlib.contextmanager
@@ -36,30 +39,32 @@ def skipped_without_library():
         pytest.skip(f"needs {error.name}")
 
 
+def words(text):
+    return " ".join(text.replace("#", " ").split())
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_of_python_run_in_order_and_raise_what_the_page_says(
+@every_page
+def test_blocks_run_in_order_and_print_the_sentences_of_the_page(
     page, tmp_path, monkeypatch, registry, capsys
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)
+    text = page.read_text()
     names = {"__name__": "__main__"}
-    # A comment that begins with "test" is code which only this test runs, such as a stand-in of a simulator.
-    for match in re.finditer(
-        r"(?:```python|<!-- test)\n(.*?)(?:```|-->)", page.read_text(), re.DOTALL
-    ):
-        line = page.read_text()[: match.start(1)].count("\n")
+    for match in BLOCK.finditer(text):
+        above = text.count("\n", 0, match.start(1))
         with skipped_without_library():
-            exec(compile("\n" * line + match[1], page, "exec"), names)  # the pages are ours
-    shown = " ".join(page.read_text().replace("#", " ").split())
-    for line in (
-        capsys.readouterr().out.splitlines() if page.stem != "trainers" else ()
-    ):  # whose libraries print much
-        if len(re.findall(r"\b[a-z]{2,}\b", line)) >= 5:  # a sentence, such as the text of an error
-            assert " ".join(line.replace("#", " ").split()) in shown, line
+            exec(compile("\n" * above + match[1], page, "exec"), names)  # the pages are ours
+    printed = capsys.readouterr().out.splitlines()
+    if page.stem == "trainers":  # whose libraries print much
+        return
+    sentences = [line for line in printed if len(re.findall(r"\b[a-z]{2,}\b", line)) >= 5]
+    missing = [line for line in sentences if words(line) not in words(text)]
+    assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@every_page
 def test_commands_fit_their_scripts(page, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
@@ -70,7 +75,12 @@ def test_commands_fit_their_scripts(page, monkeypatch):
                 tyro.cli(script.Args, args=shlex.split(flags, comments=True))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_files(page):
-    for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-        assert "://" in link or (page.parent / link).is_file(), link
+@every_page
+def test_links_lead_to_files_and_headings(page):
+    for link, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        target = page.parent / link if link else page
+        assert "://" in link or target.is_file(), link
+        if heading and "://" not in link:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in headings]
+            assert heading in slugs, f"{link}#{heading}"

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from func_envs import equal, play
+from func_envs import both_styles, equal, play, unbounded
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from torch import nn
@@ -13,67 +13,62 @@ import torchwrap as tw
 from torchwrap import FunctionalEnv, random
 from torchwrap import transforms as T
 
+LEFT = torch.zeros(2, dtype=torch.int64)
+
 
 class Falling(FuncEnv):
     """Falls as fast as its own parameter says."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    observation_space = unbounded(1)
     action_space = spaces.Discrete(2)
+    broadcasts = False
 
-    def initial(self, rng, params=None):
-        return {"height": params["from"][0] + random.uniform(rng)}
+    def initial(self, rng, params):
+        return {"height": params["from"][..., 0] + random.uniform(rng)}
 
-    def transition(self, state, action, rng, params=None):
+    def transition(self, state, action, rng, params):
         return {"height": state["height"] - params["gravity"]}
 
-    def observation(self, state, rng, params=None):
-        return state["height"].reshape(1)
+    def observation(self, state, rng, params):
+        return state["height"].unsqueeze(-1)
 
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng, params):
         return params["gravity"]
 
-    def terminal(self, state, rng, params=None):
+    def terminal(self, state, rng, params):
         return state["height"] < 0
 
 
 class BroadcastFalling(Falling):
     broadcasts = True
 
-    def initial(self, rng, params=None):
-        return {"height": params["from"][:, 0] + random.uniform(rng)}
 
-    def observation(self, state, rng, params=None):
-        return state["height"].unsqueeze(-1)
-
-    def reward(self, state, action, next_state, rng, params=None):
-        return params["gravity"].clone()
+def parameters(num_envs, first=0):
+    gravity = torch.arange(first, first + num_envs) + 1.0
+    return {"gravity": gravity, "from": 10 * torch.ones(num_envs, 1)}
 
 
-def different(n, first=0):
-    return {"gravity": torch.arange(first, first + n) + 1.0, "from": 10 * torch.ones(n, 1)}
-
-
-@pytest.mark.parametrize("func_env", [Falling(), BroadcastFalling()], ids=["vmap", "broadcast"])
+@both_styles(Falling(), BroadcastFalling())
 def test_params_differ_between_envs(func_env):
-    env = FunctionalEnv(func_env, 4, params=different(4))
-    singles = [
-        FunctionalEnv(func_env, 1, first_index=row, params=different(1, row)) for row in range(4)
-    ]
+    env = FunctionalEnv(func_env, 4, params=parameters(4))
     actions = torch.zeros(20, 4, dtype=torch.int64)
     together, _ = play(env, env.reset(seed=1), actions)
-    for row, single in enumerate(singles):
-        assert equal(
-            together[:, :, row], play(single, single.reset(seed=1), actions[:, [row]])[0][:, :, 0]
-        )
-    assert together[0, 0]["reward"].flatten().tolist() == [1, 2, 3, 4]
+    assert together[0]["next", "reward"].flatten().tolist() == [1, 2, 3, 4]
+    for row in range(4):
+        single = FunctionalEnv(func_env, 1, first_index=row, params=parameters(1, row))
+        alone, _ = play(single, single.reset(seed=1), actions[:, [row]])
+        assert equal(together[:, [row]], alone)
     env.params["gravity"].fill_(7)
-    assert play(env, env.reset(), actions[:1])[0][0, 0]["reward"].flatten().tolist() == [7, 7, 7, 7]
+    changed, _ = play(env, env.reset(), actions[:1])
+    assert changed["next", "reward"].flatten().tolist() == [7, 7, 7, 7]
 
 
 class Level(gymnasium.Env):
     """A single env of Gymnasium whose reward is its level."""
 
-    observation_space, action_space, level = spaces.Box(-9, 9, (1,)), spaces.Discrete(2), 1.0
+    observation_space = spaces.Box(-9, 9, (1,))
+    action_space = spaces.Discrete(2)
+    level = 1.0
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(1, np.float32), {}
@@ -83,45 +78,62 @@ class Level(gymnasium.Env):
 
 
 class NativeLevel(Falling):
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng, params):
         return params["level"]
 
 
-@pytest.mark.parametrize("kind", ["native", "compiled", "sync", "async"])
-def test_one_call_raises_a_number_during_training_in_every_kind_of_env(kind, registry):
-    if kind in ("native", "compiled"):
-        tw.register("test/Level-v0", NativeLevel, max_episode_steps=50)
-        env = tw.make("test/Level-v0", 2, params={**different(2), "level": torch.ones(2)})
-        assert torch.equal(tw.make(env.spec).params["level"], torch.ones(2))
-        with pytest.raises(
-            ValueError,
-            match="params only for ids of register, whose functions read them, but got 'CartPo",
-        ):
-            tw.make("CartPole-v1", 2, params={"level": torch.ones(2)})
-    else:
+@pytest.fixture
+def native_level(registry):
+    tw.register("test/Level-v0", NativeLevel, max_episode_steps=50)
+    params = {**parameters(2), "level": torch.ones(2)}
+    return tw.make("test/Level-v0", 2, params=params)
+
+
+@pytest.fixture
+def make_level(native_level, registry):
+    """Makes an env of each kind."""
+
+    def make(kind):
+        if kind in ("native", "compiled"):
+            return native_level
         gymnasium.register("test/Level-v1", entry_point=Level)
-        env = tw.make("test/Level-v1", 2, vectorization_mode=kind)
-    with tw.TransformedEnv(env, T.RecordEpisodeStatistics()) as env:
-        env = tw.compile(env, backend="eager") if kind == "compiled" else env
+        return tw.make("test/Level-v1", 2, vectorization_mode=kind)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["native", "compiled", "sync", "async"])
+def test_set_wrapper_attr_changes_a_number_of_every_kind_of_env(kind, make_level):
+    with tw.TransformedEnv(make_level(kind), T.RecordEpisodeStatistics()) as env:
+        if kind == "compiled":
+            tw.compile(env, backend="eager")
         env.reset(seed=0)
         for level in (1.0, 3.0, 7.0):
             assert env.set_wrapper_attr("level", level)
-            reward = env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "reward"]
-            assert reward.tolist() == [[level], [level]] and list(
-                env.get_wrapper_attr("level")
-            ) == [level, level]
-        if kind in ("native", "compiled"):
-            with pytest.raises(
-                ValueError,
-                match=r"a value for params\['level'\] that broadcasts to \(2,\), but got \[1, 2",
-            ):
-                env.set_wrapper_attr("level", [1, 2, 3])
+            transition, _ = env.step(LEFT)
+            assert transition["next", "reward"].tolist() == [[level], [level]]
+            assert list(env.get_wrapper_attr("level")) == [level, level]
+
+
+def test_set_wrapper_attr_with_a_value_that_does_not_broadcast_raises(native_level):
+    with pytest.raises(ValueError, match="level"):
+        native_level.set_wrapper_attr("level", [1, 2, 3])
+
+
+def test_params_are_part_of_the_spec(native_level):
+    assert equal(tw.make(native_level.spec).params["level"], torch.ones(2))
+
+
+def test_make_with_params_for_another_id_raises():
+    with pytest.raises(ValueError, match="params"):
+        tw.make("CartPole-v1", 2, params={"level": torch.ones(2)})
 
 
 class Maze(nn.Module, FuncEnv):
-    """Functions with tensors of their own, such as prepared initial states: a module, whose buffers they are."""
+    """Functions that are a module, whose buffers are prepared initial states."""
 
-    observation_space, action_space = spaces.Box(0, 9, (2,)), spaces.Discrete(2)
+    observation_space = spaces.Box(0, 9, (2,))
+    action_space = spaces.Discrete(2)
 
     def __init__(self):
         super().__init__()
@@ -146,11 +158,12 @@ class Maze(nn.Module, FuncEnv):
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_buffers_of_functions_are_read_at_each_step_and_saved(compiled):
     env = FunctionalEnv(Maze(), 64)
-    env = tw.compile(env, backend="aot_eager") if compiled else env
-    td = env.reset(seed=0)
+    if compiled:
+        tw.compile(env, backend="aot_eager")
+    env.reset(seed=0)
     for start in (0.0, 1.0):
         env.func_env.starts.copy_(torch.arange(8.0).view(4, 2) + start)
         transition, td = env.step(torch.zeros(64, dtype=torch.int64))
-        assert (transition["next", "reward"] == 28 + 8 * start).all()
-        assert td["observation"].unique(dim=0).tolist() == env.func_env.starts.tolist()
+        assert equal(transition["next", "reward"], torch.tensor(28 + 8 * start))
+        assert equal(td["observation"].unique(dim=0), env.func_env.starts)
     assert list(env.state_dict()) == ["func_env.starts"]

@@ -1,14 +1,18 @@
-"""What the user's functions read is read at each call, computed by PyTorch, and by the process that calls them."""
+"""Values that the user's functions read are read at each call."""
 
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
+from func_envs import unbounded
 from gymnasium.experimental.functional import FuncEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from torch import nn
 
 from torchwrap import FunctionalEnv, random
+
+ACTION = torch.zeros(2, dtype=torch.int64)
 
 
 @dataclasses.dataclass
@@ -19,80 +23,74 @@ class Config:
 class Reading(FuncEnv):
     """Its initial state and its reward are sums of whatever the functions of an env can read."""
 
-    observation_space, action_space = Box(-np.inf, np.inf, (1,)), Discrete(2)
+    observation_space = unbounded(1)
+    action_space = Discrete(2)
     broadcasts = True
     shared = 0.0
 
     def __init__(self):
-        self.number, self.tensor, self.array = 0.0, torch.zeros(1), np.zeros(1, np.float32)
-        self.items, self.named, self.config, self.module = (
-            [0.0],
-            {"a": 0.0},
-            Config(),
-            nn.BatchNorm1d(1),
-        )
+        self.number = 0.0
+        self.tensor = torch.zeros(1)
+        self.array = np.zeros(1, np.float32)
+        self.items = [0.0]
+        self.named = {"a": 0.0}
+        self.config = Config()
+        self.module = nn.BatchNorm1d(1)
 
     def total(self):
-        total = (
-            self.number
-            + self.shared
-            + self.items[0]
-            + self.named["a"]
-            + self.config.gain
-            + float(self.array[0])
-        )
-        return total + self.tensor[0] + self.module.running_mean[0]
+        values = self.number + self.shared + self.items[0] + self.named["a"]
+        tensors = self.tensor[0] + self.module.running_mean[0] + float(self.array[0])
+        return values + self.config.gain + tensors
 
-    def initial(self, rng, params=None):
+    def initial(self, rng):
         return {"x": 0 * random.uniform(rng) + self.total()}
 
-    def transition(self, state, action, rng, params=None):
+    def transition(self, state, action, rng):
         return {"x": state["x"] + 0}
 
-    def observation(self, state, rng, params=None):
+    def observation(self, state, rng):
         return state["x"].unsqueeze(-1)
 
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng):
         return torch.zeros_like(state["x"]) + self.total()
 
-    def terminal(self, state, rng, params=None):
+    def terminal(self, state, rng):
         return state["x"] < 0
 
 
-def test_values_that_change_are_followed_by_the_next_step_and_reset():
-    class Own(Reading):
-        pass
+CHANGES = {  # each adds 1 to the total
+    "a number": lambda f: setattr(f, "number", 1.0),
+    "a tensor in place": lambda f: f.tensor.add_(1),
+    "a tensor's data": lambda f: f.tensor.data.add_(1),
+    "another tensor": lambda f: setattr(f, "tensor", f.tensor + 1),
+    "an array": lambda f: f.array.__iadd__(1),
+    "a list": lambda f: f.items.__setitem__(0, 1.0),
+    "a dict": lambda f: f.named.update(a=1.0),
+    "a config": lambda f: setattr(f.config, "gain", 1.0),
+    "a module": lambda f: f.module.running_mean.add_(1),
+    "a class attribute": lambda f: setattr(type(f), "shared", 1.0),
+}
 
-    env = FunctionalEnv(Own(), 2)
+
+@pytest.fixture
+def env():
+    kind = type("Own", (Reading,), {})  # a class attribute is changed
+    env = FunctionalEnv(kind(), 2)
     env.reset(seed=0)
-    func_env, expected = env.func_env, 0.0
-    changes = [
-        lambda: setattr(func_env, "number", 1.0),
-        lambda: func_env.tensor.add_(1),
-        lambda: func_env.tensor.data.add_(1),
-        lambda: setattr(func_env, "tensor", func_env.tensor + 1),
-        lambda: func_env.array.__iadd__(1),
-        lambda: func_env.items.__setitem__(0, 1.0),
-        lambda: func_env.named.update(a=1.0),
-        lambda: setattr(func_env.config, "gain", 1.0),
-        lambda: func_env.module.running_mean.add_(1),
-        lambda: setattr(Own, "shared", 1.0),
-    ]
-    for change in changes:
-        change()
-        expected += 1
-        assert (
-            env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "reward"].tolist()
-            == [[expected]] * 2
-        )
-        assert (
-            env.reset()["observation"].tolist()
-            == env.reset(seed=0)["observation"].tolist()
-            == [[expected]] * 2
-        )
+    return env
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changed_value_is_read_by_the_next_step_and_reset(env, change):
+    change(env.func_env)
+    transition, _ = env.step(ACTION)
+    assert transition["next", "reward"].tolist() == [[1], [1]]
+    assert env.reset()["observation"].tolist() == [[1], [1]]
+    assert env.reset(seed=0)["observation"].tolist() == [[1], [1]]
+
+
+def test_state_whose_memory_moved_is_read_by_the_next_step(env):
     env.state["x"].data = torch.tensor([7.0, 8.0])
     env.share_memory()  # moves the memory of each buffer
-    assert env.step(torch.zeros(2, dtype=torch.int64))[0]["next", "observation"].tolist() == [
-        [7],
-        [8],
-    ]
+    transition, _ = env.step(ACTION)
+    assert transition["next", "observation"].tolist() == [[7], [8]]

@@ -3,314 +3,208 @@
 import numpy as np
 import pytest
 import torch
-from func_envs import BroadcastWalk, Walk, changed, odd, play, some_actions
+from func_envs import BroadcastWalk, Walk, changed, play, some_actions, variant
 from helpers import buffers
 
 from torchwrap import FunctionalEnv
 
+COUNT = torch.zeros((), dtype=torch.int64)
+FLAGS = torch.zeros(2, dtype=torch.bool)
+STATE = {"position": torch.zeros(2), "count": COUNT}
+ROWS = {"position": torch.zeros(3, 2)}
+
+WRONG_RESULTS = [  # function, error, and results for a single env
+    ("initial", TypeError, [torch.zeros(2), {"count": 0}]),
+    ("observation", ValueError, [torch.zeros(1)]),
+    ("observation", TypeError, [torch.zeros(2).double(), {"a": torch.zeros(2)}]),
+    ("terminal", ValueError, [FLAGS]),
+    ("terminal", TypeError, [COUNT, False]),
+    ("truncated", ValueError, [FLAGS]),
+    ("truncated", TypeError, [COUNT]),
+    ("reward", ValueError, [torch.zeros(1)]),
+    ("reward", TypeError, [1.0]),
+    ("transition", ValueError, [{"count": COUNT}, {**STATE, "more": COUNT}]),
+    ("transition", TypeError, [{**STATE, "count": torch.zeros(())}, torch.zeros(2)]),
+    ("state_info", TypeError, [COUNT, {"a": 1.0}, {"a": {"b": COUNT}}, {3: COUNT}]),
+    ("transition_info", TypeError, [None]),
+    ("step_info", TypeError, [{}]),  # an old name
+]
+WRONG_BATCHES = [  # of functions in broadcasting style
+    ("initial", ValueError, [{**ROWS, "count": COUNT}, {**ROWS, "count": torch.zeros(1)}]),
+    ("observation", ValueError, [torch.zeros(2)]),
+    ("reward", ValueError, [torch.zeros(())]),
+    ("reward", TypeError, [1.0]),
+    ("state_info", ValueError, [{"a": COUNT}]),
+]
+
+
+CASES = []
+for base, table in ((Walk, WRONG_RESULTS), (BroadcastWalk, WRONG_BATCHES)):
+    for name, error, results in table:
+        CASES += [pytest.param(base, name, error, result, id=name) for result in results]
+
+
+@pytest.mark.parametrize(("base", "name", "error", "result"), CASES)
+def test_function_with_a_wrong_result_raises_at_construction(base, name, error, result):
+    function = {name: lambda *_, **__: result}
+    with pytest.raises(error, match=f"^Variant.*{name}"):
+        FunctionalEnv(variant(base, **function), 3)
+
 
 def on_position(function):
-    """Functions with a reward of the position."""
-    return odd(reward=lambda state, action, next_state, rng: function(state["position"]))
+    """A walk whose reward is a function of the position."""
+    return variant(reward=lambda state, action, next_state, rng: function(state["position"]))
 
 
-def test_function_that_does_not_fit_raises_at_construction():
+def branching(position):
+    if position[0] > 0:
+        return torch.zeros(())
+    return torch.ones(())
+
+
+UNFIT_REWARDS = {
+    "raises": lambda x: 1 / 0,
+    "NumPy": lambda x: torch.as_tensor(np.sin(x)[0]),
+    "dynamic shape": lambda x: x[x > 0].sum(),
+    "in place": lambda x: torch.zeros(2).add_(x)[0],
+    "global draw": lambda x: x[0] + torch.rand(()),
+}
+
+
+@pytest.mark.parametrize("function", UNFIT_REWARDS.values(), ids=UNFIT_REWARDS)
+def test_function_that_vmap_cannot_batch_raises_at_construction(function):
+    with pytest.raises(TypeError, match="reward"):
+        FunctionalEnv(on_position(function), 3)
+
+
+def test_function_with_other_parameters_raises_at_construction():
+    with pytest.raises(TypeError, match="reward"):
+        FunctionalEnv(variant(reward=lambda state, action: 0), 3)
+
+
+DRAWING = {
+    "initial": variant(BroadcastWalk, initial=lambda rng: {"x": torch.rand(3)}),
+    "transition": variant(transition=lambda state, *_, rng: {**state, "x": torch.rand(2)}),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_function_that_draws_globally_raises_and_leaves_the_generator(name):
     generator = torch.get_rng_state()
-    needed = "Odd.{} needs to return "
-    table = {
-        "observation": [
-            (
-                Walk,
-                lambda state, rng: state["position"][:1],
-                ValueError,
-                r"observations of shape \(3, 2\).*\(3, 1\)",
-            ),
-            (
-                BroadcastWalk,
-                lambda state, rng: state["position"][0],
-                ValueError,
-                r"observations .*\(3, 2\).*, but got \(2,\)",
-            ),
-            (
-                Walk,
-                lambda state, rng: state["position"].double(),
-                TypeError,
-                "observations of dtype torch.float32",
-            ),
-            (
-                Walk,
-                lambda state, rng: {"a": state["position"]},
-                TypeError,
-                "observations as a torch.Tensor",
-            ),
-        ],
-        "reward": [
-            (
-                Walk,
-                lambda state, action, next_state, rng: action,
-                ValueError,
-                r"one scalar per env.*\(3, 1\)",
-            ),
-            (
-                BroadcastWalk,
-                lambda state, action, next_state, rng: action.sum(),
-                ValueError,
-                "one scalar",
-            ),
-            (Walk, lambda state, action, next_state, rng: 1.0, TypeError, "tensors"),
-            (BroadcastWalk, lambda state, action, next_state, rng: 1.0, TypeError, "tensors"),
-        ],
-        "terminal": [
-            (Walk, lambda state, rng: state["count"], TypeError, "torch.bool, but got torch.int64"),
-            (
-                Walk,
-                lambda state, rng: state["position"] > 3,
-                ValueError,
-                r"one scalar per env.*\(3, 2\)",
-            ),
-            (Walk, lambda state, rng: False, TypeError, "tensors"),
-        ],
-        "truncated": [
-            (Walk, lambda state, rng: state["count"], TypeError, "torch.bool, but got torch.int64"),
-            (
-                Walk,
-                lambda state, rng: state["position"] > 3,
-                ValueError,
-                r"one scalar per env.*\(3, 2\)",
-            ),
-        ],
-        "transition": [
-            (
-                Walk,
-                lambda state, action, rng: {"position": state["position"]},
-                ValueError,
-                "a state with fields",
-            ),
-            (
-                Walk,
-                lambda state, action, rng: {**state, "more": state["count"]},
-                ValueError,
-                "a state with fields .*'more'",
-            ),
-            (
-                Walk,
-                lambda state, action, rng: {**state, "count": state["count"] + 0.5},
-                ValueError,
-                "state.'count'. of shape",
-            ),
-            (
-                Walk,
-                lambda state, action, rng: state["position"],
-                TypeError,
-                "a state as a dict of tensors, .* but got Tensor",
-            ),
-            (
-                Walk,
-                lambda state, action, rng: {**state, "position": state["position"][:1]},
-                ValueError,
-                "state.'position'. of",
-            ),
-        ],
-        "initial": [
-            (Walk, lambda rng: torch.zeros(2), TypeError, "a dict of tensors"),
-            (Walk, lambda rng: {"position": torch.zeros(2), "count": 0}, TypeError, "tensors"),
-            (
-                BroadcastWalk,
-                lambda rng: {"position": torch.zeros(3, 2), "count": torch.tensor(0)},
-                ValueError,
-                "'count'",
-            ),
-            (
-                BroadcastWalk,
-                lambda rng: {"position": torch.zeros(3, 2), "count": torch.zeros(1)},
-                ValueError,
-                "'count'",
-            ),
-        ],
-        "state_info": [
-            (Walk, lambda state: state["count"], TypeError, "a dict of tensors, but got Tensor"),
-            (Walk, lambda state: {"a": 1.0}, TypeError, r"tensors \(ValueError: "),
-            (Walk, lambda state: {"a": {"b": state["count"]}}, TypeError, "'a' as a tensor.* dict"),
-            (
-                BroadcastWalk,
-                lambda state: {"a": state["count"].sum()},
-                ValueError,
-                r"'a' of shape \(3, .*, but got \(\)",
-            ),
-        ],
-        "transition_info": [(Walk, lambda state, action, next_state: None, TypeError, "")],
-    }
-    for name, cases in table.items():
-        for base, function, error, words in cases:
-            with pytest.raises(error, match=needed.format(name) + words):
-                FunctionalEnv(odd(base, **{name: function}), 3)
-    both = dict.fromkeys(("state_info", "transition_info"), lambda state, *_: {"a": state["count"]})
-    draw, host = (
-        ": draw from its rng, with torchwrap.random.$",
-        "reward reads values on the host: use tensor operators",
-    )
-    drawing = odd(
-        BroadcastWalk, initial=lambda rng: {"position": torch.rand(3, 2), "count": rng.env}
-    )
-    branching = odd(
-        reward=lambda state, action, next_state, rng: (
-            torch.zeros(()) if state["count"] > 0 else torch.ones(())
-        )
-    )
-    for func_env, error, words in [
-        (
-            odd(state_info=lambda state: {3: state["count"]}),
-            TypeError,
-            "needs to return strings as names, but got 3",
-        ),
-        (
-            odd(**both),
-            ValueError,
-            r"different names in transition_info and state_info, but got \['a'\] in both",
-        ),
-        (
-            odd(step_info=lambda *_: {}),
-            TypeError,
-            "Odd defines step_info, .*: rename it to transition_info",
-        ),
-        (odd(truncated=lambda state: state["count"] > 3), TypeError, "Odd.truncated needs"),
-        (
-            odd(transition=lambda state, action, rng: {**state, "position": torch.rand(2)}),
-            TypeError,
-            f"Odd.transition .*{draw}",
-        ),
-        (drawing, TypeError, f"Odd.initial drew from PyTorch's global generator{draw}"),
-        (
-            odd(reward=lambda *_, **__: 1 / 0),
-            TypeError,
-            "^Odd.reward raised ZeroDivisionError: division by zero",
-        ),
-        (
-            odd(reward=lambda state, action: 0),
-            TypeError,
-            "Odd.reward needs to take the arguments in the table of",
-        ),
-        (branching, TypeError, f"{host}, torch.where instead of `if`.$"),
-        (on_position(lambda x: x[0] * x[1].item()), TypeError, host),
-        (on_position(lambda x: torch.tensor(x.tolist())[0]), TypeError, host),
-        (on_position(lambda x: torch.as_tensor(np.sin(x)[0])), TypeError, host),
-        (
-            on_position(lambda x: x[x > 0].sum()),
-            TypeError,
-            "reward makes a tensor whose shape depends on values: use",
-        ),
-        (
-            on_position(lambda x: torch.zeros(2).add_(x)[0]),
-            TypeError,
-            "reward writes in place to a tensor that all envs share",
-        ),
-        (
-            on_position(lambda x: x[0] + torch.rand(())),
-            TypeError,
-            f"reward draws from a generator of PyTorch{draw}",
-        ),
-    ]:
-        with pytest.raises(error, match=words):
-            FunctionalEnv(func_env, 3)
+    with pytest.raises(TypeError, match=f"{name}.*torchwrap.random"):
+        FunctionalEnv(DRAWING[name], 3)
     assert torch.equal(torch.get_rng_state(), generator)
-    FunctionalEnv(
-        odd(transition=lambda state, action, rng: dict(reversed(state.items()))), 2
-    )  # the order is free
 
 
-def test_invalid_arguments_raise():
-    gravity = torch.ones(3)
-    cases = {
-        "num_envs as an integer of at least 1, but got": [
-            {"num_envs": number} for number in (0, -1, True, 2.0)
-        ],
-        "max_episode_steps as an integer of at least 1": [
-            {"max_episode_steps": steps} for steps in (0, -3, 2.5, [1, 2, 3])
-        ],
-        "first_index as an integer of at least 0, but got": [
-            {"first_index": index} for index in (-1, 0.5)
-        ],
-        "a torch.device or its name, but got 'nope'": [{"device": "nope"}],
-        "a FuncEnv with observation_space and action_space": [
-            {"func_env": each} for each in (None, Walk, 3, object())
-        ],
-        r"params\['gravity'\] as a tensor \(3, ...\), but got": [
-            {"params": {"gravity": value}} for value in (9.8, gravity[:2])
-        ],
-    }
-    for words, each in cases.items():
-        for arguments in each:
-            with pytest.raises((ValueError, TypeError), match=f"needs .*{words}"):
-                FunctionalEnv(**{"func_env": Walk(), "num_envs": 3, **arguments})
+HOST_READS = {
+    "branch": branching,
+    "item": lambda x: x[0] * x[1].item(),
+    "list": lambda x: torch.tensor(x.tolist())[0],
+}
+
+
+@pytest.mark.parametrize("function", HOST_READS.values(), ids=HOST_READS)
+def test_function_that_reads_on_the_host_is_told_the_remedy(function):
+    with pytest.raises(TypeError, match=r"reward.*torch\.where"):
+        FunctionalEnv(on_position(function), 3)
+
+
+def test_infos_with_equal_names_raise():
+    same = variant(
+        state_info=lambda state: {"a": state["count"]},
+        transition_info=lambda state, *_: {"a": state["count"]},
+    )
+    with pytest.raises(ValueError, match="transition_info and state_info"):
+        FunctionalEnv(same, 3)
+
+
+def test_fields_of_a_transition_may_be_in_any_order():
+    FunctionalEnv(variant(transition=lambda state, *_, rng: dict(reversed(state.items()))), 2)
+
+
+ARGUMENTS = [
+    *[("num_envs", value) for value in (0, -1, True, 2.0)],
+    *[("max_episode_steps", value) for value in (0, -3, 2.5, [1, 2, 3])],
+    *[("first_index", value) for value in (-1, 0.5)],
+    *[("func_env", value) for value in (None, Walk, 3, object())],
+    *[("params", {"gravity": value}) for value in (9.8, torch.ones(2))],
+    ("device", "nope"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ARGUMENTS, ids=str)
+def test_wrong_argument_raises(name, value):
+    arguments = {"func_env": Walk(), "num_envs": 3, name: value}
+    with pytest.raises((TypeError, ValueError), match=name):
+        FunctionalEnv(**arguments)
 
 
 # Calls.
 
 
-def test_invalid_call_raises_and_changes_nothing():
-    env, zeros = FunctionalEnv(Walk(), 2), torch.zeros(2, 1)
+@pytest.fixture
+def env():
+    env = FunctionalEnv(Walk(), 2)
     play(env, env.reset(seed=0), some_actions(env, 3))
-    before, state = buffers(env), env.state
+    return env
 
-    def simulate(given=state, action=zeros, offset=0):
-        return lambda: env.simulate(given, action, offset=offset)
 
-    for call, error, words in [
-        (lambda: env.step(torch.zeros(2)), ValueError, r"an action of shape \(2, 1\)"),
-        (lambda: env.step(zeros.double()), TypeError, "an action of dtype torch.float32"),
-        (
-            lambda: env.reset(seed=1, options={"unknown": 1}),
-            ValueError,
-            r"among \['state', 'start'\], but got \['unknown'\]",
-        ),
-        (
-            lambda: env.reset(seed=1, options={"state": {"speed": zeros}}),
-            ValueError,
-            r"fields \['position', 'count'\], but",
-        ),
-        (
-            lambda: env.reset(seed=1, options={"state": {"count": zeros}}),
-            ValueError,
-            r"reset needs state\['count'\] of",
-        ),
-        (
-            simulate(zeros),
-            TypeError,
-            "needs a state as a dict of tensors, as `env.state` is, but got Tensor",
-        ),
-        (
-            simulate({"position": zeros}),
-            ValueError,
-            r"fields \['position', 'count'\], but got \['position'\]",
-        ),
-        (
-            simulate({**state, "position": [0, 0]}),
-            TypeError,
-            r"state\['position'\] as a torch.Tensor, but got list",
-        ),
-        (
-            simulate({**state, "position": torch.zeros(3, 2)}),
-            ValueError,
-            r"'position'\] of shape \(2, 2\) .* \(3, 2\)",
-        ),
-        (
-            simulate({**state, "count": torch.zeros(2)}),
-            ValueError,
-            r"'count'\] of shape \(2,\) torch.int64.*float32",
-        ),
-        (
-            simulate(action=torch.zeros(2)),
-            ValueError,
-            r"FunctionalEnv.simulate needs an action of shape \(2, 1\)",
-        ),
-        (
-            simulate(action=zeros.double()),
-            TypeError,
-            "FunctionalEnv.simulate needs an action of dtype torch.float32",
-        ),
-        (simulate(offset=-1), ValueError, "offset as an integer of at least 0, but got -1"),
-        (simulate(offset=0.5), TypeError, "offset as an integer of at least 0, but got 0.5"),
-    ]:
-        with pytest.raises(error, match=words):
-            call()
-    assert changed(env, before) == []
+ZEROS = torch.zeros(2, 1)
+
+
+@pytest.fixture
+def assert_refused(env):
+    """Asserts that a call raises, and that it changes nothing."""
+    before = buffers(env)
+
+    def check(error, name, call, *args, **kwargs):
+        with pytest.raises(error, match=name):
+            call(*args, **kwargs)
+        assert changed(env, before) == []
+
+    return check
+
+
+ACTIONS = [
+    pytest.param(ValueError, torch.zeros(2), id="shape"),
+    pytest.param(TypeError, ZEROS.double(), id="dtype"),
+]
+
+
+@pytest.mark.parametrize(("error", "action"), ACTIONS)
+def test_wrong_action_raises_and_changes_nothing(env, assert_refused, error, action):
+    assert_refused(error, "action", env.step, action)
+    assert_refused(error, "action", env.simulate, env.state, action)
+
+
+OPTIONS = {
+    "unknown": {"unknown": 1},
+    "speed": {"state": {"speed": ZEROS}},
+    "count": {"state": {"count": ZEROS}},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_wrong_reset_options_raise_and_change_nothing(env, assert_refused, name):
+    assert_refused(ValueError, name, env.reset, seed=1, options=OPTIONS[name])
+
+
+FIELDS = [
+    pytest.param(TypeError, {"position": [0, 0]}, id="no tensor"),
+    pytest.param(ValueError, {"position": torch.zeros(3, 2)}, id="shape"),
+    pytest.param(TypeError, {"count": torch.zeros(2)}, id="dtype"),
+    pytest.param(ValueError, {"speed": ZEROS}, id="more fields"),
+]
+
+
+@pytest.mark.parametrize(("error", "fields"), FIELDS)
+def test_simulate_from_a_wrong_field_raises_and_changes_nothing(env, assert_refused, error, fields):
+    (name,) = fields
+    assert_refused(error, name, env.simulate, {**env.state, **fields}, ZEROS)
+
+
+def test_simulate_from_no_state_or_with_a_wrong_offset_raises(env, assert_refused):
+    assert_refused(TypeError, "state", env.simulate, ZEROS, ZEROS)
+    assert_refused(ValueError, "position", env.simulate, {"position": ZEROS}, ZEROS)
+    assert_refused(ValueError, "offset", env.simulate, env.state, ZEROS, offset=-1)
+    assert_refused(TypeError, "offset", env.simulate, env.state, ZEROS, offset=0.5)

@@ -1,9 +1,9 @@
-"""`simulate`: steps from a given state, through which gradients flow, and which leave the env as it is."""
+"""`simulate`: differentiable steps from a given state, which leave the env unchanged."""
 
 import numpy as np
 import pytest
 import torch
-from func_envs import Noisy, Walk, both_noisy, changed, equal, odd, some_actions
+from func_envs import Noisy, Walk, both_noisy, changed, equal, play, some_actions, variant
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from helpers import buffers
@@ -12,16 +12,22 @@ from torchwrap import FunctionalEnv, random
 from torchwrap.envs.pendulum import Pendulum
 
 
-def plan(env, state, actions):
-    """The sum of the rewards of a plan `(num_steps, num_envs, ...)`, for each env."""
-    total = 0
-    for step, action in enumerate(actions):
-        successor, state = env.simulate(state, action, offset=step)
-        total = total + successor["reward"]
-    return total.squeeze(-1)
+def simulate(env, state, actions):
+    """The successors of a plan `(num_steps, num_envs, ...)`."""
+    successors = []
+    for offset, action in enumerate(actions):
+        successor, state = env.simulate(state, action, offset=offset)
+        successors.append(successor)
+    return successors
 
 
-TELLING = odd(
+def total_reward(env, state, actions):
+    """The sum of the rewards of a plan, for each env."""
+    rewards = [successor["reward"] for successor in simulate(env, state, actions)]
+    return sum(rewards).squeeze(-1)
+
+
+TELLING = variant(
     Noisy,
     state_info=lambda state: {**state},
     truncated=lambda state, rng: random.uniform(rng) < 0.2,
@@ -40,13 +46,12 @@ def test_simulate_from_the_envs_state_returns_what_step_does(func_env):
         successor, state = env.simulate(env.state, action)
         assert changed(env, before) == []
         transition, _ = env.step(action)
-        assert equal(successor, transition["next"]) and set(successor.keys()) == set(
-            transition["next"].keys()
-        )
+        assert equal(successor, transition["next"])
+        assert set(successor.keys()) == set(transition["next"].keys())
         going_on = ~transition["next", "done"].squeeze(-1)
-        assert list(state) == env.fields
+        assert list(state) == list(env.state)
         for field, value in env.state.items():
-            assert torch.equal(state[field][going_on], value[going_on])
+            assert equal(state[field][going_on], value[going_on])
 
 
 @both_noisy
@@ -54,26 +59,23 @@ def test_simulate_with_an_offset_returns_what_later_steps_do(func_env):
     env = FunctionalEnv(func_env, 5, max_episode_steps=9)
     td = env.reset(seed=1)
     actions = some_actions(env, 8)
-    state, successors = env.state, []
-    for step, action in enumerate(actions):
-        successor, state = env.simulate(state, action, offset=step)
-        successors.append(successor)
-    alive = torch.ones(5, dtype=torch.bool)
-    for successor, action in zip(successors, actions, strict=True):
-        transition, td = env.step(td.set("action", action))
-        assert equal(successor[alive], transition["next"][alive])
-        alive &= ~transition["next", "done"].squeeze(-1)
-    assert not alive.all()
+    successors = torch.stack(simulate(env, env.state, actions))
+    out, _ = play(env, td, actions)
+    ended_before = out["next", "done"].cumsum(0) - out["next", "done"].int()
+    alive = (ended_before == 0).squeeze(-1)
+    assert equal(successors[alive], out["next"][alive])
+    assert not alive[-1].all()
 
 
 def test_simulate_gets_the_params_of_each_env():
-    weighing = odd(
+    weighing = variant(
         reward=lambda state, action, next_state, rng, params: params["weight"] * action[0]
     )
     env = FunctionalEnv(weighing, 2, params={"weight": torch.tensor([2.0, 3.0])})
     action = torch.ones(2, 1, requires_grad=True)
     successor, _ = env.simulate(env.state, action)
-    assert torch.autograd.grad(successor["reward"].sum(), action)[0].tolist() == [[2], [3]]
+    (gradient,) = torch.autograd.grad(successor["reward"].sum(), action)
+    assert gradient.tolist() == [[2], [3]]
 
 
 # Gradients.
@@ -81,83 +83,75 @@ def test_simulate_gets_the_params_of_each_env():
 HORIZON = 8
 
 
-def numpy_return(theta, theta_dot, torques):
-    """The return of a plan for the pendulum, in float64, written from its equations."""
+def numpy_return(plan):
+    """The return of (theta, theta_dot, torques...) for the pendulum's equations, in float64."""
+    theta, theta_dot, *torques = plan
     total = 0.0
     for torque in torques:
-        total -= (
-            ((theta + np.pi) % (2 * np.pi) - np.pi) ** 2 + 0.1 * theta_dot**2 + 0.001 * torque**2
-        )
+        angle = (theta + np.pi) % (2 * np.pi) - np.pi
+        total -= angle**2 + 0.1 * theta_dot**2 + 0.001 * torque**2
         theta_dot = theta_dot + (15.0 * np.sin(theta) + 3.0 * torque) * 0.05
         theta = theta + 0.05 * theta_dot
     return total
 
 
-def start(dtype=torch.float64):
-    """A pendulum whose speed and torque stay below their limits."""
+def numpy_gradient(plan):
+    """Central differences."""
+    shifts = 1e-5 * np.eye(len(plan))
+    differences = [numpy_return(plan + shift) - numpy_return(plan - shift) for shift in shifts]
+    return np.array(differences) / 2e-5
+
+
+def pendulum(dtype=torch.float64):
+    """Pendulums and a plan. Their speeds and torques stay below the limits."""
     env = FunctionalEnv(Pendulum(dtype=dtype), 3)
     env.reset(seed=0)
     env.state["theta"].copy_(torch.tensor([0.5, -1.0, 2.0]))
     env.state["theta_dot"].copy_(torch.tensor([0.1, 0.4, -0.3]))
-    return env, torch.empty(HORIZON, 3, 1).uniform_(
-        -1, 1, generator=torch.Generator().manual_seed(0)
-    )
+    return env, some_actions(env, HORIZON)
 
 
 def test_gradient_of_a_return_equals_finite_differences_in_float64():
-    env, actions = start()
+    env, actions = pendulum()
     before = buffers(env)
     state = {name: value.clone().requires_grad_() for name, value in env.state.items()}
     actions.requires_grad_()
-    total = plan(env, state, actions)
-    by_action, by_theta, by_speed = torch.autograd.grad(
-        total.sum(), [actions, state["theta"], state["theta_dot"]]
-    )
+    total = total_reward(env, state, actions)
+    inputs = [state["theta"], state["theta_dot"], actions]
+    theta, speed, torques = torch.autograd.grad(total.sum(), inputs)
     for row in range(3):
-        given = np.array(
-            [env.state["theta"][row], env.state["theta_dot"][row], *actions.detach()[:, row, 0]],
-            np.float64,
-        )
-        np.testing.assert_allclose(
-            total[row].item(), numpy_return(given[0], given[1], given[2:]), rtol=1e-6
-        )
-        expected = []
-        for index in range(len(given)):
-            shift = 1e-5 * np.eye(len(given))[index]
-            ends = [
-                numpy_return(moved[0], moved[1], moved[2:])
-                for moved in (given + shift, given - shift)
-            ]
-            expected.append((ends[0] - ends[1]) / 2e-5)
-        found = [by_theta[row], by_speed[row], *by_action[:, row, 0]]
-        np.testing.assert_allclose(
-            torch.stack([value.double() for value in found]).numpy(), expected, rtol=1e-5, atol=1e-6
-        )
+        plan = [value[row].item() for value in env.state.values()]
+        plan = np.array(plan + actions[:, row, 0].tolist())
+        np.testing.assert_allclose(total[row].item(), numpy_return(plan), rtol=1e-6)
+        gradient = [theta[row].item(), speed[row].item(), *torques[:, row, 0].tolist()]
+        np.testing.assert_allclose(gradient, numpy_gradient(plan), rtol=1e-5, atol=1e-6)
     assert changed(env, before) == []
-    assert not any(
-        buffer.requires_grad or buffer.grad_fn or buffer.grad is not None
-        for buffer in env.buffers()
-    )
+    for buffer in env.buffers():
+        assert not buffer.requires_grad and buffer.grad is None
 
 
 def test_forward_mode_derivative_equals_the_gradient():
-    env, actions = start()
-    direction = torch.empty_like(actions).normal_(generator=torch.Generator().manual_seed(1))
-    _, along = torch.func.jvp(
-        lambda actions: plan(env, env.state, actions), (actions,), (direction,)
-    )
-    gradient = torch.func.grad(lambda actions: plan(env, env.state, actions).sum())(actions)
+    env, actions = pendulum()
+    direction = some_actions(env, HORIZON, seed=1)
+
+    def returns(actions):
+        return total_reward(env, env.state, actions)
+
+    _, along = torch.func.jvp(returns, (actions,), (direction,))
+    gradient = torch.func.grad(lambda actions: returns(actions).sum())(actions)
     torch.testing.assert_close((gradient * direction).sum((0, 2)), along)
 
 
 def test_vmap_over_plans_returns_what_each_plan_does():
-    env, actions = start(torch.float32)
+    env, actions = pendulum(torch.float32)
     plans = actions + torch.linspace(-1, 1, 5).view(-1, 1, 1, 1)
-    returns = torch.vmap(lambda actions: plan(env, env.state, actions))(plans)
-    torch.testing.assert_close(
-        returns, torch.stack([plan(env, env.state, actions) for actions in plans])
-    )
-    assert returns.shape == (5, 3) and len(returns.unique()) == 15
+
+    def returns(actions):
+        return total_reward(env, env.state, actions)
+
+    batched = torch.vmap(returns)(plans)
+    torch.testing.assert_close(batched, torch.stack([returns(actions) for actions in plans]))
+    assert batched.shape == (5, 3) and len(batched.unique()) == 15
 
 
 def test_gradient_through_vmap_equals_the_one_by_hand():
@@ -165,32 +159,32 @@ def test_gradient_through_vmap_equals_the_one_by_hand():
     env.reset(seed=0)
     actions = torch.ones(2, 2, 1, requires_grad=True)
     position = torch.zeros(2, 2, requires_grad=True)
-    total = plan(env, {"position": position, "count": torch.zeros(2, dtype=torch.int64)}, actions)
-    # Rewards x1 - 2 x0 and x2 - 2 x1, with x1 = x0 + a0 and x2 = x1 + a1: -2 x0 - a0 + (x0 + a0 + a1) - ...
+    total = total_reward(env, {**env.state, "position": position}, actions)
+    # Rewards x1 - 2 x0 and x2 - 2 x1, with x1 = x0 + a0 and x2 = x1 + a1: -2 x0 + a1.
     by_action, by_position = torch.autograd.grad(total.sum(), [actions, position])
     assert by_action.flatten().tolist() == [0, 0, 1, 1]
     assert by_position.tolist() == [[-2, 0], [-2, 0]]
 
 
 class Growth(FuncEnv):
-    """The derivative with respect to the action is the state, which autograd keeps for the backward pass."""
+    """Autograd keeps the state for the derivative with respect to the action."""
 
     observation_space = action_space = spaces.Box(-9, 9, (1,), np.float32)
     broadcasts = True
 
-    def initial(self, rng, params=None):
+    def initial(self, rng):
         return {"x": 1 + random.uniform(rng)}
 
-    def transition(self, state, action, rng, params=None):
+    def transition(self, state, action, rng):
         return {"x": state["x"] * action.squeeze(-1)}
 
-    def observation(self, state, rng, params=None):
+    def observation(self, state, rng):
         return state["x"].unsqueeze(-1)
 
-    def reward(self, state, action, next_state, rng, params=None):
+    def reward(self, state, action, next_state, rng):
         return next_state["x"] * action.squeeze(-1)
 
-    def terminal(self, state, rng, params=None):
+    def terminal(self, state, rng):
         return state["x"] < 0
 
 
@@ -198,22 +192,22 @@ def test_gradient_is_not_disturbed_by_later_steps_and_changed_actions():
     env = FunctionalEnv(Growth(), 3)
     env.reset(seed=0)
     action = torch.tensor([[1.5], [2.0], [0.5]], requires_grad=True)
-    x, before = env.state["x"].clone(), action.detach().flatten().clone()
+    expected = 2 * env.state["x"].unsqueeze(-1) * action.detach()  # of x * action**2
     successor, _ = env.simulate(env.state, action)
     env.step(torch.full((3, 1), 3.0))
     with torch.no_grad():
         action.fill_(3.0)
-    (gradient,) = torch.autograd.grad(successor["reward"].sum(), action)  # of x * action**2
-    torch.testing.assert_close(gradient.flatten(), 2 * x * before)
+    (gradient,) = torch.autograd.grad(successor["reward"].sum(), action)
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_results_belong_to_the_caller():
-    still = odd(  # returns the action and fields of the state as they are
+    def initial(rng):
+        return {"x": random.uniform(rng, shape=(1,)), "goal": random.uniform(rng.fold_in(1))}
+
+    still = variant(  # returns the action and fields of the state as they are
         Growth,
-        initial=lambda rng: {
-            "x": random.uniform(rng, shape=(1,)),
-            "goal": random.uniform(rng.fold_in(1)),
-        },
+        initial=initial,
         transition=lambda state, action, rng: {"x": action, "goal": state["goal"]},
         observation=lambda state, rng: state["x"],
         reward=lambda state, action, next_state, rng: state["goal"],
@@ -221,7 +215,8 @@ def test_results_belong_to_the_caller():
     )
     env = FunctionalEnv(still, 2)
     env.reset(seed=0)
-    before, action = buffers(env), torch.ones(2, 1)
+    before = buffers(env)
+    action = torch.ones(2, 1)
     successor, state = env.simulate(env.state, action)
     for value in (*successor.values(), *state.values()):
         value.fill_(False if value.dtype == torch.bool else 7)

@@ -1,4 +1,4 @@
-"""Random operations on an env: steps, rollouts, masked and seeded resets, changes of mode, and writes to a root."""
+"""Random operations on an env: steps, rollouts, resets, changes of mode, and writes to a root."""
 
 import contextlib
 import random
@@ -11,7 +11,7 @@ from torchwrap import spaces
 
 
 def numbers(quick, full, long=0):
-    """The parameter `number` of a test: so many stacks by default, so many with --full, and so many with the long tests."""
+    """The parameter `number`: how many stacks by default, with --full, and in long tests."""
     marked = [pytest.param(number, marks=pytest.mark.full) for number in range(quick, full)]
     marked += [
         pytest.param(number, marks=[pytest.mark.full, pytest.mark.long])
@@ -35,7 +35,7 @@ def repeatable(stack):
 
 
 class Operations:
-    """Draws operations for an env, as dicts of tensors and plain values. The env itself draws nothing for it.
+    """Draws operations for an env, as dicts of tensors and plain values, without the env.
 
     Args:
         seed: of the operations, any value with a `repr`.
@@ -43,49 +43,35 @@ class Operations:
         kinds: how often each kind is drawn, by name.
     """
 
-    KINDS = {
-        "step": 16,
-        "collect": 2,
-        "masked reset": 3,
-        "reset": 1,
-        "mode": 1,
-        "sample": 1,
-        "write": 1,
-    }
+    KINDS = {"step": 16, "collect": 2, "masked reset": 3, "reset": 1}
+    KINDS |= dict.fromkeys(("mode", "sample", "write"), 1)
 
     def __init__(self, seed, env, kinds=None):
-        self.rng, self.kinds = random.Random(f"operations {seed!r}"), kinds or self.KINDS
-        self.space, self.num_envs = env.single_action_space, env.num_envs
+        self.rng = random.Random(f"operations {seed!r}")
+        self.kinds = kinds or self.KINDS
+        self.space = env.single_action_space
+        self.num_envs = env.num_envs
         self.stream = tw.random.Stream(env.num_envs, seed=self.rng.randrange(2**32))
         functional = getattr(env.unwrapped, "func_env", None)
-        self.options = (
-            [None, None, {"start": 0.5}] if type(functional).__name__ == "Chase" else [None]
-        )
+        self.options = [None]
+        if type(functional).__name__ == "Chase":
+            self.options = [None, None, {"start": 0.5}]
 
     def draw(self, kind=None):
         rng = self.rng
         kind = kind or rng.choices(list(self.kinds), self.kinds.values())[0]
         if kind == "step":
-            return {
-                "kind": kind,
-                "action": spaces.sample(self.space, self.stream),
-                "bare": rng.random() < 0.3,
-            }
+            action = spaces.sample(self.space, self.stream)
+            return {"kind": kind, "action": action, "bare": rng.random() < 0.3}
         if kind == "masked reset":
             mask = torch.tensor([rng.random() < 0.4 for _ in range(self.num_envs)])
             mask[rng.randrange(self.num_envs)] = True
-            return {
-                "kind": kind,
-                "mask": mask,
-                "seed": rng.choice([None, None, 3]),
-                "options": rng.choice(self.options),
-            }
+            seed = rng.choice([None, None, 3])
+            options = rng.choice(self.options)
+            return {"kind": kind, "mask": mask, "seed": seed, "options": options}
         if kind == "reset":
-            return {
-                "kind": kind,
-                "seed": rng.choice([None, 5, 2**40 + 7]),
-                "options": rng.choice(self.options),
-            }
+            seed = rng.choice([None, 5, 2**40 + 7])
+            return {"kind": kind, "seed": seed, "options": rng.choice(self.options)}
         return {"kind": kind, "training": rng.random() < 0.5}
 
     def several(self, number):
@@ -96,7 +82,7 @@ class Operations:
 
 
 def perform(env, operation, td, collect=None):
-    """Performs an operation on an env whose last root is `td`. Returns what came back, by name, and the root."""
+    """Performs an operation on an env with the root `td`. Returns its results, and the root."""
     kind = operation["kind"]
     if kind == "step":
         action = operation["action"].clone()
@@ -154,7 +140,8 @@ def play(env, operations, td, collect=None):
 def assert_same(given, expected, where, tolerance=None):
     """Two dicts of `tensors` have the same keys, shapes, dtypes and values.
 
-    None as the tolerance compares bits: signs of zeros and NaNs count. A number is relative and absolute, for floats.
+    None as the tolerance compares bits: signs of zeros and NaNs count. A number is the relative and
+    absolute tolerance of floats.
     """
     assert given.keys() == expected.keys(), (
         f"{where}: {sorted(given.keys() ^ expected.keys())} in one of the two"

@@ -22,7 +22,7 @@ from torchwrap.testing import ScriptedEnv  # noqa: F401
 
 
 class Chase(FuncEnv):
-    """Every function draws, and `initial` has an option. Episodes end at random, or never if `hazard` is 0."""
+    """Every function draws, and `initial` has an option. Episodes end at random, by `hazard`."""
 
     action_space = spaces.Box(-1, 1, (2,), np.float32)
     observation_space = spaces.Dict(
@@ -61,11 +61,13 @@ class Chase(FuncEnv):
 
 # Spaces.
 
-FLOATS, INTEGERS = ("float32", "float32", "float64", "float16"), ("uint8", "int32", "int64")
+FLOATS = ("float32", "float32", "float64", "float16")
+INTEGERS = ("uint8", "int32", "int64")
 
 
 def box(rng, dtypes=FLOATS + INTEGERS):
-    dtype, shape = rng.choice(dtypes), rng.choice([(), (1,), (3,), (2, 2), (2, 1, 3)])
+    dtype = rng.choice(dtypes)
+    shape = rng.choice([(), (1,), (3,), (2, 2), (2, 1, 3)])
     if dtype in FLOATS and rng.random() < 0.3:
         return f"spaces.Box(-np.inf, np.inf, {shape}, np.{dtype})"
     low = rng.randint(0, 9) if dtype == "uint8" else rng.randint(-20, 20)
@@ -73,7 +75,9 @@ def box(rng, dtypes=FLOATS + INTEGERS):
 
 
 def image(rng):
-    return f"spaces.Box(0, 255, {(rng.randint(3, 9), rng.randint(3, 9), *rng.choice([(), (3,), (3,)]))}, np.uint8)"
+    channels = rng.choice([(), (3,), (3,)])
+    shape = (rng.randint(3, 9), rng.randint(3, 9), *channels)
+    return f"spaces.Box(0, 255, {shape}, np.uint8)"
 
 
 def finite(rng):
@@ -86,7 +90,8 @@ def finite(rng):
 def nested(rng):
     parts = [rng.choice([box, image, finite])(rng) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.6:
-        return f"spaces.Dict({', '.join(f'{name}={part}' for name, part in zip('abc', parts, strict=False))})"
+        named = [f"{name}={part}" for name, part in zip("abc", parts, strict=False)]
+        return f"spaces.Dict({', '.join(named)})"
     return f"spaces.Tuple([{', '.join(parts)}])"
 
 
@@ -112,17 +117,20 @@ def scripted_env(rng, num_envs):
     arguments = (
         f"episode_lengths={lengths}, ending={ending!r}, first_index={rng.choice([0, 0, 0, 3])}"
     )
-    return f"ScriptedEnv({num_envs}, {arguments}, observation_space={observation_space(rng)}, action_space={action_space(rng)})"
+    members = f"observation_space={observation_space(rng)}, action_space={action_space(rng)}"
+    return f"ScriptedEnv({num_envs}, {arguments}, {members})"
 
 
 def native_env(rng, num_envs):
     limit = f"max_episode_steps={rng.choice([1, 4, 9, 30])}"
-    return f"tw.make({rng.choice(sorted(tw.registration.NATIVE))!r}, {num_envs}, {limit}, first_index={rng.choice([0, 0, 5])})"
+    id = rng.choice(sorted(tw.registration.NATIVE))
+    return f"tw.make({id!r}, {num_envs}, {limit}, first_index={rng.choice([0, 0, 5])})"
 
 
 def functional_env(rng, num_envs):
     func_env = rng.choice(["CartPole()", "Pendulum()", "Chase(0)", "Chase(0.2)", "Chase(1)"])
-    arguments, more = f"max_episode_steps={rng.choice([None, 1, 3, 8])}", ""
+    arguments = f"max_episode_steps={rng.choice([None, 1, 3, 8])}"
+    more = ""
     if func_env.startswith("Chase") and rng.random() < 0.4:
         more = f", params={{'gain': torch.arange({num_envs}) / 8}}"
     return f"tw.FunctionalEnv({func_env}, {num_envs}, {arguments}{more})"
@@ -155,14 +163,14 @@ ARGUMENTS = {  # code of random arguments; the transforms of the catalogue have 
     "StickyAction": lambda rng: f"{rng.choice([0, 0.3, 0.9])}, {rng.choice([1, 2, (1, 3)])}",
     "TimeLimit": lambda rng: f"{rng.choice([1, 2, 3, 5, 9, 100])}",
 }
-# The number of one of them as padding fits a Discrete space only, and the state of a policy needs one that sets it.
+# One has a number as padding, for a Discrete space only; a PolicyState needs a policy.
 CATALOGUED = "{**TRANSFORMS, **UNCAPTURED}"
 CATALOGUE = sorted(
     {**TRANSFORMS, **UNCAPTURED}.keys() - {"FrameStackObservation of numbers", "PolicyState"}
 )
-# These may leave the bounds of their spaces, by rounding or on purpose, which a PassiveEnvChecker would report.
+# These may leave the bounds of their spaces. A PassiveEnvChecker would report it.
 LEAVES_BOUNDS = {"RescaleAction", "RescaleObservation", "TransformAction", "TransformObservation"}
-# Above statistics, which a graph sums up in another order, the rounding to these values could turn an ulp into a unit.
+# A graph sums statistics in another order. Rounding above them could turn an ulp into a unit.
 ROUNDS = {"DiscretizeObservation", "DtypeObservation"}
 MAX_SIZE = 600  # elements of an observation
 
@@ -204,16 +212,15 @@ class Stack:
 
 
 def draw(seed, *, without=(), continuous=False, num_envs=(1, 1, 2, 3, 5, 5, 17), most=6):
-    """The stack of a seed, without some transforms; if `continuous`, small differences of statistics stay small."""
-    rng, own = random.Random(seed), []
+    """The stack of a seed, without some transforms. If `continuous`, differences stay small."""
+    rng = random.Random(seed)
+    own = []
     while True:
         kind = rng.choice([scripted_env, scripted_env, native_env, functional_env, None, None])
         if kind is None:  # a transform of the catalogue on the env that it serves
             name = rng.choice(CATALOGUE)
-            code, own = (
-                f"{CATALOGUED}[{name!r}][1]({rng.choice(num_envs)})",
-                [f"{CATALOGUED}[{name!r}][0]()"],
-            )
+            code = f"{CATALOGUED}[{name!r}][1]({rng.choice(num_envs)})"
+            own = [f"{CATALOGUED}[{name!r}][0]()"]
         else:
             code = wrapped(rng, kind(rng, rng.choice(num_envs)))
         try:
@@ -221,9 +228,12 @@ def draw(seed, *, without=(), continuous=False, num_envs=(1, 1, 2, 3, 5, 5, 17),
         except (TypeError, ValueError):  # MaxAndSkipObservation takes a Box only
             continue
         break
-    names, codes, number = set(), [], rng.randint(1, most)
+    names = set()
+    codes = []
+    number = rng.randint(1, most)
     while len(codes) < number:
-        transform, space = own.pop() if own else _transform(rng), signature.single_observation_space
+        transform = own.pop() if own else _transform(rng)
+        space = signature.single_observation_space
         part = eval(transform, globals())
         new = _fits(part, names, without, continuous, space)
         try:
@@ -235,7 +245,9 @@ def draw(seed, *, without=(), continuous=False, num_envs=(1, 1, 2, 3, 5, 5, 17),
         if new and spaces.flatdim(after.single_observation_space) <= max(
             MAX_SIZE, spaces.flatdim(space)
         ):
-            signature, names, codes = after, names | new, [*codes, transform]
+            signature = after
+            names = names | new
+            codes = [*codes, transform]
     cut = rng.choice([0, 0, rng.randrange(number)])
     for layer in filter(None, (codes[:cut], codes[cut:])):
         part = (

@@ -43,14 +43,21 @@ def check_contract(stack, number=24):
 
     What was kept does not change. From a snapshot at a random moment on, a new env does the same.
     """
-    rng, env, twin = random.Random(f"contract {stack.seed}"), stack.make(), stack.make()
-    operations, steps = Operations(stack.seed, env).several(number), rng.randint(1, 3)
-    moment, held, expected = rng.randrange(number), [], []
+    rng = random.Random(f"contract {stack.seed}")
+    env = stack.make()
+    twin = stack.make()
+    operations = Operations(stack.seed, env).several(number)
+    steps = rng.randint(1, 3)
+    moment = rng.randrange(number)
+    held = []
+    expected = []
     collects = [tw.Collector(one, None, steps) for one in (env, twin)]
-    td, other = env.reset(seed=0), twin.reset(seed=0)
+    td = env.reset(seed=0)
+    other = twin.reset(seed=0)
     for index, operation in enumerate(operations):
         if index == moment:
-            snapshot, training = through_file(env.snapshot()), env.training
+            snapshot = through_file(env.snapshot())
+            training = env.training
         root = other
         if operation["kind"] == "write":
             own = {id(leaf) for leaf in leaves_of(td).values()}
@@ -74,7 +81,8 @@ def check_contract(stack, number=24):
     end = tensors({"snapshot": env.snapshot()})
     assert_same(tensors({"snapshot": twin.snapshot()}), end, "the last snapshot, after writes")
     new = made_again(stack, env).train(training)
-    td, collect = new.restore(snapshot), tw.Collector(new, None, steps)
+    td = new.restore(snapshot)
+    collect = tw.Collector(new, None, steps)
     results, _ = play(new, operations[moment:], td, collect)
     for operation, given, wanted in zip(
         operations[moment:], results, expected[moment:], strict=True
@@ -111,16 +119,14 @@ COLLECTS = {"collect": 6, "masked reset": 2, "step": 1, "write": 1, "exchange": 
 
 
 def check_compiled(stack, tolerance, number, kinds, make):
-    """Performs operations on an eager and a compiled env of a stack, which sometimes exchange their snapshots.
+    """Performs operations on an eager and a compiled env, which sometimes exchange snapshots.
 
     `make(compiled)` returns an env, and a collector or None.
     """
     pairs = eager, compiled = make(False), make(True)
     assert any(part is not None and part.is_compiled for part in compiled)
-    operations, roots = (
-        Operations(stack.seed, eager[0], kinds),
-        [env.reset(seed=0) for env, _ in pairs],
-    )
+    operations = Operations(stack.seed, eager[0], kinds)
+    roots = [env.reset(seed=0) for env, _ in pairs]
     for index in range(number):
         operation = operations.draw()
         if operation["kind"] == "exchange":
@@ -150,11 +156,9 @@ def check_compiled_env(stack, backend="aot_eager", tolerance=AOT):
 
 def check_compiled_collector(stack, backend="aot_eager", tolerance=AOT):
     rng = random.Random(f"collectors {stack.seed}")
-    steps, unroll, keys = (
-        rng.randint(1, 5),
-        rng.randint(1, 3),
-        rng.choice([None, None, ["action", ("next", "observation")]]),
-    )
+    steps = rng.randint(1, 5)
+    unroll = rng.randint(1, 3)
+    keys = rng.choice([None, None, ["action", ("next", "observation")]])
 
     def make(compiled):
         collect = tw.Collector(stack.make(), None, steps, keys=keys)

@@ -1,8 +1,8 @@
-"""CUDA graphs on the CPU: operators are recorded with the memory that they have, and run again by `replay`.
+"""CUDA graphs on the CPU: operators are recorded with their memory, and `replay` runs them again.
 
-In a block of `simulated`, torchwrap captures tensors on the CPU as it does those on CUDA. As there, a captured operator
-computes nothing, Python does not run again, memory stays where it was, and to read a value on the host is an error. Graphs
-need a backend that runs operators one by one: "eager" or "aot_eager".
+In a block of `simulated`, torchwrap captures tensors on the CPU as on CUDA. There too, a captured
+operator computes nothing, Python does not run again, memory stays in its place, and a host read is
+an error. The backend must run operators one by one: "eager" or "aot_eager".
 """
 
 import contextlib
@@ -47,7 +47,8 @@ class _Capture(TorchDispatchMode):
         super().__init__()
         assert stream.device is not None, "a stream of whichever device is the current one"
         assert capture_error_mode == "thread_local", "what another thread does would fail"
-        self.graph, self.tape = graph, []
+        self.graph = graph
+        self.tape = []
 
     def __exit__(self, kind, *error):
         super().__exit__(kind, *error)

@@ -1,4 +1,4 @@
-"""What `fake_device` plays: every env, transform and wrapper that runs on tensors, and everything that a user does with it."""
+"""Cases of `fake_device`: every env, transform and wrapper on tensors, with all that users do."""
 
 import contextlib
 import functools
@@ -61,7 +61,8 @@ def cases():
     """Functions that make an env on a device, by name."""
     sys.path.insert(0, str(ROOT / "examples"))
     custom_env, grid_world = map(importlib.import_module, ("custom_env", "grid_world"))
-    make, functional = functools.partial, tw.FunctionalEnv
+    make = functools.partial
+    functional = tw.FunctionalEnv
     found = {id: make(tw.make, id, N) for id in tw.registration.NATIVE}
     found["Acrobot with noise"] = make(tw.make, "Acrobot-v1", N, torque_noise_max=0.5)
     found["CartPole of float64"] = make(tw.make, "CartPole-v1", N, dtype=torch.float64)
@@ -90,10 +91,8 @@ class Sampler(nn.Module):
 
     def __init__(self, env):
         super().__init__()
-        self.observation_space, self.action_space = (
-            env.single_observation_space,
-            env.single_action_space,
-        )
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
         self.is_discrete = isinstance(self.action_space, Discrete)
         inputs = spaces.flatten(
             self.observation_space, spaces.zeros(self.observation_space, 1), torch.float32
@@ -106,21 +105,20 @@ class Sampler(nn.Module):
             spaces.flatten(self.observation_space, td["observation"], torch.float32)
         )
         if self.is_discrete:  # validate_args reads values on the host
-            distribution, start = (
-                Categorical(logits=scores, validate_args=False),
-                int(self.action_space.start),
-            )
+            distribution = Categorical(logits=scores, validate_args=False)
+            start = int(self.action_space.start)
         else:
             mean = scores.view(-1, *self.shape)
             normal = Normal(mean, torch.ones_like(mean), validate_args=False)
-            distribution, start = Independent(normal, len(self.shape), validate_args=False), 0
+            distribution = Independent(normal, len(self.shape), validate_args=False)
+            start = 0
         sample = distribution.sample()
         action = (sample + start).to(spaces.dtype(self.action_space))
         return td.update({"action": action, "log_prob": distribution.log_prob(sample)})
 
 
 def play(device, env, policy=None):
-    """Everything that an env does between two constructions; with policies of our own, if none is given."""
+    """Everything that an env does between two constructions."""
 
     def act(action):
         for name in env.signature.policy_state:

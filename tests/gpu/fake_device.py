@@ -1,11 +1,12 @@
-"""A device without values, on any build of PyTorch, and what envs do on it that costs a wait or fails on a GPU.
+"""A device without values, on any build of PyTorch, that finds waits and failures of a GPU.
 
-`python tests/gpu/fake_device.py` plays `device_cases` with envs that are made on the device, and some of them with envs that are
-moved there. An argument is a module with more `CASES`, which are played both ways. Each finding is a line of JSON.
+`python tests/gpu/fake_device.py` plays `device_cases` with envs that are made on the device, and
+some of them with envs that are moved there. An argument is a module with more `CASES`, which are
+played both ways. Each finding is a line of JSON.
 
-Tensors on the device are FakeTensors: operators check devices, dtypes and shapes as CUDA's would, and compute nothing. A
-build with CUDA fakes "cuda" itself. Others fake PyTorch's hook for backends in Python, which cannot be removed again: hence
-a process of its own.
+Tensors on the device are FakeTensors: operators check devices, dtypes and shapes as CUDA's would,
+and compute nothing. A build with CUDA fakes "cuda" itself. Others fake PyTorch's hook for backends
+in Python. It cannot be removed again, so this runs in a separate process.
 """
 
 import collections
@@ -66,7 +67,7 @@ LIFTED = {aten.lift_fresh, aten.lift_fresh_copy, aten.lift}
 
 
 class _Functions(TorchFunctionMode):
-    """Two functions that go around the operators: `numpy`, and `as_tensor` of numbers for other devices than CUDA."""
+    """Functions that are no operators: `numpy`, and `as_tensor` of numbers."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.numpy:
@@ -79,16 +80,19 @@ class _Functions(TorchFunctionMode):
 
 
 class FakeDevice(TorchDispatchMode):
-    """Counts in `found` what a step on a GPU must not do: (phase, kind, operator, the two innermost lines) -> how often.
+    """Counts in `found` the faults of a step: (phase, kind, operator, the two innermost lines).
 
-    What the host reads from the device are zeros or ones, as the `phase` says. With ones, every episode has ended.
+    The host reads zeros or ones from the device, as the `phase` says. With ones, every episode has
+    ended.
     """
 
     def __init__(self):
         super().__init__()
         self.found = collections.Counter()
-        self.operators, self.draws = 0, 0
-        self.now, self.answer = None, 1
+        self.operators = 0
+        self.draws = 0
+        self.now = None
+        self.answer = 1
         self._stack = contextlib.ExitStack()
 
     def __enter__(self):
@@ -113,9 +117,11 @@ class FakeDevice(TorchDispatchMode):
     @contextlib.contextmanager
     def phase(self, name, answer=0):
         """Counts under this name; nothing is counted outside of a phase."""
-        self.now, self.answer = name, answer
+        self.now = name
+        self.answer = answer
         yield
-        self.now, self.answer = None, 1
+        self.now = None
+        self.answer = 1
 
     def note(self, kind, operator):
         if self.now is not None:
@@ -124,7 +130,8 @@ class FakeDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
-        kwargs, packet = kwargs or {}, func.overloadpacket
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         kinds = [_kind(tensor) for tensor in given]
         there = any(kind != "cpu" for kind in kinds)
@@ -214,7 +221,7 @@ def place(frame):
 
 
 def prepare():
-    """Makes the device known to PyTorch, and lets the library take its FakeTensors for tensors that are not traced."""
+    """Makes the device known to PyTorch, and its FakeTensors plain tensors for the library."""
     if not torch.version.cuda:
         from torch.utils import backend_registration
 
@@ -234,7 +241,8 @@ def _philox(key, counter):
 
 def run(make, moved):
     """Plays a case. Returns its findings and the number of operators."""
-    device, error = FakeDevice(), None
+    device = FakeDevice()
+    error = None
     try:
         there = make() if moved else None  # before any tensor is fake
         with device:
@@ -258,7 +266,8 @@ def main(*modules):
         for module in modules
         for name, make in importlib.import_module(module).CASES.items()
     }
-    made, operators = device_cases.cases() | more, 0
+    made = device_cases.cases() | more
+    operators = 0
     ways = {"made": made, "moved": {name: made[name] for name in (*device_cases.QUICK, *more)}}
     for way, chosen in ways.items():
         for name, make in chosen.items():

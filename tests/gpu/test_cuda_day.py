@@ -1,4 +1,4 @@
-"""tests/cuda_day.py without a GPU: parts run, fail, run out of time and are continued; all of it ends in a file and a plot."""
+"""tests/cuda_day.py without a GPU: parts run, fail, run out of time, and are continued."""
 
 import importlib
 import json
@@ -18,63 +18,60 @@ def day(monkeypatch):
     return importlib.import_module("tests.cuda_day")
 
 
-def test_parts_for_cuda_have_every_step_once_and_say_without_a_device_that_they_need_one(
-    day, monkeypatch, tmp_path, capsys
-):
+def test_parts_for_cuda_have_every_step_once(day):
     parts = day.parts("cuda")
     assert sum(part.seconds for part in parts.values()) <= 25 * 60
     names = Counter(key for part in parts.values() for key in part.steps)
-    assert set(names.values()) == {1} and {
-        "floor",
-        "rehearsal",
-        "glue/4096",
-        "cartpole/1048576",
-        "ppo/compiled",
-    } <= set(names)
-    assert {"tests/testing/test_checks.py", "tests/contract/test_defaults.py"} <= set(
-        parts["tests"].steps["tests"].command
-    )
+    assert set(names.values()) == {1}
+    assert {"floor", "rehearsal", "glue/4096", "cartpole/1048576", "ppo/compiled"} <= set(names)
+    assert "tests/gpu/test_cuda.py" in parts["tests"].steps["tests"].command
+    assert all((ROOT / path).exists() for path in day.marked_files())
+
+
+def test_day_without_a_device_says_that_it_needs_one(day, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert day.main(["--json", str(tmp_path / "day.json")]) == 1
-    assert (
-        capsys.readouterr().out
-        == "cuda_day needs a CUDA device, but got none: --device cpu tries it without.\n"
-    )
+    assert "--device cpu" in capsys.readouterr().out
 
 
-def test_failures_of_tests_and_of_our_benchmarks_are_read_and_those_of_a_peer_are_none(
-    day, tmp_path
-):
-    summary = (
-        "FAILED tests/test_some.py::test_bad - assert\n1 failed, 2 passed, 1 skipped in 0.10s\n"
-    )
-    for code, output, failures in (
+FAILED = "FAILED tests/test_some.py::test_bad - assert"
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "failures"),
+    [
         (0, "3 passed in 0.10s\n", []),
         (5, "3 deselected in 0.01s\n", []),
-        (1, summary, ["FAILED tests/test_some.py::test_bad - assert"]),
+        (1, f"{FAILED}\n1 failed, 2 passed, 1 skipped in 0.10s\n", [FAILED]),
         (139, "Segmentation fault\n", ["pytest ended with 139: Segmentation fault"]),
-    ):
-        result = day.read_tests(output, code, tmp_path)
-        assert (result["status"], result["failures"]) == (
-            "failed" if failures else "done",
-            failures,
-        ), output
-    file, ours = tmp_path / "figures.json", "glue/seven torchwrap-compiled/4"
-    for row, failures in (
-        ({"whole_us": 3}, []),
-        ({"skipped": "OutOfMemoryError", "trace": "..."}, [f"{ours}: OutOfMemoryError"]),
-        ({"skipped": "the process ended, with -9"}, [f"{ours}: the process ended, with -9"]),
-    ):
-        file.write_text(
-            json.dumps(
-                {
-                    "glue/seven sb3/4/avx2-1": {"skipped": "runs on the CPU only"},
-                    f"{ours}/avx2-1": row,
-                }
-            )
-        )
-        result = day.read_benchmark("", 0, file)
-        assert (result["failures"], result["figures"][ours]) == (failures, row)
+    ],
+    ids=["passed", "none selected", "failed", "crashed"],
+)
+def test_failures_of_tests_are_read(day, tmp_path, code, output, failures):
+    result = day.read_tests(output, code, tmp_path)
+    assert result["status"] == ("failed" if failures else "done")
+    assert result["failures"] == failures
+
+
+OURS = "glue/seven torchwrap-compiled/4"
+PEER = {"glue/seven sb3/4/avx2-1": {"skipped": "runs on the CPU only"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"whole_us": 3}, None),
+        ({"skipped": "OutOfMemoryError", "trace": "..."}, "OutOfMemoryError"),
+        ({"skipped": "the process ended, with -9"}, "the process ended, with -9"),
+    ],
+    ids=["measured", "raised", "killed"],
+)
+def test_failures_of_our_benchmarks_are_read_and_those_of_peers_are_none(day, tmp_path, row, fault):
+    file = tmp_path / "figures.json"
+    file.write_text(json.dumps({**PEER, f"{OURS}/avx2-1": row}))
+    result = day.read_benchmark("", 0, file)
+    assert result["failures"] == ([] if fault is None else [f"{OURS}: {fault}"])
+    assert result["figures"][OURS] == row
 
 
 @pytest.mark.long
@@ -112,17 +109,8 @@ def test_rehearsal_measures_reports_what_fails_or_hangs_and_continues_its_file(
     monkeypatch.setattr(day, "parts", lambda device: parts)
 
     def run(*more):
-        code = day.main(
-            [
-                "--json",
-                str(tmp_path / "day.json"),
-                "--plot",
-                str(tmp_path / "day.png"),
-                "--device",
-                "cpu",
-                *more,
-            ]
-        )
+        files = ["--json", str(tmp_path / "day.json"), "--plot", str(tmp_path / "day.png")]
+        code = day.main([*files, "--device", "cpu", *more])
         steps = json.loads((tmp_path / "day.json").read_text())["steps"]
         return code, {key: step["status"] for key, step in steps.items()}, steps
 

@@ -1,7 +1,8 @@
-"""What envs do on a GPU, rehearsed without one: no step copies from the host, is read by it, or waits for the device.
+"""A GPU rehearsed without one: no step copies from the host, is read by it, or waits for it.
 
-`fake_device` looks; here stands what it may find. It runs in processes of its own. The tests in `compile/test_cuda.py` run on
-the CUDA graphs of `cuda_graphs`. Defects that are planted below show that both find each kind.
+`fake_device` runs in a separate process and finds faults; `ALLOWED` lists the accepted ones. The
+tests in `test_cuda.py` run on the CUDA graphs of `cuda_graphs`. Planted defects show that both find
+each kind.
 """
 
 import functools
@@ -54,7 +55,7 @@ ALLOWED = {  # (phase, kind, where): the reason
 
 
 class Faulty(T.RewardTransform):
-    """A transform whose `reward` is a function of the reward, with a tensor that `.to` does not move."""
+    """A transform whose `reward` is a fault, with a tensor that `.to` does not move."""
 
     def __init__(self, fault):
         super().__init__()
@@ -112,7 +113,7 @@ def faulty_env(fault, device="cpu"):
 
 
 class DrawsGlobally(FuncEnv):
-    """Functions in broadcasting style that draw from the global generator of the device, which torch.vmap would refuse."""
+    """Broadcasting functions that draw from the global generator, which torch.vmap would refuse."""
 
     observation_space = action_space = Box(-1, 1, (1,))
     broadcasts = True
@@ -213,8 +214,9 @@ def captured(function):
     return graph, result
 
 
-def test_simulated_graph_computes_where_it_is_replayed_with_its_memory_and_cannot_be_read_by_the_host():
-    parameter, target = torch.nn.Parameter(torch.ones(2)), torch.zeros(2)
+def test_simulated_graph_computes_in_its_memory_when_it_is_replayed():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    target = torch.zeros(2)
     graph, result = captured(lambda: (target.add_(parameter), parameter.cumsum(0))[1])
     assert target.tolist() == [0, 0] and result.tolist() != [1, 2]
     for number, total in ((1, 1), (3, 4)):
@@ -225,6 +227,14 @@ def test_simulated_graph_computes_where_it_is_replayed_with_its_memory_and_canno
     parameter.data = torch.full((2,), 5.0)
     graph.replay()
     assert result.tolist() == [3, 6]
-    for read in (lambda: target.sum().item(), lambda: target.nonzero(), lambda: target[target > 0]):
-        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-            captured(read)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda x: x.sum().item(), torch.nonzero, lambda x: x[x > 0]],
+    ids=["item", "rows", "mask"],
+)
+def test_simulated_graph_cannot_be_read_by_the_host(read):
+    target = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="capturing"):
+        captured(lambda: read(target))

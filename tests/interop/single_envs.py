@@ -157,6 +157,12 @@ class Singles:
         roots = [env.reset(seed=seed + first_index + i) for i, env in enumerate(self.envs)]
         self.now, self.now_infos = ([root[part] for root in roots] for part in (0, 1))
 
+    def reset(self, rows, seed=None):
+        """Starts episodes in some envs by hand. Env *i* gets the seed `seed + i`."""
+        for i in rows:
+            own_seed = None if seed is None else seed + i
+            self.now[i], self.now_infos[i] = self.envs[i].reset(seed=own_seed)
+
     def act(self, td):
         """The root with random actions, and the actions by env. They depend on the state of each env's generator."""
         for i, env in enumerate(self.envs):

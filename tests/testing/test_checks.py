@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 import random
 
@@ -16,39 +14,33 @@ from torchwrap import wrappers as W
 from torchwrap.envs.cartpole import CartPole
 from torchwrap.testing import ScriptedEnv, check_env, check_transform
 
+partial = functools.partial
 UNEVEN = spaces.Box(np.float32([-1, 0, -8]), np.float32([1, 0.5, 8]))
+INTEGERS = spaces.MultiDiscrete([2, 5], start=[1, -3])
+ONE_OF_FOUR = spaces.Discrete(4, start=-1)
+BRIDGED = partial(tw.make, "CartPole-v1", backend="gymnasium")
+CHEETAH = partial(tw.make, "HalfCheetah-v5", max_episode_steps=7, info_keys=["x_position"])
 ENVS = {
     "ScriptedEnv": ScriptedEnv,
-    "ScriptedEnv of a Dict": functools.partial(
-        ScriptedEnv, observation_space=DICT, action_space=spaces.Discrete(4, start=-1)
-    ),
-    "ScriptedEnv without ends": functools.partial(ScriptedEnv, episode_lengths=None),
-    "ScriptedEnv of uneven bounds": functools.partial(ScriptedEnv, observation_space=UNEVEN),
-    "ScriptedEnv of uneven integers": functools.partial(
-        ScriptedEnv, observation_space=spaces.MultiDiscrete([2, 5], start=[1, -3])
-    ),
-    "CartPole-v1 in float64": functools.partial(tw.make, "CartPole-v1", dtype=torch.float64),
-    "Gymnasium's CartPole-v1": functools.partial(tw.make, "CartPole-v1", backend="gymnasium"),
-    "InvertedPendulum-v5": functools.partial(tw.make, "InvertedPendulum-v5"),
-    "HalfCheetah-v5": functools.partial(
-        tw.make, "HalfCheetah-v5", max_episode_steps=7, info_keys=["x_position"]
-    ),
+    "ScriptedEnv of a Dict": partial(ScriptedEnv, observation_space=DICT, action_space=ONE_OF_FOUR),
+    "ScriptedEnv without ends": partial(ScriptedEnv, episode_lengths=None),
+    "ScriptedEnv of uneven bounds": partial(ScriptedEnv, observation_space=UNEVEN),
+    "ScriptedEnv of uneven integers": partial(ScriptedEnv, observation_space=INTEGERS),
+    "CartPole-v1 in float64": partial(tw.make, "CartPole-v1", dtype=torch.float64),
+    "Gymnasium's CartPole-v1": BRIDGED,
+    "InvertedPendulum-v5": partial(tw.make, "InvertedPendulum-v5"),
+    "HalfCheetah-v5": CHEETAH,
 }
-
-
-# These run before a release: other entries have their transforms, and the captured graphs of compile/test_cuda.py all of them.
+# These run before a release. Other entries have their transforms, and compile/test_cuda.py captures
+# the graphs of all of them.
 VARIANTS = (
     "FrameStackObservation of images",
     "FrameStackObservation of numbers",
     "FrameStackObservation of channels",
-)
-VARIANTS += (
     "NormalizeObservation of images",
     "DelayObservation of a Dict",
     "ObservationGroups of a Dict",
     "Compose of none",
-)
-VARIANTS += (
     "TimeAwareObservation unflattened",
     "GrayscaleObservation of OpenCV",
     "ResizeObservation to half",
@@ -64,11 +56,9 @@ def test_transform_keeps_the_contract(name):
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", UNCAPTURED)
 def test_transform_that_cannot_be_compiled_keeps_the_rest_of_the_contract(name):
-    with pytest.raises(
-        AssertionError, match=rf"^{name}\(\): .* {name}.action: it reads values on the host"
-    ) as raised:
+    with pytest.raises(AssertionError, match=rf"^{name}\(\): .*{name}.action.* host") as raised:
         check_transform(*UNCAPTURED[name])
-    assert "compile cannot trace" in str(raised.value.__cause__)
+    assert "compile" in str(raised.value.__cause__)
 
 
 @pytest.mark.parametrize("name", mostly_full(WRAPPERS, long=["RepeatAction of CartPole"]))
@@ -77,16 +67,9 @@ def test_wrapper_keeps_the_contract_of_an_env(name):
 
 
 def test_catalogue_has_every_transform_and_wrapper():
-    bases = {
-        "ActionTransform",
-        "Compose",
-        "ObservationTransform",
-        "RewardTransform",
-        "RunningMeanStd",
-        "Transform",
-        "atari",
-    }
-    assert set(T.__all__) - bases <= set(TRANSFORMS | UNCAPTURED)
+    bases = {"ActionTransform", "ObservationTransform", "RewardTransform", "Transform"}
+    others = {"Compose", "RunningMeanStd", "atari"}
+    assert set(T.__all__) - bases - others <= set(TRANSFORMS | UNCAPTURED)
     assert set(W.__all__) - {"Wrapper"} <= set(WRAPPERS)
 
 
@@ -99,7 +82,7 @@ def test_env_keeps_the_contract(name):
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform_on_cuda_keeps_the_contract(name):
     make, make_env = TRANSFORMS[name]
-    check_transform(make, functools.partial(make_env, device="cuda"))
+    check_transform(make, partial(make_env, device="cuda"))
 
 
 @pytest.mark.cuda
@@ -107,7 +90,7 @@ def test_transform_on_cuda_keeps_the_contract(name):
 def test_env_on_cuda_keeps_the_contract(name):
     if name.endswith("-v5"):
         pytest.importorskip("mujoco")
-    check_env(functools.partial(ENVS[name], device="cuda"))
+    check_env(partial(ENVS[name], device="cuda"))
 
 
 # Each of these breaks one rule of the contract, and the check has to name it.
@@ -143,11 +126,24 @@ class WritesIntoTheAction(T.ActionTransform):
         return action.mul_(0.5)
 
 
+class ReturnsABufferAsAction(T.Transform):
+    def setup(self, signature):
+        average = torch.zeros(signature.num_envs, *signature.single_action_space.shape)
+        self.register_env_buffer("average", average)
+        return signature
+
+    def action(self, action):
+        return self.average.mul_(0.5).add_(action)
+
+    def reset(self, td, mask):
+        mask.fill_(self.average, 0)
+        return td
+
+
 class LeavesItsSpace(T.ObservationTransform):
     def setup(self, signature):
-        return signature.replace(
-            single_observation_space=spaces.Box(0, 1, signature.single_observation_space.shape)
-        )
+        space = spaces.Box(0, 1, signature.single_observation_space.shape)
+        return signature.replace(single_observation_space=space)
 
     def observation(self, observation):
         return observation * 2
@@ -166,18 +162,10 @@ class DrawsLater(T.RewardTransform):
     late = False
 
     def reward(self, reward):
-        late, self.late = self.late, True
-        return reward + random.random() if late else reward
-
-
-def hooked(function, base=T.RewardTransform, hook="reward"):
-    """Makes a stack with a transform of this hook among others."""
-    return lambda: T.Compose(
-        [
-            T.Compose([T.ClipReward(-9, 9), type("Foreign", (base,), {hook: function})()]),
-            T.TimeLimit(99),
-        ]
-    )
+        if self.late:
+            return reward + random.random()
+        self.late = True
+        return reward
 
 
 class AddsAKeySometimes(T.Transform):
@@ -186,7 +174,7 @@ class AddsAKeySometimes(T.Transform):
 
 
 class RenamesItsArgument(T.RewardTransform):
-    def __init__(self, scale):
+    def __init__(self, scale=2):
         super().__init__()
         self.factor = scale
 
@@ -194,65 +182,63 @@ class RenamesItsArgument(T.RewardTransform):
         return reward * self.factor
 
 
-BROKEN = [
-    (lambda: RenamesItsArgument(2), "spec: RenamesItsArgument has no spec: keep its arguments"),
-    (CountsEveryRow, r"^CountsEveryRow.*outside the mask must not"),
-    (KeepsLearning, r"eval\(\) must freeze"),
-    (ReturnsItsBuffer, "later steps must not change earlier outputs|changing outputs in place"),
-    (
-        HidesItsState,
-        r"^HidesItsState\(\): compile cannot trace this code: it changes HidesItsState.steps\. Register a buffer",
-    ),
-    (WritesIntoTheAction, r"^WritesIntoTheAction\(\): action\(\) writes to the agent's action"),
-    (LeavesItsSpace, r"reset\(\) needs to return observations in"),
-    (
-        hooked(lambda self, r: r * r.max().item()),
-        r"^Foreign\(\): .* Foreign.<lambda>: it reads .* host \(item\)\. Use",
-    ),
-    (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step\(\) needs to return the same keys"),
-]
-MORE_BROKEN = [
-    (
-        KeepsATensor,
-        r"^KeepsATensor\(\): .* KeepsATensor.reward: it uses a tensor that none of its modules holds\. Register",
-    ),
-    (DrawsLater, r"^DrawsLater\(\): .* it draws from Python's random\. Draw with torchwrap.random"),
-    (
-        hooked(lambda self, r, seen=[]: seen.append(r) or r + len(seen)),
-        r"^Foreign\(\): .* computes different .* in a buffer",
-    ),
-    (
-        hooked(lambda self, r: r + np.random.default_rng().random()),
-        r"^Foreign\(\): .* different .* torchwrap.random",
-    ),
-    (
-        hooked(lambda self, r: r if (r > 2).any() else r * 2),
-        r"^Foreign\(\): .*<lambda>: it reads .* \(__bool__\)",
-    ),
-    (
-        hooked(lambda self, r: torch.as_tensor(r.numpy() * 2)),
-        r"^Foreign\(\): .*<lambda>: it reads .* \(numpy\)",
-    ),
-    (hooked(lambda self, r: r - r[0]), r"^Foreign\(\): it mixes rows"),
-    (
-        hooked(lambda self, r: r / len(r)),
-        r"^Foreign\(\): it mixes rows, or depends on num_envs: env 0 of 5",
-    ),
-    (
-        hooked(lambda self, a: a - a.mean(0), T.ActionTransform, "action"),
-        r"^Foreign\(\): it mixes rows",
-    ),
-    (
-        hooked(lambda self, o: o - o.mean(0), T.ObservationTransform, "observation"),
-        r"^Foreign\(\): it mixes rows",
-    ),
-]
+def within_a_stack(base, hook, function):
+    """Makes a stack with a transform of this hook among others."""
+
+    def make():
+        foreign = type("Foreign", (base,), {hook: lambda self, value: function(value)})
+        return T.Compose([T.Compose([T.ClipReward(-9, 9), foreign()]), T.TimeLimit(99)])
+
+    return make
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [*BROKEN, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE_BROKEN)],
-)
+rewarding = partial(within_a_stack, T.RewardTransform, "reward")
+acting = partial(within_a_stack, T.ActionTransform, "action")
+observing = partial(within_a_stack, T.ObservationTransform, "observation")
+seen = []
+
+
+def minus_mean(value):
+    return value - value.mean(0)
+
+
+BROKEN = {  # a transform and a pattern: the layer, and the fault
+    "spec": (RenamesItsArgument, "spec: RenamesItsArgument"),
+    "masked reset": (CountsEveryRow, "^CountsEveryRow.*mask"),
+    "eval": (KeepsLearning, r"eval\(\)"),
+    "outputs": (ReturnsItsBuffer, "outputs"),
+    "Python state": (HidesItsState, r"^HidesItsState\(\): .*HidesItsState.steps"),
+    "written action": (WritesIntoTheAction, r"^WritesIntoTheAction\(\): action\(\) writes"),
+    "action is a buffer": (ReturnsABufferAsAction, r"^ReturnsABufferAsAction\(\).*buffer"),
+    "space": (LeavesItsSpace, r"reset\(\).* observations"),
+    "host read": (rewarding(lambda r: r * r.max().item()), r"^Foreign\(\): .*host.*item"),
+    "keys": (AddsAKeySometimes, r"^AddsAKeySometimes\(\): step\(\).* keys"),
+}
+MORE_BROKEN = {
+    "kept tensor": (KeepsATensor, r"^KeepsATensor\(\): .*KeepsATensor.reward.*tensor"),
+    "late draw": (DrawsLater, r"^DrawsLater\(\): .*random"),
+    "closure": (rewarding(lambda r: seen.append(r) or r + len(seen)), r"^Foreign\(\): .*different"),
+    "NumPy draw": (
+        rewarding(lambda r: r + np.random.default_rng().random()),
+        r"^Foreign\(\): .*torchwrap.random",
+    ),
+    "branch": (rewarding(lambda r: r if (r > 2).any() else r * 2), r"^Foreign\(\): .*__bool__"),
+    "NumPy": (rewarding(lambda r: torch.as_tensor(r.numpy() * 2)), r"^Foreign\(\): .*numpy"),
+    "first row": (rewarding(lambda r: r - r[0]), r"^Foreign\(\): it mixes rows"),
+    "num_envs": (rewarding(lambda r: r / len(r)), r"^Foreign\(\): it mixes rows.*env 0 of 5"),
+    "mean action": (acting(minus_mean), r"^Foreign\(\): it mixes rows"),
+    "mean observation": (observing(minus_mean), r"^Foreign\(\): it mixes rows"),
+}
+
+
+def cases(quick, full):
+    return [
+        *[pytest.param(*case, id=name) for name, case in quick.items()],
+        *[pytest.param(*case, id=name, marks=pytest.mark.full) for name, case in full.items()],
+    ]
+
+
+@pytest.mark.parametrize(("make", "message"), cases(BROKEN, MORE_BROKEN))
 def test_broken_transform_is_told_what_it_breaks(make, message):
     with pytest.raises((AssertionError, RuntimeError), match=message):
         check_transform(make)
@@ -265,11 +251,8 @@ class StepsWithoutReward(ScriptedEnv):
 
 class DependsOnNumEnvs(ScriptedEnv):
     def _step(self, action):
-        return (
-            super()
-            ._step(action)
-            .update({"reward": torch.full((self.num_envs, 1), float(self.num_envs))})
-        )
+        td = super()._step(action)
+        return td.set("reward", torch.full_like(td["reward"], self.num_envs))
 
 
 class RewardsWithoutColumn(ScriptedEnv):
@@ -303,67 +286,58 @@ class WrongObservation(ScriptedEnv):
         return td.set("observation", td["observation"].double())
 
 
-BROKEN_ENVS = [
-    (StepsWithoutReward, r"StepsWithoutReward\._step needs to return \['reward'\] too"),
-    (DependsOnNumEnvs, "^DependsOnNumEnvs: it mixes rows, or depends on num_envs: env 0 of 5"),
-    pytest.param(
-        lambda **given: tw.TransformedEnv(DependsOnNumEnvs(**given), T.TimeLimit(9)),
-        "^DependsOnNumEnvs: it mixes rows, or depends on num_envs",
-        marks=pytest.mark.full,
-    ),
-    pytest.param(
-        lambda **given: W.RepeatAction(Drawing(ENVS["Gymnasium's CartPole-v1"](**given)), 1),
-        "^Drawing: a step drew from numpy.random: draw with torchwrap.random, from a stream",
-        marks=pytest.mark.full,
-    ),
-    pytest.param(
-        lambda **given: tw.TransformedEnv(
-            ENVS["Gymnasium's CartPole-v1"](**given),
-            T.TransformReward(lambda r: r * r.max().item()),
-        ),
-        r"^TransformReward\(.* TransformReward.reward: it reads values on the host \(item\)",
-        marks=pytest.mark.full,
-    ),
-    (lambda **given: tw.FunctionalEnv(Mixing(), **given), "^Mixing: it mixes rows"),
-    (RewardsWithoutColumn, r"RewardsWithoutColumn\._step needs to return reward of shape \(5, 1\)"),
-    (
-        WrongObservation,
-        r"WrongObservation\._reset needs to return observations of dtype torch.float32",
-    ),
-    pytest.param(
-        ReadsValuesWithoutSnapshots,
-        r"^ReadsValuesWithoutSnapshots: .*._step: it reads .*\(item\)",
-        marks=pytest.mark.compiles,
-    ),
-]
+def with_time_limit(**given):
+    return tw.TransformedEnv(DependsOnNumEnvs(**given), T.TimeLimit(9))
 
 
-@pytest.mark.parametrize(("make", "message"), BROKEN_ENVS)
+def drawing_below(**given):
+    return W.RepeatAction(Drawing(BRIDGED(**given)), 1)
+
+
+def reading_above(**given):
+    transform = T.TransformReward(lambda reward: reward * reward.max().item())
+    return tw.TransformedEnv(BRIDGED(**given), transform)
+
+
+BROKEN_ENVS = {
+    "no reward": (StepsWithoutReward, r"StepsWithoutReward\._step.*reward"),
+    "num_envs": (DependsOnNumEnvs, "^DependsOnNumEnvs: it mixes rows.*env 0 of 5"),
+    "functions": (partial(tw.FunctionalEnv, Mixing()), "^Mixing: it mixes rows"),
+    "no column": (RewardsWithoutColumn, r"RewardsWithoutColumn\._step.*reward"),
+    "observation": (WrongObservation, r"WrongObservation\._reset.*observation"),
+    "host read": (ReadsValuesWithoutSnapshots, r"^ReadsValuesWithoutSnapshots: .*_step.*item"),
+}
+MORE_BROKEN_ENVS = {
+    "layer below": (with_time_limit, "^DependsOnNumEnvs: it mixes rows"),
+    "draw": (drawing_below, "^Drawing: .*numpy.random"),
+    "layer above": (reading_above, r"^TransformReward\(.*TransformReward.reward.*item"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), cases(BROKEN_ENVS, MORE_BROKEN_ENVS))
 def test_broken_env_is_told_what_it_breaks(make, message):
     with pytest.raises(AssertionError, match=message):
         check_env(make)
 
 
+# Arguments.
+
+
 @pytest.mark.full
-def test_check_env_takes_an_env_with_a_spec_and_a_function_of_the_number_alone():
-    made = []
-    check_env(lambda n: made.append(n) or tw.make("CartPole-v1", n, max_episode_steps=9))
-    assert set(made) >= {5}
+def test_check_env_takes_an_env_with_a_spec():
     check_env(tw.make("CartPole-v1", 3, max_episode_steps=9))
-    with pytest.raises(
-        TypeError, match=r"check_env cannot make more envs like <ScriptedEnv.* `lambda n: ...`"
-    ):
-        check_env(ScriptedEnv(2))
-    for wrong in (CartPole, CartPole(), lambda: ScriptedEnv(2)):
-        with pytest.raises(
-            TypeError, match=r"needs a torchwrap env, or a function .*`lambda n: FunctionalEnv\("
-        ):
-            check_env(wrong)
-    with pytest.raises(
-        TypeError,
-        match=r"check_transform needs a class or .*, but got TimeLimit.*: write `lambda:` before",
-    ):
-        check_transform(T.TimeLimit(3))
+
+
+@pytest.mark.full
+def test_check_env_takes_a_function_of_the_number_of_envs():
+    numbers = []
+
+    def make(n):
+        numbers.append(n)
+        return tw.make("CartPole-v1", n, max_episode_steps=9)
+
+    check_env(make)
+    assert set(numbers) == {5}
 
 
 def test_check_transform_takes_a_function_of_the_number_of_envs():
@@ -371,23 +345,20 @@ def test_check_transform_takes_a_function_of_the_number_of_envs():
     check_env(lambda n, device="cpu": tw.make("CartPole-v1", n, device=device))
 
 
-def test_check_transform_finds_an_action_that_is_a_buffer():
-    class Smooth(T.Transform):
-        def setup(self, signature):
-            self.register_env_buffer(
-                "average", torch.zeros(signature.num_envs, *signature.single_action_space.shape)
-            )
-            return signature
+NO_MAKERS = {
+    "env without a spec": ScriptedEnv(2),
+    "class of functions": CartPole,
+    "functions": CartPole(),
+    "function without a number": lambda: ScriptedEnv(2),
+}
 
-        def action(self, action):
-            return self.average.mul_(0.5).add_(action)
 
-        def reset(self, td, mask):
-            mask.fill_(self.average, 0)
-            return td
+@pytest.mark.parametrize("make", NO_MAKERS.values(), ids=NO_MAKERS)
+def test_check_env_of_something_else_raises(make):
+    with pytest.raises(TypeError, match="check_env: make"):
+        check_env(make)
 
-    with pytest.raises(
-        AssertionError,
-        match=r"Smooth.*action\(\) returns a buffer, which later steps change: return a new tensor",
-    ):
-        check_transform(Smooth)
+
+def test_check_transform_of_a_transform_raises():
+    with pytest.raises(TypeError, match="check_transform: make"):
+        check_transform(T.TimeLimit(3))

@@ -1,4 +1,4 @@
-"""Graph: a function of tensors, traced once, compiled, and then run without Python between its operators.
+"""Graph and Rollout: functions of tensors that run without Python between their operators.
 
 The names of PyTorch's compilers that are not public live here.
 """
@@ -6,20 +6,25 @@ The names of PyTorch's compilers that are not public live here.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from torchwrap._compile.cuda_graph import CudaGraph
 from torchwrap._compile.inputs import Function, Inputs
-from torchwrap._compile.trace import trace
+from torchwrap._compile.trace import infer, trace
 from torchwrap._core import rows
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import Nested
+from torchwrap.collector import Collector, Storage
+from torchwrap.env import Root
+from torchwrap.policy import modules_of
 
 try:
     from torch._inductor import compile as inductor
@@ -31,9 +36,11 @@ _LOG = logging.getLogger("torchwrap")
 
 Options: TypeAlias = Mapping[str, str | int | float | bool | None]
 Run: TypeAlias = Callable[..., Sequence[Tensor]]
+OUTSIDE = ("outside",)
+"""The key under which a step stores whether an action is out of bounds."""
 
-# The C++ wrapper calls the kernels of a graph without Python in between. Rows are often a few numbers wide: the last numbers
-# of a row take less time one by one than as a part of a vector, and frames are stacked in one pass.
+# The C++ wrapper calls the kernels of a graph without Python in between. Rows often hold a few
+# numbers: as the tail of a vector they are faster one by one, and frames are stacked in one pass.
 _CPU_OPTIONS: Options = {
     "cpp_wrapper": True,
     "size_asserts": False,
@@ -42,104 +49,217 @@ _CPU_OPTIONS: Options = {
 }
 
 
-def captures(device: torch.device) -> bool:
-    """Whether functions of tensors on this device are captured as CUDA graphs."""
-    return device.type == "cuda"
-
-
 class Settings(NamedTuple):
-    """How to compile."""
+    """Arguments of `torchwrap.compile`."""
 
     backend: str
     options: Options
 
 
-class Program(NamedTuple):
-    """A compiled graph: from the tensors of `Inputs` and the leaves of the arguments to the leaves of the result."""
+def captures(device: torch.device) -> bool:
+    """True if graphs on this device are captured as CUDA graphs."""
+    return device.type == "cuda"
 
-    run: Callable[[list[Tensor]], Sequence[Tensor]]
-    build: Callable[[Iterator[Tensor]], Nested]
-    """Builds the result from its leaves."""
+
+class Program:
+    """A compiled graph. It takes all tensors of `Inputs` and all leaves of the arguments.
+
+    Args:
+        run: the callable, from the tensors that the graph uses to the leaves of the result.
+        used: the indices of those tensors.
+        build: builds the result from its leaves.
+    """
+
+    def __init__(
+        self, run: Run, used: list[int], build: Callable[[Iterator[Tensor]], Nested]
+    ) -> None:
+        self.run = run
+        self.used = used
+        self.build = build
+        self.captured: CudaGraph | None = None
+        self._shared: list[int] | None = None
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """The leaves of the result, in separate memory."""
+        leaves = list(self.run(*map(tensors.__getitem__, self.used)))
+        # Inductor drops a copy of a copy, although both are results: the same ones in every run.
+        if self._shared is None:
+            self._shared = _shared(leaves)
+        for index in self._shared:
+            leaves[index] = leaves[index].clone()
+        return leaves
 
 
 class Graph:
-    """A function of Tensors, TensorDicts, and tuples and dicts of them, which writes to buffers in place, as one graph.
+    """A function of Tensors, TensorDicts, and tuples and dicts of them, as one graph.
 
-    It is traced and compiled at the first call, and again whenever a call finds another structure of the arguments, another
-    dtype, shape or device, other modules, or another mode of them, such as `train()` and `eval()`. If it is `captured`, a call
-    on a CUDA device is one CUDA graph. It is not if it is a part of a larger one.
+    The first call traces and compiles it; so does a call with another structure, dtype, shape or
+    device of the arguments, or with other modules or modes, such as `train()` and `eval()`.
+
+    Args:
+        function: writes to buffers in place.
+        inputs: the buffers.
+        settings: how to compile.
+        captured: False for a part of a larger CUDA graph.
     """
 
     def __init__(
         self, function: Function, inputs: Inputs, settings: Settings, *, captured: bool = True
     ) -> None:
-        self.function, self.inputs, self.settings, self.captured = (
-            function,
-            inputs,
-            settings,
-            captured,
-        )
+        self.function = function
+        self.inputs = inputs
+        self.settings = settings
+        self.captured = captured
         self.programs: dict[object, Program] = {}
         self._version = inputs.version
 
     def __call__(self, *values: Nested) -> Nested:
         program, tensors = self.prepare(*values)
-        return program.build(iter(program.run(tensors)))
+        run = program.captured or program
+        return program.build(iter(run(tensors)))
 
     def prepare(self, *values: Nested) -> tuple[Program, list[Tensor]]:
-        """The program for arguments like these, which is compiled if it does not exist yet, and what to run it on."""
+        """The program for such arguments, compiled if there is none yet, and its tensors."""
         state, tensors = self.inputs.current()
         found: list[Tensor] = []
         structure = rows.flatten(values, found)
         leaves = [leaf.contiguous() for leaf in found]
-        key = state, structure, tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
+        kinds = tuple([(leaf.dtype, leaf.shape, leaf.device) for leaf in leaves])
+        key = (state, structure, kinds)
         program = self.programs.get(key)
         if program is None:
-            if (
-                self._version != self.inputs.version
-            ):  # programs for other modules cannot be called any more
-                self.programs, self._version = {}, self.inputs.version
-            program = self.programs[key] = self._compile(values)
+            if self._version != self.inputs.version:  # the old modules never come back
+                self.programs.clear()
+                self._version = self.inputs.version
+            program = self._compile(values, [*tensors, *leaves])
+            self.programs[key] = program
         return program, [*tensors, *leaves]
 
     @torch.inference_mode(False)  # because tensors made in inference mode have no version counter
     @torch.no_grad()
-    def _compile(self, values: tuple[Nested, ...]) -> Program:
-        name, start = self.function.__name__.strip("_"), time.perf_counter()
-        _LOG.info("compiling the %s of %r", name, self.inputs.roots[0])
+    def _compile(self, values: tuple[Nested, ...], tensors: list[Tensor]) -> Program:
+        name = self.function.__name__.strip("_")
+        start = time.perf_counter()
+        _LOG.info("compiling the %s of %r", name, self.inputs.modules[0])
         graph, result = trace(self.function, self.inputs, values)
-        used, tensors = _prune(graph), [*self.inputs.current()[1], *rows.leaves(values)]
-        example = [
-            tensors[index].contiguous() if index >= self.inputs.num_tensors else tensors[index]
-            for index in used
-        ]
-        run = _Compiled(compile_graph(graph, example, *self.settings), used)
-        _LOG.info("compiled the %s in %.1f s", name, time.perf_counter() - start)
+        used = _prune(graph)
+        example = [tensors[index] for index in used]
+        run = _lower(graph, example, self.settings)
+        program = Program(run, used, rows.builder(result))
         if self.captured and captures(example[0].device):
-            return Program(CudaGraph(run, self.inputs.num_tensors), rows.builder(result))
-        return Program(run, rows.builder(result))
+            program.captured = CudaGraph(program, len(self.inputs.tensors))
+        _LOG.info("compiled the %s in %.1f s", name, time.perf_counter() - start)
+        return program
 
 
-class _Compiled:
-    """Runs a compiled graph on the tensors that it uses, and returns tensors that share no memory."""
+class Rollout:
+    """Takes the place of a collector's steps: `storage, root = rollout(root)`, time-first.
 
-    def __init__(self, run: Run, used: list[int]) -> None:
-        self.run, self.used = run, used
-        self.shared: list[int] | None = None
+    One graph of `unroll` steps runs repeatedly, and a shorter one takes the steps that remain. On
+    CUDA, they are parts of one CUDA graph, into storage that stays the same.
 
-    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        leaves = list(self.run(*map(tensors.__getitem__, self.used)))
-        # Inductor drops a copy of a copy if both are results. Which ones it drops is the same in every run.
-        if self.shared is None:
-            memory = [leaf.untyped_storage().data_ptr() for leaf in leaves]
-            self.shared = [
-                index
-                for index, leaf in enumerate(leaves)
-                if leaf.numel() and memory[index] in memory[:index]
-            ]
-        for index in self.shared:
-            leaves[index] = leaves[index].clone()
+    Args:
+        collector: has the env, the policy and the number of steps.
+        step: takes a root. Returns the tensors to store by key, and the next root.
+        root: like the roots of later calls.
+        unroll: steps per graph.
+        settings: how to compile.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        step: Callable[[Root], tuple[Storage, Root]],
+        root: Root,
+        unroll: int,
+        settings: Settings,
+    ) -> None:
+        self.collector = collector
+        self.step = step
+        self.unroll = min(unroll, collector.num_steps)
+        self.inputs = Inputs(self._modules)
+        self.graph = Graph(self._rollout, self.inputs, settings, captured=False)
+        self._compile(root)
+
+    def __call__(self, root: Root) -> tuple[Storage, Root]:
+        state, buffers = self.inputs.current()
+        if state != self.state:
+            self._compile(root)
+            buffers = self.inputs.tensors
+        tensors = [*buffers]
+        rows.flatten(root, tensors)
+        if self.captured is None:
+            storage = self._allocate(tensors[-1].device)
+            leaves = self._run(storage, tensors)
+        else:
+            leaves = self.captured(tensors)
+            storage = {key: value.clone() for key, value in self.storage.items()}
+        outside = storage.pop(OUTSIDE, None)
+        if outside is not None and outside.any():
+            env = self.collector.env
+            must = f"the policy must return actions in {env.single_action_space}"
+            raise ValueError(refusal(env._name(), must, "an action outside of it"))
+        following: Any = self.build(iter(leaves))
+        return storage, following
+
+    def _modules(self) -> list[nn.Module]:
+        return [self.collector.env, *modules_of(self.collector.policy)]
+
+    @torch.inference_mode(False)  # because later calls can be outside of it
+    @torch.no_grad()
+    def _compile(self, root: Root) -> None:
+        """Finds out what a step stores, and compiles graphs for it."""
+        self.state, buffers = self.inputs.current()
+        device = rows.leaves(root)[0].device
+        stored: Any = infer(self.step, self.inputs, (root,))[0]  # type: ignore[index]
+        self.layout: Storage = {}
+        for key in sorted(stored, key=str):  # the order of `rows.leaves`
+            self.layout[key] = stored[key].to("meta")
+        self.build = rows.builder(root)
+        storage = self._allocate(device)
+        self.programs: dict[int, Program] = {}  # by their number of steps
+        for steps in {self.unroll, self.collector.num_steps % self.unroll} - {0}:
+            targets = {key: value[:steps] for key, value in storage.items()}
+            self.programs[steps], _ = self.graph.prepare(root, targets)
+        self.captured: CudaGraph | None = None
+        if captures(device):
+            self.storage = storage
+            self.captured = CudaGraph(functools.partial(self._run, storage), len(buffers))
+
+    def _allocate(self, device: torch.device) -> Storage:
+        storage: Storage = {}
+        for key, leaf in self.layout.items():
+            shape = (self.collector.num_steps, *leaf.shape)
+            storage[key] = torch.empty(shape, dtype=leaf.dtype, device=device)
+        return storage
+
+    def _run(self, storage: Storage, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """Runs the graphs one after the other. Returns the leaves of the last root."""
+        number = len(self.inputs.tensors)
+        buffers = tensors[:number]
+        leaves: Sequence[Tensor] = tensors[number:]
+        split = functools.partial(torch.split, split_size_or_sections=self.unroll)
+        for targets in zip(*map(split, storage.values()), strict=True):
+            program = self.programs[len(targets[0])]
+            leaves = program([*buffers, *leaves, *targets])
         return leaves
+
+    def _rollout(self, root: Root, targets: Storage) -> Root:
+        """The function of a graph: as many steps as the targets have room for."""
+        steps: list[Storage] = []
+        while len(steps) < len(next(iter(targets.values()))):
+            stored, root = self.step(root)
+            steps.append(stored)
+        for key, target in targets.items():
+            target.copy_(torch.stack([stored[key] for stored in steps]))
+        return root
+
+
+def _shared(leaves: Sequence[Tensor]) -> list[int]:
+    """The indices of leaves in the memory of an earlier one."""
+    memory = [leaf.untyped_storage().data_ptr() for leaf in leaves]
+    indices = range(len(leaves))
+    return [at for at in indices if leaves[at].numel() and memory[at] in memory[:at]]
 
 
 def _prune(graph: GraphModule) -> list[int]:
@@ -154,28 +274,27 @@ def _prune(graph: GraphModule) -> list[int]:
     return used
 
 
-def compile_graph(
-    graph: GraphModule, example: Sequence[Tensor], backend: str, options: Options
-) -> Run:
-    """A callable that computes the graph for inputs like the example. It is ready when this returns.
+def _lower(graph: GraphModule, example: Sequence[Tensor], settings: Settings) -> Run:
+    """A callable that computes the graph for tensors like the example; it is compiled here.
 
-    Inductor is called directly, if PyTorch has it, without the guards of `torch.compile`: the caller has checked the inputs.
+    Inductor is called directly if PyTorch has its entry point, without the guards of
+    `torch.compile`: the caller has checked the tensors.
     """
+    backend = settings.backend
     if backend == "eager":
         return graph
     cuda = {tensor.device for tensor in example if tensor.is_cuda}
+    options: dict[str, Any] = dict(settings.options)
     if backend == "inductor":
-        known = () if cuda else list_options()
-        options = {
-            **{name: value for name, value in _CPU_OPTIONS.items() if name in known},
-            **options,
-        }
+        if not cuda:
+            known = {name: _CPU_OPTIONS[name] for name in list_options() if name in _CPU_OPTIONS}
+            options = {**known, **options}
         if inductor is not None:
             fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-            return inductor(graph, fakes, options=dict(options))  # type: ignore[no-any-return]
+            return inductor(graph, fakes, options=options)  # type: ignore[no-any-return]
     run: Run = torch.compile(
-        graph, fullgraph=True, dynamic=False, backend=backend, options=dict(options) or None
-    )  # type: ignore[arg-type]
+        graph, fullgraph=True, dynamic=False, backend=backend, options=options or None
+    )
     with torch.random.fork_rng(cuda):
-        run(*copy.deepcopy(example))  # it compiles at its first call
+        run(*copy.deepcopy(example))  # the first call compiles
     return run

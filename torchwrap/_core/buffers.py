@@ -82,10 +82,10 @@ class EnvBuffer(_Declaration):
 
 
 class EpisodeClock(EnvBuffer):
-    """Declares the number of steps since the start of the episode. `Env.elapsed_steps` writes it."""
+    """Declares the number of steps since the start of an episode, as `Env.elapsed_steps`."""
 
-    def __init__(self, shape: tuple[int, ...] = (1,), dtype: torch.dtype = torch.int64) -> None:
-        super().__init__(shape, dtype)
+    def __init__(self, shape: tuple[int, ...] = (1,)) -> None:
+        super().__init__(shape, torch.int64)
 
     @staticmethod
     def of(module: BatchedModule) -> list[Tensor]:
@@ -135,23 +135,22 @@ class BatchedModule(nn.Module):
             return call(*args)
         first = args[0]
         tensor = first.tensor if isinstance(first, RowMask) else rows.leaves(first)[0]
-        owner = self._hook_name(hook)
-        if rows.is_traced(tensor) or getattr(self, "host_stepped", False):
+        is_traced = rows.is_traced(tensor)
+        # A simulator on the host has its own generators.
+        may_draw = is_traced or getattr(self, "host_stepped", False)
+        device = None if may_draw else tensor.device
+        remedy = "draw with torchwrap.random, from a stream"
+        with no_foreign_draws(self._hook_name(hook), remedy, device):
             result = call(*args)
-        else:
-            with no_foreign_draws(
-                owner, "draw with torchwrap.random, from a stream", tensor.device
-            ):
-                result = call(*args)
-        self._check_result(owner, hook, result, tensor.device)
-        if not rows.is_traced(tensor):
+        self._check_result(hook, result, tensor.device)
+        if not is_traced:
             self._checked |= {hook}
         return result
 
     def _hook_name(self, hook: str) -> str:
         return f"{type(self).__name__}.{hook}"
 
-    def _check_result(self, owner: str, hook: str, result: Any, device: torch.device) -> None:
+    def _check_result(self, hook: str, result: Any, device: torch.device) -> None:
         """Raises a TypeError or ValueError for a wrong result of a hook."""
 
     def _warn_untrained(self, owner: str) -> None:
@@ -182,11 +181,13 @@ class BatchedModule(nn.Module):
         for dtype in sorted(self._dtypes(), key=str):
             converted = fn(torch.empty(0, dtype=dtype, device="cpu")).dtype
             if converted != dtype:
-                fault = f"dtypes are fixed, so {dtype} cannot become {converted}"
-                remedy = (
-                    "Use `.to(device)` without a dtype, and T.DtypeObservation for observations"
+                raise TypeError(
+                    refusal(
+                        type(self).__name__,
+                        f"dtypes are fixed, so {dtype} cannot become {converted}",
+                        remedy="Use `.to(device)` alone, and T.DtypeObservation for observations",
+                    )
                 )
-                raise TypeError(refusal(type(self).__name__, fault, remedy=remedy))
         return super()._apply(fn, recurse)
 
     def _dtypes(self) -> set[torch.dtype]:

@@ -8,7 +8,8 @@ def refusal(owner: str, must: str, got: object = None, remedy: str = "") -> str:
 
     Args:
         owner: the class, function or layer, such as "NormalizeReward".
-        must: names the argument and says what it must be, such as "gamma must be in [0, 1]"; or any other fault.
+        must: names the argument and says what it must be, such as "gamma must be in [0, 1]"; or any
+            other fault.
         got: the value or a description of it, which is shown by `str`. None leaves it out.
         remedy: a sentence that says what to do, without its full stop. Empty if that is obvious.
 

@@ -1,4 +1,4 @@
-"""Detects draws from global random generators in a layer's first call: no seed of an env reaches them."""
+"""Detects draws from global random generators, which no seed of an env reaches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from torch import Tensor
 
 from torchwrap._core.errors import refusal
 
-PYTHON_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+Generator = tuple[Callable[[], Any], Callable[[Any], None]]
+"""Functions that read and write the state of a generator."""
+
+PYTHON_GENERATORS: dict[str, Generator] = {
     "Python's random": (random.getstate, random.setstate),
     "numpy.random": (np.random.get_state, np.random.set_state),
 }
@@ -58,5 +61,6 @@ def equal(first: Any, second: Any) -> bool:
     if isinstance(first, list | tuple | collections.deque):
         return len(first) == len(second) and all(map(equal, first, second))
     if isinstance(first, dict):
-        return list(first) == list(second) and all(map(equal, first.values(), second.values()))
+        same_keys = list(first) == list(second)
+        return same_keys and all(map(equal, first.values(), second.values()))
     return isinstance(first, (*SCALARS, set)) and bool(first == second)

@@ -1,4 +1,4 @@
-"""Checks of arguments. Each function returns the argument, or raises a TypeError for its type, a ValueError for its range."""
+"""Checks of arguments: each returns the argument, or raises a TypeError or ValueError."""
 
 from __future__ import annotations
 
@@ -10,89 +10,97 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwrap._core.errors import refusal
+
 
 def _real(value: Any) -> Any:
-    """A real number of Python, NumPy or PyTorch as Python's; None for anything else: bools, strings, timedeltas, lists."""
-    if getattr(value, "ndim", None) == 0 and getattr(value.dtype, "kind", None) not in ("m", "M"):
+    """A real number of Python, NumPy or PyTorch as Python's. None for anything else."""
+    is_scalar = getattr(value, "ndim", None) == 0
+    if is_scalar and getattr(value.dtype, "kind", "") not in "mM":  # no durations or dates
         value = value.item()
-    return (
-        value
-        if isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)
-        else None
-    )
+    if isinstance(value, bool | np.timedelta64) or not isinstance(value, numbers.Real):
+        return None
+    return value
 
 
 def shown(value: Any) -> str:
-    """A value as error messages show it: its repr, but a scalar of NumPy as Python's, because its repr differs by version."""
+    """The repr of a value; a scalar of NumPy as Python's, because its repr differs by version."""
     if isinstance(value, np.number | np.bool_):
         return str(value)
-    return repr(value.item() if isinstance(value, np.character) else value)
+    if isinstance(value, np.character):
+        value = value.item()
+    return repr(value)
 
 
 def described(value: object) -> str:
     """A tensor's shape and dtype, or the type of anything else, as error messages show it."""
-    return (
-        f"{tuple(value.shape)} {value.dtype}"
-        if isinstance(value, torch.Tensor)
-        else type(value).__name__
-    )
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {value.dtype}"
+    return type(value).__name__
 
 
-def integer(owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1) -> int:
+def integer(
+    owner: str,
+    name: str,
+    value: Any,
+    at_least: int,
+    at_most: int = 2**63 - 1,
+) -> int:
     """An integer of Python, NumPy or PyTorch, but no bool, as an int in [at_least, at_most]."""
     real = _real(value)
-    if not isinstance(real, int) or real < at_least:
-        kind = ValueError if isinstance(real, int) or isinstance(value, bool) else TypeError
-        raise kind(
-            f"{owner} needs {name} as an integer of at least {at_least}, but got {shown(value)}."
-        )
-    if real > at_most:
-        raise ValueError(
-            f"{owner} needs {name} as an integer of at most {at_most}, but got {shown(value)}."
-        )
-    return real
+    bound = f"at least {at_least}"
+    kind: type[Exception] = ValueError
+    if isinstance(real, int):
+        if at_least <= real <= at_most:
+            return real
+        if real > at_most:
+            bound = f"at most {at_most}"
+    elif not isinstance(value, bool):
+        kind = TypeError
+    raise kind(refusal(owner, f"{name} must be an integer of {bound}", shown(value)))
 
 
-def sizes(owner: str, name: str, value: Any, at_least: int) -> tuple[int, ...]:
+def sizes(owner: str, name: str, value: Any, at_least: int) -> Any:
     """A tuple or list of integers, each of at least `at_least`, as a tuple of ints."""
     if not isinstance(value, tuple | list):
-        raise TypeError(f"{owner} needs {name} as a tuple, but got {shown(value)}.")
+        raise TypeError(refusal(owner, f"{name} must be a tuple", shown(value)))
     return tuple([integer(owner, f"every size in {name}", size, at_least) for size in value])
 
 
 def flag(owner: str, name: str, value: Any) -> bool:
     """A bool, and not 0 or 1."""
     if not isinstance(value, bool):
-        of = "NumPy's " * isinstance(value, np.bool_)
-        raise TypeError(f"{owner} needs {name} as a bool, but got {of}{shown(value)}.")
+        got = f"{shown(value)} of type {type(value).__name__}"
+        raise TypeError(refusal(owner, f"{name} must be a bool", got))
     return value
 
 
 def function(owner: str, name: str, value: Any) -> Any:
     """A function, or another object that can be called."""
     if not callable(value):
-        raise TypeError(f"{owner} needs a callable {name}, but got {shown(value)}.")
+        raise TypeError(refusal(owner, f"{name} must be callable", shown(value)))
     return value
 
 
 def names(owner: str, name: str, value: Any) -> list[str]:
     """A tuple or list of different strings that are not empty, as a list."""
     parts = value if isinstance(value, tuple | list) else [None]
-    if not all(isinstance(part, str) and part for part in parts) or len(set(parts)) < len(parts):
-        raise TypeError(
-            f"{owner} needs {name} as a list of different, non-empty strings, but got {value!r}."
-        )
-    return list(value)
+    is_named = all(isinstance(part, str) and part for part in parts)
+    if is_named and len(set(parts)) == len(parts):
+        return list(value)
+    raise TypeError(
+        refusal(owner, f"{name} must be a list of different, non-empty strings", repr(value))
+    )
 
 
 def probability(owner: str, name: str, value: Any) -> float:
     """A number in [0, 1)."""
-    return number(owner, name, value, 0, math.nextafter(1, 0), f"{name} in [0, 1)")
+    return number(owner, name, value, 0, math.nextafter(1, 0), "in [0, 1)")
 
 
 def positive(owner: str, name: str, value: Any) -> float:
     """A finite number above 0."""
-    return number(owner, name, value, math.ulp(0.0), sys.float_info.max, f"a finite {name} above 0")
+    return number(owner, name, value, math.ulp(0.0), sys.float_info.max, "finite and above 0")
 
 
 def number(
@@ -103,34 +111,40 @@ def number(
     high: float = math.inf,
     needed: str = "",
 ) -> float:
-    """A real number of Python, NumPy or PyTorch in [low, high]: an int if it fits int64, else a float. NaN is out of range."""
-    if not needed:  # in the error message, by default the interval
-        bounded = (low, high) != (-math.inf, math.inf)
-        needed = f"{name} in [{low:g}, {high:g}]" if bounded else f"a number as {name}"
-    if (real := _real(value)) is None:
-        raise TypeError(f"{owner} needs {needed}, but got {shown(value)}.")
-    try:
-        real = real if isinstance(real, int) and abs(real) < 2**63 else float(real)
-    except OverflowError:
-        real = math.nan
+    """A real number in [low, high]: an int if it fits int64, else a float. NaN is out of range.
+
+    `needed` describes the range in the message; by default it is the interval.
+    """
+    if not needed:
+        is_bounded = (low, high) != (-math.inf, math.inf)
+        needed = f"in [{low:g}, {high:g}]" if is_bounded else "a number"
+    text = refusal(owner, f"{name} must be {needed}", shown(value))
+    real = _real(value)
+    if real is None:
+        raise TypeError(text)
+    if not isinstance(real, int) or abs(real) >= 2**63:
+        try:
+            real = float(real)
+        except OverflowError:
+            real = math.nan
     if not low <= real <= high:
-        raise ValueError(f"{owner} needs {needed}, but got {shown(value)}.")
+        raise ValueError(text)
     return real
 
 
 def fill(owner: str, value: Any, dtype: Any) -> Any:
     """A number of Python, NumPy or PyTorch as Python's, if a tensor of this dtype holds it."""
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{owner} needs a torch.dtype, but got {shown(dtype)}.")
+        raise TypeError(refusal(owner, "dtype must be a torch.dtype", shown(dtype)))
     number = value.item() if getattr(value, "ndim", None) == 0 else value
     try:
-        held = torch.full((), number, dtype=dtype, device="cpu").item()
+        stored = torch.full((), number, dtype=dtype, device="cpu").item()
     except (TypeError, RuntimeError):
-        held = None
+        stored = None
     rounds = dtype.is_floating_point or dtype.is_complex
-    if held is None or (held != number and not (rounds and abs(held) != math.inf)):
-        kind = TypeError if _real(value) is None else ValueError
-        raise kind(f"{owner} needs a fill that {dtype} can represent, but got {shown(value)}.")
+    if stored is None or (stored != number and not (rounds and abs(stored) != math.inf)):
+        text = refusal(owner, f"fill must be a number that {dtype} can represent", shown(value))
+        raise TypeError(text) if _real(value) is None else ValueError(text)
     return number
 
 
@@ -139,5 +153,6 @@ def device(owner: str, value: Any) -> torch.device:
     try:
         return torch.device(value)
     except (TypeError, RuntimeError) as error:
+        text = refusal(owner, "device must be a torch.device or its name", shown(value))
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{owner} needs a torch.device or its name, but got {shown(value)}.") from None
+        raise kind(text) from None

@@ -1,1 +1,1 @@
-"""Adapters for other libraries, one file per library, which is imported only with that file."""
+"""Adapters for other libraries: one file per library, imported only with that file."""

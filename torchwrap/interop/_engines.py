@@ -1,425 +1,536 @@
-"""Engines: how vector envs differ in what they take as seeds, reset, and return as final observations."""
+"""Engines: each steps and resets one kind of vector env, and returns true successors.
+
+| engine | vector env | finished rows |
+|---|---|---|
+| `Sync` | Gymnasium's `SyncVectorEnv` | wait for their reset |
+| `Async` (`_workers.py`) | Gymnasium's `AsyncVectorEnv` | as `Engine` |
+| `Ale` | ALE's `AtariVectorEnv` | as `Engine`, in `SAME_STEP` |
+| `EnvPool` | EnvPool | reset by a step that ignores their action |
+| `Engine` | any other | wait for their reset, or are already reset (`SAME_STEP`) |
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+import copy
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Wrapper
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium import Space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
 
 from torchwrap import spaces
+from torchwrap._core.errors import refusal
 from torchwrap.env import Options
-from torchwrap.interop import _checks, _workers
 
-_SEEDS = 2**31
+NUM_SEEDS = 2**31
 """EnvPool and ALE keep seeds in an int32. Larger ones are taken modulo this number."""
 
-_NO_LIMIT = 2**31 - 1
-"""EnvPool's time limit of episodes that are not truncated."""
+NO_LIMIT = 2**31 - 1
+"""EnvPool's `max_episode_steps` for episodes without a time limit."""
+
+NEW_ENV = "Call env.close() and make a new env"
+
+Mask = NDArray[np.bool_]
+
+Infos = list[tuple[dict[str, Any], Mask]]
+"""Batched infos, each with the mask of the rows that it belongs to."""
+
+Successors = tuple[Any, Any, Any, Any, Infos]
+"""Observation, reward, terminated, truncated, infos."""
+
+Initial = tuple[Any, Infos]
+"""Observation, infos."""
 
 
 class Engine:
-    """Gymnasium's own vector envs, and all that take and return what they do."""
+    """Any vector env, stepped and reset as a whole.
+
+    In `SAME_STEP`, the vector env resets finished rows within `step`. The engine then returns their
+    final observations and infos, and the initial ones in `reset`.
+
+    Args:
+        vector_env: the vector env, which the engine owns from now on.
+        name: of the env, in error messages.
+        info_names: the entries of infos that are read.
+    """
 
     modes: tuple[AutoresetMode, ...] = (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP)
     remedy = (
-        'Make it with torchwrap.make(id, num_envs, backend="gymnasium"), or pass vectorization_mode="sync" '
-        'and vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} to make_vec.'
+        'Make it with torchwrap.make(id, num_envs, backend="gymnasium"), or pass '
+        'vectorization_mode="sync" and vector_kwargs='
+        '{"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} to make_vec'
     )
     takes_options = True
     can_repeat = False  # as `Env.can_repeat`
-    has_threads = False  # of which one may still hold the results of an interrupted call
-    max_episode_steps: int | None = (
-        None  # the time limit in force, where no spec of Gymnasium's has it
-    )
-    observation: Any = None  # the last one of all rows
-    name = "from_gymnasium"  # in messages
-    make: Callable[[int], Any] | None = (
-        None  # makes the vector env with a seed, if it takes seeds there alone
-    )
+    is_interruptible = True  # False if an interrupted call leaves results for the next call
+    getter = "get_wrapper_attr"  # the method of an env that returns an attribute
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
-        self.vector_env: Any = vector_env
-        self.info_names = info_names  # the entries of infos that are read
-        self._unchecked = {"step", "reset"}
-        self._game_returns = np.zeros(vector_env.num_envs)
-        self.mode = self._read_mode()
-        if self.mode not in self.modes:
-            needed = (
-                f"a vector env in AutoresetMode.{' or '.join(mode.name for mode in self.modes)}"
+    def __init__(self, vector_env: Any, name: str, info_names: Collection[str]) -> None:
+        self.vector_env = vector_env
+        self.name = name
+        self.info_names = info_names
+        self.fault = ""  # the error of all further calls
+        self.reaches_envs = isinstance(vector_env.unwrapped, SyncVectorEnv)
+        mode = autoreset_mode_of(self._mode())
+        if mode not in self.modes:
+            raise ValueError(
+                refusal(
+                    "from_gymnasium",
+                    f"autoreset_mode must be {' or '.join([mode.name for mode in self.modes])}",
+                    mode,
+                    self.remedy,
+                )
             )
-            remedy = f"in other modes the step after the end of an episode is no transition. {self.remedy}"
-            raise ValueError(f"from_gymnasium needs {needed}, but got {self.mode}: {remedy}")
+        self.same_step = mode is AutoresetMode.SAME_STEP
+        self.max_episode_steps: int | None = None  # that all envs share
+        limits = self._step_limits()
+        if len(limits) == 1 and NO_LIMIT not in limits:
+            self.max_episode_steps = limits.pop()
+        self._all = np.ones(vector_env.num_envs, bool)
+        self._unchecked = {"step", "reset"}
+        self._observation: Any = None  # the latest batch that the vector env returned
+        # In SAME_STEP: the rows that are already reset, and the info of their reset.
+        self._already_reset = ~self._all
+        self._initial_info: dict[str, Any] = {}
 
-    def _read_mode(self) -> Any:
-        return mode((self.vector_env.metadata or {}).get("autoreset_mode"))
+    def step(self, actions: Any) -> Successors:
+        """Takes an action in every env, and returns the true successors."""
+        result = self._check("step", self._step(actions))
+        self._observation, reward, terminated, truncated, info = result
+        observation = self._observation
+        infos = [(info, self._all)]
+        if self.same_step:
+            done = np.logical_or(terminated, truncated)
+            self._already_reset = done
+            self._initial_info = info
+            final_rows = self._final_rows(info, done)
+            if final_rows.any():
+                observation = self._with_final_observations(info, final_rows)
+                infos = [(info, ~final_rows), (info.get("final_info", {}), final_rows)]
+        return observation, reward, terminated, truncated, infos
 
-    def step_limit(self) -> int | None:
-        """The step limit that all envs share. Their `TimeLimit`s are not in the spec of a vector env."""
-        base, name = self.vector_env.unwrapped, "_max_episode_steps"
-        limits = {getattr(base, "max_episode_steps", None)}
-        if isinstance(base, SyncVectorEnv):
-            limits = {
-                min(vars(layer).get(name) or _NO_LIMIT for layer in _layers(env))
-                for env in base.envs
-            }
-        elif isinstance(base, AsyncVectorEnv) and all(base.call("has_wrapper_attr", name)):
-            limits = set(base.get_attr(name))
-        limit = limits.pop()
-        return limit if isinstance(limit, int) and limit != _NO_LIMIT and not limits else None
+    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
+        """Starts episodes in the rows of a mask. Row *i* gets the seed `seed + i`.
 
-    def choose_seed(
-        self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any
-    ) -> int | None:
+        Returns the observations of all rows, and the infos of the mask's.
+        """
+        already_reset = self._already_reset
+        # If this call is interrupted, the next one resets every row.
+        self._already_reset = ~self._all
+        to_reset = rows
+        if seed is None and options is None:
+            to_reset = rows & ~already_reset
+        infos = [(self._initial_info, rows & ~to_reset)]
+        if to_reset.any():
+            result = self._check("reset", self._reset(to_reset, seed, options))
+            self._observation, info = result
+            infos.append((info, to_reset))
+        self._already_reset = already_reset & ~rows
+        return self._observation, infos
+
+    def choose_seed(self, seed: int | None, is_first: bool, first_index: int) -> int | None:
         """As `Env._choose_seed`."""
         return seed
 
-    def seeded(self, seed: int) -> Any:
-        """The vector env that a reset with this seed resets: another one, if it takes seeds only where it is made."""
-        return self.vector_env
+    def attributes(self, name: str) -> tuple[Any, ...] | None:
+        """The attribute of each env; None if an env lacks it, or cannot be reached."""
+        if not self.reaches_envs or not all(self.call("has_wrapper_attr", name)):
+            return None
+        values: tuple[Any, ...] = self.call(self.getter, name)
+        return values
 
-    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
-        """A step of all envs: rewards, flags and infos. With `rows`, a mask, the others return their last results again."""
-        self.observation, *result = self._checked("step", self.vector_env.step(actions))
-        return tuple(result)
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method of each env, and returns a tuple."""
+        return self.vector_env.unwrapped.call(name, *args, **kwargs)
 
-    def _checked(self, call: str, result: Any) -> Any:
-        """The first result of `step` and of `reset`, with numbers and observations of all envs."""
-        if call in self._unchecked:
-            num_envs, space = self.vector_env.num_envs, self.vector_env.single_observation_space
-            _checks.result(self.name, call, batch_space(space, num_envs), result, num_envs)
-            self._unchecked.remove(call)
-        for index, error in enumerate(result[-1].get(_workers.ERROR, ())):
-            if error is not None:
-                raise RuntimeError(f"In {self.name}, env {index} raised {error}")
+    def render(self, rows: Sequence[int] | None) -> Any:
+        """The frames of some rows, or of all."""
+        frames = self._call("render")
+        return frames if rows is None else [frames[row] for row in rows]
+
+    def close(self) -> None:
+        """Closes the vector env."""
+        self.vector_env.close()
+
+    def check_usable(self) -> None:
+        """Raises if a fault or an interrupted call has made the vector env useless."""
+        if self.fault:
+            raise RuntimeError(self.fault)
+
+    # The calls of the vector env.
+
+    def _step(self, actions: Any) -> Any:
+        return self._call("step", actions)
+
+    def _reset(self, rows: Mask, seed: Any, options: Options | None) -> Any:
+        # A new dict, because Gymnasium removes the mask from it.
+        options = dict(options or {})
+        if not rows.all():
+            options["reset_mask"] = rows
+        return self._call("reset", seed=seed, options=options or None)
+
+    def _call(self, command: str, *args: Any, **kwargs: Any) -> Any:
+        self.check_usable()
+        if not self.is_interruptible:
+            self.fault = interrupted(self.name)
+        result = getattr(self.vector_env, command)(*args, **kwargs)
+        self.fault = ""
         return result
 
-    def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
-        """Adds to the info the return of each game, of which an episode may be one life, and whether the game is over."""
-        info.update(game_return=self._game_returns + reward, game_over=over)
-        self._game_returns = np.where(over, 0, info["game_return"])
+    def _check(self, call: str, result: Any) -> Any:
+        """Checks the first result of `step` and of `reset`, with the values of all envs."""
+        if call in self._unchecked:
+            num_envs = self.vector_env.num_envs
+            space = batch_space(self.vector_env.single_observation_space, num_envs)
+            check_result(self.name, call, space, result, num_envs)
+            self._unchecked.remove(call)
+        return result
 
-    def has_final(self, info: dict[str, Any], done: Any) -> Any:
+    # The properties of the vector env.
+
+    def _mode(self) -> Any:
+        return (self.vector_env.metadata or {}).get("autoreset_mode")
+
+    def _step_limits(self) -> set[Any]:
+        """The step limits of the envs. Their `TimeLimit`s are not in the vector env's spec."""
+        name = "_max_episode_steps"
+        base = self.vector_env.unwrapped
+        has_envs = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+        if has_envs and all(self.call("has_wrapper_attr", name)):
+            return set(self.call("get_wrapper_attr", name))
+        return {getattr(base, "max_episode_steps", None)}
+
+    def _final_rows(self, info: dict[str, Any], done: Mask) -> Mask:
         """The rows of `info["final_obs"]` that hold a final observation, in `SAME_STEP`."""
         return done
 
-    def known_names(self, info: dict[str, Any]) -> set[str]:
-        """The names of all entries of the infos of the last step, whose result `info` is."""
-        return {
-            name
-            for entries in (info, info.get("final_info", {}))
-            for name in entries
-            if not name.startswith("_")
-        }
-
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
-        """Resets the rows of a mask, of which row *i* gets the seed `seed + i`. Returns infos, for all rows."""
-        # Gymnasium's count on from one number, and ignore the seeds of rows outside the mask.
-        self.observation, info = self._checked("reset", self._reset_mask(rows, seed, options))
-        return info  # type: ignore[no-any-return]
-
-    def _reset_mask(
-        self, rows: Any, seed: Any, options: Options | None
-    ) -> tuple[Any, dict[str, Any]]:
-        mask_option = {} if rows.all() else {"reset_mask": rows}
-        # A new dict, because Gymnasium removes the mask from it.
-        return self.vector_env.reset(seed=seed, options={**(options or {}), **mask_option} or None)
-
-    def render(self, rows: Any) -> Any:
-        """The frames of some rows, or of all."""
-        frames = self.vector_env.render()
-        return frames if rows is None else [frames[row] for row in rows]
+    def _with_final_observations(self, info: dict[str, Any], rows: Mask) -> Any:
+        final: Any = info.get("final_obs")
+        indices = np.flatnonzero(rows).tolist()
+        observation = copy.deepcopy(self._observation)
+        try:
+            if isinstance(final, dict):  # a batch, and not Gymnasium's array of observations
+                final = list(iterate(self.vector_env.observation_space, final))
+            space = self.vector_env.single_observation_space
+            chosen: Any = [final[row] for row in indices]
+            empty: Any = create_empty_array(space, len(chosen))
+            _assign(observation, indices, concatenate(space, chosen, empty))
+        except (LookupError, TypeError, ValueError) as error:
+            must = f'info["final_obs"] must hold the final observations of envs {indices}'
+            raise ValueError(refusal(self.name, must, f"{final!r}")) from error
+        return observation
 
 
 class Sync(Engine):
-    """Gymnasium's `SyncVectorEnv`, env by env: without its auto-reset, its batches of all infos, and one of its copies."""
+    """Gymnasium's `SyncVectorEnv`, env by env.
+
+    It leaves out Gymnasium's auto-reset, its batch of every entry of the infos, and a copy. A
+    finished env returns its last result again until it is reset, so that actions can be repeated.
+    """
 
     can_repeat = True
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
-        super().__init__(vector_env, info_names)
-        self.mode = AutoresetMode.DISABLED
+    def __init__(self, vector_env: Any, name: str, info_names: Collection[str]) -> None:
+        super().__init__(vector_env, name, info_names)
+        self.same_step = False
+        self._envs = vector_env.envs
+        self._space = vector_env.single_observation_space
+        self._results: list[Any] = [None] * vector_env.num_envs
         self._observations: list[Any] = [None] * vector_env.num_envs
-        self._results: list[Any] = self._observations
-        # NumPy's cast to narrower integers wraps around, whatever the first step has returned.
-        dtypes = [
-            np.dtype(leaf.dtype) for _, leaf in spaces.leaves(vector_env.single_observation_space)
-        ]
-        self._may_wrap = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
-        self._batched: Any = create_empty_array(
-            vector_env.single_observation_space, vector_env.num_envs
-        )
+        self._finished = [False] * vector_env.num_envs
+        self._observation = create_empty_array(self._space, vector_env.num_envs)
+        # NumPy's cast to narrower integers wraps around, so these are checked in every step.
+        self._may_wrap = False
+        for _, leaf in spaces.leaves(self._space):
+            dtype = np.dtype(leaf.dtype)
+            self._may_wrap |= dtype.kind in "iu" and dtype.itemsize < 8
 
-    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
-        chosen = [True] * len(self._results) if rows is None else rows.tolist()
-        batch = zip(
-            self.vector_env.envs,
-            iterate(self.vector_env.action_space, actions),
-            self._results,
-            chosen,
-            strict=True,
-        )
-        self._results = [
-            env.step(action) if is_chosen else last for env, action, last, is_chosen in batch
-        ]
-        if "step" in self._unchecked:
-            self._check_steps(self._results)
+    def step(self, actions: Any) -> Successors:
+        each = iterate(self.vector_env.action_space, actions)
+        for row, action in enumerate(each):
+            if not self._finished[row]:
+                self._results[row] = self._envs[row].step(action)
+        if self._may_wrap or "step" in self._unchecked:
+            self._check_results("step", self._all)
         try:
             observations, reward, terminated, truncated, infos = zip(*self._results, strict=True)
-            self._set_observations(list(observations))
+            done = np.logical_or(terminated, truncated)
+            self._observations = list(observations)
+            self._observation = concatenate(self._space, observations, self._observation)
         except Exception:  # NumPy's, which names no env
-            self._check_steps(self._results)
+            self._check_results("step", self._all)
             raise
-        return reward, terminated, truncated, self._batched_infos(infos)
+        self._finished = done.ravel().tolist()
+        batch = self._batch_infos(infos) if self.info_names else {}
+        return self._observation, reward, terminated, truncated, [(batch, self._all)]
 
-    def known_names(self, info: dict[str, Any]) -> set[str]:
-        return {name for *_, entries in self._results for name in entries}
-
-    def _batched_infos(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        info: dict[str, Any] = {}
-        for name in self.info_names:
-            found = [entries[name] for entries in infos if name in entries]
-            if len(found) == len(infos):
-                info[name] = found
-            elif found:  # of which one stands in where there is none
-                info[name] = [entries.get(name, found[0]) for entries in infos]
-                info[f"_{name}"] = np.array([name in entries for entries in infos])
-        return info
-
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
-        space, infos = self.vector_env.single_observation_space, list[dict[str, Any]]()
-        for row in np.flatnonzero(rows).tolist():
+    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
+        indices = np.flatnonzero(rows).tolist()
+        infos: list[dict[str, Any]] = [{}] * len(rows)
+        for row in indices:
             own_seed = None if seed is None else seed + row
-            result = self.vector_env.envs[row].reset(seed=own_seed, options=options)
-            _checks.result(self.name, f"reset of env {row}", space, result)
-            self._observations[row], info = result
-            infos = infos or [info] * len(
-                rows
-            )  # the first one stands in for rows that are not reset
-            infos[row] = info
-        self._set_observations(self._observations)
-        return self._batched_infos(infos)
+            self._results[row] = self._envs[row].reset(seed=own_seed, options=options)
+            self._finished[row] = False
+        if self._may_wrap or "reset" in self._unchecked:
+            self._check_results("reset", rows)
+        try:
+            for row in indices:
+                self._observations[row], infos[row] = self._results[row]
+            self._observation = concatenate(self._space, self._observations, self._observation)
+        except Exception:
+            self._check_results("reset", rows)
+            raise
+        batch = self._batch_infos(infos) if self.info_names else {}
+        return self._observation, [(batch, rows)]
 
-    def _check_steps(self, results: list[Any]) -> None:
-        space = self.vector_env.single_observation_space
-        is_exact = [
-            _checks.result(self.name, f"step of env {row}", space, each)
-            for row, each in enumerate(results)
-        ]
-        if all(is_exact) and not self._may_wrap:
-            self._unchecked.discard("step")
+    def _batch_infos(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        for name in self.info_names:
+            found = [info[name] for info in infos if name in info]
+            if found:  # the first value fills the rows without the entry
+                batch[name] = [info.get(name, found[0]) for info in infos]
+                batch[f"_{name}"] = np.array([name in info for info in infos])
+        return batch
 
-    def _set_observations(self, observations: list[Any]) -> None:
-        self._observations = observations
-        self.observation = concatenate(
-            self.vector_env.single_observation_space, observations, self._batched
-        )
+    def _check_results(self, call: str, rows: Mask) -> None:
+        for row in np.flatnonzero(rows).tolist():
+            check_result(self.name, f"{call} of env {row}", self._space, self._results[row])
+        self._unchecked.discard(call)
 
 
-class Ale(Engine):
-    """ALE's `AtariVectorEnv`. It has no `DISABLED`; a masked reset in `NEXT_STEP` ends games `life_loss_info` goes on with."""
+class Games(Engine):
+    """Base of the engines in C++. Their threads step all envs together."""
+
+    takes_options = False
+    is_interruptible = False
+    _game_returns: Any = 0.0
+
+    def _add_games(self, info: dict[str, Any], reward: Any, over: Any) -> None:
+        """Adds each game's return to the info, and whether it is over. An episode may be a life."""
+        info["game_return"] = self._game_returns + reward
+        info["game_over"] = over
+        self._forget_games(over)
+
+    def _forget_games(self, rows: Any) -> None:
+        self._game_returns = np.where(rows, 0, self._game_returns)
+
+
+class Ale(Games):
+    """ALE's `AtariVectorEnv`, which lacks `DISABLED`.
+
+    In `NEXT_STEP`, a masked reset would end games that `life_loss_info` continues.
+    """
 
     modes = (AutoresetMode.SAME_STEP,)
-    remedy = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to AtariVectorEnv or make_vec."
-    takes_options = False
-    has_threads = True
+    remedy = "Pass autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP to make_vec"
+    _game_starts: Any = None  # by row, the number of the frame before its game
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str]) -> None:
-        super().__init__(vector_env, info_names)
-        _check_batch(
-            "ALE's vector env", vector_env.num_envs, getattr(vector_env.unwrapped, "batch_size", 0)
-        )
-        self._games: Any = None  # by row, the number of the frame before its game
-
-    def _read_mode(self) -> Any:
-        # Its constructor writes into the metadata of every other one.
+    def _mode(self) -> Any:
+        # Its constructor writes into the metadata of every other ALE vector env.
         return getattr(self.vector_env.unwrapped, "autoreset_mode", None)
 
-    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
-        reward, *flags, info = super().step(actions)
-        games, self._games = self._games, self._read_games(info)
-        self._add_games(info, reward, games != self._games)
+    def _step(self, actions: Any) -> Any:
+        observation, reward, *flags, info = super()._step(actions)
+        game_starts = info["frame_number"] - info["episode_frame_number"]
+        self._add_games(info, reward, game_starts != self._game_starts)
+        self._game_starts = game_starts
         info["final_info"] = {name: info[name] for name in ("game_return", "game_over")}
-        # An episode that begins here has the infos of the next game, if the last one is over.
-        info.update(game_return=self._game_returns, game_over=np.zeros_like(info["game_over"]))
-        return reward, *flags, info
+        # If a game is over, the episode that begins here has the infos of the next game.
+        info["game_return"] = self._game_returns
+        info["game_over"] = np.zeros_like(info["game_over"])
+        return observation, reward, *flags, info
 
-    def has_final(self, info: dict[str, Any], done: Any) -> Any:
-        # With life_loss_info, games go on after an end. ALE does not write their rows of final_obs.
-        return info["final_info"]["game_over"]
+    def _final_rows(self, info: dict[str, Any], done: Mask) -> Mask:
+        # With life_loss_info, an episode may end within a game. ALE then writes no final_obs.
+        over: Mask = info["final_info"]["game_over"]
+        return over
 
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
-        # An array has one seed for each row that is reset.
-        seeds = None if seed is None else (seed % _SEEDS + np.flatnonzero(rows)) % _SEEDS
-        self.observation, info = self._reset_mask(rows, seeds, options)
-        self._games = self._read_games(info)
-        self._game_returns[rows] = 0
-        return info
-
-    def _read_games(self, info: dict[str, Any]) -> Any:
-        return info["frame_number"] - info["episode_frame_number"]
+    def _reset(self, rows: Mask, seed: Any, options: Options | None) -> Any:
+        if seed is not None:  # an array has one seed for each row that is reset
+            seed = (seed % NUM_SEEDS + np.flatnonzero(rows)) % NUM_SEEDS
+        observation, info = super()._reset(rows, seed, options)
+        self._game_starts = info["frame_number"] - info["episode_frame_number"]
+        self._forget_games(rows)
+        return observation, info
 
 
-class EnvPool(Engine):
-    """EnvPool. Its auto-reset is a step that ignores its action; only the finished rows take it, in the same step."""
+class EnvPool(Games):
+    """EnvPool. Its auto-reset is a step that ignores its action; only finished rows take it.
+
+    It seeds its envs when it makes them.
+    """
 
     modes = (AutoresetMode.NEXT_STEP,)
-    takes_options = False
-    has_threads = True
 
-    def __init__(self, pool: Any, info_names: Collection[str]) -> None:
-        super().__init__(pool, info_names)
+    def __init__(self, pool: Any, name: str, info_names: Collection[str]) -> None:
         if pool is not pool.unwrapped:
-            remedy = "Gymnasium's wrappers take its auto-reset for a step. Put torchwrap's transforms on the result instead"
             raise ValueError(
-                f"from_gymnasium needs EnvPool's env itself, but got {type(pool).__name__} around it: {remedy}."
+                refusal(
+                    "from_gymnasium",
+                    "vector_env must be EnvPool's env itself",
+                    f"{type(pool).__name__} around it",
+                    "Put torchwrap's transforms on the result instead",
+                )
             )
-        config = pool.config
-        _check_batch("EnvPool", config["num_envs"], config["batch_size"])
-        self._seed = [*config.get("env_seed", ()), config["seed"]][0]  # of row 0
-        limit = config.get("max_episode_steps")
-        self.max_episode_steps = None if limit == _NO_LIMIT else limit
-        self._was_reset = False
-        self._finished, self._actions = np.zeros(config["num_envs"], bool), None
+        super().__init__(pool, name, info_names)
+        seeds = [*pool.config.get("env_seed", ()), pool.config["seed"]]
+        self._seed = seeds[0]  # of row 0
+        self._finished = ~self._all
+        self._actions: Any = None
 
-    def choose_seed(
-        self, owner: str, first_index: int, seed: int | None, is_first: bool, mask: Any
-    ) -> int | None:
-        made_with = (self._seed - first_index) % _SEEDS
+    def _step_limits(self) -> set[Any]:
+        return {self.vector_env.config["max_episode_steps"]}
+
+    def choose_seed(self, seed: int | None, is_first: bool, first_index: int) -> int | None:
+        own_seed = (self._seed - first_index) % NUM_SEEDS
         if seed is None:
-            return made_with if is_first else None
-        can_make = (
-            self.make is not None and self._actions is None and (mask is None or bool(mask.all()))
-        )
-        if not can_make and (seed % _SEEDS != made_with or self._was_reset):
-            needed = (
-                f"seed={made_with}, with which the pool was made, and none after the first reset"
-            )
-            if self.make is not None:
-                needed = "a seed for all envs before their first step, or none"
-            remedy = (
-                f'make a new one with torchwrap.make(id, num_envs, backend="envpool", seed={seed})'
-            )
+            return own_seed if is_first else None
+        if not is_first or seed % NUM_SEEDS != own_seed:
             raise ValueError(
-                f"{owner}.reset needs {needed}, but got {seed}. EnvPool seeds envs when it makes them: {remedy}."
+                refusal(
+                    f"{self.name}.reset",
+                    f"seed must be {own_seed} in the first reset, and None later",
+                    seed,
+                    "EnvPool seeds envs when it makes them: "
+                    f'torchwrap.make(id, num_envs, backend="envpool", seed={seed})',
+                )
             )
         return seed
 
-    def seeded(self, seed: int) -> Any:
-        if self.make is not None and (seed % _SEEDS != self._seed or self._was_reset):
-            pool, self.vector_env, self._seed = self.vector_env, self.make(seed), seed % _SEEDS
-            pool.close()
-        return self.vector_env
+    def step(self, actions: Any) -> Successors:
+        result = self._check("step", self._step(actions))
+        self._observation, reward, terminated, truncated, info = result
+        self._actions = actions
+        self._finished = terminated | truncated
+        # Atari games have rewards before clipping, and terminations apart from lost lives.
+        if {"lives", "reward", "terminated"} <= info.keys():
+            over = (info["terminated"] > 0) | truncated
+            self._add_games(info, info["reward"], over)
+        return self._observation, reward, terminated, truncated, [(info, self._all)]
 
-    def step(self, actions: Any, rows: Any = None) -> tuple[Any, ...]:
-        reward, terminated, truncated, info = super().step(actions)
-        self._actions, self._finished = actions, terminated | truncated
-        if {
-            "lives",
-            "reward",
-            "terminated",
-        } <= info.keys():  # of an Atari game, the last two without clipping and lost lives
-            self._add_games(info, info["reward"], (info["terminated"] > 0) | truncated)
-        return reward, terminated, truncated, info
-
-    def reset(self, rows: Any, seed: int | None, options: Options | None) -> dict[str, Any]:
-        self._was_reset = True
-        infos: dict[str, Any] = {}
-        finished, running = rows & self._finished, rows & ~self._finished
-        self._game_returns[running] = 0
-        if running.all():
-            self.observation, infos = self._reset_mask(running, None, options)
-        elif running.any():
-            self._assign(infos, *self._reset_mask(running, None, options))
+    def reset(self, rows: Mask, seed: int | None, options: Options | None) -> Initial:
+        finished = rows & self._finished
+        running = rows & ~self._finished
+        self._forget_games(running)
+        infos = []
+        if running.any():
+            result = self._reset(running, None, options)
+            if running.all():
+                self._observation, _ = self._check("reset", result)
+            infos.append(self._assign(*result))
         if finished.any():
-            # EnvPool's own auto-reset. With episodic_life, it goes on with the lives that are left; reset() starts a new game.
-            env_ids = np.flatnonzero(finished)
-            observation, _, _, _, info = self.vector_env.step(
-                _select(self._actions, env_ids), env_ids
-            )
-            self._assign(infos, observation, info)
+            # With episodic_life, this goes on with the lives that are left.
+            indices = np.flatnonzero(finished)
+            actions = _select(self._actions, indices)
+            observation, *_, info = self._call("step", actions, indices)
+            infos.append(self._assign(observation, info))
         self._finished = self._finished & ~rows
-        return infos
+        return self._observation, infos
 
-    def _assign(self, infos: dict[str, Any], observation: Any, info: dict[str, Any]) -> None:
-        # Writes the results of some envs into the results of all.
-        _assign(self.observation, info["env_id"], observation)
-        for name in set(self.info_names).intersection(info):
-            shape = len(self._finished), *info[name].shape[1:]
-            infos.setdefault(name, np.zeros(shape, info[name].dtype))[info["env_id"]] = info[name]
+    def _assign(self, observation: Any, info: dict[str, Any]) -> tuple[dict[str, Any], Mask]:
+        """Writes the observations of some envs into the batch, and spreads their info to it."""
+        indices = info["env_id"]
+        _assign(self._observation, indices, observation)
+        rows = ~self._all
+        rows[indices] = True
+        batch = {}
+        for name in {*self.info_names} & info.keys():
+            values = info[name]
+            batch[name] = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+            batch[name][indices] = values
+        return batch, rows
 
-    def render(self, rows: Any) -> Any:
-        return self.vector_env.render(range(self.vector_env.num_envs) if rows is None else rows)
-
-
-def mode(value: Any) -> Any:
-    """An autoreset mode, from itself, its value or its name; anything else as it is."""
-    return next((each for each in AutoresetMode if value in (each, each.value, each.name)), value)
-
-
-def engine(vector_env: VectorEnv[Any, Any, Any], info_names: Collection[str] = ()) -> Engine:
-    """The engine of a vector env, by its class or the package that defines it."""
-    packages = {base.__module__.partition(".")[0] for base in type(vector_env.unwrapped).__mro__}
-    own = Sync if type(vector_env) is SyncVectorEnv else Engine
-    kind = EnvPool if "envpool" in packages else Ale if "ale_py" in packages else own
-    return kind(vector_env, info_names)
+    def render(self, rows: Sequence[int] | None) -> Any:
+        if rows is None:
+            rows = range(self.vector_env.num_envs)
+        return self._call("render", rows)
 
 
-def make_envpool(id: str, num_envs: int, kwargs: dict[str, Any], seed: int) -> Any:
-    """Makes EnvPool's vector env of an id, with `seed + i` for env *i*, and without a time limit if it is -1."""
-    try:
-        envpool = importlib.import_module("envpool")
-    except ImportError as error:
-        needed = 'make needs the package envpool for backend="envpool"'
-        raise ImportError(
-            f"{needed}: {error}. Install it with `pip install torchwrap[envpool]`."
-        ) from error
-    if id not in envpool.list_all_envs():
-        name = id.rpartition("/")[2]
-        remedy = (
-            f"pass {name!r}"
-            if name in envpool.list_all_envs()
-            else "`envpool.list_all_envs()` lists them"
-        )
-        raise ValueError(
-            f'make needs an id that EnvPool has for backend="envpool", but got {id!r}: {remedy}.'
-        )
-    if kwargs.get("max_episode_steps") == -1:
-        kwargs["max_episode_steps"] = _NO_LIMIT
-    try:
-        return envpool.make(
-            id, env_type="gymnasium", num_envs=num_envs, seed=seed % _SEEDS, **kwargs
-        )
-    except (TypeError, AssertionError) as error:
-        raise ValueError(f"make needs arguments that EnvPool's {id} takes: {error}") from None
+# Functions that the engines share.
 
 
-def _layers(env: Any) -> list[Any]:
-    return [env, *_layers(env.env)] if isinstance(env, Wrapper) else [env]
+def autoreset_mode_of(value: Any) -> Any:
+    """An autoreset mode, from itself, its value or its name; or the value unchanged."""
+    for mode in AutoresetMode:
+        if value in (mode, mode.value, mode.name):
+            return mode
+    return value
 
 
-def _check_batch(owner: str, num_envs: int, batch_size: int) -> None:
-    if batch_size not in (0, num_envs):
-        raise ValueError(
-            f"from_gymnasium needs {owner} to step all {num_envs} envs together, but got {batch_size=}: omit it."
-        )
+def interrupted(name: str) -> str:
+    """The error after an interrupted call of a vector env that steps in threads or processes."""
+    fault = "an earlier call did not finish, and the vector env may still hold its results"
+    return refusal(name, fault, remedy=NEW_ENV)
 
 
 def _select(values: Any, rows: Any) -> Any:
-    return (
-        {key: _select(value, rows) for key, value in values.items()}
-        if isinstance(values, dict)
-        else values[rows]
-    )
+    if isinstance(values, dict):
+        return {key: _select(value, rows) for key, value in values.items()}
+    return values[rows]
 
 
 def _assign(values: Any, rows: Any, given: Any) -> None:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            _assign(value, rows, given[key])
-    else:
+    if isinstance(values, np.ndarray):
         values[rows] = given
+    else:
+        for key in values if isinstance(values, dict) else range(len(values)):
+            _assign(values[key], rows, given[key])
+
+
+# Checks of what Gymnasium's envs return.
+
+
+def check_result(owner: str, call: str, space: Space[Any], result: Any, num_envs: int = 1) -> None:
+    """Raises a TypeError or ValueError unless `step` or `reset`, the `call`, returned a result."""
+    names = ["observation", "info"]
+    if call.startswith("step"):
+        names[1:1] = ["reward", "terminated", "truncated"]
+    is_result = isinstance(result, tuple | list) and len(result) == len(names)
+    if not is_result or not isinstance(result[-1], dict):
+        must = f"{call} must return ({', '.join(names)}) with a dict as info"
+        raise TypeError(refusal(owner, must, f"{result!r}"))
+    for index in range(1, len(names) - 1):
+        as_numbers(owner, f"{names[index]} of {call}", result[index], num_envs)
+    for path, leaf in spaces.leaves(space):
+        key = "".join([f"[{key!r}]" for key in path])
+        _check_leaf(owner, f"observation{key} of {call}", path, leaf, result[0])
+
+
+def as_numbers(owner: str, name: str, values: Any, num_envs: int) -> NDArray[Any]:
+    """Rewards or flags as an array.
+
+    Raises a ValueError unless they are one number per env: NumPy would make NaN of None.
+    """
+    with contextlib.suppress(ValueError):  # of different lengths
+        array = np.asarray(values)
+        if array.dtype.kind in "biuf" and array.size == num_envs:
+            return array
+    raise ValueError(refusal(owner, f"{name} must be one number per env", f"{values!r}"))
+
+
+def _check_leaf(owner: str, name: str, path: spaces.Path, leaf: Any, observation: Any) -> None:
+    # As in `SyncVectorEnv`, other dtypes of the same kind fit. Workers would cast anything, and
+    # NumPy lets integers overflow.
+    part = observation
+    fits = False
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        part = spaces.at(observation, path)
+        array = np.asarray(part)
+        fits = array.shape == leaf.shape
+        fits &= np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        is_integer = leaf.dtype.kind in "iu"
+        if fits and is_integer and not np.can_cast(array.dtype, leaf.dtype):
+            fits = bool((array.astype(leaf.dtype) == array).all())
+    if not fits:
+        raise ValueError(
+            refusal(
+                owner,
+                f"{name} must be in {leaf}",
+                f"{part!r}",
+                f"Return {leaf.dtype} values of shape {leaf.shape}, or change observation_space",
+            )
+        )

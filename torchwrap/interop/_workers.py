@@ -1,213 +1,161 @@
-"""Workers: the processes of Gymnasium's `AsyncVectorEnv`. Errors name the env at fault, and no process is left behind."""
+"""Async: the engine of Gymnasium's `AsyncVectorEnv`, whose envs run in worker processes."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
-import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
-from queue import Empty, SimpleQueue
+from multiprocessing.util import Finalize
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
-from torchwrap.interop import _checks
+from torchwrap._core import validation
+from torchwrap._core.errors import refusal
+from torchwrap.interop._engines import NEW_ENV, Engine, check_result, interrupted
 
-PATIENCE = 5.0  # seconds in which workers can end by themselves before `close` terminates them
-REMEDY = "Call env.close() and make a new env"
-ERROR = "torchwrap_error"  # the key in `info` of what an env has raised
-FIND = "torchwrap_find"  # a method of `WorkerEnv`
+PATIENCE = 5.0  # seconds in which workers can end by themselves before they are killed
 
 
-class Workers:
-    """Calls of a vector env, and the processes that its envs are in, of which most kinds have none.
+class Async(Engine):
+    """Gymnasium's `AsyncVectorEnv`. Errors name the env at fault, and no process is left behind.
 
-    With processes, a thread makes the calls: Ctrl-C ends the wait for a call, but not the call, so that the next one does not
-    get its answers.
+    Args:
+        vector_env, name, info_names: as for `Engine`.
+        timeout: seconds for the workers to answer a call. None disables it.
     """
 
+    is_interruptible = False
+    getter = "torchwrap_get"
+
     def __init__(
-        self, vector_env: Any, name: str, timeout: float | None, has_threads: bool = False
+        self, vector_env: Any, name: str, info_names: Collection[str], timeout: float | None
     ) -> None:
-        self.vector_env, self.base, self._name, self._timeout = (
-            vector_env,
-            vector_env.unwrapped,
-            name,
-            timeout,
-        )
-        is_async, self._fault = isinstance(self.base, AsyncVectorEnv), ""
-        fault = (
-            f"An earlier call of {name} did not finish, and its threads may still hold the results"
-        )
-        self._interrupted = f"{fault}. {REMEDY}." if has_threads else ""
-        self.processes: Sequence[BaseProcess] = self.base.processes if is_async else []
-        self._calls: SimpleQueue[Any] = SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True)
-        if is_async:
-            self._thread.start()
-        self.reach_envs = isinstance(self.base, SyncVectorEnv)
-        self.reach_envs |= is_async and all(
-            self.call("has_wrapper_attr", self.base.call, "has_wrapper_attr", FIND)
-        )
+        self._timeout = timeout
+        # At the end of the program, too, before Python waits for the processes.
+        self._end_workers = Finalize(self, _end_workers, (vector_env,), exitpriority=10)
+        super().__init__(vector_env, name, info_names)
+        self.reaches_envs = all(self.call("has_wrapper_attr", self.getter))
 
-    def check(self) -> None:
-        """Raises if there was a fault, or an interrupted call whose results cannot be discarded."""
-        if self._fault:
-            raise RuntimeError(self._fault)
-
-    def call(self, command: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """The result of a function that calls the vector env. A fault raises a RuntimeError that names the command."""
-        self.check()
-        if not self.processes:
-            self._fault = self._interrupted
-            result = function(*args, **kwargs)
-            self._fault = ""
-            return result
-        answer: SimpleQueue[Any] = SimpleQueue()
-        self._calls.put((answer, function, args, kwargs))
-        try:
-            result, errors = answer.get(timeout=self._timeout)
-        except Empty as silence:
-            result, errors = None, [silence]
-        if errors:
-            raise self._named(
-                command, errors.pop()
-            )  # no frame keeps it, because its traceback keeps the env
-        return result
-
-    def find(self, name: str) -> Sequence[Any]:
-        """By env, as `find`; (None,) if the envs cannot be reached."""
-        if isinstance(self.base, SyncVectorEnv):
-            return [find(env, name) for env in self.base.envs]
-        return self.call(name, self.base.call, FIND, name) if self.reach_envs else (None,)
-
-    def _named(self, command: str, error: BaseException) -> BaseException:
-        """The exception to raise for one of a call: it names the env whose process has ended, or does not answer."""
-        sentinels: list[Any] = [process.sentinel for process in self.processes]
-        # A worker that does not answer may wait for one that has ended. One whose pipe is closed is about to end.
-        ended = wait(sentinels, PATIENCE if isinstance(error, EOFError | OSError) else 0.1)
-        if not ended and not isinstance(error, Empty):
-            return error
-        if ended:
-            index = sentinels.index(ended[0])
-            self.processes[index].join(1.0)
-            what = f"the process of env {index} exited with code {self.processes[index].exitcode} in {command}"
-        else:  # Gymnasium reads the answers in the order of the envs. The last one with nothing to read has not answered.
-            index = max(
-                (
-                    row
-                    for row, pipe in enumerate(self.base.parent_pipes)
-                    if pipe and not pipe.poll()
-                ),
-                default=0,
-            )
-            what = f"env {index} did not finish {command} within worker_timeout={self._timeout} s"
-        self._fault = f"In {self._name}, {what}. {REMEDY}."
-        fault = RuntimeError(self._fault)
-        fault.__cause__ = error
-        return fault
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._call(name, *args, **kwargs)
 
     def close(self) -> None:
-        """Closes the vector env, and kills the workers that do not end by themselves."""
-        if not self.processes:
-            return self.vector_env.close()  # type: ignore[no-any-return]
-        pipes = [
-            pipe for pipe in self.base.parent_pipes if pipe
-        ]  # None where Gymnasium has ended a worker
-        for pipe in pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(("close", None))
-        deadline = time.monotonic() + PATIENCE
-        for process in self.processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            process.kill()
-            process.join(1.0)
-        self._fault = self._fault or f"{self._name} is closed: make a new env."
-        self._calls.put(None)
-        self._thread.join(1.0)
-        for pipe in pipes:
-            pipe.close()
-        self.base.closed = (
-            True  # for Gymnasium, which would wait for the answers to the call of a fault
-        )
-        self.vector_env.close()
+        """Ends the workers, and kills those that do not end by themselves."""
+        self.fault = self.fault or refusal(self.name, "already closed", remedy="Make a new env")
+        self._end_workers()
 
-
-def _serve(calls: SimpleQueue[Any]) -> None:
-    for answer, function, args, kwargs in iter(calls.get, None):
+    def _call(self, command: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls `step` or `reset`, or another method of every env."""
+        self.check_usable()
+        self.fault = interrupted(self.name)
+        verb = command
+        if command not in ("step", "reset"):
+            verb = "call"
+            args = (command, *args)
         try:
-            answer.put((function(*args, **kwargs), []))
-        except BaseException as error:
-            answer.put((None, [error]))
+            getattr(self.vector_env, f"{verb}_async")(*args, **kwargs)
+            result = getattr(self.vector_env, f"{verb}_wait")(timeout=self._timeout)
+        except Exception as error:
+            self.fault = self._fault_of(command, error)
+            if not self.fault:
+                raise
+            raise RuntimeError(self.fault) from error
+        self.fault = ""
+        return result
+
+    def _fault_of(self, command: str, error: Exception) -> str:
+        """Names the env whose worker has ended or does not answer; empty if all workers go on."""
+        processes = self.vector_env.processes
+        sentinels = [process.sentinel for process in processes]
+        # A worker that does not answer may wait for a dead one. A closed pipe's worker is ending.
+        is_ending = isinstance(error, EOFError | OSError)
+        ended: list[Any] = wait(sentinels, PATIENCE if is_ending else 0.1)
+        if ended:
+            index = sentinels.index(ended[0])
+            processes[index].join(1.0)
+            code = processes[index].exitcode
+            fault = f"env {index} exited with code {code} in {command} ({error!r})"
+        elif isinstance(error, multiprocessing.TimeoutError):
+            answered = [pipe.poll() for pipe in self.vector_env.parent_pipes]
+            index = answered.index(False) if False in answered else 0
+            fault = f"env {index} did not finish {command} in worker_timeout={self._timeout} s"
+        else:
+            return ""
+        return refusal(self.name, fault, remedy=NEW_ENV)
 
 
-def find(env: Any, name: str) -> tuple[bool, Any] | None:
-    """Whether an attribute is a method, and its value if it is none; None if the env has no such attribute."""
-    if not env.has_wrapper_attr(name):
+def answer_time(owner: str, worker_timeout: float | None) -> float | None:
+    """A checked `worker_timeout`. The operating system takes at most 24 days."""
+    if worker_timeout is None:
         return None
-    value = env.get_wrapper_attr(name)
-    return callable(value), None if callable(value) else value
+    return min(validation.positive(owner, "worker_timeout", worker_timeout), 2e6)
+
+
+def _end_workers(vector_env: Any) -> None:
+    # None where Gymnasium has ended a worker.
+    pipes = [pipe for pipe in vector_env.parent_pipes if pipe is not None]
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.send(("close", None))
+    deadline = time.monotonic() + PATIENCE
+    for process in vector_env.processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join(1.0)
+    for pipe in pipes:
+        pipe.close()
+    # Gymnasium's own close() would wait for the answers to an interrupted call.
+    vector_env.closed = True
 
 
 class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An env in a worker, which checks results before they are cast. What it raises is an answer too, and the worker goes on.
+    """An env in a worker, which checks results before they are cast.
 
-    Entries of `info` that are not asked for are dropped, because Gymnasium batches each of them, or cannot.
+    Entries of `info` that are not asked for are dropped, because Gymnasium batches each of them, or
+    cannot.
     """
-
-    torchwrap_find = find
 
     def __init__(
         self,
         make_one: Callable[[], Any],
-        info_keys: Sequence[str],
+        info_names: Collection[str],
         parent: int,
         timeout: float | None,
     ) -> None:
         has_timer = os.getpid() != parent and hasattr(signal, "setitimer")  # Windows lacks it
         if has_timer:
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # a terminal sends it to all processes, but it is for the parent
-            signal.signal(
-                signal.SIGALRM, signal.SIG_DFL
-            )  # ends the process if the constructor exceeds the timeout
+            # A terminal sends SIGINT to all processes, but it is for the parent.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Ends the process if the constructor exceeds the timeout.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
         super().__init__(make_one())
         if has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        self._space, self._owner, self._info_keys = (
-            self.observation_space,
-            type(self.unwrapped).__name__,
-            info_keys,
-        )
+        self._info_names = info_names
 
     def step(self, action: Any) -> Any:
-        return self._answer("step", action)
+        *values, info = self._checked("step", self.env.step(action))
+        return *values, self._selected(info)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self._answer("reset", seed=seed, options=options)
+        result = self.env.reset(seed=seed, options=options)
+        observation, info = self._checked("reset", result)
+        return observation, self._selected(info)
 
-    def _answer(self, command: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        try:
-            result = getattr(self.env, command)(*args, **kwargs)
-            _checks.result(self._owner, command, self._space, result)
-        except Exception as error:
-            blank = next(
-                iter(iterate(batch_space(self._space, 1), create_empty_array(self._space, 1)))
-            )
-            info = {ERROR: f"{error!r} in {command}.\n\n{traceback.format_exc()}"}
-            return (blank, 0.0, False, False, info) if command == "step" else (blank, info)
-        *others, info = result
-        if not any(
-            others[2:]
-        ):  # at the end of an episode all remain, for the error about missing names
-            info = {name: info[name] for name in self._info_keys if name in info}
-        return *others, info
+    def torchwrap_get(self, name: str) -> Any:
+        """An attribute of the env; `callable` in place of a method, which cannot be sent."""
+        value = self.env.get_wrapper_attr(name)
+        return callable if callable(value) else value
+
+    def _checked(self, call: str, result: Any) -> Any:
+        check_result(type(self.unwrapped).__name__, call, self.observation_space, result)
+        return result
+
+    def _selected(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {name: info[name] for name in self._info_names if name in info}

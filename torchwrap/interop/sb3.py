@@ -12,49 +12,49 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-from stable_baselines3.common.vec_env.base_vec_env import (
-    VecEnvIndices,
-    VecEnvObs,
-    VecEnvStepReturn,
-    VecEnvWrapper,
-)
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchwrap import spaces
+from torchwrap._core.errors import refusal
 from torchwrap.env import Env
 from torchwrap.interop import _checks
 from torchwrap.transforms import NormalizeReward, RecordEpisodeStatistics, RewardTransform
 
 
 def to_sb3(env: Env) -> SB3VecEnv | SB3VecNormalize:
-    """Makes a torchwrap env a Stable-Baselines3 `VecEnv`, for its algorithms, `VecEnv` wrappers and `evaluate_policy`.
+    """Makes a torchwrap env a Stable-Baselines3 `VecEnv`, for algorithms and `evaluate_policy`.
 
-    `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict` space), rewards `(num_envs,)`
-    float32, dones `(num_envs,)` bool, and infos. On the CPU they share memory with tensors that no later step changes; from
-    another device they are copied. Actions are copied. The info of a live env is empty. The info of a finished env holds
-    `terminal_observation`, `TimeLimit.truncated`, the env's own info, numbers as Python scalars, and, if the env has
-    `RecordEpisodeStatistics`, `episode` with the return `r`, the length `l` and the time `t`; `Monitor` and `VecMonitor` are
-    then not needed, but for `info_keywords`.
+    `step` returns NumPy arrays: observations `(num_envs, *shape)` (a dict of them for a `Dict`
+    space), rewards `(num_envs,)` float32, dones `(num_envs,)` bool, and infos. On the CPU they
+    share memory with tensors that no later step changes; from another device they are copied.
+    Actions are copied. The info of a live env is empty. The info of a finished env holds
+    `terminal_observation`, `TimeLimit.truncated`, the env's own info, numbers as Python scalars,
+    and, if the env has `RecordEpisodeStatistics`, `episode` with the return `r`, the length `l` and
+    the time `t`. `Monitor` and `VecMonitor` are then needed for `info_keywords` only.
 
-    For an env with a `state_dict`, such as running statistics, the result is a `VecNormalize` to SB3: `venv.save`,
-    `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy what the env has learned, and
-    `venv.training = False` is `env.eval()`. The env is `venv.unwrapped.env`. `seed(seed)` takes effect in the next `reset()`.
-    `get_attr`, `set_attr` and `env_method` reach what `env.get_wrapper_attr` does; what belongs to the whole batch is read and
-    called once, and each index gets the result. `HerReplayBuffer` calls `compute_reward(achieved_goal, desired_goal, info)` of
-    a Gymnasium env or of the functions of a `FunctionalEnv`; no transform may change goals or rewards.
+    For an env with a `state_dict`, such as running statistics, the result is a `VecNormalize` to
+    SB3: `venv.save`, `VecNormalize.load(path, to_sb3(env))` and SB3's callbacks save, load and copy
+    the `state_dict`, and `venv.training = False` is `env.eval()`. The env is `venv.unwrapped.env`.
+    `seed(seed)` takes effect in the next `reset()`. `get_attr`, `set_attr` and `env_method` reach
+    the same attributes as `env.get_wrapper_attr`. An attribute of the whole batch is read or called
+    once, and each index gets the result. `HerReplayBuffer` calls
+    `compute_reward(achieved_goal, desired_goal, info)` of a Gymnasium env or of the functions of a
+    `FunctionalEnv`; no transform may change goals or rewards.
 
     Args:
-        env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`, no unbounded actions, one
-            dimension of `MultiDiscrete`, and `Discrete` and `MultiDiscrete` from 0 on. The result owns it from now on.
+        env: its observations and actions are those that SB3 can hold: no `Tuple` or nested `Dict`,
+            no unbounded actions, one dimension of `MultiDiscrete`, and `Discrete` and
+            `MultiDiscrete` from 0 on. The result owns it from now on.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> venv = to_sb3(ScriptedEnv(2, (1,), episode_lengths=(1, 2), ending="truncated"))
     >>> _ = venv.reset()
     >>> observations, rewards, dones, infos = venv.step(np.zeros((2, 6)))
-    >>> observations.tolist(), infos[0]["terminal_observation"].tolist(), infos[0]["TimeLimit.truncated"]
-    ([[0.0], [1001.0]], [1.0], True)
+    >>> observations.tolist(), infos[0]["terminal_observation"].tolist()
+    ([[0.0], [1001.0]], [1.0])
     """
     venv = SB3VecEnv(env)
     return SB3VecNormalize(venv) if env.state_dict() else venv
@@ -72,50 +72,52 @@ class SB3VecEnv(VecEnv):
         self.metadata = env.metadata
 
     def reset(self) -> VecEnvObs:
-        if any(options != self._options[0] for options in self._options):
+        options = self._options[0]
+        if any(other != options for other in self._options):
             raise ValueError(
-                "to_sb3 needs the same reset options for every env, but got different ones."
+                refusal("to_sb3", "the reset options of all envs must be equal", self._options)
             )
-        td = self.env.reset(seed=self._seeds[0], options=self._options[0] or None)
+        td = self.env.reset(seed=self._seeds[0], options=options or None)
         self._reset_seeds()
         self._reset_options()
         return _arrays(td["observation"])
 
     def step_async(self, actions: ArrayLike) -> None:
         dtype = spaces.dtype(self.env.single_action_space)
-        self._action = torch.tensor(np.asarray(actions), dtype=dtype, device=self.env.device)
+        actions = np.asarray(actions)
+        self._action = torch.tensor(actions, dtype=dtype, device=self.env.device)
 
     def step_wait(self) -> VecEnvStepReturn:
         transition, td = self.env.step(self._action)
         successor = transition["next"]
+        # SB3 adds the values of final observations to the reward, in place.
+        rewards = _arrays(successor["reward"]).reshape(-1)
         dones = _arrays(successor["done"]).reshape(-1)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if dones.any():
-            self._finish(infos, dones.nonzero()[0], successor)
-        # SB3 adds the values of final observations to the reward, in place.
-        return _arrays(td["observation"]), _arrays(successor["reward"]).reshape(-1), dones, infos
+            finished = dones.nonzero()[0]
+            rows = successor[torch.as_tensor(finished, device=self.env.device)]
+            columns = self._final_infos(rows)
+            for i, row in enumerate(finished):
+                infos[row] = _row(columns, i)
+        return _arrays(td["observation"]), rewards, dones, infos
 
-    def _finish(
-        self, infos: list[dict[str, Any]], finished: NDArray[Any], successor: TensorDict
-    ) -> None:
-        ended = successor[torch.as_tensor(finished, device=self.env.device)]
-        finals, own = _arrays(ended["observation"]), _arrays(ended.get("info", {}), scalars=True)
-        truncated = (ended["truncated"] & ~ended["terminated"]).flatten().tolist()
-        keys, short = self._recorder.keys if self._recorder else {}, {"return": "r", "length": "l"}
-        episode = {
-            short.get(name, name): ended[key].flatten().tolist() for name, key in keys.items()
+    def _final_infos(self, successor: TensorDict) -> dict[str, Any]:
+        """The infos of finished envs, from their rows of the successor, with a list per number."""
+        truncated = successor["truncated"] & ~successor["terminated"]
+        infos = {
+            **_arrays(successor.get("info", {}), scalars=True),
+            "terminal_observation": _arrays(successor["observation"]),
+            "TimeLimit.truncated": truncated.flatten().tolist(),
         }
-        for i, row in enumerate(finished):
-            infos[row] = {
-                **_row(own, i),
-                "terminal_observation": _row(finals, i),
-                "TimeLimit.truncated": truncated[i],
-            }
-            if episode:
-                infos[row]["episode"] = {
-                    **_row(episode, i),
-                    "t": round(time.time() - self._start, 6),
-                }
+        if self._recorder is not None:
+            episode = {}
+            for name, key in self._recorder.keys.items():
+                name = {"return": "r", "length": "l"}.get(name, name)
+                episode[name] = successor[key].flatten().tolist()
+            seconds = round(time.time() - self._start, 6)
+            infos["episode"] = {**episode, "t": [seconds] * len(successor)}
+        return infos
 
     def close(self) -> None:
         self.env.close()
@@ -124,63 +126,74 @@ class SB3VecEnv(VecEnv):
         return self.env.render()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        own = attr_name in ("observation_space", "action_space")  # of a single env, as in SB3
-        return self._repeat(
-            getattr(self, attr_name) if own else self.env.get_wrapper_attr(attr_name), indices
-        )
+        if attr_name in ("observation_space", "action_space"):  # of a single env, as in SB3
+            return self._repeat(getattr(self, attr_name), indices)
+        return self._repeat(self.env.get_wrapper_attr(attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = sorted(self._get_indices(indices))
         if chosen != list(range(self.num_envs)):
             raise ValueError(
-                f"to_sb3 needs set_attr for all {self.num_envs} envs, which share it, but got indices {chosen}."
+                refusal(
+                    "to_sb3",
+                    f"indices of set_attr must be all {self.num_envs} envs, which share attributes",
+                    chosen,
+                )
             )
         self.env.set_wrapper_attr(attr_name, value)
 
     def env_method(
         self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
     ) -> list[Any]:
-        if (
-            method_name == "compute_reward"
-        ):  # of HER, with goals from the observations that it has stored
-            inner, outer = (
-                spaces.children(each.single_observation_space) or {}
-                for each in (self.env.unwrapped, self.env)
+        if method_name == "compute_reward":
+            method = self._compute_reward()
+        else:
+            method = self.env.get_wrapper_attr(method_name)
+        result = method(*args, **kwargs)
+        if isinstance(result, Tensor):
+            result = _arrays(result)
+        return self._repeat(result, indices)
+
+    def _compute_reward(self) -> Any:
+        """The env's `compute_reward`, which HER calls with goals from stored observations."""
+        base: Any = self.env.unwrapped
+        goals = spaces.children(base.single_observation_space) or {}
+        given = spaces.children(self.observation_space) or {}
+        changed = []
+        for key, goal in goals.items():
+            if key.endswith("_goal") and given.get(key) != goal:
+                changed.append(key)
+        for module in self.env.modules():
+            if isinstance(module, RewardTransform | NormalizeReward):
+                changed.append("reward")
+        if changed:
+            raise ValueError(
+                refusal(
+                    "to_sb3",
+                    "transforms must change no goals and rewards for HER",
+                    f"changes of {changed}",
+                    "Use VecNormalize, around to_sb3(env), instead",
+                )
             )
-            changed = [
-                key for key in inner if key.endswith("_goal") and outer.get(key) is not inner[key]
-            ]
-            changed += [
-                "reward"
-                for part in self.env.modules()
-                if isinstance(part, RewardTransform | NormalizeReward)
-            ]
-            if changed:
-                needed = "to_sb3 needs goals and rewards that no transform changes for HER"
-                raise ValueError(
-                    f"{needed}, but transforms change {changed}: use VecNormalize, around to_sb3(env), instead."
-                )
-            func_env: Any = getattr(self.env.unwrapped, "func_env", None)
-            if hasattr(
-                func_env, method_name
-            ):  # of a single env, like the other functions; infos of live envs are empty
-                goals = [torch.as_tensor(goal, device=self.env.device) for goal in args[:2]]
-                compute, broadcasts = (
-                    func_env.compute_reward,
-                    getattr(func_env, "broadcasts", False),
-                )
-                rewards = (compute if broadcasts else torch.vmap(compute, in_dims=(0, 0, None)))(
-                    *goals, {}
-                )
-                return self._repeat(_arrays(rewards), indices)
-        result = self.env.get_wrapper_attr(method_name)(*args, **kwargs)
-        return self._repeat(_arrays(result) if isinstance(result, Tensor) else result, indices)
+        functions: Any = getattr(base, "func_env", None)
+        if not hasattr(functions, "compute_reward"):
+            return self.env.get_wrapper_attr("compute_reward")
+        # It is for a single env, like the other functions; infos of live envs are empty.
+        compute = functions.compute_reward
+        if not getattr(functions, "broadcasts", False):
+            compute = torch.vmap(compute, in_dims=(0, 0, None))
+
+        def compute_reward(achieved_goal: Any, desired_goal: Any, info: Any) -> Tensor:
+            achieved = torch.as_tensor(achieved_goal, device=self.env.device)
+            desired = torch.as_tensor(desired_goal, device=self.env.device)
+            return compute(achieved, desired, {})
+
+        return compute_reward
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
-        # RecordEpisodeStatistics does what Monitor does: evaluate_policy then reads returns from infos.
-        return self._repeat(
-            self._recorder is not None and issubclass(wrapper_class, Monitor), indices
-        )
+        # RecordEpisodeStatistics does what Monitor does: evaluate_policy reads returns from infos.
+        records = self._recorder is not None and issubclass(wrapper_class, Monitor)
+        return self._repeat(records, indices)
 
     def _repeat(self, value: Any, indices: VecEnvIndices) -> list[Any]:
         # Of the envs of a simulator, `get_wrapper_attr` gives a tuple with one value for each.
@@ -189,21 +202,23 @@ class SB3VecEnv(VecEnv):
 
 
 class SB3VecNormalize(VecNormalize):
-    """A `VecEnv` of an env that learns, whose state SB3 saves, loads and copies like a `VecNormalize`."""
+    """A `VecEnv` of an env that learns, whose state SB3 saves, loads and copies.
+
+    SB3's callbacks and `sync_envs_normalization` test for `VecNormalize` and use its attributes.
+    Here, they stand for the `state_dict` and the mode of the env, whose transforms normalize.
+    """
 
     def _refuse(self, value: bool) -> None:
+        must = "norm_obs and norm_reward cannot be set, because the env's transforms normalize"
         remedy = (
-            "for raw returns in evaluate_policy, put RecordEpisodeStatistics below NormalizeReward"
+            "For raw returns in evaluate_policy, put RecordEpisodeStatistics below NormalizeReward"
         )
-        raise AttributeError(
-            f"norm_obs and norm_reward cannot be set, because the transforms of the env normalize: {remedy}."
-        )
+        raise AttributeError(refusal("to_sb3", must, None, remedy))
 
-    norm_obs = norm_reward = property(
-        lambda self: False, _refuse
-    )  # nothing comes on top of the transforms
+    norm_obs = norm_reward = property(lambda self: False, _refuse)
     training = property(
-        lambda self: self._learning.training, lambda self, mode: self._learning.train(mode)
+        lambda self: self._learning.training,
+        lambda self, mode: self._learning.train(mode),
     )
     # `sync_envs_normalization` copies it.
     ret_rms = property(
@@ -215,7 +230,7 @@ class SB3VecNormalize(VecNormalize):
         base = venv.unwrapped
         if not isinstance(base, SB3VecEnv):
             raise TypeError(
-                f"VecNormalize.load needs a venv from to_sb3, like the one that was saved, but got {venv}."
+                refusal("VecNormalize.load", "venv must be from to_sb3, as the saved one", venv)
             )
         self._learning = base.env
         VecEnvWrapper.__init__(self, venv.venv if isinstance(venv, SB3VecNormalize) else venv)
@@ -238,43 +253,54 @@ class SB3VecNormalize(VecNormalize):
 
 
 def _arrays(value: Any, scalars: bool = False) -> Any:
-    if isinstance(value, Tensor):
-        array = value.numpy(force=True)
-        return array.ravel().tolist() if scalars and array.size == len(array) else array  # Python's
-    return {key: _arrays(part, scalars) for key, part in value.items()}
+    """A value as NumPy arrays. `scalars` makes lists of numbers where there is one per row."""
+    if not isinstance(value, Tensor):
+        return {key: _arrays(part, scalars) for key, part in value.items()}
+    array = value.numpy(force=True)
+    return array.ravel().tolist() if scalars and array.size == len(array) else array
 
 
-def _row(arrays: Any, i: int) -> Any:
-    return (
-        {key: _row(part, i) for key, part in arrays.items()}
-        if isinstance(arrays, dict)
-        else arrays[i]
-    )
+def _row(columns: Any, i: int) -> Any:
+    if isinstance(columns, dict):
+        return {key: _row(column, i) for key, column in columns.items()}
+    return columns[i]
 
 
 def _check_spaces(observations: Space[Any], actions: Space[Any]) -> None:
-    if isinstance(observations, Tuple) or any(
-        len(path) > 1 for path, _ in spaces.leaves(observations)
-    ):
-        remedy = "put transforms.FlattenObservation on the env"
+    leaves = dict(spaces.leaves(observations))
+    if isinstance(observations, Tuple) or any(len(path) > 1 for path in leaves):
         raise ValueError(
-            f"to_sb3 needs observations without a Tuple or nested Dict, but got {observations}: {remedy}."
+            refusal(
+                "to_sb3",
+                "observations must not be a Tuple or a nested Dict",
+                observations,
+                "Put transforms.FlattenObservation on the env",
+            )
         )
     if not isinstance(actions, Box | Discrete | MultiDiscrete | MultiBinary):
         raise ValueError(
-            f"to_sb3 needs actions in a Box, Discrete, MultiDiscrete or MultiBinary space, but got {actions}."
-        )
-    if isinstance(actions, Box) and not np.isfinite([actions.low, actions.high]).all():
-        remedy = "leave out ClipAction, because SB3 clips, or put transforms.TransformAction(func, action_space) on the env"
-        raise ValueError(f"to_sb3 needs actions with finite bounds, but got {actions}: {remedy}.")
-    if isinstance(actions, MultiBinary) and len(actions.shape) != 1:
-        raise ValueError(f"to_sb3 needs MultiBinary actions with one dimension, but got {actions}.")
-    for what, space in (
-        *(("observation", leaf) for _, leaf in spaces.leaves(observations)),
-        ("action", actions),
-    ):
-        if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
-            raise ValueError(
-                f"to_sb3 needs MultiDiscrete {what}s with one dimension, but got {space}."
+            refusal(
+                "to_sb3", "actions must be Box, Discrete, MultiDiscrete or MultiBinary", actions
             )
-        _checks.starts_at_zero("to_sb3", what, space)
+        )
+    if isinstance(actions, Box) and not actions.is_bounded():
+        must = "actions must have finite bounds"
+        remedy = (
+            "Leave out ClipAction, because SB3 clips, or put transforms.TransformAction on the env"
+        )
+        raise ValueError(refusal("to_sb3", must, actions, remedy))
+    vectors: list[Any] = [leaf for leaf in leaves.values() if isinstance(leaf, MultiDiscrete)]
+    if isinstance(actions, MultiBinary | MultiDiscrete):
+        vectors.append(actions)
+    for space in vectors:
+        if len(space.shape) != 1:
+            raise ValueError(
+                refusal(
+                    "to_sb3",
+                    "MultiDiscrete spaces and MultiBinary actions must have one dimension",
+                    space,
+                )
+            )
+    for leaf in leaves.values():
+        _checks.starts_at_zero("to_sb3", "observation", leaf)
+    _checks.starts_at_zero("to_sb3", "action", actions)

@@ -26,11 +26,12 @@ class PassiveEnvChecker(Transform):
     ValueError: PassiveEnvChecker needs actions in Box(-1.0, 1.0, (6,), float32), but got nan in env 0.
     """
 
-    is_passive = True
-
     def setup(self, signature: Signature) -> Signature:
         self.signature = signature
         return signature
+
+    def deployed(self) -> None:
+        return None
 
     def action(self, action: Value) -> Value:
         _check("actions", self.signature.single_action_space, action)

@@ -50,7 +50,6 @@ class RecordEpisodeStatistics(Transform):
     (tensor([[1.]]), tensor([1.]))
     """
 
-    is_passive = True
     records: Tensor
     count: Tensor
     running_return = EnvBuffer((1,), torch.float64)
@@ -84,6 +83,9 @@ class RecordEpisodeStatistics(Transform):
             if name in ("return", "length") or len(source) != 2 or source[1] not in _REDUCTIONS:
                 needed = f"RecordEpisodeStatistics needs metrics with one of {[*_REDUCTIONS]}, and not named return or length"
                 raise ValueError(f"{needed}, but got {name!r}: {self.metrics[name]!r}.")
+
+    def deployed(self) -> None:
+        return None
 
     @staticmethod
     def of(env: nn.Module) -> list[RecordEpisodeStatistics]:
@@ -185,7 +187,6 @@ class TimeLimit(Transform):
     tensor([[True]])
     """
 
-    is_passive = True
     elapsed = EpisodeClock()
 
     def __init__(self, max_episode_steps: int) -> None:
@@ -193,6 +194,9 @@ class TimeLimit(Transform):
         self.max_episode_steps = validation.integer(
             "TimeLimit", "max_episode_steps", max_episode_steps, at_least=1
         )
+
+    def deployed(self) -> None:
+        return None
 
     def setup(self, signature: Signature) -> Signature:
         inner = signature.max_episode_steps

@@ -51,7 +51,7 @@ class _Parts(Transform):
             acts = [
                 each
                 for each in part.flat()
-                if each.is_passive or type(each).action is not Transform.action
+                if each.deployed() is None or type(each).action is not Transform.action
             ]
             if above != expected or acts:
                 got = f"{part!r} in {name!r}: put transforms of actions, rewards, episode ends and policies next to it"

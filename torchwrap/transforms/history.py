@@ -206,13 +206,9 @@ class _Delay(_History):
             self.delays.copy_(self.delay)
         return signature
 
-    def _frozen(self) -> Transform:
-        if isinstance(self.delay, Tensor):
-            name = type(self).__name__
-            fault = "because its delay depends on the env"
-            raise ValueError(
-                f'deploy cannot use {name}, {fault}. Leave it out with `without=["{name}"]`.'
-            )
+    def deployed(self) -> Transform:
+        if isinstance(self.delay, Tensor) and len(self.delay) != len(self.delays):
+            raise ValueError("its delay depends on the env")
         return self
 
     def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:

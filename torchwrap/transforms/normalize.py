@@ -74,7 +74,7 @@ class NormalizeObservation(ObservationTransform):
             statistics.update(rows, mask)
         return statistics.normalize(rows, self.epsilon)
 
-    def _frozen(self) -> Transform:
+    def deployed(self) -> Transform:
         return _FrozenNormalization(
             {path: each.frozen(self.epsilon) for path, each in self.statistics_of.items()}
         )
@@ -126,13 +126,15 @@ class NormalizeReward(Transform):
             [2.6667]])
     """
 
-    is_passive = True
     discounted_return = EnvBuffer((1,), torch.float64)
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__()
         self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
+
+    def deployed(self) -> None:
+        return None
 
     def setup(self, signature: Signature) -> Signature:
         self.statistics = RunningMeanStd((1,), signature.device, torch.float64)

@@ -116,7 +116,7 @@ class AddNoise(ObservationTransform):
             single_observation_space=gymnasium.spaces.Box(-np.inf, np.inf, box.shape, box.dtype)
         )
 
-    def _frozen(self) -> Transform:
+    def deployed(self) -> Transform:
         return self if self.in_eval else Transform()
 
     def observation(self, observation: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Transform: four hooks over a TensorDict; bases for common cases; Compose: several transforms as one."""
+"""Transform: four hooks over a TensorDict. Compose: several transforms as one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from torchwrap.spaces import Signature, Value
 
 
 class Transform(BatchedModule):
-    """What happens to actions on their way into an env, and to observations and rewards on their way out.
+    """Base of what is done to actions before an env, and to observations and rewards after it.
 
     A transform knows a signature and a TensorDict, never an env. Override the hooks whose data you
-    change; each is the identity by default. `td` has batch size `(num_envs,)` and may be written to.
+    change; each is the identity by default. `td` has batch size `(num_envs,)`, and a hook may write
+    to it.
 
     | hook | job |
     |---|---|
@@ -32,12 +33,13 @@ class Transform(BatchedModule):
 
     Declare the state of running episodes as class attributes, one `EnvBuffer(shape, dtype, fill)`
     each. They are allocated before `setup`; `mask.fill_(buffer, value)` and
-    `mask.assign_(buffer, value)` reset rows of them. Learned state goes into persistent buffers that
-    do not depend on `num_envs`; configuration goes into non-persistent ones. Write buffers in place
-    and never return them. Keep constructor arguments under their own names, for `repr` and `spec`;
-    once the transform is attached to an env, they cannot be assigned, unless they are buffers,
-    parameters, or properties with a setter. No hook may read values on the host: use `mask` and
-    `torch.where`.
+    `mask.assign_(buffer, value)` reset rows of them. Learned state goes into persistent buffers
+    that do not depend on `num_envs`; configuration goes into non-persistent ones. Write buffers in
+    place and never return them. No hook may read values on the host: use `mask` and `torch.where`.
+
+    Keep constructor arguments under their own names, for `repr` and `spec`. Once the transform is
+    attached to an env, they cannot be assigned, unless they are buffers, parameters, or properties
+    with a setter.
 
     >>> import torch; from torchwrap import EnvBuffer
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
@@ -56,9 +58,6 @@ class Transform(BatchedModule):
     attached = False
     """Whether the transform belongs to an env. It holds the state of one env only."""
 
-    is_passive = False
-    """True if it changes neither observations nor actions, so that `deploy` leaves it out."""
-
     _position: str | None = None
     """The name in error messages, such as "transforms[0] (ClipReward)". None before `setup`."""
     _below: Signature
@@ -71,12 +70,15 @@ class Transform(BatchedModule):
         if self.attached and name in inspect.signature(type(self).__init__).parameters:
             has_setter = getattr(getattr(type(self), name, None), "fset", None) is not None
             if not (has_setter or name in self._buffers or name in self._parameters):
-                fault = f"{name} cannot be assigned after the transform is attached to an env"
-                remedy = (
-                    "Make a new env with torchwrap.make(env.spec, ...); "
-                    "new.load_state_dict(old.state_dict()) copies what was learned"
+                raise AttributeError(
+                    refusal(
+                        type(self).__name__,
+                        f"{name} cannot be assigned after the transform is attached to an env",
+                        value,
+                        "Make a new env with torchwrap.make(env.spec, ...); "
+                        "new.load_state_dict(old.state_dict()) copies what was learned",
+                    )
                 )
-                raise AttributeError(refusal(type(self).__name__, fault, value, remedy))
         super().__setattr__(name, value)
 
     def setup(self, signature: Signature) -> Signature:
@@ -92,9 +94,14 @@ class Transform(BatchedModule):
         return td
 
     def forward(self, td: TensorDict) -> TensorDict:
-        """Transforms a TensorDict of any batch size outside an env, if the transform is stateless."""
-        fault = "it is stateful and cannot be called standalone"
-        raise TypeError(refusal(repr(self), fault, remedy="Put it in a TransformedEnv"))
+        """Transforms a TensorDict of any batch size outside an env. For stateless transforms."""
+        raise TypeError(
+            refusal(
+                repr(self),
+                "it is stateful and cannot be called standalone",
+                remedy="Put it in a TransformedEnv",
+            )
+        )
 
     def flat(self) -> Iterator[Transform]:
         """The transforms that this one consists of, innermost first."""
@@ -109,8 +116,9 @@ class Transform(BatchedModule):
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{position}: {error}") from error
         if not isinstance(above, Signature):
-            must = "setup must return the signature"
-            raise TypeError(refusal(position, must, type(above).__name__))
+            raise TypeError(
+                refusal(position, "setup must return the signature", type(above).__name__)
+            )
         self._position = position
         self._below = signature
         self._above = above
@@ -119,7 +127,8 @@ class Transform(BatchedModule):
     def _hook_name(self, hook: str) -> str:
         return f"{self._position or type(self).__name__}.{hook}"
 
-    def _check_result(self, owner: str, hook: str, result: Any, device: torch.device) -> None:
+    def _check_result(self, hook: str, result: Any, device: torch.device) -> None:
+        owner = self._hook_name(hook)
         if self._position is None:
             return
         if hook == "action":
@@ -130,8 +139,13 @@ class Transform(BatchedModule):
             above = self._above.replace(device=device)
             spaces.check_layer(owner, above, result, flags=hook == "step")
 
-    def _frozen(self) -> Transform:
-        """Returns the stateless-learning replacement of a copy of this one in `deploy`."""
+    def deployed(self) -> Transform | None:
+        """Returns the transform that replaces this one in `deploy`, or None to leave it out.
+
+        None is right for a transform that changes neither observations nor actions. `deploy` calls
+        it on a copy in eval mode, whose env buffers have one row. A ValueError says why the
+        transform cannot be deployed, such as "its delay depends on the env".
+        """
         return self
 
     def _standalone(
@@ -141,9 +155,13 @@ class Transform(BatchedModule):
         try:
             value = function(copy)
         except AttributeError as error:
-            fault = f"it learns the spaces from an env ({error})"
-            remedy = "Put it in a TransformedEnv before a standalone call"
-            raise RuntimeError(refusal(repr(self), fault, remedy=remedy)) from error
+            raise RuntimeError(
+                refusal(
+                    repr(self),
+                    f"it learns the spaces from an env ({error})",
+                    remedy="Put it in a TransformedEnv before a standalone call",
+                )
+            ) from error
         return td.copy().set(key, value)
 
     def extra_repr(self) -> str:
@@ -156,7 +174,7 @@ class Transform(BatchedModule):
 
 
 class ObservationTransform(Transform):
-    """Base for transforms of each observation by itself: implement `observation`, and `setup` if the space changes.
+    """Base for transforms of observations: implement `observation`, and `setup` for a new space.
 
     >>> class Absolute(ObservationTransform):
     ...     def observation(self, observation):
@@ -166,7 +184,7 @@ class ObservationTransform(Transform):
     """
 
     masked_reset = False
-    """Whether a reset should compute the rows of the mask only, if it can. For expensive transforms of a single tensor."""
+    """True if a reset should compute only the rows of the mask: for expensive transforms."""
 
     def observation(self, observation: Value) -> Value:
         raise NotImplementedError(
@@ -190,7 +208,7 @@ class ObservationTransform(Transform):
 
 
 class RewardTransform(Transform):
-    """Base for transforms of each reward by itself: implement `reward`, which takes and returns `(num_envs, 1)`.
+    """Base for transforms of rewards: implement `reward`, from and to `(num_envs, 1)`.
 
     >>> class Sign(RewardTransform):
     ...     def reward(self, reward):
@@ -199,10 +217,11 @@ class RewardTransform(Transform):
     tensor([[-1.]])
     """
 
-    is_passive = True
-
     def reward(self, reward: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not implement reward(reward).")
+
+    def deployed(self) -> None:
+        return None
 
     def step(self, td: TensorDict) -> TensorDict:
         return td.set("reward", self.reward(td["reward"]))
@@ -212,7 +231,7 @@ class RewardTransform(Transform):
 
 
 class ActionTransform(Transform):
-    """Base for transforms of each action by itself: implement `action`, and `setup` if the space changes.
+    """Base for transforms of actions: implement `action`, and `setup` if the space changes.
 
     >>> class Flip(ActionTransform):
     ...     def action(self, action):
@@ -232,8 +251,8 @@ class Compose(Transform):
     """Several transforms as one, innermost first: actions pass in reverse order.
 
     It has `len`, iteration, indexing and slicing; a slice is a list. A transform is named after its
-    class, and from the second of a class on with its number: "NormalizeReward_2.statistics.count" is
-    a key of `state_dict`. A dict gives other names.
+    class, and from the second of a class on with its number, so that a key of `state_dict` is
+    "NormalizeReward_2.statistics.count". A dict gives other names.
 
     Args:
         transforms: the transforms, or a dict of them by name. An empty list is the identity.
@@ -248,14 +267,20 @@ class Compose(Transform):
     def __init__(self, transforms: Iterable[Transform] | Mapping[str, Transform]) -> None:
         super().__init__()
         if not isinstance(transforms, Iterable):
-            must = "transforms must be a list of Transforms"
-            raise TypeError(refusal("Compose", must, repr(transforms)))
+            raise TypeError(
+                refusal("Compose", "transforms must be a list of Transforms", repr(transforms))
+            )
         self.is_named = isinstance(transforms, Mapping)
         if isinstance(transforms, Mapping):
             for name in transforms:
                 if not str(name).isidentifier() or hasattr(self, name):
-                    must = "names must be identifiers and not attributes of Compose"
-                    raise ValueError(refusal("Compose", must, repr(name)))
+                    raise ValueError(
+                        refusal(
+                            "Compose",
+                            "names must be identifiers and not attributes of Compose",
+                            repr(name),
+                        )
+                    )
         parts = transforms.values() if isinstance(transforms, Mapping) else list(transforms)
         for position, part in enumerate(parts):
             if not isinstance(part, Transform):
@@ -274,8 +299,9 @@ class Compose(Transform):
         flat = list(self.flat())
         for position, part in enumerate(flat):
             if any(part is other for other in flat[:position]):
-                fault = f"{part!r} must occur only once"
-                raise ValueError(refusal("Compose", fault, remedy="Make a second one"))
+                raise ValueError(
+                    refusal("Compose", f"{part!r} must occur only once", remedy="Make a second one")
+                )
 
     @property
     def transforms(self) -> list[Transform] | dict[str, Transform]:

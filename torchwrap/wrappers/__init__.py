@@ -1,4 +1,4 @@
-"""Wrappers: envs around an env, for what drives the env below. Transforms, which see data alone, go through TransformedEnv."""
+"""Wrappers: envs that drive the env below them. Transforms see data alone: see TransformedEnv."""
 
 from torchwrap.wrappers.render import AddRenderObservation, RecordVideo
 from torchwrap.wrappers.repeat import MaxAndSkipObservation, RepeatAction

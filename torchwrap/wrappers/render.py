@@ -10,41 +10,46 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from torchwrap import spaces
 from torchwrap._core import validation
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env, Options
 from torchwrap.wrappers.wrapper import Wrapper
 
 
 class RenderWrapper(Wrapper):
-    """Base for wrappers that show the env after each step, before finished rows are reset, and after each reset."""
+    """Base for wrappers that show the env after each step and each reset.
+
+    The frame of a step shows the successor: finished rows are reset afterwards.
+    """
 
     def __init__(self, env: Env, from_observation: bool = False) -> None:
         super().__init__(env)
-        name = type(self).__name__
-        self.from_observation = validation.flag(name, "from_observation", from_observation)
+        owner = type(self).__name__
+        self.from_observation = validation.flag(owner, "from_observation", from_observation)
         if from_observation:
-            spaces.box(name, "observation", env.single_observation_space)
+            spaces.box(owner, "observation", env.single_observation_space)
         elif env.render_mode != "rgb_array":
-            raise ValueError(
-                f'{name} needs an env made with render_mode="rgb_array", but got {env.render_mode!r}.'
-            )
+            must = 'env must have render_mode="rgb_array"'
+            raise ValueError(refusal(owner, must, repr(env.render_mode)))
         elif getattr(env.unwrapped, "same_step", False):
-            fault = "cannot render the final frames of a SAME_STEP vector env"
-            raise ValueError(f"{name} {fault}: make it in AutoresetMode.DISABLED.")
-        self._env_fps = validation.positive(
-            name, 'metadata["render_fps"]', env.metadata.get("render_fps") or 30
-        )
+            fault = "env must not reset finished rows in its step, before their final frames"
+            remedy = "Make the vector env in AutoresetMode.DISABLED"
+            raise ValueError(refusal(owner, fault, "AutoresetMode.SAME_STEP", remedy))
+        fps = env.metadata.get("render_fps") or 30
+        self._env_fps = validation.positive(owner, 'metadata["render_fps"]', fps)
 
 
 class AddRenderObservation(RenderWrapper):
     """Replaces the observation by the rendered frame, or adds the frame to it.
 
     Args:
-        env: the env to wrap, made with `render_mode="rgb_array"`. It is reset once, to find the size of its frames.
+        env: the env to wrap, made with `render_mode="rgb_array"`. It is reset once, to find the
+            size of its frames.
         render_only: whether the frame replaces the observation, or is added to it.
         render_key: key of the frame, if it is added.
         obs_key: key of an observation that is not a `Dict`, if the frame is added.
@@ -61,28 +66,26 @@ class AddRenderObservation(RenderWrapper):
         self, env: Env, render_only: bool = True, render_key: str = "pixels", obs_key: str = "state"
     ) -> None:
         super().__init__(env)
-        self.render_only = validation.flag("AddRenderObservation", "render_only", render_only)
+        owner = "AddRenderObservation"
+        self.render_only = validation.flag(owner, "render_only", render_only)
         for name, key in (("render_key", render_key), ("obs_key", obs_key)):
             if not isinstance(key, str) or not key:
-                raise TypeError(
-                    f"AddRenderObservation needs {name} as a non-empty string, but got {key!r}."
-                )
+                must = f"{name} must be a non-empty string"
+                raise TypeError(refusal(owner, must, repr(key)))
         below = env.single_observation_space
-        below = (
-            below
-            if isinstance(below, gymnasium.spaces.Dict)
-            else gymnasium.spaces.Dict({obs_key: below})
-        )
+        self._adds_to_dict = isinstance(below, gymnasium.spaces.Dict)
+        if not isinstance(below, gymnasium.spaces.Dict):
+            below = gymnasium.spaces.Dict({obs_key: below})
         if not render_only and render_key in below.spaces:
-            raise ValueError(
-                f"AddRenderObservation needs an unused render_key, but got {render_key!r} next to {list(below)}."
-            )
-        self.render_key, self.obs_key = render_key, obs_key
+            must = f"render_key must not be among {list(below)}"
+            raise ValueError(refusal(owner, must, repr(render_key)))
+        self.render_key = render_key
+        self.obs_key = obs_key
         env.reset()
-        pixels = gymnasium.spaces.Box(0, 255, np.shape(env.render([0])[0]), np.uint8)
-        space = (
-            pixels if render_only else spaces.dict_like(below, {render_key: pixels, **below.spaces})
-        )
+        shape = np.shape(env.render([0])[0])
+        space: gymnasium.Space[Any] = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        if not render_only:
+            space = spaces.dict_like(below, {render_key: space, **below.spaces})
         self.signature = env.signature.replace(single_observation_space=space)
 
     def _step(self, action: spaces.Value) -> TensorDict:
@@ -95,31 +98,32 @@ class AddRenderObservation(RenderWrapper):
         pixels = spaces.tensor(np.stack(self.env.render()), self.device)
         if self.render_only:
             return td.set("observation", pixels)
-        observation = td["observation"]
-        is_dict = isinstance(self.env.single_observation_space, gymnasium.spaces.Dict)
-        parts = dict(observation.items()) if is_dict else {self.obs_key: observation}
-        return td.set(
-            "observation", TensorDict({self.render_key: pixels, **parts}, batch_size=td.batch_size)
-        )
+        observation: Any = td["observation"]
+        parts = dict(observation.items()) if self._adds_to_dict else {self.obs_key: observation}
+        parts = {self.render_key: pixels, **parts}
+        return td.set("observation", TensorDict(parts, batch_size=td.batch_size))
 
 
 class RecordVideo(RenderWrapper):
     """Records mp4 videos of one env, or of several envs as tiles of one picture.
 
-    A video shows an episode of the first of `envs`, or a fixed number of frames. Without a trigger, Gymnasium's schedule
-    applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes the last file, and so does the end of the program.
-    It needs imageio with ffmpeg: `pip install "torchwrap[render]"`.
+    A video shows an episode of the first of `envs`, or a fixed number of frames. Without a trigger,
+    Gymnasium's schedule applies: episodes 0, 1, 8, 27, ... and every 1000th. `close()` completes
+    the last file, and so does the end of the program. It needs imageio with ffmpeg:
+    `pip install "torchwrap[render]"`.
 
     Args:
         env: the env to wrap, made with `render_mode="rgb_array"`, unless observations are recorded.
         video_folder: folder of the files. It is created.
-        episode_trigger, step_trigger: return whether to start a video at the episode or step with the given number, from 0.
+        episode_trigger, step_trigger: return whether to start a video at the episode or step with
+            the given number, from 0.
         video_length: number of frames. 0 records whole episodes.
-        name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and `{name_prefix}-step-{number}.mp4`.
+        name_prefix: files are named `{name_prefix}-episode-{number}.mp4` and
+            `{name_prefix}-step-{number}.mp4`.
         fps: frames per second. None takes the env's own rate, or 30.
         envs: indices of the envs to show.
-        from_observation: whether to record observations that are images, or the latest one of a stack, instead of `render()`.
-            ALE's vector env needs it.
+        from_observation: whether to record observations that are images, or the latest one of a
+            stack, instead of `render()`. ALE's vector env needs it.
 
     >>> import tempfile; import torchwrap as tw
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -128,8 +132,6 @@ class RecordVideo(RenderWrapper):
     ...     [path.name for path in Path(folder).iterdir()]
     ['rl-video-episode-0.mp4']
     """
-
-    is_passive = True
 
     def __init__(
         self,
@@ -145,30 +147,31 @@ class RecordVideo(RenderWrapper):
         from_observation: bool = False,
     ) -> None:
         super().__init__(env, from_observation)
+        owner = "RecordVideo"
         for name, trigger in (("episode_trigger", episode_trigger), ("step_trigger", step_trigger)):
-            validation.function("RecordVideo", name, trigger or capped_cubic)
-        if not isinstance(video_folder, str | Path) or not isinstance(name_prefix, str):
-            got = f"{video_folder!r} and {name_prefix!r}"
-            raise TypeError(
-                f"RecordVideo needs video_folder and name_prefix as strings, but got {got}."
-            )
+            validation.function(owner, name, trigger or capped_cubic)
+        for name, text in (("video_folder", video_folder), ("name_prefix", name_prefix)):
+            if not isinstance(text, str | Path):
+                raise TypeError(refusal(owner, f"{name} must be a string", repr(text)))
         if not len(envs):
-            raise ValueError("RecordVideo needs at least one index in envs, but got none.")
-        self.envs = [
-            validation.integer("RecordVideo", "each index in envs", row, 0, self.num_envs - 1)
-            for row in envs
-        ]
-        self.fps = self._env_fps if fps is None else validation.positive("RecordVideo", "fps", fps)
-        self.video_length = validation.integer(
-            "RecordVideo", "video_length", video_length, at_least=0
-        )
-        self.episode_trigger, self.step_trigger = episode_trigger, step_trigger
-        self.video_folder, self.name_prefix = str(video_folder), name_prefix
+            raise ValueError(refusal(owner, "envs must hold at least one index", repr(envs)))
+        last = self.num_envs - 1
+        self.envs = [validation.integer(owner, "each index in envs", row, 0, last) for row in envs]
+        self.fps = self._env_fps if fps is None else validation.positive(owner, "fps", fps)
+        self.video_length = validation.integer(owner, "video_length", video_length, at_least=0)
+        self.episode_trigger = episode_trigger
+        self.step_trigger = step_trigger
+        self.video_folder = str(video_folder)
+        self.name_prefix = str(name_prefix)
         import imageio.v2  # noqa: F401  # fails here, and not in the middle of a run
 
         self._writer: Any = None
         self._num_frames = 0
-        self._step_id = self._episode_id = -1
+        self._step_id = -1
+        self._episode_id = -1
+
+    def deployed(self) -> None:
+        return None
 
     def _step(self, action: spaces.Value) -> TensorDict:
         successor = super()._step(action)
@@ -184,7 +187,9 @@ class RecordVideo(RenderWrapper):
             self._episode_id += 1
             if not self.video_length:
                 self._close_video()
-            trigger = self.episode_trigger or (None if self.step_trigger else capped_cubic)
+            trigger = self.episode_trigger
+            if trigger is None and self.step_trigger is None:
+                trigger = capped_cubic
             if trigger is not None and trigger(self._episode_id):
                 self._start_video(f"episode-{self._episode_id}")
             self._capture_frame(td)
@@ -194,54 +199,38 @@ class RecordVideo(RenderWrapper):
         import imageio.v2
 
         self._close_video()
-        path, self._num_frames = (
-            Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4",
-            0,
-        )
+        self._num_frames = 0
+        path = Path(self.video_folder).absolute() / f"{self.name_prefix}-{name}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         # Under a temporary name until it is closed, so that a named file is always complete.
         temporary: Any = path.with_name(f".{path.name}")
         self._writer = imageio.v2.get_writer(
             temporary, format="FFMPEG", fps=self.fps, codec="libx264", macro_block_size=2
         )
-        self._complete = Finalize(
-            self, _complete, (self._writer, temporary, path), exitpriority=10
-        )  # without close()
+        # Completes the file without close(), too.
+        arguments = (self._writer, temporary, path)
+        self._complete = Finalize(self, _complete, arguments, exitpriority=10)
 
-    def _picture(self, envs: Sequence[int], td: TensorDict) -> np.ndarray[Any, Any]:
-        """The frames of some envs as tiles of one RGB picture."""
-        source = (
-            td["observation"][list(envs)].cpu().numpy()
-            if self.from_observation
-            else self.env.render(envs)
-        )
-        frames = [np.asarray(frame) for frame in source]
-        for index, frame in enumerate(frames):
-            if self.from_observation and (
-                frame.ndim == 4 or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))
-            ):
-                frame = frame[-1]  # the latest of a stack
-            if (
-                frame.dtype != np.uint8
-                or frame.ndim not in (2, 3)
-                or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4))
-            ):
-                needed = f"{type(self).__name__} needs frames (height, width, 3) of uint8, or gray ones (height, width)"
-                raise ValueError(f"{needed}, but got {frame.shape} {frame.dtype}.")
-            gray = frame.reshape(*frame.shape[:2], -1)
-            frames[index] = np.repeat(gray, 3, 2) if gray.shape[2] == 1 else gray[..., :3]
-        return tiled(frames)
+    def _picture(self, td: TensorDict) -> NDArray[np.uint8]:
+        """The frames of the shown envs as tiles of one RGB picture."""
+        if self.from_observation:
+            observations = td["observation"][self.envs].cpu().numpy()
+            frames = [_latest(frame) for frame in observations]
+        else:
+            frames = [np.asarray(frame) for frame in self.env.render(self.envs)]
+        return tiled([_to_rgb(type(self).__name__, frame) for frame in frames])
 
     def _capture_frame(self, td: TensorDict) -> None:
-        if self._writer is not None:
-            frame = self._picture(self.envs, td)
-            height, width, _ = (
-                frame.shape
-            )  # padded with black if they are odd, because the codec needs even ones
-            self._writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0))))
-            self._num_frames += 1
-            if self._num_frames == self.video_length:
-                self._close_video()
+        if self._writer is None:
+            return
+        frame = self._picture(td)
+        height, width, _ = frame.shape
+        # Padded with black if they are odd, because the codec needs even ones.
+        padding = ((0, height % 2), (0, width % 2), (0, 0))
+        self._writer.append_data(np.pad(frame, padding))
+        self._num_frames += 1
+        if self._num_frames == self.video_length:
+            self._close_video()
 
     def _close_video(self) -> None:
         if self._writer is not None:
@@ -259,16 +248,41 @@ def _complete(writer: Any, temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def tiled(frames: Sequence[Any]) -> Any:
-    """Arranges frames `(height, width, 3)` of one size as tiles of one picture, nearly square. Empty tiles are black."""
+def _has_channels(frame: NDArray[Any]) -> bool:
+    return frame.ndim == 3 and frame.shape[2] in (1, 3, 4)
+
+
+def _latest(observation: NDArray[Any]) -> NDArray[Any]:
+    """The latest frame of a stack, or an observation that is a frame."""
+    is_frame = observation.ndim == 2 or _has_channels(observation)
+    return observation if is_frame else observation[-1]
+
+
+def _to_rgb(owner: str, frame: NDArray[Any]) -> NDArray[np.uint8]:
+    if frame.dtype != np.uint8 or not (frame.ndim == 2 or _has_channels(frame)):
+        must = "a frame must be (height, width, 3) of uint8, or gray: (height, width)"
+        raise ValueError(refusal(owner, must, f"{frame.shape} {frame.dtype}"))
+    channels = frame.reshape(*frame.shape[:2], -1)
+    return np.repeat(channels, 3, 2) if channels.shape[2] == 1 else channels[..., :3]
+
+
+def tiled(frames: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Frames `(height, width, 3)` of one size as tiles of one picture, nearly square.
+
+    Empty tiles are black.
+    """
     columns = math.ceil(math.sqrt(len(frames)))
     rows = math.ceil(len(frames) / columns)
-    padded = [*frames, *[np.zeros_like(frames[0])] * (rows * columns - len(frames))]
-    return np.concatenate(
-        [np.concatenate(padded[row * columns :][:columns], 1) for row in range(rows)]
-    )
+    num_empty = rows * columns - len(frames)
+    padded = [*frames, *[np.zeros_like(frames[0])] * num_empty]
+    lines = []
+    for row in range(rows):
+        lines.append(np.concatenate(padded[row * columns :][:columns], 1))
+    return np.concatenate(lines)
 
 
 def capped_cubic(episode: int) -> bool:
-    """Gymnasium's schedule of episodes to record: cube numbers up to 1000, then every 1000th episode."""
-    return round(episode ** (1 / 3)) ** 3 == episode if episode < 1000 else episode % 1000 == 0
+    """Gymnasium's schedule: record cube numbers up to 1000, then every 1000th episode."""
+    if episode < 1000:
+        return round(episode ** (1 / 3)) ** 3 == episode
+    return episode % 1000 == 0

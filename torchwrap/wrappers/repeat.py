@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.env import Env
 from torchwrap.wrappers.wrapper import TransformedEnv, Wrapper, layers
@@ -21,61 +23,52 @@ class _Repeat(Wrapper):
 
     def __init__(self, env: Env, repeats: int, summed_info: Sequence[str]) -> None:
         super().__init__(env)
-        name, self.repeats = type(self).__name__, repeats  # steps of the env below per action
+        owner = type(self).__name__
         if any(isinstance(layer, TransformedEnv) for layer in layers(env)):
-            # Transforms would count and learn from the steps that an env takes after its end, while others continue.
-            raise ValueError(
-                f"{name} needs an env without transforms, but got {env!r}: put them on top of it."
-            )
+            # They would count and learn from the steps of finished envs, while others continue.
+            must = "env must have no transforms"
+            raise ValueError(refusal(owner, must, repr(env), "Put them on top of the wrapper"))
         if not env.unwrapped.can_repeat and env.num_envs > 1:
-            remedy = "let the simulator repeat actions, such as with Gymnasium's wrapper around each of its envs"
-            raise ValueError(
-                f"{name} needs a simulator that can step some of its envs alone, but got {env!r}: {remedy}."
+            must = "env must have a simulator whose finished envs can wait for the others"
+            remedy = (
+                "Let the simulator repeat actions, such as with Gymnasium's wrapper around each "
+                "of its envs, make(id, wrappers=[...])"
             )
-        self.summed_info = validation.names(name, "summed_info", summed_info)
-        below, own, limit = (
-            env.signature.summed_info,
-            frozenset(self.summed_info),
-            env.signature.max_episode_steps,
-        )
+            raise ValueError(refusal(owner, must, repr(env), remedy))
+        self.repeats = repeats  # steps of the env below per action
+        self.summed_info = validation.names(owner, "summed_info", summed_info)
         if repeats > 1:
-            summed = own if below is None else own & below
-            self.signature = env.signature.replace(
-                summed_info=summed, max_episode_steps=limit and -(-limit // repeats)
-            )
+            summed = frozenset(self.summed_info)
+            if env.signature.summed_info is not None:
+                summed &= env.signature.summed_info
+            limit = env.signature.max_episode_steps
+            if limit is not None:
+                limit = math.ceil(limit / repeats)
+            self.signature = env.signature.replace(summed_info=summed, max_episode_steps=limit)
 
     def _repeat(self, step: Callable[[Any], TensorDict], action: spaces.Value) -> TensorDict:
-        """The successor of several steps with one action: the latest of each env's episode, with the sum of its rewards.
+        """Takes several steps with one action.
 
-        A batch is stepped as a whole. What an env returns after the end of its episode is ignored. Every step is taken, so
-        that the random numbers of an env do not depend on the other envs. A simulator on the host leaves out the envs whose
-        episode is over, where it can, because its random numbers do not belong to episodes.
+        Returns the last successor of each env's episode, with the sums of its rewards and
+        `summed_info`. Results of finished envs are ignored. Native envs take every repeat, so that
+        env *i*'s random numbers do not depend on the others; simulators stop if all are finished.
         """
-        simulator = self.unwrapped if self.host_stepped else None
         whole = step(action.clone())  # which may write to it
-        keys: list[Any] = ["reward", *(("info", name) for name in self.summed_info)]
-        for key, value in zip(
-            keys[1:], spaces.infos("summed_info", whole, self.summed_info), strict=True
-        ):
-            whole.set(key, value.float())
-        outer = None if simulator is None else simulator._live
-        try:
-            for _ in range(self.repeats - 1):
-                alive = RowMask(
-                    ~(whole["terminated"] | whole["truncated"]), synchronize=simulator is not None
-                )
-                if simulator is not None:
-                    if not alive.any():
-                        break
-                    simulator._live = alive
-                latest = step(action.clone())
-                sums = [whole[key] + alive.where(latest[key], 0) for key in keys]
-                whole = alive.where(latest, whole)
-                for key, value in zip(keys, sums, strict=True):
-                    whole.set(key, value)
-        finally:
-            if simulator is not None:
-                simulator._live = outer
+        keys: list[Any] = ["reward"]
+        infos = spaces.infos("summed_info", whole, self.summed_info)
+        for name, value in zip(self.summed_info, infos, strict=True):
+            keys.append(("info", name))
+            whole.set(("info", name), value.float())
+        for _ in range(self.repeats - 1):
+            done = whole["terminated"] | whole["truncated"]
+            alive = RowMask(~done, synchronize=self.host_stepped)
+            if self.host_stepped and not alive.any():
+                break
+            latest = step(action.clone())
+            sums = [whole[key] + alive.where(latest[key], 0) for key in keys]
+            whole = alive.where(latest, whole)
+            for key, value in zip(keys, sums, strict=True):
+                whole.set(key, value)
         return whole
 
     def _read_clock(self) -> Tensor | None:
@@ -89,38 +82,40 @@ class _Repeat(Wrapper):
 class RepeatAction(_Repeat):
     """Repeats each action, until the episode ends at most, and sums the rewards.
 
-    Observation, flags and other infos come from the last step taken. The env's own limit of steps counts each step.
+    Observation, flags and other infos come from the last step taken. The env's own limit of steps
+    counts each step.
 
     Args:
         env: the env to wrap, without transforms.
         num_repeats: steps per action.
-        summed_info: names of infos to sum like the rewards, as float32, such as `metrics` of `RecordEpisodeStatistics`.
+        summed_info: names of infos to sum like the rewards, as float32, such as `metrics` of
+            `RecordEpisodeStatistics`.
 
     Raises:
-        ValueError: for a simulator of several envs that cannot leave out those whose episode is over.
+        ValueError: for several envs of a simulator that cannot leave out those whose episode is
+            over: Gymnasium's `AsyncVectorEnv`, EnvPool, ALE.
 
     >>> from torchwrap.testing import ScriptedEnv
     >>> env = RepeatAction(ScriptedEnv(2, episode_lengths=(2, 1)), 2)
-    >>> env.step(env.reset().set("action", env.sample_action()))[0]["next", "reward"].flatten()  # 1 + 2, and 1
+    >>> transition, td = env.step(env.reset().set("action", env.sample_action()))
+    >>> transition["next", "reward"].flatten()  # 1 + 2, and 1
     tensor([3., 1.])
     """
 
     def __init__(self, env: Env, num_repeats: int, *, summed_info: Sequence[str] = ()) -> None:
-        super().__init__(
-            env,
-            validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1),
-            summed_info,
-        )
-        self.num_repeats = self.repeats
+        repeats = validation.integer("RepeatAction", "num_repeats", num_repeats, at_least=1)
+        super().__init__(env, repeats, summed_info)
+        self.num_repeats = repeats
 
     def _step(self, action: spaces.Value) -> TensorDict:
         return self._repeat(super()._step, action)
 
 
 class MaxAndSkipObservation(_Repeat):
-    """Repeats each action `skip` times, sums the rewards, and returns the maximum of the last two observations.
+    """Repeats each action, sums the rewards, and returns the maximum of the last two observations.
 
-    If an episode ends in between, these are the last two observations of that episode. Initial observations stay as they are.
+    If an episode ends in between, these are the last two observations of that episode. Initial
+    observations stay unchanged.
 
     Args:
         env: the env to wrap, without transforms.
@@ -136,24 +131,23 @@ class MaxAndSkipObservation(_Repeat):
     """
 
     def __init__(self, env: Env, skip: int = 4, *, summed_info: Sequence[str] = ()) -> None:
-        super().__init__(
-            env, validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2), summed_info
-        )
-        self.skip = self.repeats
+        skip = validation.integer("MaxAndSkipObservation", "skip", skip, at_least=2)
+        super().__init__(env, skip, summed_info)
+        self.skip = skip
         spaces.box("MaxAndSkipObservation", "observation", env.single_observation_space)
 
     def _step(self, action: spaces.Value) -> TensorDict:
-        below, previous = super()._step, None
+        step_below = super()._step
+        latest: spaces.Value | None = None
 
         def step(action: spaces.Value) -> TensorDict:
-            nonlocal previous
-            successor = below(action)
-            observation = successor["observation"]
-            # In an env whose episode is over, the successor that `repeat` keeps holds the one before.
-            successor.set("previous_observation", observation if previous is None else previous)
-            previous = observation
-            return successor
+            nonlocal latest
+            successor = step_below(action)
+            previous = latest
+            latest = successor["observation"]
+            # For finished envs, `_repeat` keeps the last successor, with its predecessor.
+            return successor.set("previous", latest if previous is None else previous)
 
         successor = self._repeat(step, action)
-        before: Any = successor.pop("previous_observation")
-        return successor.set("observation", torch.maximum(successor["observation"], before))
+        previous: Any = successor.pop("previous")
+        return successor.set("observation", torch.maximum(successor["observation"], previous))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDict
@@ -39,9 +39,6 @@ class Wrapper(Env):
     tensor([[2.]])
     """
 
-    is_passive = False
-    """True if it changes neither observations nor actions, so that `deploy` leaves it out."""
-
     def __init__(self, env: Env, signature: Signature | None = None) -> None:
         self._check_env(env)
         super().__init__(
@@ -60,8 +57,14 @@ class Wrapper(Env):
     def _check_env(self, env: object) -> None:
         name = type(self).__name__
         if not isinstance(env, Env):
-            remedy = "Make one with torchwrap.make or torchwrap.from_gymnasium"
-            raise TypeError(refusal(name, "env must be an Env", type(env).__name__, remedy))
+            raise TypeError(
+                refusal(
+                    name,
+                    "env must be an Env",
+                    type(env).__name__,
+                    "Make one with torchwrap.make or torchwrap.from_gymnasium",
+                )
+            )
         if env.is_compiled:
             raise ValueError(refusal(name, "env must not be compiled", env, "Compile it last"))
 
@@ -70,6 +73,13 @@ class Wrapper(Env):
 
     def _reset(self, mask: RowMask, options: Options | None = None) -> TensorDict:
         return self.env._run("_reset", mask, options)
+
+    def deployed(self) -> None:
+        """Returns None if the wrapper changes neither observations nor actions.
+
+        A ValueError says why `deploy` cannot use an env with this wrapper.
+        """
+        raise ValueError("it drives the env")
 
     def _check_options(self, options: Options) -> None:
         self.env._check_options(options)
@@ -108,7 +118,9 @@ class Wrapper(Env):
 
     def get_wrapper_attr(self, name: str) -> Any:
         owner = self._owner(name)
-        return self.env.get_wrapper_attr(name) if owner is None else getattr(owner, name)
+        if owner is None:
+            return self.env.get_wrapper_attr(name)
+        return getattr(owner, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         owner = self._owner(name)
@@ -134,7 +146,9 @@ class Wrapper(Env):
 
     def _read_clock(self) -> Tensor | None:
         steps = super()._read_clock()
-        return self.env._read_clock() if steps is None else steps
+        if steps is None:
+            return self.env._read_clock()
+        return steps
 
     def _write_clock(self, steps: Tensor) -> None:
         super()._write_clock(steps)
@@ -157,7 +171,7 @@ class Wrapper(Env):
         return f"<{type(self).__name__}{self.env!r}>"
 
 
-def _match_layers(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> Mapping[str, Any]:
+def _match_layers(saved: Mapping[str, Any], expected: Iterable[str]) -> Mapping[str, Any]:
     """A checkpoint whose layers with state have the depths of another one."""
     depths = sorted({_layer(name) for name in saved})
     new_depths = sorted({_layer(name) for name in expected})
@@ -178,7 +192,9 @@ def _layer(name: str) -> str:
 
 def layers(env: Env) -> list[Env]:
     """The env and every env inside it, outermost first."""
-    return [env, *layers(env.env)] if isinstance(env, Wrapper) else [env]
+    if isinstance(env, Wrapper):
+        return [env, *layers(env.env)]
+    return [env]
 
 
 class TransformedEnv(Wrapper):
@@ -205,9 +221,14 @@ class TransformedEnv(Wrapper):
         parts = [module for module in composed.modules() if isinstance(module, Transform)]
         for part in parts:
             if part.attached:
-                must = "transforms must belong to no other env"
-                remedy = "Make a new one; load_state_dict() copies what the old one has learned"
-                raise ValueError(refusal("TransformedEnv", must, part, remedy))
+                raise ValueError(
+                    refusal(
+                        "TransformedEnv",
+                        "transforms must belong to no other env",
+                        part,
+                        "Make a new one; load_state_dict() copies what the old one has learned",
+                    )
+                )
         self._check_env(env)
         super().__init__(env, composed.setup(env.signature))
         self.transforms = composed

@@ -1,0 +1,142 @@
+"""Steps without auto-reset, and the episode clock: for libraries that reset by themselves."""
+
+import gymnasium
+import pytest
+import torch
+from catalogue import stack
+from gymnasium.vector import AutoresetMode
+from helpers import assert_transition_and_masked_reset_are_a_step, mostly_full
+
+import torchwrap as tw
+from torchwrap import transforms as T
+from torchwrap.envs.cartpole import CartPole
+from torchwrap.testing import ScriptedEnv
+from torchwrap.wrappers import RepeatAction
+
+
+def cartpole(**kwargs):
+    env = tw.make("CartPole-v1", 5, **kwargs)
+    return tw.TransformedEnv(
+        env,
+        T.TimeLimit(7),
+        T.NormalizeObservation(),
+        T.NormalizeReward(),
+    )
+
+
+MAKERS = {
+    "scripted": lambda: stack("Compose of seven"),
+    "native": cartpole,
+    "native, large": lambda: tw.FunctionalEnv(CartPole(), 1500, max_episode_steps=9),
+    "sync": lambda: cartpole(backend="gymnasium"),
+    "compiled": lambda: tw.compile(cartpole(), backend="eager"),
+    "compiled over sync": lambda: tw.compile(cartpole(backend="gymnasium"), backend="eager"),
+    "repeated": lambda: RepeatAction(ScriptedEnv(5), 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    mostly_full(MAKERS, "scripted", "native", "sync", "compiled"),
+)
+def test_step_without_reset_and_masked_reset_equal_a_step(name):
+    with MAKERS[name]() as stepped, MAKERS[name]() as manual:
+        assert assert_transition_and_masked_reset_are_a_step(manual, stepped, 30) > 3
+
+
+def test_step_without_reset_of_a_same_step_env_gives_final_observations(bridge):
+    makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=3)] * 2
+    env = bridge(makers, mode=AutoresetMode.SAME_STEP)
+    other = bridge(makers, mode=AutoresetMode.DISABLED)
+    assert assert_transition_and_masked_reset_are_a_step(env, other) > 2
+
+
+class Interrupted(ScriptedEnv):
+    def _step(self, action):
+        raise KeyboardInterrupt
+
+
+def test_step_without_reset_interrupted_asks_for_reset():
+    env = Interrupted(2)
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step_without_reset(env.sample_action())
+    with pytest.raises(RuntimeError, match=r"step_without_reset\(\)"):
+        env.snapshot()
+
+
+# The clock.
+
+
+def pendulum(limit):
+    return tw.make("Pendulum-v1", 4, max_episode_steps=limit)
+
+
+CLOCKS = {  # each ends episodes after 10 steps
+    "native": lambda: pendulum(10),
+    "time limit": lambda: tw.TransformedEnv(
+        pendulum(-1),
+        T.TimeLimit(10),
+    ),
+    "both": lambda: tw.TransformedEnv(
+        pendulum(10),
+        T.TimeLimit(10),
+        T.TimeAwareObservation(),
+    ),
+    "repeated": lambda: RepeatAction(pendulum(20), 2),
+    "scripted": lambda: ScriptedEnv(4, episode_lengths=10),
+}
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.parametrize("make", CLOCKS.values(), ids=CLOCKS)
+def test_assigned_clock_staggers_ends_and_restarts_with_each_episode(make, compiled):
+    env = make()
+    if compiled:
+        tw.compile(env, backend="eager")
+    env.reset(seed=0)
+    env.elapsed_steps = torch.tensor([0, 9, 7, 5])
+    assert env.elapsed_steps.tolist() == [0, 9, 7, 5]
+    ends = torch.zeros(4, dtype=torch.int64)
+    for step in range(1, 11):
+        before = env.elapsed_steps
+        transition, _ = env.step(env.sample_action())
+        done = transition["next", "done"].squeeze(-1)
+        ends = torch.where(done & (ends == 0), step, ends)
+        assert env.elapsed_steps.tolist() == torch.where(done, 0, before + 1).tolist()
+    assert ends.tolist() == [10, 1, 3, 5]
+
+
+def test_elapsed_steps_of_a_foreign_simulator_needs_a_time_limit():
+    with tw.make("CartPole-v1", 2, backend="gymnasium") as env:
+        with pytest.raises(RuntimeError, match="TimeLimit"):
+            env.elapsed_steps  # noqa: B018
+        env = tw.TransformedEnv(env, T.TimeLimit(50))
+        env.reset(seed=0)
+        env.elapsed_steps = torch.tensor([49, 0])
+        transition, _ = env.step(env.sample_action())
+        assert transition["next", "truncated"].flatten().tolist() == [True, False]
+        assert env.elapsed_steps.tolist() == [0, 1]
+
+
+WRONG = {
+    "shape": torch.zeros(3, dtype=torch.int64),
+    "dtype": torch.zeros(2),
+    "negative": torch.tensor([0, -1]),
+    "list": [0, 0],
+}
+
+
+@pytest.mark.parametrize("steps", WRONG.values(), ids=WRONG)
+def test_wrong_elapsed_steps_raise_and_change_nothing(steps):
+    env = ScriptedEnv(2)
+    env.reset()
+    with pytest.raises(ValueError, match="elapsed_steps"):
+        env.elapsed_steps = steps
+    assert env.elapsed_steps.tolist() == [0, 0]

@@ -1,0 +1,89 @@
+"""The base of envs over a simulator's functions `reset` and `step`, which take a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium import Space
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchwrap import spaces
+from torchwrap._core.errors import refusal
+from torchwrap._core.rows import tensordict
+from torchwrap.interop import _checks
+from torchwrap.spaces import Signature
+
+
+class FunctionsEnv(_checks.SimulatorEnv):
+    """An env over functions of a simulator. It checks their first results, and has no snapshots."""
+
+    can_snapshot = False
+    _kind = "an array"
+
+    def __init__(self, owner: str, signature: Signature, info_keys: Sequence[str]) -> None:
+        super().__init__(signature)
+        self._owner = owner
+        self.info_spaces: dict[str, Space[Any]] = dict.fromkeys(info_keys, spaces.REWARD)
+
+    def _successor(
+        self, observation: spaces.Value, numbers: dict[str, Tensor], info: dict[str, Any]
+    ) -> TensorDict:
+        """Adds the time limit to reward and flags, which are columns, like the info."""
+        successor: dict[str, Any] = {"observation": observation, **numbers}
+        limit = self.signature.max_episode_steps
+        if limit is not None:
+            is_over = self._clocks()[0].to(self.device) >= limit
+            successor["truncated"] = successor["truncated"] | is_over.view(-1, 1)
+        if info:
+            successor["info"] = tensordict(info, self.num_envs)
+        return tensordict(successor, self.num_envs)
+
+    def _fits(self, value: Any, shape: tuple[int, ...]) -> bool:
+        return getattr(value, "shape", None) == shape
+
+    def _can_cast(self, value: Any, leaf: Space[Any]) -> bool:
+        raise NotImplementedError
+
+    def _check_observation(self, function: str, observation: Any, num_rows: int) -> None:
+        for path, leaf in spaces.leaves(self.single_observation_space):
+            try:
+                value = spaces.at(observation, path)
+            except (LookupError, TypeError, ValueError):
+                value = None
+            shape = (num_rows, *(leaf.shape or ()))
+            if not self._fits(value, shape) or not self._can_cast(value, leaf):
+                keys = "".join([f"[{key!r}]" for key in path])
+                name = f"observation{keys} for {leaf}"
+                raise ValueError(
+                    refusal(
+                        self._owner,
+                        f"{function} must return {name} as {self._kind} of shape {shape}",
+                        describe(observation),
+                    )
+                )
+
+    def _check_numbers(self, result: Any, names: tuple[str, ...]) -> None:
+        shape = (self.num_envs,)
+        column = (self.num_envs, 1)
+        numbers = _checks.numbers(self._owner, result, names, self.info_spaces, describe)
+        for name, value in numbers.items():
+            if not self._fits(value, shape) and not self._fits(value, column):
+                must = (
+                    f"step must return {name}, one number per env, as {self._kind} of shape {shape}"
+                )
+                raise ValueError(refusal(self._owner, must, describe(value)))
+
+
+def describe(value: Any) -> str:
+    """A nested value with dtypes, shapes and devices instead of arrays."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{list(value.shape)} on {value.device}"
+    if hasattr(value, "dtype"):
+        return f"array {value.dtype}{list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join([describe(part) for part in value])})"
+    if hasattr(value, "items"):
+        return str({key: describe(part) for key, part in value.items()})
+    return repr(value)
