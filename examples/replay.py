@@ -42,7 +42,7 @@ def n_step_returns(
 
 
 class ReplayBuffer:
-    """A ring of the latest `size` transitions of all envs, as tensors `(size // num_envs, num_envs, ...)`.
+    """A ring of the latest transitions, as tensors `(size // num_envs, num_envs, ...)`.
 
     Steps of an env must follow each other: after `env.reset()` in mid-episode, begin a new buffer.
 
@@ -81,7 +81,7 @@ class ReplayBuffer:
         self.written += len(data)
 
     def sample(self, batch_size: int) -> TensorDict:
-        """Draws transitions uniformly, with replacement, by PyTorch's global generator; see `get`."""
+        """Draws transitions uniformly, with replacement; see `get`."""
         shape = (batch_size,)
         if self.num_steps <= self.history:
             fault = f"must store more than {self.history} steps of each env, got {self.num_steps}"
@@ -187,7 +187,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
 
 class TorchRLReplayBuffer:
-    """TorchRL's `ReplayBuffer` with n-step returns. A step is stored when its window is complete."""
+    """TorchRL's `ReplayBuffer` with n-step returns: steps are stored with complete windows."""
 
     def __init__(
         self, size: int, gamma: float, n_step: int = 1, device: torch.device | str = "cpu"

@@ -160,7 +160,7 @@ def from_maniskill(env: Any, **kwargs: Any) -> tw.Env:
 
 
 def from_genesis(env: Any, **kwargs: Any) -> tw.Env:
-    """Genesis 0.4.5, read: an env as examples/locomotion/go2_env.py. It loses final observations."""
+    """Genesis 0.4.5, read: an env as examples/locomotion/go2_env.py (no final observations)."""
 
     def observe() -> dict[str, Tensor]:
         env._update_observation()
@@ -336,7 +336,7 @@ def from_torchrl(
 
 
 def from_gymnax(env: Any, num_envs: int, params: Any = None, **kwargs: Any) -> tw.Env:
-    """gymnax 1.0, run: an env as `gymnax.make(name)[0]`; `params.max_steps_in_episode` truncates."""
+    """gymnax 1.0, run: `gymnax.make(name)[0]`. `params.max_steps_in_episode` truncates."""
     import jax
     from gymnax.environments.spaces import gymnax_space_to_gym_space
 

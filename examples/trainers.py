@@ -7,8 +7,8 @@ python examples/trainers.py rl_games        Runner, on Pendulum-v1
 python examples/trainers.py sb3             Stable-Baselines3's PPO, on CartPole-v1
 
 Each library has one function, to copy. It returns the torchwrap env that it has trained on, and a
-policy for `tw.evaluate`. `main` plays 64 greedy episodes in the same stack, with the statistics that
-its transforms have learned.
+policy for `tw.evaluate`. `main` plays 64 greedy episodes in the same stack, with the statistics
+that its transforms have learned.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `python -m tests.benchmarks.worker <module> <function> <arguments> [time | call]` calls the function
 with arguments in JSON. An answer is a line of JSON. With "time", the function returns a `Timed`.
 The first answer is the time to build and warm it up. Each line "turn <seconds>" on stdin is
-answered with microseconds per step. With "call", the answer is the function's result. After an error, the
-answer has the reason as `skipped`.
+answered with microseconds per step. With "call", the answer is the function's result. After an
+error, the answer has the reason as `skipped`.
 
 This module imports only the side, because its interpreter may have neither PyTorch nor torchwrap.
 """
