@@ -1,7 +1,6 @@
 """tests/benchmarks: sides step the same env, and figures and tables are as README.md says."""
 
 import importlib
-import json
 from pathlib import Path
 
 import numpy as np
