@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import gymnasium
-import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs import registration
@@ -177,7 +176,7 @@ def make(
     if max_episode_steps is not None:
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=-1)
     spec = _spec_of(id, backend)
-    spec.kwargs = specs.map_parts(_copied, {**spec.kwargs, **arguments})
+    spec.kwargs = specs.copied({**spec.kwargs, **arguments})
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps
@@ -402,10 +401,3 @@ def _spec_of(id: str, backend: str | None) -> EnvSpec:
         must = f'backend must be "torch" for {id}, an id of torchwrap.register'
         raise ValueError(refusal("make", must, backend))
     return specs.replace(spec)
-
-
-def _copied(value: Any) -> Any:
-    """An array or a tensor in new memory, because the caller could change it later."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return value.copy() if isinstance(value, np.ndarray) else value

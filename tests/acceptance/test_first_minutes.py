@@ -33,10 +33,10 @@ def test_sb3_callbacks_write_checkpoints_and_go_on(tmp_path):
     small = dict(num_envs=4, num_steps=64, save_every=256, out=tmp_path)
     result = script.main(script.Args(total_timesteps=512, **small))
     assert result["env_steps"] == 512 and result["episode_length"] == 50
-    assert (tmp_path / "best_model.zip").exists() and (
-        tmp_path / "rl_model_vecnormalize_512_steps.pkl"
-    ).exists()
-    assert script.main(script.Args(total_timesteps=768, resume=True, **small))["env_steps"] == 768
+    assert (tmp_path / "best_model.zip").exists()
+    assert (tmp_path / "rl_model_vecnormalize_512_steps.pkl").exists()
+    args = script.Args(total_timesteps=768, resume=True, **small)
+    assert script.main(args)["env_steps"] == 768
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchRL raises some when it is imported
@@ -59,13 +59,12 @@ def test_robot_trains_with_rsl_rl_and_plays_from_an_onnx_file(tmp_path):
     for name in ("rsl_rl", "onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)
     script = load_example("robot")
-    results = script.main(script.Args(num_envs=64, iterations=2, num_eval_envs=8, out=tmp_path))
+    args = script.Args(num_envs=64, iterations=2, num_eval_envs=8, out=tmp_path)
+    results = script.main(args)
     assert {*results} == {"episode_return", "episode_upright", "onnx_upright", "onnx_error"}
-    assert (
-        results["onnx_error"] < 1e-5
-        and (tmp_path / "policy.onnx").exists()
-        and (tmp_path / "policy.json").exists()
-    )
+    assert results["onnx_error"] < 1e-5
+    assert (tmp_path / "policy.onnx").exists()
+    assert (tmp_path / "policy.json").exists()
 
 
 @pytest.mark.full

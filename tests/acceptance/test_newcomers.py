@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from helpers import assert_same, buffers
 from tensordict import TensorDict
 from torch import nn
@@ -30,7 +31,6 @@ def script():
         network=nn.Linear(4, 2),
         collect=collect,
         max_episode_steps=3,
-        transforms=[T.TimeLimit(3)],
     )
 
 
@@ -48,7 +48,7 @@ def follow(message, script):
     """Run the lines of code in a message, and return the value of the last one."""
     lines = re.findall(r"`(.+?)`", message)
     assert lines, message
-    names = {**vars(tw), "T": T, "torch": torch, "gymnasium": gymnasium, **vars(script)}
+    names = {**vars(tw), "T": T, "torch": torch, **vars(script)}
     value = None
     for line in lines:
         try:
@@ -61,21 +61,6 @@ def follow(message, script):
 
 
 # Making envs and transforms.
-
-
-@pytest.mark.parametrize(
-    "habit",
-    [
-        pytest.param(lambda s: T.NormalizeObservation(s.env), id="wrapper"),
-        pytest.param(lambda s: T.NormalizeReward(gamma=0.9, env=s.env), id="keyword"),
-        pytest.param(lambda s: T.FrameStackObservation(s.env, 4), id="first argument"),
-        pytest.param(lambda s: T.TimeLimit(s.env), id="only argument"),
-        pytest.param(lambda s: tw.Compose(s.env), id="Compose"),
-    ],
-)
-def test_env_given_to_a_transform_raises_and_shows_transformed_env(habit, script):
-    follow(refused(habit, TypeError, "env", script), script)
-    assert len(script.env.transforms) == 1
 
 
 @pytest.mark.parametrize(
@@ -92,41 +77,27 @@ def test_class_in_place_of_a_transform_raises_and_shows_an_instance(habit, name,
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])
-def test_seed_given_to_make_raises_and_shows_reset(backend, script):
-    def habit(s):
-        return tw.make("CartPole-v1", backend=backend, seed=0)
-
-    follow(refused(habit, ValueError, "seed", script), script)
-    assert script.env.np_random_seed == 0
+def test_seed_given_to_make_raises_and_names_reset(backend):
+    with pytest.raises(ValueError, match=r"env\.reset\(seed=0\)"):
+        tw.make("CartPole-v1", backend=backend, seed=0)
 
 
-def test_env_given_to_make_raises_and_shows_its_spec(script):
-    made = follow(refused(lambda s: tw.make(s.env), TypeError, "id", script), script)
-    assert isinstance(made, tw.Env)
+def test_env_given_to_make_raises_and_names_the_id(script):
+    refused(lambda s: tw.make(s.env), TypeError, "id", script)
 
 
 TRANSFORMS = [kind for name in T.__all__ if isinstance(kind := getattr(T, name), type)]
 TRANSFORMS = [kind for kind in TRANSFORMS if issubclass(kind, T.Transform)]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ScriptedEnv(2),
-        lambda: gymnasium.make("CartPole-v1"),
-        lambda: gymnasium.make_vec("CartPole-v1", 2, "sync"),
-    ],
-    ids=["torchwrap", "gymnasium", "vector"],
-)
+@pytest.mark.parametrize("make", [ScriptedEnv, CartPoleEnv, CartPoleVectorEnv])
 @pytest.mark.parametrize("kind", TRANSFORMS, ids=lambda kind: kind.__name__)
 def test_every_transform_refuses_every_kind_of_env(kind, make):
     env = make()
-    name = rf"{kind.__name__}.*T\.{kind.__name__}\("
-    with pytest.raises(TypeError, match=name):
-        kind(env)
-    with pytest.raises(TypeError, match=name):
-        kind(env, 3)
-    with pytest.raises(TypeError, match=name):
+    for arguments in ([env], [env, 3]):  # as a wrapper of Gymnasium takes them
+        with pytest.raises((TypeError, ValueError)):
+            tw.TransformedEnv(ScriptedEnv(2), kind(*arguments))
+    with pytest.raises(TypeError):
         kind(env=env)
     env.close()
 
@@ -159,22 +130,24 @@ def return_a_tuple(s):
     return tw.rollout(s.env, lambda td: (td, 0), 3, s.td)
 
 
-@pytest.mark.parametrize(
-    "habit",
-    [rollout, collect_with_a_module, evaluate, compile, return_nothing, return_a_tuple],
-)
-def test_network_in_place_of_a_policy_raises_and_shows_a_policy(habit, script):
+@pytest.mark.parametrize("habit", [rollout, collect_with_a_module, evaluate, compile])
+def test_network_in_place_of_a_policy_raises_the_error_of_the_network(habit, script):
+    refused(habit, TypeError, "linear", script)
+
+
+@pytest.mark.parametrize("habit", [return_nothing, return_a_tuple])
+def test_policy_without_an_action_raises_and_shows_a_policy(habit, script):
     policy = follow(refused(habit, TypeError, "policy", script), script)
     data, _ = tw.rollout(script.env, policy, 3)
     assert data.shape == (2, 3)
     assert tw.evaluate(script.env, policy, 2).shape == (2,)
 
 
-def test_network_for_continuous_actions_raises_and_shows_a_policy(script):
+def test_policy_without_a_continuous_action_raises_and_shows_a_policy(script):
     script.env = tw.make("Pendulum-v1", 2)
     script.td = script.env.reset()
     script.network = nn.Linear(3, 1)
-    policy = follow(refused(rollout, TypeError, "policy", script), script)
+    policy = follow(refused(return_nothing, TypeError, "policy", script), script)
     data, _ = tw.rollout(script.env, policy, 3)
     assert data.shape == (2, 3)
 
@@ -220,10 +193,6 @@ def kept_both(script):
     script.td = step(script)
 
 
-def swapped_data(script):
-    script.td, _ = script.collect(script.td)
-
-
 def dropped_root(script):
     script.collect(script.td)
 
@@ -254,7 +223,6 @@ def test_step_of_another_result_raises_and_shows_the_step(slip, error, script):
     ("slip", "error"),
     [
         (dropped, ValueError),
-        (swapped_data, ValueError),
         (dropped_root, ValueError),
         (kept_both_of_collect, TypeError),
     ],
@@ -268,18 +236,24 @@ def test_collection_from_another_result_raises_and_shows_the_collection(slip, er
     assert set(script.td.keys()) == {"observation"}
 
 
-@pytest.mark.parametrize(
-    "slip", [lambda s: s.env.step(s.env.sample_action()), reset_twice], ids=["step", "reset"]
-)
+def test_collection_from_its_data_raises_and_names_the_observation(script):
+    data, _ = script.collect(script.td)
+    refused(lambda s: s.collect(data), ValueError, "observation", script)
+
+
+@pytest.mark.parametrize("slip", [dropped, reset_twice])
 def test_rollout_from_an_old_root_raises_and_shows_the_collection(slip, script):
     slip(script)
-    message = refused(lambda s: tw.rollout(s.env, None, 3, s.td), ValueError, "collect", script)
+    script.network = None
+    message = refused(rollout, ValueError, "collect", script)
     script.td = script.env.reset()
     follow(message, script)
     assert script.data.shape == (2, 3)
 
 
-NESTED = spaces.Dict(position=spaces.Box(-9, 9, (2,)), gear=spaces.Tuple([spaces.Discrete(3)]))
+POSITION = spaces.Box(-9, 9, (2,))
+GEAR = spaces.Tuple([spaces.Discrete(3)])
+NESTED = spaces.Dict(position=POSITION, gear=GEAR)
 
 
 @pytest.fixture
@@ -395,20 +369,19 @@ def test_habit_raises_and_names_its_remedy(habit, name):
         habit(tw.make("CartPole-v1", 2))
 
 
-def test_unregistered_id_raises_and_names_the_package(monkeypatch, tmp_path, registry, script):
+def test_unregistered_id_raises_and_names_the_import(monkeypatch, tmp_path, registry):
     entry_point = "gymnasium.envs.classic_control:CartPoleEnv"
     module = f'import gymnasium\ngymnasium.register("Maze/Walk-v0", "{entry_point}")\n'
     (tmp_path / "maze_package.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    message = refused(lambda s: tw.make("Maze/Walk-v0"), ValueError, "Maze/Walk-v0", script)
-    made = follow(message.replace("package:", "maze_package:"), script)
-    assert made.spec.id == "Maze/Walk-v0"
+    with pytest.raises(ValueError, match="package:"):
+        tw.make("Maze/Walk-v0")
+    assert tw.make("maze_package:Maze/Walk-v0").spec.id == "Maze/Walk-v0"
 
 
-def test_id_of_ale_raises_and_names_its_package(monkeypatch):
-    pytest.importorskip("ale_py")
-    others = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", others)
+def test_id_of_ale_raises_and_names_its_package(registry):
+    for name in [name for name in registry if name.startswith("ALE/")]:
+        del registry[name]
     with pytest.raises(ValueError, match="ale_py:ALE/Pong-v5"):
         tw.make("ALE/Pong-v5")
 
@@ -470,5 +443,6 @@ def test_step_takes_the_values_of_an_action_that_requires_grad(make, bare):
     expected, _ = other.step(action.detach())
     assert transition["action"] is action and action.requires_grad
     assert_same(transition["next"], expected["next"])
-    results = [*transition["next"].values(True, True), *td.values(True, True)]
-    assert not any(leaf.requires_grad for leaf in results)
+    for result in (transition["next"], td):
+        leaves = result.values(True, True)
+        assert not any(leaf.requires_grad for leaf in leaves)

@@ -4,7 +4,7 @@ import contextlib
 import re
 import shlex
 
-import ale_py  # noqa: F401  # registers its ids here, because `registry` is a copy that is forgotten
+import ale_py  # noqa: F401  # registers its ids before `registry` is copied
 import pytest
 import tyro
 from helpers import EXAMPLES, load_example
@@ -75,12 +75,16 @@ def test_commands_fit_their_scripts(page, monkeypatch):
                 tyro.cli(script.Args, args=shlex.split(flags, comments=True))
 
 
+def anchors(page):
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", heading.lower())
+        yield name.replace(" ", "-")
+
+
 @every_page
 def test_links_lead_to_files_and_headings(page):
     for link, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         target = page.parent / link if link else page
         assert "://" in link or target.is_file(), link
         if heading and "://" not in link:
-            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
-            slugs = [re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in headings]
-            assert heading in slugs, f"{link}#{heading}"
+            assert heading in anchors(target), f"{link}#{heading}"

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from torchwrap._core.buffers import BatchedModule
@@ -69,6 +71,17 @@ def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict) and not _is_spec(value):
         return {name: map_parts(function, part) for name, part in value.items()}
     return function(value)
+
+
+def copied(value: Any) -> Any:
+    """A copy of lists, dicts, arrays and tensors, however deep. Other objects stay."""
+    return map_parts(_copied_leaf, value)
+
+
+def _copied_leaf(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _is_spec(value: Any) -> bool:
