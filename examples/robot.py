@@ -143,7 +143,8 @@ def train(env: tw.Env, args: Args) -> nn.Module:
 
 def deploy(env: tw.Env, policy, path: Path) -> nn.Module:
     """Writes the ONNX file without noise and delays, because a robot has its own."""
-    module = tw.deploy(env, policy, without=["AddNoise", "DelayObservation", "DelayAction"])
+    simulated = ["AddNoise", "DelayObservation", "DelayAction"]
+    module = tw.deploy(env, policy, observations=["policy"], without=simulated)
     shapes = module.dynamic_shapes()
     program = torch.export.export(module, module.example_inputs(), dynamic_shapes=shapes)
     onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **module.onnx_names())
