@@ -144,7 +144,8 @@ def train(env: tw.Env, args: Args) -> nn.Module:
 
 def deploy(env: tw.Env, policy, path: Path) -> nn.Module:
     """Writes the ONNX file. A robot has noise and delays of its own, so those of the simulation stay out."""
-    module = tw.deploy(env, policy, without=["AddNoise", "DelayObservation", "DelayAction"])
+    sensors = ["AddNoise", "DelayObservation", "DelayAction"]  # the robot has its own
+    module = tw.deploy(env, policy, observations=["policy"], without=sensors)
     program = torch.export.export(
         module, module.example_inputs(), dynamic_shapes=module.dynamic_shapes()
     )

@@ -144,3 +144,11 @@ def assert_agrees(env, oracles, num_steps=25, *, reward_rtol=0.0):
         flags.append(ends)
     assert np.any(flags, axis=1).sum() > num_steps / 4
     return np.array(flags)
+
+
+def assert_equals_wrapper(space, name, *arguments, num_steps=12, **options):
+    """A transform equals Gymnasium's wrapper of the same name and arguments on random envs."""
+    wrap = getattr(gymnasium.wrappers, name)
+    oracles = [wrap(RandomEnv(space), *arguments, **options) for _ in range(2)]
+    transform = getattr(T, name)(*arguments, **options)
+    assert_agrees(make(space, transform, num_envs=2), oracles, num_steps)

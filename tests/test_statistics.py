@@ -1,4 +1,4 @@
-"""sync_statistics: processes that each see some rows have the statistics of one that has seen all of them."""
+"""sync_statistics: processes that each see some rows have the statistics of all rows."""
 
 import os
 import time
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from helpers import assert_same, buffers, load_example
+from numpy.testing import assert_allclose
 from processes import Processes, init
 from tensordict import TensorDict
 
@@ -16,6 +17,8 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 from torchwrap.transforms import RunningMeanStd
+
+ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
@@ -25,35 +28,34 @@ def processes():
     running.close()
 
 
-def batches(rank, world_size, rounds, kind):
-    """The rows that each process sees, round by round: their numbers differ, and the last process begins late."""
+def batches(rank, world_size, kind):
+    """The rows of each round. Their number differs by process, and the last process begins late."""
+    empty = [(0, world_size - 1), (1, world_size - 1), (3, 0)]
     found = []
-    for index in range(rounds):
+    for index in range(ROUNDS):
         rng = np.random.default_rng([rank, index, len(kind)])
-        rows = rng.normal([0, 1e6, -3], [1, 1, 1e-3], (rng.integers(1, 40), 3)).astype(np.float32)
+        shape = (rng.integers(1, 40), 3)
+        rows = rng.normal([0, 1e6, -3], [1, 1, 1e-3], shape).astype(np.float32)
         if kind == "integers":
-            rows = rng.integers(-50, 50, rows.shape).astype(np.float32)
+            rows = rng.integers(-50, 50, shape).astype(np.float32)
         if kind == "holes":
-            rows[rng.random(rows.shape) < 0.3] = rng.choice([np.nan, np.inf, -np.inf])
-            rows[:, 2] = np.nan if index < 2 else rows[:, 2]  # whose first values come late
-        nothing = world_size > 1 and (index, rank) in [
-            (0, world_size - 1),
-            (1, world_size - 1),
-            (3, 0),
-        ]
-        found.append(torch.from_numpy(rows[: 0 if nothing else None]))
+            rows[rng.random(shape) < 0.3] = rng.choice([np.nan, np.inf, -np.inf])
+            if index < 2:
+                rows[:, 2] = np.nan  # the first values of this component come late
+        if world_size > 1 and (index, rank) in empty:
+            rows = rows[:0]
+        found.append(torch.from_numpy(rows))
     return found
 
 
-def count_and_sync(rank, group, kind, rounds):
-    module, size = RunningMeanStd((3,)), dist.get_world_size(group)
-    for rows in batches(rank, size, rounds, kind):
-        if len(rows):
-            module.update(rows)
+def count_and_sync(rank, group, kind):
+    module = RunningMeanStd((3,))
+    for rows in batches(rank, dist.get_world_size(group), kind):
+        module.update(rows)
         tw.sync_statistics(module, group)
     before = buffers(module)
     tw.sync_statistics(module, group)
-    assert_same(buffers(module), before)  # bit for bit
+    assert_same(buffers(module), before)
     return buffers(module), module.mean, module.var
 
 
@@ -62,31 +64,42 @@ def count_and_sync(rank, group, kind, rounds):
     [pytest.param(1, "numbers", marks=pytest.mark.full), (4, "integers"), (4, "holes")],
 )
 def test_processes_have_the_statistics_of_all_rows(processes, size, kind):
-    results = processes.run(size, count_and_sync, kind, 5)
-    rows = torch.cat(
-        [rows for rank in range(size) for rows in batches(rank, size, 5, kind)]
-    ).numpy()
-    kept = np.where(np.isfinite(rows), rows, np.nan).astype(np.float64)
+    results = processes.run(size, count_and_sync, kind)
+    rows = []
+    for rank in range(size):
+        rows += batches(rank, size, kind)
+    rows = torch.cat(rows).double().numpy()
+    finite = np.where(
+        np.isfinite(rows),
+        rows,
+        np.nan,
+    )
+    # Differences from the reference are rounded to float32.
+    tolerance = 0 if kind == "integers" else 1e-7
     for found, mean, var in results:
         assert_same(found, results[0][0])
-        assert found["count"].tolist() == np.isfinite(kept).sum(0).tolist()
-        tolerance = (
-            0 if kind == "integers" else 1e-7
-        )  # differences from the reference are rounded to float32
-        np.testing.assert_allclose(mean, np.nanmean(kept, 0), rtol=1e-12, atol=tolerance)
-        np.testing.assert_allclose(var, np.nanvar(kept, 0), rtol=1e-12 + tolerance)
+        assert found["count"].tolist() == np.isfinite(rows).sum(0).tolist()
+        assert_allclose(
+            mean,
+            np.nanmean(finite, 0),
+            rtol=1e-12,
+            atol=tolerance,
+        )
+        assert_allclose(
+            var,
+            np.nanvar(finite, 0),
+            rtol=1e-12 + tolerance,
+        )
 
 
 def sync_an_env(rank, group, backend):
-    env = tw.TransformedEnv(
-        tw.make("Pendulum-v1", 3, first_index=3 * rank),
-        T.NormalizeObservation(),
-        T.NormalizeReward(),
-        T.ClipReward(-5, 5),
-    )
+    env = tw.make("Pendulum-v1", 3, first_index=3 * rank)
+    transforms = T.NormalizeObservation(), T.NormalizeReward(), T.ClipReward(-5, 5)
+    env = tw.TransformedEnv(env, *transforms)
     if backend:
         tw.compile(env, backend=backend)
-    td, addresses = env.reset(seed=0), [buffer.data_ptr() for buffer in env.buffers()]
+    td = env.reset(seed=0)
+    addresses = [buffer.data_ptr() for buffer in env.buffers()]
     for _ in range(3):
         _, td = tw.Collector(env, None, 4)(td)
         tw.sync_statistics(env, group)
@@ -98,128 +111,163 @@ def sync_an_env(rank, group, backend):
 @pytest.mark.parametrize(
     "backend", [None, pytest.param("eager", marks=[pytest.mark.compiles, pytest.mark.full])]
 )
-def test_statistics_of_an_env(processes, backend):
+def test_statistics_of_an_env_are_those_of_all_processes(processes, backend):
     results = processes.run(2, sync_an_env, backend)
     assert_same(results[1], results[0])
     counts = [value.unique().item() for key, value in results[0].items() if key.endswith("count")]
     assert counts == [2 * 3 * 13, 2 * 3 * 12]  # initial observations and 12 steps; rewards
 
 
-def load_and_sync(rank, group, loaded, restored):
+def load_and_sync(rank, group, source):
+    """Syncs statistics that were loaded from rank 0's state_dict, or restored from a snapshot."""
     module = RunningMeanStd((2,))
     module.update(torch.arange(6.0).view(3, 2) + rank)
     tw.sync_statistics(module, group)
     module.update(torch.full((2 + rank, 2), 7.0))
-    saved, held = [module.state_dict() if rank == 0 else None], buffers(module)
+    saved = [module.state_dict()]
     dist.broadcast_object_list(saved, src=0, group=group)
     other = RunningMeanStd((2,))
-    other.load_state_dict({}, strict=False)  # which shares nothing
-    if loaded:
+    other.load_state_dict({}, strict=False)  # shares nothing
+    if source == "state_dict":
         other.load_state_dict(saved[0])
-    if restored:
+    else:
         for name, buffer in other.named_buffers():
-            buffer.copy_(held[name])
+            buffer.copy_(module.get_buffer(name))
     tw.sync_statistics(other, group)
-    return buffers(other)
+    return other.count
 
 
-def test_loaded_statistics_count_once_and_a_snapshot_remembers_what_was_shared(processes):
-    for found in processes.run(4, load_and_sync, True, False):
-        assert (found["count"] == 4 * 3 + 2).all()  # what rank 0 had
-    for found in processes.run(4, load_and_sync, False, True):
-        assert (found["count"] == 4 * 3 + 2 + 3 + 4 + 5).all()
+@pytest.mark.parametrize(
+    ("source", "count"), [("state_dict", 4 * 3 + 2), ("snapshot", 4 * 3 + 2 + 3 + 4 + 5)]
+)
+def test_loaded_statistics_count_once_and_a_snapshot_holds_the_shared_part(
+    processes, source, count
+):
+    for found in processes.run(4, load_and_sync, source):
+        assert found.tolist() == [count, count]
 
 
-def refused(env, group, message):
-    """The whole message of an error that leaves the env as it is."""
+def refused(env, group):
+    """The message of an error that leaves the env as it is."""
     before = buffers(env)
-    with pytest.raises(RuntimeError, match=message) as error:
+    with pytest.raises(RuntimeError, match="statistics") as error:
         tw.sync_statistics(env, group)
     assert_same(buffers(env), before)
-    return str(error.value)
+    return (str(error.value),)
 
 
-def load_different(rank, group, kind):
-    env = tw.TransformedEnv(ScriptedEnv(2, observation_shape=(2,)), T.NormalizeObservation())
+def load_different(rank, group, difference):
+    env = tw.TransformedEnv(
+        ScriptedEnv(2, observation_shape=(2,)),
+        T.NormalizeObservation(),
+    )
     env.reset()
-    if kind in ("total", "reference"):
+    if difference == "only one":
+        if rank == 0:
+            env.load_state_dict(env.state_dict())
+    else:
         tw.sync_statistics(env, group)
         saved = env.state_dict()
-        saved[f"transforms.NormalizeObservation.statistics.{kind}"] += rank == 2
+        saved[f"transforms.NormalizeObservation.statistics.{difference}"] += rank == 2
         env.load_state_dict(saved)
-    elif kind == "only one":
-        saved = env.state_dict()
-        if rank == 0:
-            env.load_state_dict(saved)
-    return refused(env, group, "load the same state_dict on each, or on none")
+    return refused(env, group)
 
 
-def test_every_process_refuses_different_statistics(processes):
-    for kind in ("total", "reference", "only one"):
-        assert len(processes.run(4, load_different, kind)) == 4
+@pytest.mark.parametrize("difference", ["total", "reference", "only one"])
+def test_every_process_refuses_different_loaded_statistics(processes, difference):
+    assert len(processes.run(4, load_different, difference)) == 4
 
 
-STACKS = {
-    "size": lambda: [T.FrameStackObservation(3), T.NormalizeObservation(), T.NormalizeReward()],
-    "number": lambda: [T.NormalizeObservation()],
-    "order": lambda: [T.NormalizeReward(), T.NormalizeObservation()],
-    "none": lambda: [T.ClipReward(-1, 1)],
-}
+def stack(kind):
+    return {
+        "same": [T.NormalizeObservation(), T.NormalizeReward()],
+        "shape": [T.FrameStackObservation(3), T.NormalizeObservation(), T.NormalizeReward()],
+        "number": [T.NormalizeObservation()],
+        "order": [T.NormalizeReward(), T.NormalizeObservation()],
+        "none": [T.ClipReward(-1, 1)],
+    }[kind]
 
 
 def sync_different(rank, group, kind, other):
-    parts = STACKS[kind]() if rank == other else [T.NormalizeObservation(), T.NormalizeReward()]
-    env = tw.TransformedEnv(tw.make("Pendulum-v1", 3), *parts)
-    tw.rollout(env, None, 3)
-    return refused(
+    env = tw.make("Pendulum-v1", 3)
+    env = tw.TransformedEnv(
         env,
-        group,
-        "the same names, shapes, order and loaded values on all 2 processes, but others differ",
+        *stack(kind if rank == other else "same"),
     )
+    tw.rollout(env, None, 3)
+    return refused(env, group)
 
 
-def test_every_process_refuses_other_statistics_and_goes_on(processes):
-    for kind in STACKS:
-        for other in range(2):
-            messages = processes.run(2, sync_different, kind, other)
-            assert f"of rank {other}, {{}} on cpu" in messages[other] or kind != "none"
+@pytest.mark.parametrize("other", [0, 1])
+@pytest.mark.parametrize(
+    "kind",
+    ["shape", "number", "order", "none"],
+)
+def test_every_process_refuses_other_statistics_and_continues(processes, kind, other):
+    messages = processes.run(2, sync_different, kind, other)
+    assert f"rank {other}" in messages[other][0]
     assert_same(*processes.run(2, sync_an_env, None))
 
 
 def play(rank, group, env_id, backend, num_envs):
     shard = num_envs // dist.get_world_size(group)
-    env = tw.make(env_id, shard, backend=backend, first_index=rank * shard, max_episode_steps=9)
+    env = tw.make(
+        env_id,
+        shard,
+        backend=backend,
+        first_index=rank * shard,
+        max_episode_steps=9,
+    )
     data, td = tw.Collector(env, None, 25)(env.reset(seed=3))
     return TensorDict({"data": data, "td": td}, [shard])
 
 
 @pytest.mark.parametrize("backend", ["torch", "gymnasium"])
 def test_processes_see_the_data_of_one(processes, backend):
-    (whole,) = processes.run(1, play, "CartPole-v1", backend, 8)
-    assert_same(torch.cat(processes.run(4, play, "CartPole-v1", backend, 8)), whole)
+    (whole,) = processes.run(
+        1,
+        play,
+        "CartPole-v1",
+        backend,
+        8,
+    )
+    assert_same(
+        torch.cat(processes.run(4, play, "CartPole-v1", backend, 8)),
+        whole,
+    )
 
 
-def test_without_processes_nothing_happens():
+def test_sync_without_processes_changes_nothing():
     module = RunningMeanStd((1,))
     module.update(torch.ones(2, 1))
     before = buffers(module)
     tw.sync_statistics(module)
     assert_same(buffers(module), before)
-    with pytest.raises(
-        TypeError, match=r"sync_statistics needs an Env or another nn\.Module, but got str"
-    ):
+
+
+def test_sync_of_no_module_raises():
+    with pytest.raises(TypeError, match="env"):
         tw.sync_statistics("env")
 
 
-def one_dies(rank, folder, queue):
+@pytest.mark.parametrize("number", ["1", "2"])
+def test_sync_under_torchrun_without_a_process_group_raises(monkeypatch, number):
+    monkeypatch.setenv("WORLD_SIZE", number)
+    env = tw.make("CartPole-v1", 1)
+    if number == "1":
+        tw.sync_statistics(env)
+        return
+    with pytest.raises(RuntimeError, match="process group"):
+        tw.sync_statistics(env)
+
+
+def one_ends(rank, folder, queue):
     init(rank, 2, folder)
     module = RunningMeanStd((1,))
     module.update(torch.ones(2, 1))
     tw.sync_statistics(module)
     if rank == 0:
-        os._exit(
-            0
-        )  # at once: PyTorch 2.13 can abort while it ends the threads of a group that is still in use
+        os._exit(0)  # PyTorch 2.13 can abort while it ends the threads of a group in use
     start = time.monotonic()
     try:
         tw.sync_statistics(module)
@@ -228,15 +276,17 @@ def one_dies(rank, folder, queue):
 
 
 @pytest.mark.full
-def test_a_process_that_ends_is_an_error_on_the_others(tmp_path):
+def test_process_that_ends_is_an_error_on_the_others(tmp_path):
     queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(one_dies, (str(tmp_path), queue), 2)
+    mp.spawn(one_ends, (str(tmp_path), queue), 2)
     message, count, seconds = queue.get()
-    assert "sync_statistics needs all 2 processes of the group" in message and "rank 1" in message
-    assert count == 4 and seconds < 30
+    assert "sync_statistics" in message
+    assert "rank 1" in message
+    assert count == 4
+    assert seconds < 30
 
 
-# examples/ppo.py in processes: what they share. What happens when one of them is killed is in test_life.py.
+# Processes of examples/ppo.py share gradients and checkpoints. A killed one is in test_life.py.
 
 
 def update_of_a_part(rank, group, world_size):
@@ -256,7 +306,13 @@ def update_of_a_part(rank, group, world_size):
         torch.optim.Adam(agent.parameters(), lr=torch.tensor(0.01), eps=1e-5)
     )
     for _ in range(3):
-        ppo.update(agent, tensors, batch, torch.arange(64)[rank::world_size], args)
+        ppo.update(
+            agent,
+            tensors,
+            batch,
+            torch.arange(64)[rank::world_size],
+            args,
+        )
     return TensorDict(agent.state_dict(), [])
 
 
@@ -264,7 +320,12 @@ def test_processes_average_their_gradients(processes):
     whole, parts = update_of_a_part(0, None, 1), processes.run(4, update_of_a_part, 4)
     for name, value in whole.items():
         assert all(part[name].equal(parts[0][name]) for part in parts)
-        torch.testing.assert_close(parts[0][name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            parts[0][name],
+            value,
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 def train(rank, group, folder):
@@ -282,7 +343,12 @@ def train(rank, group, folder):
     with pytest.raises(
         ValueError, match=r"ppo\.py needs --num-envs that 4 processes can share, but got 5\."
     ):
-        ppo.train(ppo.Args(num_envs=5), tw.make, rank, 4)
+        ppo.train(
+            ppo.Args(num_envs=5),
+            tw.make,
+            rank,
+            4,
+        )
     return ppo.train(args, tw.make, rank, 4)
 
 
@@ -304,14 +370,3 @@ def test_rank_0_writes_what_all_need_to_go_on(processes, tmp_path):
     parts = first["snapshot"]["buffers"], second["snapshot"]["buffers"]
     for key, value in checkpoint["env"].items():
         assert all(torch.equal(part[key], value) for part in parts)
-
-
-def test_processes_of_torchrun_without_a_process_group_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        RuntimeError,
-        match=r"one of 2 processes.*: call torch\.distributed\.init_process_group\(\) first\.$",
-    ):
-        tw.sync_statistics(tw.make("CartPole-v1", 1))
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    tw.sync_statistics(tw.make("CartPole-v1", 1))

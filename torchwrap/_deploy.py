@@ -171,7 +171,8 @@ class DeployedPolicy(nn.Module):
         state: dict[str, Tensor] = {}
         if self._is_stateful:
             held = {name: self.transforms.get_buffer(name) for name in self._held}
-            for name, row in {**held, **dict(self.start.named_buffers())}.items():
+            held.update(self.start.named_buffers())
+            for name, row in held.items():
                 state[name] = row.expand(batch_size, *row.shape[1:]).clone()
         return state
 
@@ -197,7 +198,7 @@ class DeployedPolicy(nn.Module):
         outputs = _paths("action", self._action_space) + [f"next.{name}" for name in state]
         return {"input_names": inputs, "output_names": outputs}
 
-    def forward(self, observation: Tree, state: State | None = None) -> Tree | tuple[Tree, State]:
+    def forward(self, observation: Tree, state: State | None = None) -> Tree:
         """The action for each row, and with a state also the next state.
 
         Args:
@@ -263,14 +264,14 @@ class DeployedPolicy(nn.Module):
             left = swap(places, own)
         return result, dict(zip(names, left[number:], strict=True))
 
-    def _act(self, raw: Value, state: State) -> tuple[Value, dict[str, Tensor]]:
+    def _act(self, raw: Value, state: State) -> tuple[Value, State]:
         """The action, and the part of the next state that no transform holds."""
         is_first = state.get("is_first")
         root = {"observation": self._observe(raw, is_first)}
         own = {name: state[name] for name in self._signature.policy_state}
         if own:
             root |= policies.following(self._signature, own, state["is_first"])
-        td: Any = tensordict(root, rows.leaves(raw)[0].shape[0])
+        td: Any = tensordict(root, _num_rows(raw))
         action: Any = self.policy(td)
         parts = spaces.children(self._signature.single_action_space) or {}
         if isinstance(action, TensorDictBase) and set(action.keys()) != set(parts):
@@ -281,7 +282,7 @@ class DeployedPolicy(nn.Module):
             raise TypeError(refusal("deploy", "policy must return tensors", got))
         for transform in reversed(list(self.transforms)):
             action = transform.action(action)
-        following = {name: td["next", name] for name in own}
+        following: dict[str, Tensor] = {name: td["next", name] for name in own}
         if is_first is not None:
             following["is_first"] = torch.zeros_like(is_first)
         return action, following
@@ -293,10 +294,10 @@ class DeployedPolicy(nn.Module):
         Until it ends, a row has neither terminated nor been truncated. Transforms that do the same
         in both come first, once.
         """
-        number = rows.leaves(raw)[0].shape[0]
-        flags = torch.zeros(2, number, 1, dtype=torch.bool, device=self._device)
-        successor = {"observation": raw.clone(), "terminated": flags[0], "truncated": flags[1]}
-        td = tensordict(successor, number)
+        number = _num_rows(raw)
+        running = torch.zeros(number, 1, dtype=torch.bool, device=self._device)
+        td = tensordict({"observation": raw.clone()}, number)
+        td.update({"terminated": running, "truncated": running.clone()})
         for transform in self.transforms[: self._num_stateless]:
             td = transform.step(td)
         initial = tensordict({"observation": td["observation"].clone()}, number)
@@ -321,7 +322,7 @@ class DeployedPolicy(nn.Module):
         needed = spaces.children(self._space)
         if needed is None:
             return self._space
-        raw: Any = spaces.sample(self._space, Stream(2, seed=0, device=self._device))
+        raw = self._sample()
         is_first = torch.tensor([[True], [False]], device=self._device)
         observe = functools.partial(self._call, self.initial_state(2), self._observe)
         expected, _ = observe(raw, is_first)
@@ -336,6 +337,10 @@ class DeployedPolicy(nn.Module):
                 del needed[key]
         return gym_spaces.Dict(list(needed.items()))
 
+    def _sample(self) -> Any:
+        """Raw observations of two rows."""
+        return spaces.sample(self._space, Stream(2, seed=0, device=self._device))
+
     @torch.no_grad()
     def _check(self, env: Env) -> None:
         """Raises for faults of the policy and the transforms that an export would not report."""
@@ -343,18 +348,19 @@ class DeployedPolicy(nn.Module):
         if self._observations is not None:
             observation = observation.select(*self._observations)
         root = {**policies.initial(env.signature), "observation": observation}
-        raw = spaces.sample(self._space, Stream(2, seed=0, device=env.device))
-        inputs = (_plain(self._space, raw), *self.example_inputs()[1:])
-        before = {name: value.clone() for name, value in self.state_dict().items()}
+        raw = _plain(self._space, self._sample())
+        inputs = (raw, *self.example_inputs()[1:])
+        before = copy.deepcopy(self.state_dict())
         remedy = "take the mode instead of a sample"
         with no_foreign_draws("deploy: the policy", remedy, env.device):
-            td, _ = self._call({}, act, env, self.policy, tensordict(root, env.num_envs))
+            td = tensordict(root, env.num_envs)
+            td, _ = self._call({}, act, env, self.policy, td)
             policies.read("deploy", env.signature, td)
             with _Parameters(self):
                 first: Any = self(*inputs)
             second = self(*inputs)
         after = self.state_dict()
-        written = [name for name, value in before.items() if not _equal(value, after[name])]
+        written = [name for name in before if not _equal(before[name], after[name])]
         if written or not _equal(first, second, 1e-3):
             must = "policy and transforms must return the same in every call"
             got = f"changes of {written}" if written else "two results"
@@ -369,7 +375,8 @@ class DeployedPolicy(nn.Module):
 
         state = {}
         for name, (shape, dtype) in _shapes(self.initial_state(1)).items():
-            state[name] = {"shape": list(shape[1:]), "dtype": str(dtype).removeprefix("torch.")}
+            described = {"shape": list(shape[1:])}
+            state[name] = {**described, "dtype": str(dtype).removeprefix("torch.")}
         return {
             "torchwrap": torchwrap.__version__,
             "env": env._name(),
@@ -389,7 +396,11 @@ class _Parameters(TorchFunctionMode):
         self.known = set(module.parameters())
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         for value in args:
             if isinstance(value, nn.Parameter) and value not in self.known:
@@ -402,7 +413,11 @@ class _Detached(TorchFunctionMode):
     """Copies a tensor without its graph of gradients."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
             return args[0].detach().clone()
@@ -419,7 +434,10 @@ def _is_function(value: Any) -> bool:
 
 
 def _shapes(state: State) -> dict[str, Any]:
-    return {name: (tuple(row.shape), row.dtype) for name, row in state.items()}
+    shapes = {}
+    for name, row in state.items():
+        shapes[name] = (tuple(row.shape), row.dtype)
+    return shapes
 
 
 def _equal(first: Any, second: Any, tolerance: float = 0) -> bool:
@@ -467,11 +485,16 @@ def _plain(space: Space[Any], value: Value) -> Tree:
     """A value with dicts, which need no library, in place of TensorDicts."""
     if isinstance(value, Tensor):
         return value.detach()
-    children = spaces.children(space) or {}
-    return {key: _plain(child, spaces.at(value, (key,))) for key, child in children.items()}
+    tree = {}
+    for key, child in (spaces.children(space) or {}).items():
+        tree[key] = _plain(child, value[key])
+    return tree
 
 
-def _kept(env: Env, without: Names) -> tuple[list[Transform], dict[str, Space[Any]]]:
+def _kept(
+    env: Env,
+    without: Names,
+) -> tuple[list[Transform], dict[str, Space[Any]]]:
     """The transforms of the module, innermost first, and the spaces below them."""
     _check_without(env, without)
     kept: list[Transform] = []

@@ -694,14 +694,14 @@ class Env(BatchedModule):
         shape = (self.num_envs,)
         expected = (torch.bool, shape, self.device)
         if not isinstance(mask, Tensor) or (mask.dtype, mask.shape, mask.device) != expected:
-            must = f"mask must have shape {shape} and dtype torch.bool, on {self.device}"
-            got = repr(mask)
-            remedy = ""
-            if isinstance(mask, Tensor):
-                got = f"{validation.described(mask)} on {mask.device}"
-                if mask.shape == (*shape, 1):
-                    remedy = "Use `mask.squeeze(-1)`"
-            raise ValueError(refusal(owner, must, got, remedy))
+            raise ValueError(
+                refusal(
+                    owner,
+                    f"mask must have shape {shape} and dtype torch.bool, on {self.device}",
+                    validation.described(mask),
+                    "Use `mask.squeeze(-1)` for a column, and `.to(env.device)`",
+                )
+            )
         if self._status.root is None and not mask.all():
             raise RuntimeError(
                 refusal(

@@ -429,8 +429,8 @@ class FunctionalEnv(Env):
     ) -> Any:
         """Calls a function twice. Raises a TypeError if it is not pure.
 
-        A result that shares memory with an argument, the second result or itself is cloned from now
-        on.
+        From now on, `_call` clones results that share memory with an argument, with the result of
+        another call, or between their own rows or entries.
         """
         owner = f"{type(self.func_env).__name__}.{name}"
         key = self.stream.key()
@@ -446,17 +446,18 @@ class FunctionalEnv(Env):
         if _versions(rows.leaves(arguments)) != versions:
             remedy = "Return new tensors, `x + 1` instead of `x += 1`"
             raise TypeError(refusal(owner, "writes to its arguments", remedy=remedy))
-        for leaf, other in zip(leaves, rows.leaves(second), strict=True):
+        others = rows.leaves(second)
+        for leaf, other in zip(leaves, others, strict=False):
             if not torch.allclose(leaf, other, equal_nan=True):
                 fault = "returns different results in two calls with the same arguments"
                 remedy = "Keep values that change in the state, and draw from rng"
                 raise TypeError(refusal(owner, fault, remedy=remedy))
         storages = _storages(leaves)
-        is_aliased = not storages.isdisjoint(_storages([*rows.leaves(second), *given]))
+        is_aliased = not storages.isdisjoint(_storages([*others, *given]))
         is_expanded = any(0 in leaf.stride() for leaf in leaves)
-        # The caller gets every entry of an info, so that they must not share memory either.
-        is_entangled = name in _INFO and len(storages) < len(leaves)
-        if is_aliased or is_expanded or is_entangled:
+        # The caller gets every entry of an info, so its entries may not share memory.
+        entries_overlap = name in _INFO and len(storages) < len(leaves)
+        if is_aliased or is_expanded or entries_overlap:
             self._results_to_clone.add(name)
         return result
 
@@ -501,7 +502,7 @@ def _nested(
 
 
 def _defines(func_env: Functions, name: str) -> bool:
-    """True if the functions have this one, other than by inheriting the default of FuncEnv."""
+    """True if the class of the functions, and not FuncEnv, defines this function."""
     function = getattr(func_env, name, None)
     inherited = getattr(FuncEnv, name, None)
     return callable(function) and getattr(function, "__func__", function) is not inherited
@@ -511,10 +512,8 @@ def _storages(tensors: list[Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _versions(
-    tensors: list[Tensor],
-) -> list[tuple[int, int]]:
-    """A list that differs after a tensor was replaced or written to in place."""
+def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    """Changes if a tensor is replaced or written to in place."""
     return [(id(tensor), tensor.is_inference() or tensor._version) for tensor in tensors]
 
 
@@ -534,7 +533,8 @@ def _check_fields(
 ) -> None:
     """Raises unless a function has returned a dict of tensors `(num_envs, ...)`."""
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-        raise TypeError(refusal(owner, "result must be a dict of tensors by name", fields))
+        got = list(fields) if isinstance(fields, dict) else type(fields).__name__
+        raise TypeError(refusal(owner, "result must be a dict of tensors by name", got))
     for name, value in fields.items():
         if not isinstance(value, Tensor):
             raise TypeError(refusal(owner, f"{name!r} must be a tensor", type(value).__name__))

@@ -176,7 +176,7 @@ def make(
     if max_episode_steps is not None:
         validation.integer("make", "max_episode_steps", max_episode_steps, at_least=-1)
     spec = _spec_of(id, backend)
-    spec.kwargs = {**spec.kwargs, **arguments}
+    spec.kwargs = specs.copied({**spec.kwargs, **arguments})
     spec.kwargs.pop("max_episode_steps", None)  # the field has it
     if max_episode_steps is not None:
         spec.max_episode_steps = None if max_episode_steps == -1 else max_episode_steps

@@ -403,7 +403,7 @@ def check_tensor(
             return
         got = f"{validation.described(value)} on {value.device}"
         kind = TypeError if is_placed else ValueError
-    must = f"{what} must be a tensor of shape {tuple(shape)} {to} on {device}"
+    must = f"{what} must be a tensor of shape {tuple(shape)}, dtype {to} and device {device}"
     raise kind(refusal(owner, must, got, remedy))
 
 

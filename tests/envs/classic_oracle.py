@@ -39,7 +39,12 @@ def within(*limits):
 ANYWHERE = {  # bounds that include states beyond the limits, and speeds that cross them in one step
     "CartPole-v1": within(2.6, 3, 0.24, 3),
     "Pendulum-v1": within(12, 8),
-    "Acrobot-v1": within(math.pi, math.pi, 4 * math.pi, 9 * math.pi),
+    "Acrobot-v1": within(
+        math.pi,
+        math.pi,
+        4 * math.pi,
+        9 * math.pi,
+    ),
     "MountainCar-v0": [(-1.2, 0.6), (-0.07, 0.07)],
     "MountainCarContinuous-v0": [(-1.2, 0.6), (-0.07, 0.07)],
 }
@@ -166,7 +171,10 @@ def deviations(env, id, initial, episodes, resync=None):
         pairs = {
             "state": (states, theirs.state),
             "observation": (successor["observation"], theirs.observation),
-            "reward": (successor["reward"].squeeze(-1), theirs.reward.astype(np.float32)),
+            "reward": (
+                successor["reward"].squeeze(-1),
+                theirs.reward.astype(np.float32),
+            ),
         }
         for name, (ours, other) in pairs.items():
             difference = np.abs(ours[alive].astype(np.float64) - other).max()

@@ -48,8 +48,18 @@ def test_compiled_float32_state_with_float64_matches_eager():
         inject(env, as_state(id, initial))
         for action in actions:  # past the end of two episodes
             transition, td = env.step(td.set("action", action))
-            results.append({**transition["next"].clone().to_dict(), "root": td["observation"]})
-    torch.testing.assert_close(results[:12], results[12:], rtol=0, atol=1e-8)
+            results.append(
+                {
+                    **transition["next"].clone().to_dict(),
+                    "root": td["observation"],
+                }
+            )
+    torch.testing.assert_close(
+        results[:12],
+        results[12:],
+        rtol=0,
+        atol=1e-8,
+    )
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -135,7 +135,13 @@ def test_auto_reset_episodes_end_as_in_gymnasium():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize(("field", "limit"), [("x", 2.4), ("theta", 12 * 2 * math.pi / 360)])
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [
+        ("x", 2.4),
+        ("theta", 12 * 2 * math.pi / 360),
+    ],
+)
 def test_states_at_the_limits_are_not_terminal(field, limit, sign):
     env = FunctionalEnv(CartPole(dtype=torch.float64), 2)
     env.reset(seed=0)
@@ -162,9 +168,20 @@ def test_nan_in_one_row_does_not_reach_the_others():
 
 ABOVE = np.nextafter(math.pi, 4)
 ANGLES = [
-    *[(math.pi, 0), (-math.pi, 0), (0, math.pi), (0, -math.pi)],
-    *[(math.pi, math.pi), (-math.pi, math.pi), (ABOVE, 0), (-ABOVE, 0), (0, ABOVE)],
-    *[(6.5, 0), (-6.5, 0), (10, -10), (-17.5, 23.25), (100.0, -1000.0)],
+    (math.pi, 0),
+    (-math.pi, 0),
+    (0, math.pi),
+    (0, -math.pi),
+    (math.pi, math.pi),
+    (-math.pi, math.pi),
+    (ABOVE, 0),
+    (-ABOVE, 0),
+    (0, ABOVE),
+    (6.5, 0),
+    (-6.5, 0),
+    (10, -10),
+    (-17.5, 23.25),
+    (100.0, -1000.0),
 ]
 
 
@@ -218,7 +235,17 @@ def test_mountain_car_goal_includes_its_bounds(functions, goal):
     below = np.nextafter(goal, type(goal)(0))
     fast = 0.03125
     slow = np.nextafter(np.float32(fast), np.float32(0))
-    inject(env, np.array([[goal, fast], [below, fast], [goal, slow], [below, slow]]))
+    inject(
+        env,
+        np.array(
+            [
+                [goal, fast],
+                [below, fast],
+                [goal, slow],
+                [below, slow],
+            ]
+        ),
+    )
     assert func_env.terminal(env.state, rng=None).tolist() == [True, False, False, False]
 
 

@@ -14,10 +14,22 @@ FLOATS = [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)]
 STILL = (0, 0)
 WITH_OPTIONS = [
     ("CartPole-v1", {"low": -1, "high": 2.5}, [(-1, 2.5)] * 4),
-    ("Pendulum-v1", {"x_init": 0.5, "y_init": 3}, [(-0.5, 0.5), (-3, 3)]),
+    (
+        "Pendulum-v1",
+        {"x_init": 0.5, "y_init": 3},
+        [(-0.5, 0.5), (-3, 3)],
+    ),
     ("Acrobot-v1", {"low": -0.4}, [(-0.4, 0.1)] * 4),
-    ("MountainCar-v0", {"low": -1.1, "high": 0.3}, [(-1.1, 0.3), STILL]),
-    ("MountainCarContinuous-v0", {"high": -0.55}, [(-0.6, -0.55), STILL]),
+    (
+        "MountainCar-v0",
+        {"low": -1.1, "high": 0.3},
+        [(-1.1, 0.3), STILL],
+    ),
+    (
+        "MountainCarContinuous-v0",
+        {"high": -0.55},
+        [(-0.6, -0.55), STILL],
+    ),
 ]
 BY_DEFAULT = [(id, None, INITIAL[id]) for id in IDS]
 
@@ -66,7 +78,10 @@ INVALID_OPTIONS = [("Pendulum-v1", options) for options in PENDULUM_BOUNDS]
 for id in IDS:
     if id != "Pendulum-v1":
         INVALID_OPTIONS += [(id, options) for options in BOUNDS]
-    INVALID_OPTIONS += [(id, {"hihg": 1.0}), (id, {"rng": 1.0})]
+    INVALID_OPTIONS += [
+        (id, {"hihg": 1.0}),
+        (id, {"rng": 1.0}),
+    ]
 
 
 @pytest.mark.parametrize(("id", "options"), INVALID_OPTIONS, ids=str)

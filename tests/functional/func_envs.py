@@ -12,7 +12,12 @@ from torchwrap import random
 
 
 def unbounded(size):
-    return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+    return spaces.Box(
+        -np.inf,
+        np.inf,
+        (size,),
+        np.float32,
+    )
 
 
 class Walk(FuncEnv):
@@ -158,7 +163,14 @@ both_walks = both_styles(Walk(), BroadcastWalk())
 both_aliasing = both_styles(Aliasing(), BroadcastAliasing())
 each_base = pytest.mark.parametrize("base", [Walk, BroadcastWalk], ids=STYLES)
 both_noisy = pytest.mark.parametrize(
-    "func_env", params({"vmap": Noisy(), "broadcast": BroadcastNoisy()}, quick=["broadcast"])
+    "func_env",
+    params(
+        {
+            "vmap": Noisy(),
+            "broadcast": BroadcastNoisy(),
+        },
+        quick=["broadcast"],
+    ),
 )
 
 

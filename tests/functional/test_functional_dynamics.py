@@ -29,9 +29,19 @@ from torchwrap.envs.cartpole import CartPole
 def test_episode_matches_values_computed_by_hand(func_env):
     env = FunctionalEnv(func_env, 2, max_episode_steps=3)
     td = env.reset(seed=0)
-    assert td["observation"].tolist() == [[0, 0], [0, 0]]
+    assert td["observation"].tolist() == [
+        [0, 0],
+        [0, 0],
+    ]
     # Env 0 is at 2, then at 3, where its episode ends; then a new episode starts.
-    actions = torch.tensor([[2, 0.5], [1, 0.5], [-1, 2], [4, 1]]).unsqueeze(-1)
+    actions = torch.tensor(
+        [
+            [2, 0.5],
+            [1, 0.5],
+            [-1, 2],
+            [4, 1],
+        ]
+    ).unsqueeze(-1)
     out, _ = play(env, td, actions)
     successor = out["next"]
     assert successor["observation"].tolist() == [
@@ -40,9 +50,24 @@ def test_episode_matches_values_computed_by_hand(func_env):
         [[-10, 0], [30, 10]],
         [[30, -10], [10, 0]],
     ]
-    assert successor["reward"].squeeze(-1).tolist() == [[2, 0.5], [-1, 0], [-1, 1], [5, 1]]
-    assert successor["terminated"].squeeze(-1).int().tolist() == [[0, 0], [1, 0], [0, 1], [1, 0]]
-    assert successor["truncated"].squeeze(-1).int().tolist() == [[0, 0], [0, 0], [0, 1], [0, 0]]
+    assert successor["reward"].squeeze(-1).tolist() == [
+        [2, 0.5],
+        [-1, 0],
+        [-1, 1],
+        [5, 1],
+    ]
+    assert successor["terminated"].squeeze(-1).int().tolist() == [
+        [0, 0],
+        [1, 0],
+        [0, 1],
+        [1, 0],
+    ]
+    assert successor["truncated"].squeeze(-1).int().tolist() == [
+        [0, 0],
+        [0, 0],
+        [0, 1],
+        [0, 0],
+    ]
     assert equal(successor["done"], successor["terminated"] | successor["truncated"])
     assert out["root", "observation"].tolist() == [
         [[20, 0], [5, 0]],
@@ -85,7 +110,10 @@ def test_reset_options_are_passed_to_initial(func_env):
     env = FunctionalEnv(func_env, 2)
     assert env.reset(options={"start": 1.5})["observation"].tolist() == [[15, 15]] * 2
     td = env.reset(mask=torch.tensor([True, False]))
-    assert td["observation"].tolist() == [[0, 0], [15, 15]]
+    assert td["observation"].tolist() == [
+        [0, 0],
+        [15, 15],
+    ]
 
 
 class RecordsRows(BroadcastWalk):
@@ -99,14 +127,31 @@ def test_initial_in_broadcasting_style_gets_only_the_reset_rows():
     env = FunctionalEnv(func_env, 4)
     td = env.reset()
     assert func_env.rows == [0, 1, 2, 3]
-    env.step(td.set("action", torch.tensor([[0.0], [3], [0], [3]])))
+    env.step(
+        td.set(
+            "action",
+            torch.tensor(
+                [
+                    [0.0],
+                    [3],
+                    [0],
+                    [3],
+                ]
+            ),
+        )
+    )
     assert func_env.rows == [1, 3]
     func_env.rows = None
     nothing = env.reset(mask=torch.zeros(4, dtype=torch.bool))
     assert equal(nothing, td.select("observation")) and func_env.rows is None
     mask = torch.tensor([False, False, True, False])
     td = env.reset(mask=mask, options={"start": 7.0})
-    assert td["observation"].tolist() == [[0, 0], [0, 0], [70, 70], [0, 0]]
+    assert td["observation"].tolist() == [
+        [0, 0],
+        [0, 0],
+        [70, 70],
+        [0, 0],
+    ]
 
 
 @both_aliasing
@@ -126,7 +171,14 @@ def test_functions_may_return_fields_of_the_state(func_env):
 
 # Given states.
 
-START = torch.tensor([[0.5, 0, 2.3], [1, 0, 0], [0.1, 0, 0], [0, 0, 2]])
+START = torch.tensor(
+    [
+        [0.5, 0, 2.3],
+        [1, 0, 0],
+        [0.1, 0, 0],
+        [0, 0, 2],
+    ]
+)
 GIVEN = dict(zip(CartPole.fields, START, strict=True))
 
 

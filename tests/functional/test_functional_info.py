@@ -68,10 +68,17 @@ class ScalarTelling(FuncEnv):
         return state["x"] < -1
 
     def transition_info(self, state, action, next_state):
-        return {"from": state["x"], "reward": torch.stack([state["x"], next_state["x"]], -1)}
+        return {
+            "from": state["x"],
+            "reward": torch.stack([state["x"], next_state["x"]], -1),
+        }
 
     def state_info(self, state):
-        return {"luck": state["luck"], "twice": state["luck"], "far": state["x"] > 1}
+        return {
+            "luck": state["luck"],
+            "twice": state["luck"],
+            "far": state["x"] > 1,
+        }
 
 
 both_telling = both_styles(Telling(), BroadcastTelling())
@@ -88,12 +95,22 @@ ZEROS = torch.zeros(2, 1)
 @both_telling
 def test_info_matches_values_computed_by_hand(func_env):
     env = FunctionalEnv(func_env, 2)
-    moves = torch.tensor([[[2.0], [0.5]], [[1.0], [0.5]], [[-1.0], [1.0]]])
+    moves = torch.tensor(
+        [
+            [[2.0], [0.5]],
+            [[1.0], [0.5]],
+            [[-1.0], [1.0]],
+        ]
+    )
     out, td = play(env, env.reset(seed=0), moves)  # env 0 ends with its second step
     info = out["next", "info"]
     assert sorted(info.keys()) == ["asked", "count", "moved", "position"]
     assert equal(info["moved"], moves) and equal(info["asked"], moves)
-    assert info["count"].tolist() == [[[1], [1]], [[2], [2]], [[1], [3]]]
+    assert info["count"].tolist() == [
+        [[1], [1]],
+        [[2], [2]],
+        [[1], [3]],
+    ]
     assert info["count"].dtype == torch.int64
     assert info["position"].tolist() == [
         [[2.0, 0.0], [0.5, 0.0]],
@@ -104,7 +121,12 @@ def test_info_matches_values_computed_by_hand(func_env):
 
 
 @pytest.mark.parametrize(
-    "func_env", [Walk(), variant(state_info=lambda state: {})], ids=["none", "empty"]
+    "func_env",
+    [
+        Walk(),
+        variant(state_info=lambda state: {}),
+    ],
+    ids=["none", "empty"],
 )
 def test_no_info_leaves_out_the_entry(func_env):
     assert "info" not in one_step(FunctionalEnv(func_env, 2), ZEROS).keys()
@@ -135,10 +157,21 @@ def test_entries_of_one_tensor_do_not_share_memory(base):
 @both_telling
 def test_info_of_a_repeated_action_is_the_last_or_a_declared_sum(func_env):
     env = RepeatAction(FunctionalEnv(func_env, 2), 3, summed_info=["asked", "position"])
-    info = one_step(env, torch.tensor([[2.0], [0.5]]))["info"]  # env 0 ends after two
+    info = one_step(
+        env,
+        torch.tensor(
+            [
+                [2.0],
+                [0.5],
+            ]
+        ),
+    )["info"]  # env 0 ends after two
     assert info["count"].tolist() == [[2], [3]]
     assert info["asked"].tolist() == [[4], [1.5]]
-    assert info["position"].tolist() == [[6, 2], [3, 1.5]]
+    assert info["position"].tolist() == [
+        [6, 2],
+        [3, 1.5],
+    ]
 
 
 def test_params_reach_the_optional_functions():
@@ -160,11 +193,27 @@ def test_params_reach_the_optional_functions():
 def test_truncated_adds_to_the_limit_and_terminal():
     func_env = variant(truncated=lambda state, rng: state["position"][0] <= -2)
     env = FunctionalEnv(func_env, 3, max_episode_steps=3)
-    actions = torch.tensor([[-1.0], [0.0], [1.5]]).expand(4, 3, 1)
+    actions = torch.tensor(
+        [
+            [-1.0],
+            [0.0],
+            [1.5],
+        ]
+    ).expand(4, 3, 1)
     out, _ = play(env, env.reset(seed=0), actions)
     successor = out["next"]
-    terminated = [[0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 1]]
-    truncated = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0]]
+    terminated = [
+        [0, 0, 0],
+        [0, 0, 1],
+        [0, 0, 0],
+        [0, 0, 1],
+    ]
+    truncated = [
+        [0, 0, 0],
+        [1, 0, 0],
+        [0, 1, 0],
+        [1, 0, 0],
+    ]
     assert successor["terminated"].squeeze(-1).int().tolist() == terminated
     assert successor["truncated"].squeeze(-1).int().tolist() == truncated
     new_episodes = successor["done"].squeeze(-1)

@@ -92,7 +92,10 @@ def test_action_changed_after_the_step_does_not_change_the_state():
     action.fill_(9)
     assert env.state["last"].tolist() == [[1], [1]]
     assert successor["reward"].tolist() == [[1], [1]]
-    assert successor["observation"].tolist() == [[1, 1], [1, 1]]
+    assert successor["observation"].tolist() == [
+        [1, 1],
+        [1, 1],
+    ]
 
 
 @both_aliasing

@@ -14,7 +14,13 @@ from func_envs import (
 
 from torchwrap import FunctionalEnv, random
 
-SEEDS = [(0, 2**32), (0, 2**63), (1, 2**32 + 1), (2**64 - 1, 2**32 - 1), (None, None)]
+SEEDS = [
+    (0, 2**32),
+    (0, 2**63),
+    (1, 2**32 + 1),
+    (2**64 - 1, 2**32 - 1),
+    (None, None),
+]
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
@@ -36,7 +42,13 @@ def test_draws_of_the_functions_of_one_step_are_independent():
         return random.uniform(rng, shape=(size,))
 
     def observation(state, rng):
-        return torch.cat([state["position"][..., :2], draw(rng)], -1)
+        return torch.cat(
+            [
+                state["position"][..., :2],
+                draw(rng),
+            ],
+            -1,
+        )
 
     telling = variant(
         BroadcastNoisy,

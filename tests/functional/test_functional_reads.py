@@ -85,8 +85,14 @@ def test_changed_value_is_read_by_the_next_step_and_reset(env, change):
     change(env.func_env)
     transition, _ = env.step(ACTION)
     assert transition["next", "reward"].tolist() == [[1], [1]]
-    assert env.reset()["observation"].tolist() == [[1], [1]]
-    assert env.reset(seed=0)["observation"].tolist() == [[1], [1]]
+    assert env.reset()["observation"].tolist() == [
+        [1],
+        [1],
+    ]
+    assert env.reset(seed=0)["observation"].tolist() == [
+        [1],
+        [1],
+    ]
 
 
 def test_state_whose_memory_moved_is_read_by_the_next_step(env):

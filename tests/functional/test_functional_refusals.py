@@ -16,21 +16,58 @@ ROWS = {"position": torch.zeros(3, 2)}
 WRONG_RESULTS = [  # function, error, and results for a single env
     ("initial", TypeError, [torch.zeros(2), {"count": 0}]),
     ("observation", ValueError, [torch.zeros(1)]),
-    ("observation", TypeError, [torch.zeros(2).double(), {"a": torch.zeros(2)}]),
+    (
+        "observation",
+        TypeError,
+        [
+            torch.zeros(2).double(),
+            {"a": torch.zeros(2)},
+        ],
+    ),
     ("terminal", ValueError, [FLAGS]),
     ("terminal", TypeError, [COUNT, False]),
     ("truncated", ValueError, [FLAGS]),
     ("truncated", TypeError, [COUNT]),
     ("reward", ValueError, [torch.zeros(1)]),
     ("reward", TypeError, [1.0]),
-    ("transition", ValueError, [{"count": COUNT}, {**STATE, "more": COUNT}]),
-    ("transition", TypeError, [{**STATE, "count": torch.zeros(())}, torch.zeros(2)]),
-    ("state_info", TypeError, [COUNT, {"a": 1.0}, {"a": {"b": COUNT}}, {3: COUNT}]),
+    (
+        "transition",
+        ValueError,
+        [
+            {"count": COUNT},
+            {**STATE, "more": COUNT},
+        ],
+    ),
+    (
+        "transition",
+        TypeError,
+        [
+            {**STATE, "count": torch.zeros(())},
+            torch.zeros(2),
+        ],
+    ),
+    (
+        "state_info",
+        TypeError,
+        [
+            COUNT,
+            {"a": 1.0},
+            {"a": {"b": COUNT}},
+            {3: COUNT},
+        ],
+    ),
     ("transition_info", TypeError, [None]),
     ("step_info", TypeError, [{}]),  # an old name
 ]
 WRONG_BATCHES = [  # of functions in broadcasting style
-    ("initial", ValueError, [{**ROWS, "count": COUNT}, {**ROWS, "count": torch.zeros(1)}]),
+    (
+        "initial",
+        ValueError,
+        [
+            {**ROWS, "count": COUNT},
+            {**ROWS, "count": torch.zeros(1)},
+        ],
+    ),
     ("observation", ValueError, [torch.zeros(2)]),
     ("reward", ValueError, [torch.zeros(())]),
     ("reward", TypeError, [1.0]),
@@ -41,7 +78,16 @@ WRONG_BATCHES = [  # of functions in broadcasting style
 CASES = []
 for base, table in ((Walk, WRONG_RESULTS), (BroadcastWalk, WRONG_BATCHES)):
     for name, error, results in table:
-        CASES += [pytest.param(base, name, error, result, id=name) for result in results]
+        CASES += [
+            pytest.param(
+                base,
+                name,
+                error,
+                result,
+                id=name,
+            )
+            for result in results
+        ]
 
 
 @pytest.mark.parametrize(("base", "name", "error", "result"), CASES)

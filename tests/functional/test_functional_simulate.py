@@ -37,7 +37,15 @@ TELLING = variant(
 # It predicts what the env does.
 
 
-@pytest.mark.parametrize("func_env", [Noisy(), TELLING, Walk()], ids=["noisy", "telling", "walk"])
+@pytest.mark.parametrize(
+    "func_env",
+    [
+        Noisy(),
+        TELLING,
+        Walk(),
+    ],
+    ids=["noisy", "telling", "walk"],
+)
 def test_simulate_from_the_envs_state_returns_what_step_does(func_env):
     env = FunctionalEnv(func_env, 4, max_episode_steps=3)
     env.reset(seed=1)
@@ -123,7 +131,11 @@ def test_gradient_of_a_return_equals_finite_differences_in_float64():
         plan = [value[row].item() for value in env.state.values()]
         plan = np.array(plan + actions[:, row, 0].tolist())
         np.testing.assert_allclose(total[row].item(), numpy_return(plan), rtol=1e-6)
-        gradient = [theta[row].item(), speed[row].item(), *torques[:, row, 0].tolist()]
+        gradient = [
+            theta[row].item(),
+            speed[row].item(),
+            *torques[:, row, 0].tolist(),
+        ]
         np.testing.assert_allclose(gradient, numpy_gradient(plan), rtol=1e-5, atol=1e-6)
     assert changed(env, before) == []
     for buffer in env.buffers():
@@ -144,7 +156,12 @@ def test_forward_mode_derivative_equals_the_gradient():
 
 def test_vmap_over_plans_returns_what_each_plan_does():
     env, actions = pendulum(torch.float32)
-    plans = actions + torch.linspace(-1, 1, 5).view(-1, 1, 1, 1)
+    plans = actions + torch.linspace(-1, 1, 5).view(
+        -1,
+        1,
+        1,
+        1,
+    )
 
     def returns(actions):
         return total_reward(env, env.state, actions)
@@ -191,7 +208,14 @@ class Growth(FuncEnv):
 def test_gradient_is_not_disturbed_by_later_steps_and_changed_actions():
     env = FunctionalEnv(Growth(), 3)
     env.reset(seed=0)
-    action = torch.tensor([[1.5], [2.0], [0.5]], requires_grad=True)
+    action = torch.tensor(
+        [
+            [1.5],
+            [2.0],
+            [0.5],
+        ],
+        requires_grad=True,
+    )
     expected = 2 * env.state["x"].unsqueeze(-1) * action.detach()  # of x * action**2
     successor, _ = env.simulate(env.state, action)
     env.step(torch.full((3, 1), 3.0))
@@ -203,7 +227,10 @@ def test_gradient_is_not_disturbed_by_later_steps_and_changed_actions():
 
 def test_results_belong_to_the_caller():
     def initial(rng):
-        return {"x": random.uniform(rng, shape=(1,)), "goal": random.uniform(rng.fold_in(1))}
+        return {
+            "x": random.uniform(rng, shape=(1,)),
+            "goal": random.uniform(rng.fold_in(1)),
+        }
 
     still = variant(  # returns the action and fields of the state as they are
         Growth,
@@ -220,5 +247,12 @@ def test_results_belong_to_the_caller():
     successor, state = env.simulate(env.state, action)
     for value in (*successor.values(), *state.values()):
         value.fill_(False if value.dtype == torch.bool else 7)
-        assert action.tolist() == [[1], [1]] and changed(env, before) == []
+        assert (
+            action.tolist()
+            == [
+                [1],
+                [1],
+            ]
+            and changed(env, before) == []
+        )
     assert successor["observation"].tolist() == [[7], [7]]

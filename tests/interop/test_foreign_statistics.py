@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 from pathlib import Path
@@ -21,7 +22,8 @@ PAGE = (Path(__file__).parents[2] / "examples" / "guides" / "saving.md").read_te
 TABLE = PAGE.split("\n## Statistics from other libraries\n")[1].split("\n## ")[0]
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 NOISE = torch.randn(3, 2048, 3, generator=torch.Generator().manual_seed(0))
-ROWS = NOISE * torch.tensor([1, 5, 20.0]) + torch.tensor([0, -3, 9])
+MEAN = torch.tensor([0, -3, 9])
+ROWS = MEAN + NOISE * torch.tensor([1, 5, 20.0])
 
 
 def lines_of_guide():
@@ -115,7 +117,8 @@ def check(library, env, names, normalize, learn, tolerance=1e-5):
     statistics.update(ROWS[2] + 3)  # torchwrap alone
     exec(back, names)
     assert_close(normalize(rows), observed(env, rows))
-    mean, var = statistics.mean.clone(), statistics.var.clone()
+    mean = statistics.mean.clone()
+    var = statistics.var.clone()
     exec(into, names)
     assert (statistics.count == count + 2 * 2048).all()
     assert_close(statistics.mean, mean)
@@ -141,13 +144,15 @@ def test_observation_statistics_of_stable_baselines(tmp_path):
 def test_reward_statistics_of_stable_baselines(tmp_path):
     v = baselines(tmp_path)
     clip = v.clip_reward
-    env = stack(T.NormalizeReward(v.gamma, v.epsilon), T.ClipReward(-clip, clip)).eval()
+    normalize = T.NormalizeReward(v.gamma, v.epsilon)
+    env = stack(normalize, T.ClipReward(-clip, clip)).eval()
     statistics = env.transforms[0].statistics
     names = {"v": v, "r": statistics}
     exec(LINES["its rewards"][0], names)
     assert statistics.count.item() == 200
     raw_env = stack()
-    td, raw_td = env.reset(seed=0), raw_env.reset(seed=0)
+    td = env.reset(seed=0)
+    raw_td = raw_env.reset(seed=0)
     for _ in range(6):
         action = env.sample_action()
         transition, td = env.step(td.set("action", action))
@@ -157,13 +162,15 @@ def test_reward_statistics_of_stable_baselines(tmp_path):
     statistics.update(ROWS[0, :, :1])
     exec(LINES["its rewards"][1], names)
     reward = np.float32([0.1, -0.2, 2])
-    expected = np.clip(reward * statistics.scale(v.epsilon).numpy(), -clip, clip)
+    scaled = reward * statistics.scale(v.epsilon).numpy()
+    expected = np.clip(scaled, -clip, clip)
     np.testing.assert_allclose(v.normalize_reward(reward), expected, rtol=1e-5)
     assert v.ret_rms.count == 200 + 2048
 
 
 def test_dict_statistics_of_stable_baselines(tmp_path):
-    space = spaces.Dict(b=BOX, a=spaces.Box(-np.inf, np.inf, (3,), np.float32))
+    other = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    space = spaces.Dict(b=BOX, a=other)
     v = baselines(tmp_path, space)
     v.clip_obs = np.inf
     env = stack(T.NormalizeObservation(v.epsilon), space=space)
@@ -172,7 +179,8 @@ def test_dict_statistics_of_stable_baselines(tmp_path):
     for line in LINES["its"]:  # into torchwrap; and back, after it has learned
         exec(line, names)
         ours = observed(env, TensorDict(rows, [2048]))
-        theirs = v.normalize_obs({key: value.numpy() for key, value in rows.items()})
+        arrays = {key: value.numpy() for key, value in rows.items()}
+        theirs = v.normalize_obs(arrays)
         for key, value in rows.items():
             assert_close(ours[key], theirs[key])
             names["n"].statistics_of[(key,)].update(value)
@@ -187,7 +195,8 @@ def test_statistics_of_gymnasium():
         w.step(np.zeros(4, int))
 
     def normalize(rows):
-        return (rows.numpy() - w.obs_rms.mean) / np.sqrt(w.obs_rms.var + w.epsilon)
+        deviation = np.sqrt(w.obs_rms.var + w.epsilon)
+        return (rows.numpy() - w.obs_rms.mean) / deviation
 
     def learn(rows):
         w.obs_rms.update(rows.double().numpy())
@@ -249,7 +258,8 @@ def test_statistics_of_skrl():
         T.ClipObservation(-p.clip_threshold, p.clip_threshold),
     )
     # It adds the sample variance of each batch.
-    check("skrl", env, {"p": p}, p, lambda rows: p(rows, train=True), 1e-3)
+    learn = functools.partial(p, train=True)
+    check("skrl", env, {"p": p}, p, learn, 1e-3)
 
 
 # set_moments, which the lines call.

@@ -140,7 +140,8 @@ def to_torch(values):
 
 
 def where(rows, first, second):
-    return jnp.where(rows.reshape(-1, *(1,) * (first.ndim - 1)), first, second)
+    shape = (-1, *(1,) * (first.ndim - 1))
+    return jnp.where(rows.reshape(shape), first, second)
 
 
 def assert_equals_by_hand(env, reset, step, num_steps, limit=None, seed=3, first_index=0):
@@ -321,7 +322,8 @@ def state_of_every_kind(names):
 
     def step(state, action):
         leaves, (keys, rbg), nan, _ = state
-        drawn = jax.vmap(jax.random.uniform)(keys).sum() + jax.random.uniform(rbg)
+        drawn = jax.vmap(jax.random.uniform)(keys).sum()
+        drawn = drawn + jax.random.uniform(rbg)
         leaves = jax.tree.map(increment, leaves)
         total = sum(leaf.astype("float32").sum() for leaf in leaves.values())
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
@@ -346,8 +348,10 @@ def test_state_of_every_dtype_steps_as_by_hand(wide):
         space = S.Box(-np.inf, np.inf, (1,), np.float64)
         env = from_jax(reset, step, 4, space, ACTIONS, max_episode_steps=7)
         env.reset(seed=0)
-        initial, _ = jax.vmap(reset)(keys(0, range(4), [0] * 4))
-        state, observation, *_ = jax.jit(jax.vmap(step))(initial, jnp.zeros((4, 3)))
+        first_keys = keys(0, range(4), [0] * 4)
+        initial, _ = jax.vmap(reset)(first_keys)
+        batched_step = jax.jit(jax.vmap(step))
+        state, observation, *_ = batched_step(initial, jnp.zeros((4, 3)))
         found = env.step(torch.zeros(4, 3))[0]["next", "observation"]
         assert found.dtype == torch.float64
         np.testing.assert_array_equal(found.numpy(), observation)
@@ -500,7 +504,8 @@ def test_brax_equals_its_functions_by_hand(brax):
     assert (successor["terminated"] == fallen).all()
     assert (successor["info", "time_out"] == fallen).all()
     assert (successor["truncated"] & ~fallen).any()
-    assert len(env.reset(seed=3)["observation"][:, 0].unique()) == 6
+    positions = env.reset(seed=3)["observation"][:, 0]
+    assert len(positions.unique()) == 6
 
 
 def test_brax_by_name(brax):
@@ -524,15 +529,18 @@ def test_action_repeat_ends_with_the_episode_where_that_of_brax_goes_on(
 ):
     class Three:  # the reward of step t is t, and the third step is the last one
         def reset(self, rng):
-            return brax.State(None, jnp.zeros(1), jnp.zeros(()), jnp.zeros(()))
+            zero = jnp.zeros(())
+            return brax.State(None, jnp.zeros(1), zero, zero)
 
         def step(self, state, action):
             obs = state.obs + 1
-            return state.replace(obs=obs, reward=obs[0], done=(obs[0] >= 3).astype(float))
+            done = (obs[0] >= 3).astype(float)
+            return state.replace(obs=obs, reward=obs[0], done=done)
 
     wrapper = brax.wrappers.training.EpisodeWrapper
     theirs = wrapper(Three(), episode_length=100, action_repeat=2)
-    first = theirs.step(theirs.reset(jax.random.PRNGKey(0)), jnp.zeros(1))
+    initial = theirs.reset(jax.random.PRNGKey(0))
+    first = theirs.step(initial, jnp.zeros(1))
     second = theirs.step(first, jnp.zeros(1))
     assert [first.reward.item(), second.reward.item()] == [3, 7]
     ours = tw.wrappers.RepeatAction(tw.testing.ScriptedEnv(1, episode_lengths=3), 2)

@@ -62,7 +62,8 @@ def trajectory():
     for seed in (0, 1):
         env.reset(seed=seed)
         for number in range(60):
-            step = {name: getattr(data, name).copy() for name in ("qpos", "qvel", "qacc_warmstart")}
+            names = "qpos", "qvel", "qacc_warmstart"
+            step = {name: getattr(data, name).copy() for name in names}
             step["action"] = actions.uniform(-1, 1, 6).astype(np.float32)
             _, reward, *_ = env.step(step["action"])
             step["reward"] = np.float32(reward)
@@ -73,7 +74,8 @@ def trajectory():
                 contacts.add(data.ncon)
     assert 0 in contacts
     assert max(contacts) >= 2
-    return {name: torch.from_numpy(np.stack([step[name] for step in steps])) for name in step}
+    columns = {name: np.stack([step[name] for step in steps]) for name in step}
+    return {name: torch.from_numpy(column) for name, column in columns.items()}
 
 
 def env_at(trajectory, **kwargs):

@@ -1,5 +1,6 @@
 """to_rl_games and register under rl_games' own Runner, and against hand-computed episodes."""
 
+import copy
 import random
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from torchwrap.testing import ScriptedEnv
 pytestmark = pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")
 
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
-STATES = Dict(obs=VECTOR, states=Box(-np.inf, np.inf, (5,), np.float32))
+STATE = Box(-np.inf, np.inf, (5,), np.float32)
+STATES = Dict(obs=VECTOR, states=STATE)
 DEFAULT = {"name": "default"}
 CONTINUOUS = {
     "mu_activation": "None",
@@ -299,7 +301,7 @@ def test_runner_saves_the_statistics_of_the_env_and_restores_them(make_runner, t
 
     runner = make_runner(make_env, 4, player={"use_vecenv": True, "games_num": 4})
     runner.run({"train": True})
-    learned = {name: value.clone() for name, value in made[0].state_dict().items()}
+    learned = copy.deepcopy(made[0].state_dict())
     player = runner.create_player()
     player.restore(checkpoint(tmp_path))
     agent = make_agent(runner)

@@ -45,7 +45,8 @@ def make_runner(env, algorithm=OURS, steps=8, critic=None, log_dir=None, **setti
 
 def make_pendulum(num_envs=4, *transforms, **kwargs):
     env = tw.make("Pendulum-v1", num_envs, **kwargs)
-    return tw.TransformedEnv(env, T.RescaleAction(-1, 1), T.ClipAction(), *transforms)
+    actions = T.RescaleAction(-1, 1), T.ClipAction()
+    return tw.TransformedEnv(env, *actions, *transforms)
 
 
 def make_learned(num_envs=3):
@@ -80,7 +81,8 @@ def test_step_returns_the_steps_of_the_env_with_staggered_ends():
 
 
 def test_dict_observation_becomes_groups_that_the_runner_finds():
-    space = Dict(actor=VECTOR, critic=Box(-np.inf, np.inf, (5,), np.float32))
+    critic = Box(-np.inf, np.inf, (5,), np.float32)
+    space = Dict(actor=VECTOR, critic=critic)
     env = to_rsl_rl(ScriptedEnv(2, observation_space=space))
     runner = make_runner(env)
     runner.learn(2)
@@ -101,10 +103,13 @@ def test_finite_horizon_has_no_time_outs():
 
 
 def test_seed_repeats_the_first_episode_and_reset_starts_new_ones():
-    env, same, other = (to_rsl_rl(make_pendulum(), seed=seed) for seed in (3, 3, 4))
-    first, again, different = (e.get_observations()["policy"] for e in (env, same, other))
-    assert (first == again).all()
-    assert not (first == different).any()
+    def initial(seed):
+        return to_rsl_rl(make_pendulum(), seed=seed).get_observations()["policy"]
+
+    env = to_rsl_rl(make_pendulum(), seed=3)
+    first = env.get_observations()["policy"]
+    assert (first == initial(3)).all()
+    assert not (first == initial(4)).any()
     env.step(torch.zeros(4, 1))
     obs, extras = env.reset()
     assert extras == {}
@@ -145,7 +150,7 @@ def test_env_without_a_limit_learns_but_has_no_random_episode_lengths():
 def test_training_in_inference_mode_leaves_an_env_that_steps_and_restores(
     compiled,
 ):
-    env, oracle = make_learned(), make_learned()
+    env, oracle = (make_learned() for _ in range(2))
     if compiled:
         tw.compile(env, backend="aot_eager")
     adapter = to_rsl_rl(env, seed=0)
@@ -196,7 +201,8 @@ def test_logger_writes_means_over_the_finished_episodes(tmp_path):
         T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")}),
         T.ScaleReward(100),
     )
-    env = tw.TransformedEnv(ScriptedEnv(3, (1,), (1, 3, 3)), *transforms)
+    base = ScriptedEnv(3, (1,), (1, 3, 3))
+    env = tw.TransformedEnv(base, *transforms)
     runner = make_runner(env, steps=3, log_dir=str(tmp_path))
     runner.logger.git_status_repos = []  # it writes the diffs of these repositories
     runner.learn(1)
@@ -223,7 +229,7 @@ def test_runner_saves_the_statistics_of_the_env_and_loads_them(
     runner = make_runner(env)
     runner.learn(1)
     runner.save(tmp_path / "model.pt")
-    loaded, unloaded = make_learned(2), make_learned(2)
+    loaded, unloaded = (make_learned(2) for _ in range(2))
     make_runner(loaded).load(tmp_path / "model.pt")
     make_runner(unloaded).load(tmp_path / "model.pt", {"actor": True, "env": False})
     for name, value in env.state_dict().items():
@@ -237,14 +243,16 @@ def test_trained_policy_is_deployed():
     runner.learn(1)
     network = runner.get_inference_policy()
 
-    def act(observation):
-        return network(TensorDict({"policy": observation}, observation.shape[:1]))
+    def act(td):
+        groups = TensorDict({"policy": td["observation"]}, td.batch_size)
+        return network(groups)
 
-    module = tw.deploy(env, lambda td: act(td["observation"]))
+    module = tw.deploy(env, act)
     raw = torch.randn(5, 3)
-    normalize = env.transforms[3].observation
+    normalized = env.transforms[3].observation(raw)
     with torch.no_grad():
-        expected = 2 * act(normalize(raw)).clamp(-1, 1)
+        td = TensorDict({"observation": normalized}, [5])
+        expected = 2 * act(td).clamp(-1, 1)
         torch.testing.assert_close(module(raw), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -319,7 +327,8 @@ def test_bootstrap_leaves_the_state_of_a_recurrent_critic_to_rsl_rl(
             {"class_name": "RNNModel", **gru},
         )
 
-    theirs, ours = collected(THEIRS), collected(OURS)
+    theirs = collected(THEIRS)
+    ours = collected(OURS)
     state = ours.critic.get_hidden_state()
     assert state.any()
     assert torch.equal(state, theirs.critic.get_hidden_state())

@@ -482,7 +482,8 @@ class Reach(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.position, self.goal = self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32)
+        drawn = self.np_random.uniform(-1, 1, (2, 2))
+        self.position, self.goal = drawn.astype(np.float32)
         return self.observation(), {}
 
     def observation(self):
@@ -640,7 +641,8 @@ def test_evaluate_policy_counts_raw_rewards_as_under_monitor():
     with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
         assert evaluated(ScriptedEnv(2, (1,), (2, 3))) == expected
     transforms = T.RecordEpisodeStatistics(), T.ClipReward(-0.5, 0.5)
-    assert evaluated(tw.TransformedEnv(ScriptedEnv(2, (1,), (2, 3)), *transforms)) == expected
+    env = ScriptedEnv(2, (1,), (2, 3))
+    assert evaluated(tw.TransformedEnv(env, *transforms)) == expected
 
 
 @pytest.mark.parametrize("ending", ["truncated", "terminated"])
@@ -665,7 +667,8 @@ def test_sac_stores_terminal_observations(ending):
     ]
     assert buffer.next_observations[:4, :, 0].tolist() == following
     assert buffer.dones[:4].tolist() == dones
-    assert (buffer.timeouts[:4] == np.array(dones) * (ending == "truncated")).all()
+    timeouts = np.array(dones) * (ending == "truncated")
+    assert (buffer.timeouts[:4] == timeouts).all()
 
 
 @pytest.mark.parametrize(("ending", "factor"), [("truncated", 0.9), ("both", 0)])
@@ -680,7 +683,9 @@ def test_ppo_bootstraps_truncated_episodes_from_the_terminal_observation(ending,
     }
     model = PPO("MlpPolicy", venv, gamma=0.9, learning_rate=0.0, **settings).learn(4)
     with torch.no_grad():
-        value = model.policy.predict_values(torch.tensor([[2.0], [1002.0]])).flatten()
+        final = torch.tensor([[2.0], [1002.0]])
+        value = model.policy.predict_values(final).flatten()
     rewards = model.rollout_buffer.rewards.reshape(2, 2)
     last = 2 + factor * value.numpy()
-    assert sorted(rewards.ravel()) == pytest.approx(sorted([1, 1, *last]), rel=1e-6)
+    expected = sorted([1, 1, *last])
+    assert sorted(rewards.ravel()) == pytest.approx(expected, rel=1e-6)

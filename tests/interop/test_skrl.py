@@ -117,7 +117,8 @@ def stored(env, timesteps, wrap=lambda agent: agent):
         "rewards",
         "terminated",
     )
-    return {name: agent.memory.get_tensor_by_name(name)[..., 0].tolist() for name in names}
+    tensors = [agent.memory.get_tensor_by_name(name) for name in names]
+    return {name: tensor[..., 0] for name, tensor in zip(names, tensors, strict=True)}
 
 
 # Shapes and spaces.
@@ -135,7 +136,8 @@ def test_env_describes_itself_as_skrls_wrappers_do():
 
 
 IMAGE = Box(0, 255, (3, 2), np.uint8)
-INNER = Dict(y=MultiDiscrete([3, 4]), x=Box(-1, 1, (1,), np.float64))
+DOUBLE = Box(-1, 1, (1,), np.float64)
+INNER = Dict(y=MultiDiscrete([3, 4]), x=DOUBLE)
 OBSERVATIONS = {
     "image": IMAGE,
     "Discrete": Discrete(4),
@@ -248,11 +250,12 @@ def test_tensors_are_the_callers():
             T.NormalizeObservation(),
             T.NormalizeReward(),
         )
-        env = to_skrl(tw.TransformedEnv(ScriptedEnv(3, (1,), (2, 5)), *transforms))
+        base = ScriptedEnv(3, (1,), (2, 5))
+        env = to_skrl(tw.TransformedEnv(base, *transforms))
         env.reset()
         return env
 
-    clean, disturbed = make(), make()
+    clean, disturbed = (make() for _ in range(2))
     for _ in range(8):
         results = [env.step(torch.zeros(3, 6)) for env in (clean, disturbed)]
         tensors, others = ([*parts, infos["final_observations"]] for *parts, infos in results)
@@ -263,35 +266,58 @@ def test_tensors_are_the_callers():
 
 def test_single_env_in_skrls_trainer_loses_no_episode():
     inner = ScriptedEnv(1, (1,), (2, 1, 3), ending="truncated")
-    data = {name: np.ravel(values).tolist() for name, values in stored(to_skrl(inner), 7).items()}
-    assert data["observations"] == [0, 1, 0, 0, 1, 2, 0]
-    assert data["next_observations"] == data["rewards"] == [1, 2, 1, 1, 2, 3, 1]
-    assert not any(data["terminated"])
+    data = stored(to_skrl(inner), 7)
+    assert data["observations"].flatten().tolist() == [
+        0,
+        1,
+        0,
+        0,
+        1,
+        2,
+        0,
+    ]
+    assert data["next_observations"].flatten().tolist() == [
+        1,
+        2,
+        1,
+        1,
+        2,
+        3,
+        1,
+    ]
+    assert torch.equal(data["rewards"], data["next_observations"])
+    assert not data["terminated"].any()
     assert int(inner.episode) == 3  # the fourth; two resets at each end would make it the seventh
+
+
+def test_second_reset_of_a_single_env_starts_another_episode():
+    inner = ScriptedEnv(1, (1,), 1)
+    env = to_skrl(inner)
+    env.reset()
+    env.step(torch.zeros(1, 6))
+    env.reset()
+    assert int(inner.episode) == 1
+    env.reset()
+    assert int(inner.episode) == 2
 
 
 # Agents.
 
 
 def test_agent_stores_true_successors_only_with_true_successors():
-    envs = [to_skrl(ScriptedEnv(2, (1,), (2, 3), ending="truncated")) for _ in range(2)]
-    plain = stored(envs[0], 4)
-    true = stored(envs[1], 4, true_successors)
+    def make():
+        return to_skrl(ScriptedEnv(2, (1,), (2, 3), ending="truncated"))
+
+    plain = stored(make(), 4)
+    true = stored(make(), 4, true_successors)
     # Env 0 takes episodes of 2 and 3 steps, env 1 of 3 and 2.
-    observations = [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
-    assert plain["observations"] == true["observations"] == observations
-    assert plain["next_observations"] == [
-        [1, 1001],
-        [0, 1002],
-        [1, 1000],
-        [2, 1001],
-    ]
-    assert true["next_observations"] == [
-        [1, 1001],
-        [2, 1002],
-        [1, 1003],
-        [2, 1001],
-    ]
+    expected = [[0, 1000], [1, 1001], [0, 1002], [1, 1000]]
+    assert plain["observations"].tolist() == expected
+    assert torch.equal(true["observations"], plain["observations"])
+    expected = [[1, 1001], [0, 1002], [1, 1000], [2, 1001]]
+    assert plain["next_observations"].tolist() == expected
+    expected = [[1, 1001], [2, 1002], [1, 1003], [2, 1001]]
+    assert true["next_observations"].tolist() == expected
 
 
 def bootstrapped(ending, wrap=true_successors):
@@ -330,7 +356,8 @@ def test_ppo_bootstraps_truncated_episodes_with_true_successors_from_the_final_o
 @pytest.mark.parametrize("ending", ["terminated", "both"])
 def test_ppo_does_not_bootstrap_terminated_episodes(ending):
     rewards, _ = bootstrapped(ending)
-    assert rewards.tolist() == [[1, 1], [2, 2], [1, 1], [2, 2]]
+    assert rewards[:, 0].tolist() == [1, 2, 1, 2]
+    assert torch.equal(rewards[:, 1], rewards[:, 0])
 
 
 def test_true_successors_replaces_once():
@@ -383,7 +410,8 @@ def test_agent_that_knows_the_env_saves_and_loads_its_statistics(
 def test_trainer_logs_the_means_of_the_finished_episodes():
     statistics = T.RecordEpisodeStatistics(metrics={"most": ("twice", "max")})
     base = ScriptedEnv(3, (1,), (2, 3, 2))
-    env = to_skrl(tw.TransformedEnv(base, RewardTerms(), statistics, T.ClipReward(-1, 1)))
+    transforms = RewardTerms(), statistics, T.ClipReward(-1, 1)
+    env = to_skrl(tw.TransformedEnv(base, *transforms))
     agent = make_idle_agent(env)
     train(env, agent, 3)
     expected = {

@@ -107,7 +107,8 @@ class Simulator:
         info = {"steps": self.elapsed.clone(), "vector": self.position}
         done = self.flags.any(-1)
         if self.auto_reset and done.any():
-            self.final.copy_(self.position).masked_fill_(~done.unsqueeze(-1), torch.nan)
+            self.final.fill_(torch.nan)
+            self.final[done] = self.position[done]
             info["final_obs"] = self.final
             self.start(done)
         self.observation.copy_(self.position)
@@ -202,7 +203,8 @@ each_reset = pytest.mark.parametrize("kwargs", RESETS.values(), ids=RESETS)
 def test_steps_equal_the_simulator_by_hand(kwargs, ending):
     seen = assert_equals_by_hand(make(20, ending, **kwargs), Simulator(20, ending))
     assert seen["done"].sum() > 50
-    seen = assert_equals_by_hand(make(20, ending, 4, **kwargs), Simulator(20, ending, 4), 13)
+    env = make(20, ending, 4, **kwargs)
+    seen = assert_equals_by_hand(env, Simulator(20, ending, 4), 13)
     assert seen["done"].sum() == 60  # all in one step
 
 
@@ -606,7 +608,8 @@ def test_runner_of_rsl_rl_learns_on_mjlab_under_transforms(make_mjlab):
     env = main(task, num_envs=16, num_iterations=2, device="cpu")
     ends = T.RecordEpisodeStatistics.of(env)[0].episode_count
     assert ends > 0
-    counts = [value for name, value in env.state_dict().items() if name.endswith("count")]
+    state = env.state_dict()
+    counts = [state[name] for name in state if name.endswith("count")]
     assert len(counts) == 2
     for count in counts:  # initial observations, and successors
         assert count.unique().item() == 16 + 16 * 48 + ends

@@ -115,8 +115,8 @@ def assert_same_steps(data, expected):
     goes_on = ~expected["next", "done"].squeeze(-1)[:, :-1]
     extras = expected["next"].exclude("observation", "reward", "terminated", "truncated", "done")
     for leaf in extras.keys(True, True):
-        first, later = data[leaf][:, 0], data[leaf][:, 1:]
-        assert not first.any()
+        assert not data[leaf][:, 0].any()
+        later = data[leaf][:, 1:]
         assert not later[~goes_on].any()
         assert (later == extras[leaf][:, :-1])[goes_on].all()
     for flag in ("done", "terminated", "truncated"):
@@ -128,7 +128,7 @@ def assert_same_steps(data, expected):
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_rollouts_and_manual_steps_equal_torchwrap_step_by_step(make):
-    env, manual = to_torchrl(make()), to_torchrl(make())
+    env, manual = (to_torchrl(make()) for _ in range(2))
     other = make()
     actions = [other.sample_action() for _ in range(30)]
     expected = steps_of(other, actions, seed=7)
@@ -198,7 +198,8 @@ def by_position(td):
 
 
 def test_collector_of_torchrl_equals_that_of_torchwrap():
-    env, other = to_torchrl(make_cartpole()), make_cartpole()
+    env = to_torchrl(make_cartpole())
+    other = make_cartpole()
     env.set_seed(3)
     collector = Collector(env, by_position, frames_per_batch=5 * 20, total_frames=5 * 60)
     collect = tw.Collector(other, by_position, num_steps=20)
@@ -226,12 +227,12 @@ def test_gae_evaluates_the_critic_at_the_final_observation_of_a_truncation():
     GAE(gamma=0.9, lmbda=0.0, value_network=critic)(data)
     value = critic.module(data["observation"])
     next_value = critic.module(data["next", "observation"])
-    terminated, truncated = (
-        data["next", "terminated"],
-        data["next", "truncated"],
-    )
+    terminated = data["next", "terminated"]
+    truncated = data["next", "truncated"]
     cut = truncated & ~terminated
-    assert cut.any() and (terminated & ~truncated).any() and (terminated & truncated).any()
+    assert cut.any()
+    assert (terminated & ~truncated).any()
+    assert (terminated & truncated).any()
     torch.testing.assert_close(data["next", "state_value"][cut], next_value[cut])
     target = data["next", "reward"] + 0.9 * next_value * ~terminated
     torch.testing.assert_close(data["advantage"], target - value)
@@ -283,7 +284,8 @@ def test_transforms_of_torchrl_on_top_with_staggered_ends():
         assert (data[name] == t * (t - 1) / 2).all()
     assert (data["is_init"] == (t == 1)).all()
     assert (following["truncated"] == (t == 4)).all()
-    assert following["terminated"].sum((1, 2)).tolist() == [2, 2, 2]
+    num_terminated = following["terminated"].sum((1, 2))
+    assert num_terminated.tolist() == [2, 2, 2]
 
 
 # Workers, options and buffers of TorchRL around envs whose steps are counted by hand.
@@ -391,7 +393,8 @@ def test_slices_of_a_replay_buffer_keep_episodes_apart():
         buffer.extend(data.reshape(-1))
     slices = buffer.sample().view(8, 2)
     assert torch.equal(slices["next", "observation"], slices["observation"] + 1)
-    assert torch.equal(slices["observation"][:, 1], slices["next", "observation"][:, 0])
+    first, second = slices.unbind(1)
+    assert torch.equal(second["observation"], first["next", "observation"])
 
 
 def make_normalized(num_envs=2):
@@ -458,8 +461,8 @@ def test_construction_leaves_a_running_env_as_it_was():
     base = to_torchrl(env)
     assert_same(buffers(env), before)
     assert (torch.get_rng_state() == state).all()
-    no_rows = TensorDict({"_reset": torch.zeros(5, 1, dtype=torch.bool)}, [5])
-    root = base.reset(no_rows)
+    no_rows = torch.zeros(5, 1, dtype=torch.bool)
+    root = base.reset(TensorDict({"_reset": no_rows}, [5]))
     for _ in range(20):
         action = other.sample_action()
         transition, td = other.step(td.set("action", action))
@@ -488,7 +491,8 @@ def test_info_of_a_foreign_simulator_is_declared(bridge):
         data,
         data["next"],
     ):  # roots of new episodes have that of the reset
-        assert (td["info", "speed"].squeeze(-1) == td["observation"][..., 1]).all()
+        speed = td["observation"][..., 1]
+        assert (td["info", "speed"].squeeze(-1) == speed).all()
     assert data["next", "done"].any()
 
 
@@ -515,7 +519,8 @@ def test_spec_draws_members_of_its_space_and_holds_them(space):
     spec = to_spec(space, 200, torch.device("cpu"))
     drawn = spec.rand()
     assert tw.spaces.contains(space, drawn)
-    assert spec.is_in(tw.spaces.sample(space, tw.random.Stream(200, seed=0)))
+    stream = tw.random.Stream(200, seed=0)
+    assert spec.is_in(tw.spaces.sample(space, stream))
     for path, leaf in tw.spaces.leaves(space):
         if isinstance(leaf, S.Discrete):
             assert len(tw.spaces.at(drawn, path).unique()) == leaf.n
@@ -530,7 +535,8 @@ def test_pendulum_of_torchrl_equals_its_own_rollout():
 
     scalar = S.Box(-np.inf, np.inf, (), np.float32)
     space = S.Dict(th=scalar, thdot=scalar)
-    env = load_example("simulators").from_torchrl(make(), space, S.Box(-2, 2, (1,)))
+    recipe = load_example("simulators").from_torchrl
+    env = recipe(make(), space, S.Box(-2, 2, (1,)))
     other = make()
     other.set_seed(3)
     td = env.reset(seed=3)

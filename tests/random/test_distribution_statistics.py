@@ -18,9 +18,21 @@ def one_key(**arguments):
 
 
 # The CDF; mean, variance and fourth central moment; and bounds that the sample has to cross.
-UNIFORM = (lambda x: x, (0.5, 1 / 12, 1 / 80), (3e-5, 1 - 3e-5))
-NORMAL = (torch.special.ndtr, (0, 1, 3), (-4.4, 4.4))
-EXPONENTIAL = (lambda x: 1 - torch.exp(-x), (1, 1, 9), (3e-5, 12))
+UNIFORM = (
+    lambda x: x,
+    (0.5, 1 / 12, 1 / 80),
+    (3e-5, 1 - 3e-5),
+)
+NORMAL = (
+    torch.special.ndtr,
+    (0, 1, 3),
+    (-4.4, 4.4),
+)
+EXPONENTIAL = (
+    lambda x: 1 - torch.exp(-x),
+    (1, 1, 9),
+    (3e-5, 12),
+)
 DISTRIBUTIONS = {"uniform": UNIFORM, "normal": NORMAL, "exponential": EXPONENTIAL}
 
 
@@ -75,7 +87,12 @@ def test_integers_of_large_counts_cover_their_ranges(count):
 
 
 def test_integers_of_several_counts_have_their_means():
-    counts = torch.tensor([[1, 2, 3], [10, 100, 2**31]])
+    counts = torch.tensor(
+        [
+            [1, 2, 3],
+            [10, 100, 2**31],
+        ]
+    )
     drawn = random.integers(Stream(50_000, seed=1).key(), counts, shape=(2, 3))
     assert (drawn >= 0).all() and (drawn < counts).all()
     assert torch.allclose(drawn.double().mean(0), (counts.double() - 1) / 2, rtol=0.02)
@@ -85,7 +102,13 @@ def assert_uncorrelated(one, other):
     assert abs((one * other).mean()) < 5 / math.sqrt(len(one))
 
 
-NEIGHBOURS = [{"seed": 2}, {"tag": 1}, {"first_index": 1}, {"seed": 1 + 2**32}, {"seed": 1 + 2**63}]
+NEIGHBOURS = [
+    {"seed": 2},
+    {"tag": 1},
+    {"first_index": 1},
+    {"seed": 1 + 2**32},
+    {"seed": 1 + 2**63},
+]
 
 
 @pytest.mark.parametrize("arguments", NEIGHBOURS, ids=str)
@@ -120,14 +143,31 @@ def assert_frequencies(values, probabilities):
 
 def test_choices_follow_their_probabilities():
     p = torch.tensor([0.1, 0.2, 0.0, 0.3, 0.4], dtype=torch.float64)
-    drawn = random.choice(Stream(10, seed=1).key(), 5, (10**5,), p)
+    drawn = random.choice(
+        Stream(10, seed=1).key(),
+        5,
+        (10**5,),
+        p,
+    )
     assert_frequencies(drawn, p)
 
 
 def test_choices_follow_the_probabilities_of_each_env():
-    weights = torch.tensor([[2, 2, 2, 2], [3, 2, 4, 5], [4, 2, 6, 8], [5, 2, 8, 11]]).double()
+    weights = torch.tensor(
+        [
+            [2, 2, 2, 2],
+            [3, 2, 4, 5],
+            [4, 2, 6, 8],
+            [5, 2, 8, 11],
+        ]
+    ).double()
     p = weights / weights.sum(-1, keepdim=True)
-    drawn = random.choice(Stream(4, seed=1).key(), 4, (2 * 10**5,), p)
+    drawn = random.choice(
+        Stream(4, seed=1).key(),
+        4,
+        (2 * 10**5,),
+        p,
+    )
     for row in range(4):
         assert_frequencies(drawn[row], p[row])
 

@@ -25,7 +25,12 @@ def with_p(key, shape=(5, 2)):
 def with_p_of_each_env(key):
     weights = torch.tensor([1.0, 0.0, 2.0, 3.0], device=key.env.device).double()
     weights = key.env.unsqueeze(-1) * weights + 2
-    return random.choice(key, 4, (5, 2), weights / weights.sum(-1, keepdim=True))
+    return random.choice(
+        key,
+        4,
+        (5, 2),
+        weights / weights.sum(-1, keepdim=True),
+    )
 
 
 DRAWS = {
@@ -56,13 +61,27 @@ def all_draws(*words):
 
 @pytest.fixture
 def key():
-    return Stream(7, first_index=3, tag=0, seed=2**63 + 5).key()._replace(tag=2)
+    return (
+        Stream(
+            7,
+            first_index=3,
+            tag=0,
+            seed=2**63 + 5,
+        )
+        .key()
+        ._replace(tag=2)
+    )
 
 
 def assert_equal_draws(result, expected):
     for name, numbers in expected.items():
         tolerance = 1e-5 if name in ROUNDED else 0
-        torch.testing.assert_close(result[name].cpu(), numbers, rtol=0, atol=tolerance)
+        torch.testing.assert_close(
+            result[name].cpu(),
+            numbers,
+            rtol=0,
+            atol=tolerance,
+        )
 
 
 # The same numbers in every mode.
@@ -103,7 +122,10 @@ def two_draws(key):
     return {"integers": random.integers(key, 10, shape=(8,)), "normal": normal}
 
 
-COMPILED = [(two_draws, "aot_eager"), pytest.param(some_draws, "inductor", marks=pytest.mark.full)]
+COMPILED = [
+    (two_draws, "aot_eager"),
+    pytest.param(some_draws, "inductor", marks=pytest.mark.full),
+]
 
 
 @pytest.mark.compiles
@@ -182,14 +204,24 @@ def test_choice_at_the_ends_of_uniform_has_nonzero_probability(set_bits, word, i
     tiny = torch.tensor([0, 0, 0, 0, 1e-30, 0], dtype=dtype)
     rounding = math.sqrt(torch.finfo(dtype).eps) / 2
     for near in (p, p * (1 - rounding), p * (1 + rounding), p + tiny):
-        drawn = random.choice(Stream(2, seed=1).key(), 6, (3,), near)
+        drawn = random.choice(
+            Stream(2, seed=1).key(),
+            6,
+            (3,),
+            near,
+        )
         assert drawn.unique().tolist() == [index]
 
 
 def test_choice_at_a_cumulative_probability_is_the_next_alternative(set_bits):
     set_bits([2**31, 0, 2**31, 0])  # words of two numbers, each 0.5
     p = torch.tensor([0.5, 0.0, 0.5])
-    assert random.choice(Stream(1, seed=1).key(), 3, (2,), p).tolist() == [[2, 2]]
+    assert random.choice(
+        Stream(1, seed=1).key(),
+        3,
+        (2,),
+        p,
+    ).tolist() == [[2, 2]]
 
 
 # Arguments.
@@ -226,7 +258,12 @@ INVALID_P = {
 @pytest.mark.parametrize("p", INVALID_P.values(), ids=INVALID_P)
 def test_choice_with_an_invalid_p_raises(p):
     with pytest.raises((TypeError, ValueError), match="p must"):
-        random.choice(Stream(4, seed=1).key(), 2, (), p)
+        random.choice(
+            Stream(4, seed=1).key(),
+            2,
+            (),
+            p,
+        )
 
 
 INVALID_N = [
@@ -244,7 +281,11 @@ def test_draw_with_an_invalid_number_raises(draw, n, key):
 
 @pytest.mark.parametrize("draw", [*FLOATS, random.integers])
 def test_draw_with_a_shape_that_is_no_last_tuple_raises(draw, key):
-    for call in (partial(draw, key, (3,)), partial(draw, key, [1]), partial(draw, key, 1, shape=3)):
+    for call in (
+        partial(draw, key, (3,)),
+        partial(draw, key, [1]),
+        partial(draw, key, 1, shape=3),
+    ):
         with pytest.raises(TypeError, match="shape"):
             call()
 
@@ -255,7 +296,15 @@ def test_draw_with_a_shape_that_is_no_last_tuple_raises(draw, key):
 @pytest.mark.cuda
 def test_draws_on_cuda_match_the_cpu():
     devices = ("cpu", "cuda")
-    cpu, cuda = [Stream(64, 3, device=device, seed=2**63 + 5).key() for device in devices]
+    cpu, cuda = [
+        Stream(
+            64,
+            3,
+            device=device,
+            seed=2**63 + 5,
+        ).key()
+        for device in devices
+    ]
     expected = all_draws(*cpu[:5])
     assert_equal_draws(all_draws(*cuda[:5]), expected)
     assert_equal_draws(torch.vmap(all_draws)(*cuda[:5]), expected)

@@ -41,7 +41,10 @@ def test_next_episode_advances_the_rows_of_its_mask(used_stream):
     before = state(used_stream)
     numbers = random.uniform(used_stream.key())
     used_stream.next_episode(mask(1, 0, 1))
-    assert changed(used_stream, before) == {"episode": [1, 0, 1], "draw": [1, 0, 1]}
+    assert changed(used_stream, before) == {
+        "episode": [1, 0, 1],
+        "draw": [1, 0, 1],
+    }
     assert (used_stream.episode - before["episode"]).tolist() == [1, 0, 1]
     assert used_stream.draw.tolist() == [0, 5, 0]
     assert (random.uniform(used_stream.key()) != numbers).tolist() == [True, False, True]
@@ -96,7 +99,10 @@ def test_keys_of_all_streams_functions_and_folds_draw_other_numbers():
         tags += [stream.key(function).tag for function in range(8)]
     assert sorted(tags) == list(range(256))
     key = Stream(3, seed=0).key()
-    keys = [key._replace(tag=tag) for tag in tags] + [key.fold_in(1), key.fold_in(255)]
+    keys = [key._replace(tag=tag) for tag in tags] + [
+        key.fold_in(1),
+        key.fold_in(255),
+    ]
     words = torch.cat([random.bits(key, 4) for key in keys])
     assert len(words.unique(dim=0)) == 3 * 258
 
@@ -151,7 +157,12 @@ def test_philox_known_inputs_match_published_vectors(vector):
 
 
 def test_philox_random_inputs_match_python_integers():
-    inputs = torch.randint(0, 2**32, (2000, 6), generator=torch.Generator().manual_seed(0))
+    inputs = torch.randint(
+        0,
+        2**32,
+        (2000, 6),
+        generator=torch.Generator().manual_seed(0),
+    )
     edges = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1, 5]
     inputs[:8] = torch.tensor(edges).unsqueeze(-1)
     expected = [python_philox(*row) for row in inputs.tolist()]

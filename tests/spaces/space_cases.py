@@ -23,7 +23,12 @@ SPACES = {
         np.array([1, 3, -5, INF, INF]),
         dtype=np.float64,
     ),
-    "uint8": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "uint8": spaces.Box(
+        0,
+        255,
+        (4, 4, 3),
+        np.uint8,
+    ),
     "int8": spaces.Box(-128, 127, (3,), np.int8),
     "int64": spaces.Box(-3, 9, (2,), np.int64),
     "int above zero": spaces.Box(4, 9, (2,), np.int32),
@@ -32,14 +37,31 @@ SPACES = {
     "Discrete start": spaces.Discrete(3, start=-5),
     "MultiDiscrete": spaces.MultiDiscrete([3, 5]),
     "MultiDiscrete start": spaces.MultiDiscrete([3, 5, 1], start=[-2, 7, 100]),
-    "MultiDiscrete 2d": spaces.MultiDiscrete([[3, 5], [2, 4]], start=[[1, 0], [0, -9]]),
+    "MultiDiscrete 2d": spaces.MultiDiscrete(
+        [[3, 5], [2, 4]],
+        start=[
+            [1, 0],
+            [0, -9],
+        ],
+    ),
     "MultiDiscrete int8": spaces.MultiDiscrete([68], start=[60], dtype=np.int8),
     "MultiBinary": spaces.MultiBinary(4),
     "MultiBinary 2d": spaces.MultiBinary((2, 3)),
-    "Dict": spaces.Dict({"b": BOX, "a": spaces.Discrete(3), "c.d": spaces.MultiBinary(2)}),
+    "Dict": spaces.Dict(
+        {
+            "b": BOX,
+            "a": spaces.Discrete(3),
+            "c.d": spaces.MultiBinary(2),
+        }
+    ),
     "Tuple": spaces.Tuple([spaces.Discrete(100 + i) for i in range(12)]),
     "deep": spaces.Dict(
-        x=spaces.Tuple([spaces.Dict(y=BOX), spaces.Discrete(3, start=4)]),
+        x=spaces.Tuple(
+            [
+                spaces.Dict(y=BOX),
+                spaces.Discrete(3, start=4),
+            ]
+        ),
         z=spaces.MultiDiscrete([2, 3]),
     ),
 }

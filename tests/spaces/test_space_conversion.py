@@ -74,7 +74,11 @@ def test_flatten_matches_gymnasium_row_by_row(space):
 # Traversal.
 
 PATHS = {
-    "deep": [("x", "0", "y"), ("x", "1"), ("z",)],
+    "deep": [
+        ("x", "0", "y"),
+        ("x", "1"),
+        ("z",),
+    ],
     "float32": [()],
     "Tuple": [(str(index),) for index in range(12)],
 }

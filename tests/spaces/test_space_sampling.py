@@ -66,7 +66,15 @@ BOUNDS = {  # low, high, mean, deviation
 @pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
 def test_sample_of_a_box_has_the_moments_of_its_kind_of_bound(bounds, dtype):
     low, high, mean, deviation = bounds
-    value = draw(spaces.Box(low, high, (4,), dtype), 50_000).double()
+    value = draw(
+        spaces.Box(
+            low,
+            high,
+            (4,),
+            dtype,
+        ),
+        50_000,
+    ).double()
     assert (value.mean(0) - mean).abs().max() < 0.03
     assert (value.std(0) - deviation).abs().max() < 0.03
     assert low <= value.min() < (mean - 3 if low == -INF else low + 1e-3)
@@ -76,7 +84,12 @@ def test_sample_of_a_box_has_the_moments_of_its_kind_of_bound(bounds, dtype):
 
 
 @pytest.mark.parametrize(
-    ("limit", "dtype"), [(3e38, np.float32), (6e4, np.float16), (1e300, np.float64)]
+    ("limit", "dtype"),
+    [
+        (3e38, np.float32),
+        (6e4, np.float16),
+        (1e300, np.float64),
+    ],
 )
 def test_sample_of_a_very_wide_box_is_a_member(limit, dtype):
     space = spaces.Box(-limit, limit, (3,), dtype)
@@ -85,12 +98,27 @@ def test_sample_of_a_very_wide_box_is_a_member(limit, dtype):
 
 
 FINITE = [
-    (spaces.Box(-2, 3, (2,), np.int64), range(-2, 4)),
-    (spaces.Box(250, 255, (2,), np.uint8), range(250, 256)),
-    (spaces.Box(-128, 127, (2,), np.int8), range(-128, 128)),
-    (spaces.Discrete(4, start=-6), range(-6, -2)),
+    (
+        spaces.Box(-2, 3, (2,), np.int64),
+        range(-2, 4),
+    ),
+    (
+        spaces.Box(250, 255, (2,), np.uint8),
+        range(250, 256),
+    ),
+    (
+        spaces.Box(-128, 127, (2,), np.int8),
+        range(-128, 128),
+    ),
+    (
+        spaces.Discrete(4, start=-6),
+        range(-6, -2),
+    ),
     (spaces.Discrete(1, start=9), [9]),
-    (spaces.MultiDiscrete([3, 3], start=[2, 2]), range(2, 5)),
+    (
+        spaces.MultiDiscrete([3, 3], start=[2, 2]),
+        range(2, 5),
+    ),
     (spaces.MultiBinary(3), [0, 1]),
 ]
 

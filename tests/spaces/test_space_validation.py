@@ -25,14 +25,42 @@ def test_contains_accepts_samples_of_gymnasium(space):
 HALF_BOUNDED = spaces.Box(np.float32([-INF, 0]), np.float32([0, INF]))
 SHIFTED = spaces.MultiDiscrete([2, 3], start=[5, -1])
 MEMBERS = [  # a space, members, and others
-    (spaces.Box(-1, 2, (2,)), [[-1, 2], [0, 0]], [[-1.1, 0], [0, 2.1], [np.nan, 0], [0, INF]]),
-    (HALF_BOUNDED, [[-1e30, 1e30]], [[1, 0], [0, -1]]),
-    (spaces.Box(3, 7, (1,), np.uint8), [[3], [7]], [[2], [8], [255]]),
+    (
+        spaces.Box(-1, 2, (2,)),
+        [[-1, 2], [0, 0]],
+        [[-1.1, 0], [0, 2.1], [np.nan, 0], [0, INF]],
+    ),
+    (
+        HALF_BOUNDED,
+        [[-1e30, 1e30]],
+        [[1, 0], [0, -1]],
+    ),
+    (
+        spaces.Box(3, 7, (1,), np.uint8),
+        [[3], [7]],
+        [[2], [8], [255]],
+    ),
     (spaces.Discrete(3), [0, 2], [-1, 3]),
-    (spaces.Discrete(3, start=5), [5, 7], [4, 8, 0]),
-    (SHIFTED, [[5, -1], [6, 1]], [[4, 0], [7, 0], [5, -2], [5, 2]]),
-    (spaces.MultiDiscrete([68], start=[60], dtype=np.int8), [[60], [127]], [[59], [0]]),
-    (spaces.MultiBinary(2), [[0, 1]], [[0, 2], [-1, 0]]),
+    (
+        spaces.Discrete(3, start=5),
+        [5, 7],
+        [4, 8, 0],
+    ),
+    (
+        SHIFTED,
+        [[5, -1], [6, 1]],
+        [[4, 0], [7, 0], [5, -2], [5, 2]],
+    ),
+    (
+        spaces.MultiDiscrete([68], start=[60], dtype=np.int8),
+        [[60], [127]],
+        [[59], [0]],
+    ),
+    (
+        spaces.MultiBinary(2),
+        [[0, 1]],
+        [[0, 2], [-1, 0]],
+    ),
 ]
 
 
@@ -65,13 +93,22 @@ STRANGERS = {
     "dtype": (BOX, ROWS.double()),
     "array": (BOX, ROWS.numpy()),
     "TensorDict": (BOX, TensorDict({}, [2])),
-    "column": (spaces.Discrete(3), torch.zeros(2, 1, dtype=torch.int64)),
-    "int32": (spaces.Discrete(3), torch.zeros(2, dtype=torch.int32)),
+    "column": (
+        spaces.Discrete(3),
+        torch.zeros(2, 1, dtype=torch.int64),
+    ),
+    "int32": (
+        spaces.Discrete(3),
+        torch.zeros(2, dtype=torch.int32),
+    ),
     "no TensorDict": (DICT, ROWS),
     "other key": (DICT, TensorDict({"b": ROWS}, [2])),
     "further key": (DICT, TensorDict({"a": ROWS, "b": ROWS}, [2])),
     "bounds": (DICT, TensorDict({"a": ROWS + 2}, [2])),
-    "key of a Tuple": (spaces.Tuple([BOX]), TensorDict({"a": ROWS}, [2])),
+    "key of a Tuple": (
+        spaces.Tuple([BOX]),
+        TensorDict({"a": ROWS}, [2]),
+    ),
 }
 
 
@@ -107,12 +144,20 @@ if DISCRETE_HAS_DTYPE:
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("space", UNSUPPORTED, ids=str)
 def test_unsupported_space_raises_wherever_it_is_nested(space, use):
-    for nested in (space, spaces.Dict({"a": BOX, "b": space}), spaces.Tuple([BOX, space])):
+    for nested in (
+        space,
+        spaces.Dict({"a": BOX, "b": space}),
+        spaces.Tuple([BOX, space]),
+    ):
         with pytest.raises(TypeError, match=f"space.*{type(space).__name__}"):
             use(nested)
 
 
-EMPTY = [spaces.Dict({}), spaces.Tuple([]), spaces.Dict({"a": spaces.Tuple([])})]
+EMPTY = [
+    spaces.Dict({}),
+    spaces.Tuple([]),
+    spaces.Dict({"a": spaces.Tuple([])}),
+]
 
 
 @pytest.mark.parametrize("space", EMPTY, ids=str)
@@ -154,7 +199,12 @@ def test_signature_is_frozen_and_replace_returns_another():
         signature.num_envs = 3
     other = signature.replace(single_observation_space=spaces.Discrete(4))
     assert signature.single_observation_space == BOX
-    assert other == Signature(2, spaces.Discrete(4), spaces.Discrete(2), max_episode_steps=9)
+    assert other == Signature(
+        2,
+        spaces.Discrete(4),
+        spaces.Discrete(2),
+        max_episode_steps=9,
+    )
 
 
 def test_signature_stream_is_independent_of_all_others():

@@ -187,7 +187,12 @@ def within_a_stack(base, hook, function):
 
     def make():
         foreign = type("Foreign", (base,), {hook: lambda self, value: function(value)})
-        return T.Compose([T.Compose([T.ClipReward(-9, 9), foreign()]), T.TimeLimit(99)])
+        return T.Compose(
+            [
+                T.Compose([T.ClipReward(-9, 9), foreign()]),
+                T.TimeLimit(99),
+            ]
+        )
 
     return make
 

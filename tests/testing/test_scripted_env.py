@@ -7,7 +7,12 @@ from gymnasium import spaces
 from torchwrap.testing import ScriptedEnv
 
 SPACES = {
-    "float64": spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    "float64": spaces.Box(
+        -np.inf,
+        np.inf,
+        (3,),
+        np.float64,
+    ),
     "int64": spaces.Box(0, 2**40, (3,), np.int64),
 }
 
@@ -26,7 +31,12 @@ def test_scripted_env_with_large_indices_gives_exact_observations(space, first_i
 
 @pytest.mark.parametrize("index", [0, 1, 5])
 def test_scripted_env_takes_lengths_and_endings_in_turn(index):
-    env = ScriptedEnv(1, (1,), episode_lengths=(5, 2), first_index=index)
+    env = ScriptedEnv(
+        1,
+        (1,),
+        episode_lengths=(5, 2),
+        first_index=index,
+    )
     env.reset(seed=0)
     seen = []
     for _ in range(12):
@@ -35,8 +45,18 @@ def test_scripted_env_takes_lengths_and_endings_in_turn(index):
             keys = ("reward", "terminated", "truncated")
             seen.append([transition["next", key].item() for key in keys])
     lengths = [5, 2, 5, 2, 5, 2, 5, 2]
-    endings = [[1, 0], [0, 1], [1, 1]] * 3
-    expected = [[lengths[turn], *endings[turn]] for turn in range(index, index + 3)]
+    endings = [
+        [1, 0],
+        [0, 1],
+        [1, 1],
+    ] * 3
+    expected = [
+        [
+            lengths[turn],
+            *endings[turn],
+        ]
+        for turn in range(index, index + 3)
+    ]
     assert seen[:3] == expected
 
 

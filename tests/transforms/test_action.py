@@ -1,186 +1,207 @@
 """Action transforms against Gymnasium's wrappers."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces, wrappers
-from oracles import RandomEnv, quick, scripted
+from gymnasium import wrappers
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from numpy.testing import assert_allclose, assert_array_equal
+from oracles import RandomEnv, scripted
 
 from torchwrap import random
 from torchwrap import transforms as T
 
-# Gymnasium warns about the bounds it rounds to the space's dtype.
+# Gymnasium warns about the bounds that it rounds to the space's dtype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 
-PER_DIMENSION = spaces.Box(np.float32([-2, 0, 5]), np.float32([2, 0.5, 1000]))
-STEERING = spaces.Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1]))  # CarRacing's
-ONE_SIDED = spaces.Box(np.float32([-np.inf, 0, -1]), np.float32([1, np.inf, 1]))
+BOXES = [
+    Box(-1, 1, (3,)),
+    Box(-2, 7, (2, 2)),
+    Box(0, 1, (1,), np.float64),
+    Box(-1, 1, ()),
+    Box(-1, 1, (2,), np.float16),
+    Box(np.float32([-2, 0, 5]), np.float32([2, 0.5, 1000])),
+]
+STEERING = [  # one bound is the same in each dimension, and the other is not
+    Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1])),
+    Box(np.float32([-1, -1, -1]), np.float32([1, 0, 0])),
+]
+ONE_SIDED = Box(
+    np.float32([-np.inf, 0, -1]),
+    np.float32([1, np.inf, 1]),
+)
 
 
 def single(action_space):
-    # One env of Gymnasium with this action space.
-    return RandomEnv(spaces.Discrete(1), action_space=action_space)
+    """One env of Gymnasium with this action space."""
+    return RandomEnv(Discrete(1), action_space=action_space)
 
 
-def acting(action_space, *transforms, num_envs=2):
-    return scripted(
-        *transforms, num_envs=num_envs, observation_shape=(1,), action_space=action_space
-    )
-
-
-def arrived(env, action):
-    # The action that reaches the inner env.
+def received(env, action):
+    """The action that the inner env gets."""
     transition, _ = env.step(env.reset().set("action", torch.as_tensor(action)))
     return transition["next", "info", "action"].numpy()
 
 
-def random_actions(space, num_envs=16):
-    return np.random.default_rng(0).normal(0, 3, (num_envs, *space.shape)).astype(space.dtype)
+def play(space, transforms, oracle):
+    """The actions of our stack and of Gymnasium's for random actions."""
+    env = scripted(*transforms, num_envs=16, action_space=space)
+    assert env.single_action_space == oracle.action_space
+    shape = (16, *oracle.action_space.shape)
+    actions = np.random.default_rng(0).normal(0, 3, shape).astype(space.dtype)
+    ours = received(env, actions)
+    assert ours.dtype == space.dtype
+    return ours, np.stack([oracle.action(action) for action in actions])
 
 
-BOXES = [
-    spaces.Box(-1, 1, (3,), np.float32),
-    spaces.Box(-2, 7, (2, 2), np.float32),
-    spaces.Box(0, 1, (1,), np.float64),
-    spaces.Box(-1, 1, (), np.float32),
-    spaces.Box(-1, 1, (2,), np.float16),
-    PER_DIMENSION,
-]
+@pytest.mark.parametrize(
+    "space", [*BOXES, *STEERING, ONE_SIDED, Box(-np.inf, np.inf, (2,))], ids=str
+)
+def test_clip_action_equals_gymnasiums(space):
+    assert_array_equal(*play(space, [T.ClipAction()], wrappers.ClipAction(single(space))))
 
 
-def test_clip_action_equals_gymnasiums_in_values_and_space():
-    turned = spaces.Box(
-        -STEERING.high, -STEERING.low
-    )  # the upper bounds are equal, and not the lower ones
-    for space in (*BOXES, ONE_SIDED, STEERING, turned, spaces.Box(-np.inf, np.inf, (2,))):
-        env, oracle = acting(space, T.ClipAction(), num_envs=16), wrappers.ClipAction(single(space))
-        actions = random_actions(space)
-        assert env.single_action_space == oracle.action_space, space
-        ours = arrived(env, actions)
-        assert ours.dtype == space.dtype, space
-        np.testing.assert_array_equal(
-            ours, np.stack([oracle.action(action) for action in actions]), f"{space}"
-        )
+@pytest.mark.parametrize(
+    "bounds",
+    [(-1, 1), (0, 3), (np.float64(-1), 0.5), (100, 101)],
+    ids=str,
+)
+@pytest.mark.parametrize("space", BOXES, ids=str)
+def test_rescale_action_equals_gymnasiums(space, bounds):
+    oracle = wrappers.RescaleAction(single(space), *bounds)
+    ours, theirs = play(
+        space,
+        [T.RescaleAction(*bounds)],
+        oracle,
+    )
+    largest = 1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs)
+    rounding = 4 * np.finfo(space.dtype).eps * largest
+    assert_allclose(ours, theirs, rtol=1e-6, atol=rounding)
 
 
-def test_rescale_action_equals_gymnasiums_in_values_and_space():
-    every_bounds = [(-1, 1), (-1.0, 0.5), (0, 3), (np.float64(-1), np.float64(2)), (100, 101)]
-    for space, bounds in itertools.product(BOXES, every_bounds):
-        env, oracle = (
-            acting(space, T.RescaleAction(*bounds), num_envs=16),
-            wrappers.RescaleAction(single(space), *bounds),
-        )
-        actions = random_actions(space)
-        assert env.single_action_space == oracle.action_space, (space, bounds)
-        ours, theirs = (
-            arrived(env, actions),
-            np.stack([oracle.action(action) for action in actions]),
-        )
-        assert ours.dtype == space.dtype, (space, bounds)
-        rounding = (
-            4
-            * np.finfo(space.dtype).eps
-            * (1 + np.abs(theirs).max() + np.max(np.abs(bounds)) * np.ptp(theirs))
-        )
-        np.testing.assert_allclose(
-            ours, theirs, rtol=1e-6, atol=rounding, err_msg=f"{space} {bounds}"
-        )
-
-
-def test_clip_action_over_rescale_action_clips_to_the_agents_bounds_as_gymnasiums():
-    space = spaces.Box(0, 10, (1,))
-    env = acting(space, T.RescaleAction(-1, 1), T.ClipAction(), num_envs=3)
+def test_clip_action_over_rescale_action_equals_gymnasiums():
+    space = Box(0, 10, (1,))
+    env = scripted(
+        T.RescaleAction(-1, 1),
+        T.ClipAction(),
+        action_space=space,
+    )
     oracle = wrappers.ClipAction(wrappers.RescaleAction(single(space), -1, 1))
     actions = np.float32([[-3], [0.5], [3]])
-    np.testing.assert_allclose(
-        arrived(env, actions), [oracle.env.action(oracle.action(a)) for a in actions]
-    )
+    expected = [oracle.env.action(oracle.action(action)) for action in actions]
+    assert_allclose(received(env, actions), expected)
 
 
 def test_transform_action_equals_gymnasiums():
-    space, wider = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-9, 9, (3,), np.float32)
-    env = acting(space, T.TransformAction(lambda action: action / 9, wider), num_envs=16)
-    oracle = wrappers.TransformAction(single(space), lambda action: action / 9, wider)
-    assert env.single_action_space == oracle.action_space
-    actions = random_actions(wider)
-    np.testing.assert_array_equal(
-        arrived(env, actions), np.stack([oracle.action(action) for action in actions])
-    )
+    def func(action):
+        return action / 9
+
+    space = Box(-1, 1, (3,))
+    wider = Box(-9, 9, (3,))
+    oracle = wrappers.TransformAction(single(space), func, wider)
+    assert_array_equal(*play(space, [T.TransformAction(func, wider)], oracle))
 
 
 def test_transform_action_maps_discrete_to_continuous_actions():
     moves = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
-    env = acting(
-        spaces.Box(-1, 1, (2,)),
-        T.TransformAction(lambda action: moves[action], spaces.Discrete(4)),
-        num_envs=3,
+    transform = T.TransformAction(
+        lambda action: moves[action],
+        Discrete(4),
     )
-    assert arrived(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
+    env = scripted(
+        transform,
+        action_space=Box(-1, 1, (2,)),
+    )
+    assert received(env, torch.tensor([3, 0, 2])).tolist() == [[0, -1], [1, 0], [-1, 0]]
 
 
 class Recording(T.StickyAction):
+    """Keeps the numbers that it draws."""
+
     def action(self, action):
         key = self.stream.key()
-        count = self.longest - self.shortest + 1
-        self.drawn = random.uniform(key), random.integers(key.fold_in(1), count) + self.shortest
+        duration = random.integers(
+            key.fold_in(1),
+            self.shortest,
+            self.longest + 1,
+        )
+        self.drawn = torch.stack(
+            [random.uniform(key), duration],
+            1,
+        )
         return super().action(action)
 
 
 class Replayed:
-    # A NumPy generator for Gymnasium that returns the numbers that our transform has drawn.
+    """A generator of Gymnasium's wrapper that returns the numbers that our transform has drawn."""
+
     def uniform(self):
         return self.drawn[0]
 
     def integers(self, low, high):
         assert low <= self.drawn[1] < high
-        return self.drawn[1]
+        return int(self.drawn[1])
 
 
-@pytest.mark.parametrize("duration", quick([1, 3, (1, 4), (2, 2)], (1, 4)))
-@pytest.mark.parametrize("probability", quick([0, 0.25, 0.9], 0.25))
-@pytest.mark.parametrize("lengths", [(1,), (7, 3, 1), None])
+@pytest.mark.parametrize(
+    "duration",
+    [3, (1, 4)],
+    ids=str,
+)
+@pytest.mark.parametrize("probability", [0, 0.25, 0.9])
+@pytest.mark.parametrize(
+    "lengths",
+    [(1,), (7, 3, 1), None],
+    ids=str,
+)
 def test_sticky_action_equals_gymnasiums_for_the_same_draws(probability, duration, lengths):
+    space = Discrete(1000)
     sticky = Recording(probability, duration)
-    env = scripted(sticky, num_envs=5, action_space=spaces.Discrete(1000), episode_lengths=lengths)
-    oracles = [
-        wrappers.StickyAction(single(spaces.Discrete(1000)), probability, duration)
-        for _ in range(5)
-    ]
-    for oracle in oracles:
+    env = scripted(
+        sticky,
+        num_envs=5,
+        action_space=space,
+        episode_lengths=lengths,
+    )
+    oracles = []
+    for _ in range(5):
+        oracle = wrappers.StickyAction(single(space), probability, duration)
         oracle.unwrapped._np_random = Replayed()
-    td, repeated = env.reset(seed=0), 0
+        oracles.append(oracle)
+    td = env.reset(seed=0)
+    repeated = 0
     for _ in range(40):
         action = env.sample_action()
         transition, td = env.step(td.set("action", action))
         for row, oracle in enumerate(oracles):
-            oracle.unwrapped._np_random.drawn = [numbers[row].item() for numbers in sticky.drawn]
+            oracle.unwrapped._np_random.drawn = sticky.drawn[row].tolist()
             expected = oracle.action(action[row].item())
             assert transition["next", "info", "action"][row] == expected
             repeated += expected != action[row].item()
             if transition["next", "done"][row]:
-                (
-                    oracle.last_action,
-                    oracle.is_sticky_actions,
-                    oracle.num_repeats,
-                    oracle.repeats_taken,
-                ) = None, False, 0, 0
+                oracle.last_action = None
+                oracle.is_sticky_actions = False
+                oracle.num_repeats = 0
+                oracle.repeats_taken = 0
     assert (repeated > 0) == (probability > 0 and lengths != (1,))
 
 
 def test_sticky_action_of_a_dict_repeats_all_parts_together():
-    space = spaces.Dict(a=spaces.Discrete(1000), b=spaces.Tuple([spaces.Box(-1, 1, (2,))]))
-    env = scripted(T.StickyAction(0.5), num_envs=50, action_space=space, episode_lengths=None)
-    td = env.reset(seed=0)
-    before = env.sample_action()
-    _, td = env.step(td.set("action", before.clone()))
-    chosen = env.sample_action()
-    given = env.step(td.set("action", chosen.clone()))[0]["next", "info", "action"]
-    stuck = given["a"] == before["a"]
-    assert (
-        10 < stuck.sum() < 40 and (given["a"] == torch.where(stuck, before["a"], chosen["a"])).all()
+    space = Dict(
+        a=Discrete(1000),
+        b=Tuple([Box(-1, 1, (2,))]),
     )
-    assert (
-        given["b", "0"] == torch.where(stuck.unsqueeze(1), before["b", "0"], chosen["b", "0"])
-    ).all()
+    env = scripted(
+        T.StickyAction(0.5),
+        num_envs=50,
+        action_space=space,
+        episode_lengths=None,
+    )
+    before = env.sample_action()
+    _, td = env.step(env.reset(seed=0).set("action", before.clone()))
+    chosen = env.sample_action()
+    transition, _ = env.step(td.set("action", chosen.clone()))
+    given = transition["next", "info", "action"]
+    is_stuck = given["a"] == before["a"]
+    assert 10 < is_stuck.sum() < 40
+    assert (given == torch.where(is_stuck, before, chosen)).all()

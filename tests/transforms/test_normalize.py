@@ -1,19 +1,18 @@
-"""RunningMeanStd, NormalizeObservation and NormalizeReward against NumPy, Gymnasium and Stable-Baselines3."""
-
-from __future__ import annotations
+"""NormalizeObservation, NormalizeReward and their statistics against NumPy, Gymnasium and SB3."""
 
 import copy
 import functools
-import itertools
 
 import numpy as np
 import oracles
 import pytest
 import torch
 from catalogue import BOXES
-from gymnasium import spaces, wrappers
+from gymnasium import wrappers
+from gymnasium.spaces import Box
 from gymnasium.vector import SyncVectorEnv
 from helpers import assert_same, buffers
+from numpy.testing import assert_allclose
 from oracles import ENDINGS, RandomEnv, quick
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensordict import TensorDict
@@ -22,22 +21,36 @@ import torchwrap as tw
 from torchwrap import transforms as T
 from torchwrap.testing import ScriptedEnv
 
+INF = np.inf
 LENGTHS = [(5, 3, 1, 4), 1, 3, None]
-FLOATS = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+FLOATS = Box(
+    -INF,
+    INF,
+    (3,),
+    np.float64,
+)
 RANDOM = {"observe": lambda rng: rng.normal([0, -3, 100], [1, 0.1, 20]), "reward": (1, 2)}
 make = functools.partial(oracles.make, num_envs=4, **RANDOM)
-scripted = functools.partial(oracles.scripted, num_envs=4, observation_shape=(2,))
+scripted = functools.partial(
+    oracles.scripted,
+    num_envs=4,
+    observation_shape=(2,),
+)
+close = functools.partial(assert_allclose, rtol=1e-5, atol=1e-5)
+masked = pytest.mark.parametrize(
+    "masked",
+    [False, True],
+    ids=["all rows", "mask"],
+)
 
 
 def random_env(space=FLOATS, **arguments):
     return RandomEnv(space, **RANDOM, **arguments)
 
 
-def baselines(max_length=4, **arguments):
-    vec = VecNormalize(
-        DummyVecEnv([lambda: random_env(max_length=max_length)] * 4),
-        **{"clip_reward": np.inf, **arguments},
-    )
+def baselines(max_length, **arguments):
+    envs = DummyVecEnv([lambda: random_env(max_length=max_length)] * 4)
+    vec = VecNormalize(envs, **{"clip_reward": INF, **arguments})
     vec.obs_rms.count = vec.ret_rms.count = 0  # without its pseudo-count prior
     vec.seed(1)
     vec.reset()
@@ -45,328 +58,411 @@ def baselines(max_length=4, **arguments):
 
 
 def step(env, td):
-    return oracles.step(env, td, action=torch.zeros_like(env.sample_action()))
+    return oracles.step(
+        env,
+        td,
+        action=torch.zeros_like(env.sample_action()),
+    )
 
 
-def reference(rows):
-    # Mean, variance and count by NumPy, in double precision.
-    rows = np.concatenate([np.asarray(part, np.float64) for part in rows])
-    return rows.mean(0), rows.var(0), len(rows)
+def normal(rows, counted, epsilon=1e-8):
+    """NumPy's normalization of rows by the statistics of others, in double precision."""
+    counted = np.concatenate(counted).astype(np.float64)
+    return (np.asarray(rows, np.float64) - counted.mean(0)) / np.sqrt(counted.var(0) + epsilon)
 
 
-def assert_statistics(statistics, rows, rtol=1e-6):
-    mean, var, count = reference(rows)
-    np.testing.assert_allclose(statistics.mean, mean, rtol=rtol, atol=rtol * np.sqrt(var.max()))
-    np.testing.assert_allclose(statistics.var, var, rtol=rtol, atol=rtol * var.max())
-    assert (statistics.count == count).all()
+def count(statistics, rows, size, masked):
+    for batch in rows.split(size):
+        mask = torch.ones(len(batch), dtype=torch.bool) if masked else None
+        statistics.update(batch, mask)
 
 
-@pytest.mark.parametrize("masked", quick([False, True], False))
-def test_running_mean_std_of_ten_million_float32_rows_with_a_large_mean_is_accurate(masked):
-    samples = 1e4 + 0.1 * torch.randn(2**20, 1, generator=torch.Generator().manual_seed(0))
-    statistics, every = T.RunningMeanStd((1,)), torch.ones(2**14, dtype=torch.bool)
-    for batch in samples.split(2**14) * 10:
-        statistics.update(batch, every if masked else None)
-    mean, var, count = reference([samples])
-    assert statistics.count.item() == 10 * count > 10_000_000
-    np.testing.assert_allclose(statistics.mean, mean, rtol=0, atol=1e-4 * 0.1)
-    np.testing.assert_allclose(statistics.var.sqrt(), np.sqrt(var), rtol=1e-5)
-    normal = statistics.normalize(samples, 1e-8).numpy()
-    np.testing.assert_allclose(normal.mean(0, np.float64), 0, atol=1e-3)
-    np.testing.assert_allclose(normal.std(0, dtype=np.float64), 1, atol=1e-4)
+# RunningMeanStd
 
 
-def test_running_mean_std_of_a_large_mean_in_any_batch_size_is_accurate_and_normalizes_as_float64():
+@masked
+def test_statistics_of_ten_million_rows_with_a_large_mean_are_accurate(masked):
+    rows = 1e4 + 0.1 * torch.randn(2**20, 1, generator=torch.Generator().manual_seed(0))
+    statistics = T.RunningMeanStd((1,))
+    for _ in range(10):
+        count(statistics, rows, 2**14, masked)
+    exact = rows.double().numpy()
+    assert statistics.count.item() == 10 * 2**20
+    assert_allclose(statistics.mean, exact.mean(0), atol=1e-5)
+    assert_allclose(statistics.var, exact.var(0), rtol=2e-5)
+    normalized = statistics.normalize(rows, 1e-8).double()
+    assert_allclose(normalized.mean(0), 0, atol=1e-3)
+    assert_allclose(normalized.std(0), 1, atol=1e-4)
+
+
+@masked
+@pytest.mark.parametrize("size", [3, 64, 4096])
+def test_statistics_of_a_large_mean_in_any_batch_size_are_accurate(size, masked):
     rows = 1e4 + 0.1 * torch.randn(8192, 2, generator=torch.Generator().manual_seed(1))
-    mean, var, count = reference([rows])
-    for size, masked in itertools.product((3, 64, 4096), (False, True)):
-        statistics = T.RunningMeanStd((2,))
-        for batch in rows.split(size):
-            statistics.update(batch, torch.ones(len(batch), dtype=torch.bool) if masked else None)
-        np.testing.assert_allclose(statistics.mean, mean, atol=0.001, err_msg=f"{size} {masked}")
-        np.testing.assert_allclose(statistics.var, var, rtol=0.01, err_msg=f"{size} {masked}")
-        assert (statistics.count == count).all()
-        exact = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
-        np.testing.assert_allclose(
-            statistics.normalize(rows, 1e-8),
-            exact,
-            rtol=1e-5,
-            atol=1e-5,
-            err_msg=f"{size} {masked}",
-        )
+    statistics = T.RunningMeanStd((2,))
+    count(statistics, rows, size, masked)
+    assert_allclose(
+        statistics.mean,
+        rows.double().mean(0),
+        atol=0.001,
+    )
+    assert_allclose(
+        statistics.var,
+        rows.double().var(0),
+        rtol=0.01,
+    )
+    assert statistics.count.tolist() == [8192, 8192]
+    close(
+        statistics.normalize(rows, 1e-8),
+        normal(rows, [rows]),
+    )
 
 
-def test_running_mean_std_equals_gymnasiums_without_its_prior():
-    ours, theirs = T.RunningMeanStd((3,)), wrappers.utils.RunningMeanStd(0, (3,))
+def test_statistics_equal_gymnasiums_without_its_prior():
+    ours = T.RunningMeanStd((3,))
+    theirs = wrappers.utils.RunningMeanStd(0, (3,))
     for size in (1, 5, 2, 8):
         rows = np.random.default_rng(size).normal(7, 3, (size, 3)).astype(np.float32)
         ours.update(torch.from_numpy(rows))
         theirs.update(rows.astype(np.float64))
-        np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-6)
-        np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-5)
-
-
-@pytest.mark.parametrize("lengths", quick(LENGTHS, LENGTHS[0]), ids=str)
-def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, monkeypatch):
-    def recorded():
-        env = scripted(T.NormalizeObservation(), T.NormalizeReward(0.5), episode_lengths=lengths)
-        with pytest.warns(UserWarning, match="statistics that have no sample"):
-            env.eval().reset(seed=0)
-        td, rows, history = (
-            env.train().reset(mask=torch.tensor([False, True, True, False])),
-            torch.arange(4),
-            [],
-        )
-        for number in range(20):
-            _, td = step(env, td)
-            if number % 4 == 3:
-                td = env.reset(mask=(rows + number) % 3 == 0)
-            history.append(buffers(env.transforms))
-        return torch.stack(history)
-
-    expected = recorded()  # sums of integers and halves, so that their order makes no difference
-    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
-    assert_same(recorded(), expected)
-    assert (expected["NormalizeObservation.statistics.count"][-1] > 2 + 20 * 4).all()
-
-
-def test_statistics_without_a_sample_warn_where_they_normalize_in_eval():
-    grouped = T.ObservationGroups({"raw": [], "normal": [T.NormalizeObservation()]})
-    network = lambda td: td["observation", "raw"].repeat(1, 6)[:, :6]  # noqa: E731
-    for call in (
-        tw.Env.reset,
-        lambda env: tw.evaluate(env, network, 1),
-        lambda env: tw.deploy(env, network),
-    ):
-        env = scripted(copy.deepcopy(grouped), T.NormalizeReward()).eval()
-        with pytest.warns(
-            UserWarning,
-            match=r"normalizes in eval\(\) with statistics that have no samples: load those",
-        ):
-            call(env)
-    step(env.train(), env.reset())
-    (
-        env.eval().reset(),
-        tw.evaluate(env, network, 1),
-        tw.deploy(env, network),
-    )  # a warning is an error
-
-
-@pytest.mark.parametrize("lengths", quick(LENGTHS, *LENGTHS[:2]), ids=str)
-def test_normalize_observation_counts_and_normalizes_each_successor_and_each_initial_observation_once(
-    lengths,
-):
-    for ending in ENDINGS:
-        env = scripted(T.NormalizeObservation(1e-2), episode_lengths=lengths, ending=ending)
-        plain = scripted(episode_lengths=lengths, ending=ending)
-        td, raw = env.reset(), plain.reset()
-        counted = [raw["observation"].numpy()]
-
-        def normal(rows, counted=counted):
-            mean, var, _ = reference(counted)
-            return (rows - mean) / np.sqrt(var + 1e-2)
-
-        np.testing.assert_allclose(td["observation"], normal(counted[0]), rtol=1e-5, atol=1e-5)
-        for _ in range(12):
-            ours, td = step(env, td)
-            following, raw = step(plain, raw)
-            done = following["done"].squeeze(-1).numpy()
-            counted.append(following["observation"].numpy())
-            successor = normal(counted[-1])
-            np.testing.assert_allclose(
-                ours["observation"], successor, rtol=1e-5, atol=1e-5, err_msg=ending
-            )
-            counted.append(raw["observation"].numpy()[done])
-            first = np.where(done[:, None], normal(raw["observation"].numpy()), successor)
-            np.testing.assert_allclose(
-                td["observation"], first, rtol=1e-5, atol=1e-5, err_msg=ending
-            )
-        assert_statistics(env.transforms[0].statistics, counted)
-
-
-@pytest.mark.parametrize("dtype", quick([np.float32, np.float64], np.float32))
-def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prior(dtype):
-    # Over endless episodes, because Gymnasium's wrapper misses final observations.
-    space = spaces.Box(-np.inf, np.inf, (3,), dtype)
-    env = make(space, T.NormalizeObservation(), max_length=None)
-    oracle = wrappers.vector.NormalizeObservation(
-        SyncVectorEnv([lambda: random_env(space, max_length=None)] * 4)
-    )
-    oracle.obs_rms.count = 0
-    assert env.single_observation_space == oracle.single_observation_space
-    td = env.reset(seed=1)
-    np.testing.assert_allclose(td["observation"], oracle.reset(seed=1)[0], rtol=1e-4, atol=1e-4)
-    for _ in range(40):
-        following, td = step(env, td)
-        np.testing.assert_allclose(
-            following["observation"], oracle.step(np.zeros(4, int))[0], rtol=1e-4, atol=1e-4
-        )
-
-
-@pytest.mark.parametrize("lengths", quick([None, (1,), (5, 3, 2), 4], (5, 3, 2)))
-def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
-    below = ScriptedEnv(3, observation_space=BOXES, episode_lengths=lengths)
-    env, plain = (
-        tw.TransformedEnv(copy.deepcopy(below), part)
-        for part in (T.NormalizeObservation(), T.Compose([]))
-    )
-    (td, raw), counted = (each.reset(seed=0) for each in (env, plain)), []
-    for key in (paths := list(raw["observation"].keys(True, True))):
-        counted.append([*raw["observation", key].numpy()])
-    for _ in range(12):
-        action = env.sample_action()
-        _, td = env.step(td.set("action", action))
-        transition, raw = plain.step(raw.set("action", action))
-        for key, rows in zip(paths, counted, strict=True):
-            rows += [*transition["next", "observation", key].numpy()]
-            rows += [*raw["observation", key][transition["next", "done"].squeeze(-1)].numpy()]
-    assert env.single_observation_space["more"][0] == spaces.Box(
-        -np.inf, np.inf, (2, 2), np.float32
-    )
-    assert isinstance(env.transforms[0].statistics, torch.nn.ModuleList)
-    alone = env.transforms(raw.select("observation"))  # by the statistics at the end
-    for key, rows in zip(paths, counted, strict=True):
-        exact = np.array(rows, np.float64)
-        normal = (raw["observation", key].double().numpy() - exact.mean(0)) / np.sqrt(
-            exact.var(0) + 1e-8
-        )
-        np.testing.assert_allclose(alone["observation", key], normal, rtol=1e-5, atol=1e-5)
-
-
-def test_normalize_observation_with_clip_observation_equals_stable_baselines_vec_normalize():
-    # Over endless episodes, because VecNormalize does not count final observations.
-    env = make(FLOATS, T.NormalizeObservation(), T.ClipObservation(-1, 1), max_length=None)
-    vec = baselines(max_length=None, clip_obs=1.0)
-    td = env.reset(seed=1)
-    for _ in range(40):
-        _, td = step(env, td)
-        observation, _, _, _ = vec.step(np.zeros(4, int))
-    assert np.abs(observation).max() == 1
-    np.testing.assert_allclose(td["observation"], observation, rtol=1e-4, atol=1e-4)
-
-
-def test_normalize_observation_of_a_box_of_any_shape_and_dtype_gives_float32():
-    for space in (
-        spaces.Box(0, 255, (4, 3, 3), np.uint8),
-        spaces.Box(-100, 100, (3,), np.int64),
-        spaces.Box(-1, 1, (), np.float32),
-        spaces.Box(-5, 5, (2,), np.float16),
-        spaces.Box(-5, 5, (2, 2), np.float64),
-    ):
-        env = tw.TransformedEnv(ScriptedEnv(3, observation_space=space), T.NormalizeObservation())
-        td, rows = (
-            env.reset(),
-            ScriptedEnv(3, observation_space=space)
-            .reset()["observation"]
-            .numpy()
-            .astype(np.float64),
-        )
-        assert env.single_observation_space == spaces.Box(
-            -np.inf, np.inf, space.shape, np.float32
-        ), space
-        assert (
-            td["observation"].shape == (3, *space.shape)
-            and td["observation"].dtype == torch.float32
-        ), space
-        expected = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)
-        np.testing.assert_allclose(
-            td["observation"], expected, rtol=1e-3, atol=1e-3, err_msg=f"{space}"
-        )
-
-
-def test_normalize_observation_standalone_is_the_same_function_and_counts_nothing():
-    env = scripted(T.NormalizeObservation())
-    env.reset()
-    before = {name: value.clone() for name, value in env.state_dict().items()}
-    rows = torch.randn(2, 5, 2)
-    td = TensorDict({"observation": rows}, [2, 5])
-    statistics = env.transforms[0].statistics
-    expected = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
-    np.testing.assert_allclose(env.transforms(td)["observation"], expected, rtol=1e-5, atol=1e-5)
-    assert td["observation"] is rows
-    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
-
-
-def test_normalize_reward_of_endless_episodes_equals_gymnasiums():
-    env = make(FLOATS, T.NormalizeReward(0.95), num_envs=1, max_length=None)
-    oracle = wrappers.NormalizeReward(random_env(max_length=None), gamma=0.95)
-    oracle.return_rms.count = 0
-    td = env.reset(seed=1)
-    oracle.reset(seed=1)
-    for _ in range(40):
-        following, td = step(env, td)
-        np.testing.assert_allclose(following["reward"].item(), oracle.step(0)[1], rtol=1e-4)
-
-
-@pytest.mark.parametrize("max_length", quick([1, 4, None], 4))
-@pytest.mark.parametrize("clip", [np.inf, 0.5])
-def test_normalize_reward_over_episode_ends_equals_stable_baselines_vec_normalize(clip, max_length):
-    env = make(FLOATS, T.NormalizeReward(0.95), T.ClipReward(-clip, clip), max_length=max_length)
-    vec = baselines(max_length, gamma=0.95, clip_reward=clip)
-    td, ended = env.reset(seed=1), 0
-    for _ in range(60):
-        following, td = step(env, td)
-        _, reward, done, _ = vec.step(np.zeros(4, int))
-        np.testing.assert_allclose(following["reward"][:, 0], reward, rtol=1e-4)
-        ended += done.sum()
-    np.testing.assert_allclose(env.transforms[0].statistics.var.item(), vec.ret_rms.var, rtol=1e-5)
-    assert ended > 50 or max_length is None
-
-
-def test_normalize_reward_equals_numpy_over_the_returns_of_every_env():
-    for gamma, lengths in itertools.product((0.0, 0.5, 1.0), LENGTHS):
-        env, plain = (
-            scripted(T.NormalizeReward(gamma, 1e-3), episode_lengths=lengths),
-            scripted(episode_lengths=lengths),
-        )
-        td, raw, running, counted = env.reset(), plain.reset(), np.zeros(4), []
-        for _ in range(8):
-            ours, td = step(env, td)
-            following, raw = step(plain, raw)
-            reward = following["reward"][:, 0].numpy()
-            running = running * gamma + reward
-            counted.append(running)
-            expected = reward / np.sqrt(np.var(counted) + 1e-3)
-            np.testing.assert_allclose(
-                ours["reward"][:, 0], expected, rtol=1e-4, err_msg=f"{gamma} {lengths}"
-            )
-            running = np.where(following["done"][:, 0], 0, running)
+        close(ours.mean, theirs.mean)
+        close(ours.var, theirs.var)
 
 
 @pytest.mark.full
-def test_running_mean_std_with_an_outlier_as_reference_is_accurate():
+def test_statistics_with_an_outlier_as_reference_are_accurate():
     features = torch.linspace(1, 100, 64)
     statistics = T.RunningMeanStd((64,))
     statistics.update(torch.zeros(1, 64))
     rows = features.expand(4096, 64).contiguous()
     for _ in range(1000):
         statistics.update(rows)
-    n = 1000 * 4096
-    exact = features.double() ** 2 * n / (n + 1) ** 2  # of n times the feature and one zero
-    np.testing.assert_allclose(statistics.var, exact, rtol=1e-6)
+    number = 1000 * 4096
+    exact = features.double() ** 2 * number / (number + 1) ** 2  # of one zero among the features
+    assert_allclose(statistics.var, exact, rtol=1e-6)
     assert statistics.normalize(rows, 1e-8).isfinite().all()
 
 
-def test_normalize_observation_of_large_integers_resolves_small_differences():
-    for base in (2**40, -(2**40)):
-        env = ScriptedEnv(
-            4, observation_space=spaces.Box(base, base + 6, (1,), np.int64), episode_lengths=None
-        )
-        env = tw.TransformedEnv(env, T.NormalizeObservation())
-        data, _ = tw.rollout(env, None, 8)
-        counted = [(1000 * i + t) % 7 for i in range(4) for t in range(9)]
-        assert env.transforms[0].statistics.var.item() == pytest.approx(
-            np.var(counted), rel=1e-6
-        ), base
-        assert data["next", "observation"].abs().max() < 3, base
-
-
-def test_running_mean_std_of_a_constant_double_has_variance_zero():
+def test_statistics_of_a_constant_double_have_variance_zero():
     statistics = T.RunningMeanStd((1,), dtype=torch.float64)
-    for _ in range(300):
-        statistics.update(torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64))
-    assert statistics.var.item() == 0
-    assert (
-        statistics.normalize(torch.full((7, 1), 1e12 + 0.1, dtype=torch.float64), 1e-8).tolist()
-        == [[0]] * 7
+    rows = torch.full(
+        (7, 1),
+        1e12 + 0.1,
+        dtype=torch.float64,
     )
+    for _ in range(300):
+        statistics.update(rows)
+    assert statistics.var.item() == 0
+    assert (statistics.normalize(rows, 1e-8) == 0).all()
+
+
+# Both transforms
+
+
+def record(lengths):
+    env = scripted(
+        T.NormalizeObservation(),
+        T.NormalizeReward(0.5),
+        episode_lengths=lengths,
+    )
+    with pytest.warns(UserWarning, match="no samples"):
+        env.eval().reset(seed=0)
+    td = env.train().reset(mask=torch.tensor([False, True, True, False]))
+    history = []
+    for number in range(20):
+        _, td = step(env, td)
+        if number % 4 == 3:
+            td = env.reset(mask=(torch.arange(4) + number) % 3 == 0)
+        history.append(buffers(env.transforms))
+    return torch.stack(history)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    quick(LENGTHS, LENGTHS[0]),
+    ids=str,
+)
+def test_normalizers_without_host_readable_masks_have_the_same_buffers(lengths, monkeypatch):
+    expected = record(lengths)  # sums of integers and halves, so their order makes no difference
+    monkeypatch.setattr("torchwrap._core.rows.is_host_readable", lambda tensor: False)
+    assert_same(record(lengths), expected)
+    assert (expected["NormalizeObservation.statistics.count"][-1] > 2 + 20 * 4).all()
+
+
+def network(td):
+    return td["observation", "raw"].repeat(1, 6)[:, :6]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        tw.Env.reset,
+        lambda env: tw.evaluate(env, network, 1),
+        lambda env: tw.deploy(env, network),
+    ],
+    ids=["reset", "evaluate", "deploy"],
+)
+def test_statistics_without_a_sample_warn_where_they_normalize_in_eval(call):
+    grouped = T.ObservationGroups({"raw": [], "normal": [T.NormalizeObservation()]})
+    env = scripted(grouped, T.NormalizeReward()).eval()
+    with pytest.warns(UserWarning, match="no samples"):
+        call(env)
+    step(env.train(), env.reset())
+    call(env.eval())  # a warning is an error
+
+
+# NormalizeObservation
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "lengths",
+    quick(LENGTHS, *LENGTHS[:2]),
+    ids=str,
+)
+def test_each_successor_and_each_initial_observation_counts_once(lengths, ending):
+    env = scripted(
+        T.NormalizeObservation(1e-2),
+        episode_lengths=lengths,
+        ending=ending,
+    )
+    plain = scripted(episode_lengths=lengths, ending=ending)
+    td = env.reset()
+    raw = plain.reset()
+    counted = [raw["observation"]]
+    close(
+        td["observation"],
+        normal(raw["observation"], counted, 1e-2),
+    )
+    for _ in range(12):
+        ours, td = step(env, td)
+        successor, raw = step(plain, raw)
+        done = successor["done"].squeeze(-1)
+        counted.append(successor["observation"])
+        expected = normal(successor["observation"], counted, 1e-2)
+        close(ours["observation"], expected)
+        counted.append(raw["observation"][done])
+        initial = normal(raw["observation"], counted, 1e-2)
+        close(
+            td["observation"],
+            np.where(done[:, None], initial, expected),
+        )
+    statistics = env.transforms[0].statistics
+    counted = torch.cat(counted)
+    assert_allclose(statistics.mean, counted.mean(0), rtol=1e-5)
+    assert (statistics.count == len(counted)).all()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.float64],
+)
+def test_normalize_observation_equals_gymnasiums_vector_wrapper_without_its_prior(dtype):
+    # Over endless episodes, because Gymnasium's wrapper misses final observations.
+    space = Box(-INF, INF, (3,), dtype)
+    env = make(space, T.NormalizeObservation(), max_length=None)
+    vec = SyncVectorEnv([lambda: random_env(space, max_length=None)] * 4)
+    oracle = wrappers.vector.NormalizeObservation(vec)
+    oracle.obs_rms.count = 0
+    assert env.single_observation_space == oracle.single_observation_space
+    td = env.reset(seed=1)
+    close(
+        td["observation"],
+        oracle.reset(seed=1)[0],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    for _ in range(40):
+        successor, td = step(env, td)
+        expected = oracle.step(np.zeros(4, int))[0]
+        close(successor["observation"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_normalize_observation_with_clip_equals_stable_baselines_vec_normalize():
+    # Over endless episodes, because VecNormalize does not count final observations.
+    env = make(
+        FLOATS,
+        T.NormalizeObservation(),
+        T.ClipObservation(-1, 1),
+        max_length=None,
+    )
+    vec = baselines(None, clip_obs=1.0)
+    td = env.reset(seed=1)
+    for _ in range(40):
+        _, td = step(env, td)
+        observation, _, _, _ = vec.step(np.zeros(4, int))
+    assert np.abs(observation).max() == 1
+    close(td["observation"], observation, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    quick([None, (1,), (5, 3, 2), 4], (5, 3, 2)),
+    ids=str,
+)
+def test_normalize_observation_of_a_dict_keeps_statistics_of_each_box(lengths):
+    below = ScriptedEnv(3, observation_space=BOXES, episode_lengths=lengths)
+    plain = tw.TransformedEnv(copy.deepcopy(below))
+    env = tw.TransformedEnv(below, T.NormalizeObservation())
+    td = env.reset(seed=0)
+    raw = plain.reset(seed=0)
+    counted = {key: [value] for key, value in raw["observation"].items(True, True)}
+    for _ in range(12):
+        action = env.sample_action()
+        _, td = env.step(td.set("action", action))
+        transition, raw = plain.step(raw.set("action", action))
+        done = transition["next", "done"].squeeze(-1)
+        for key, rows in counted.items():
+            rows.append(transition["next", "observation", key])
+            rows.append(raw["observation", key][done])
+    assert env.single_observation_space["more"][0] == Box(-INF, INF, (2, 2))
+    alone = env.transforms(raw.select("observation"))
+    for key, rows in counted.items():
+        close(
+            alone["observation", key],
+            normal(raw["observation", key], rows),
+        )
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(0, 255, (4, 3, 3), np.uint8),
+        Box(-100, 100, (3,), np.int64),
+        Box(-1, 1, ()),
+        Box(-5, 5, (2,), np.float16),
+        Box(-5, 5, (2, 2), np.float64),
+    ],
+    ids=str,
+)
+def test_normalize_observation_of_any_shape_and_dtype_gives_float32(space):
+    plain = ScriptedEnv(3, observation_space=space)
+    rows = plain.reset()["observation"]
+    env = tw.TransformedEnv(plain, T.NormalizeObservation())
+    observation = env.reset()["observation"]
+    assert env.single_observation_space == Box(-INF, INF, space.shape)
+    assert observation.dtype == torch.float32
+    close(
+        observation,
+        normal(rows, [rows]),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+
+
+@pytest.mark.parametrize(
+    "base",
+    [2**40, -(2**40)],
+)
+def test_normalize_observation_of_large_integers_resolves_small_differences(base):
+    space = Box(
+        base,
+        base + 6,
+        (1,),
+        np.int64,
+    )
+    env = ScriptedEnv(4, observation_space=space, episode_lengths=None)
+    env = tw.TransformedEnv(env, T.NormalizeObservation())
+    data, _ = tw.rollout(env, None, 8)
+    counted = (1000 * np.arange(4)[:, None] + np.arange(9)) % 7
+    assert env.transforms[0].statistics.var.item() == pytest.approx(counted.var(), rel=1e-6)
+    assert data["next", "observation"].abs().max() < 3
+
+
+def test_standalone_normalize_observation_is_the_same_function_and_counts_nothing():
+    env = scripted(T.NormalizeObservation())
+    env.reset()
+    before = copy.deepcopy(env.state_dict())
+    rows = torch.randn(2, 5, 2)
+    td = TensorDict({"observation": rows}, [2, 5])
+    statistics = env.transforms[0].statistics
+    expected = (rows.double() - statistics.mean) / (statistics.var + 1e-8).sqrt()
+    close(env.transforms(td)["observation"], expected)
+    assert td["observation"] is rows
+    assert_same(
+        TensorDict(env.state_dict(), []),
+        TensorDict(before, []),
+    )
+
+
+# NormalizeReward
+
+
+def test_normalize_reward_of_endless_episodes_equals_gymnasiums():
+    env = make(
+        FLOATS,
+        T.NormalizeReward(0.95),
+        num_envs=1,
+        max_length=None,
+    )
+    oracle = wrappers.NormalizeReward(random_env(max_length=None), gamma=0.95)
+    oracle.return_rms.count = 0
+    td = env.reset(seed=1)
+    oracle.reset(seed=1)
+    for _ in range(40):
+        successor, td = step(env, td)
+        assert_allclose(
+            successor["reward"].item(),
+            oracle.step(0)[1],
+            rtol=1e-4,
+        )
+
+
+@pytest.mark.parametrize(
+    "max_length",
+    quick([1, 4, None], 4),
+)
+@pytest.mark.parametrize("clip", [INF, 0.5])
+def test_normalize_reward_over_episode_ends_equals_stable_baselines(clip, max_length):
+    env = make(
+        FLOATS,
+        T.NormalizeReward(0.95),
+        T.ClipReward(-clip, clip),
+        max_length=max_length,
+    )
+    vec = baselines(max_length, gamma=0.95, clip_reward=clip)
+    td = env.reset(seed=1)
+    ended = 0
+    for _ in range(60):
+        successor, td = step(env, td)
+        _, reward, done, _ = vec.step(np.zeros(4, int))
+        assert_allclose(
+            successor["reward"][:, 0],
+            reward,
+            rtol=1e-4,
+        )
+        ended += done.sum()
+    assert_allclose(
+        env.transforms[0].statistics.var.item(),
+        vec.ret_rms.var,
+        rtol=1e-5,
+    )
+    assert ended > 50 or max_length is None
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_normalize_reward_equals_numpy_over_the_returns_of_every_env(gamma, lengths):
+    env = scripted(T.NormalizeReward(gamma, 1e-3), episode_lengths=lengths)
+    plain = scripted(episode_lengths=lengths)
+    td = env.reset()
+    raw = plain.reset()
+    returns = np.zeros(4)
+    counted = []
+    for _ in range(8):
+        ours, td = step(env, td)
+        successor, raw = step(plain, raw)
+        reward = successor["reward"][:, 0].numpy()
+        returns = returns * gamma + reward
+        counted.append(returns)
+        expected = reward / np.sqrt(np.var(counted) + 1e-3)
+        assert_allclose(
+            ours["reward"][:, 0],
+            expected,
+            rtol=1e-4,
+        )
+        returns = np.where(
+            successor["done"][:, 0],
+            0,
+            returns,
+        )

@@ -18,7 +18,11 @@ class CudaGraph:
     results are copied.
     """
 
-    def __init__(self, run: Callable[[list[Tensor]], Sequence[Tensor]], num_buffers: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[Tensor]], Sequence[Tensor]],
+        num_buffers: int,
+    ) -> None:
         self.run = run
         self.num_buffers = num_buffers
         self._addresses: list[int] | None = None

@@ -71,7 +71,10 @@ class Program:
     """
 
     def __init__(
-        self, run: Run, used: list[int], build: Callable[[Iterator[Tensor]], Nested]
+        self,
+        run: Run,
+        used: list[int],
+        build: Callable[[Iterator[Tensor]], Nested],
     ) -> None:
         self.run = run
         self.used = used
@@ -224,7 +227,8 @@ class Rollout:
         self.captured: CudaGraph | None = None
         if captures(device):
             self.storage = storage
-            self.captured = CudaGraph(functools.partial(self._run, storage), len(buffers))
+            run = functools.partial(self._run, storage)
+            self.captured = CudaGraph(run, len(buffers))
 
     def _allocate(self, device: torch.device) -> Storage:
         storage: Storage = {}
@@ -247,7 +251,8 @@ class Rollout:
     def _rollout(self, root: Root, targets: Storage) -> Root:
         """The function of a graph: as many steps as the targets have room for."""
         steps: list[Storage] = []
-        while len(steps) < len(next(iter(targets.values()))):
+        first, *_ = targets.values()
+        while len(steps) < len(first):
             stored, root = self.step(root)
             steps.append(stored)
         for key, target in targets.items():
@@ -257,9 +262,14 @@ class Rollout:
 
 def _shared(leaves: Sequence[Tensor]) -> list[int]:
     """The indices of leaves in the memory of an earlier one."""
-    memory = [leaf.untyped_storage().data_ptr() for leaf in leaves]
-    indices = range(len(leaves))
-    return [at for at in indices if leaves[at].numel() and memory[at] in memory[:at]]
+    shared = []
+    known = set()
+    for index, leaf in enumerate(leaves):
+        address = leaf.untyped_storage().data_ptr()
+        if leaf.numel() and address in known:
+            shared.append(index)
+        known.add(address)
+    return shared
 
 
 def _prune(graph: GraphModule) -> list[int]:

@@ -22,11 +22,12 @@ def places_of(module: nn.Module) -> dict[str, Place]:
     """Where each buffer and parameter is held, by name. Tied tensors are held in several places."""
     places: dict[str, Place] = {}
     for prefix, part in module.named_modules():
-        stores: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        stores: list[dict[str, Any]] = [part._parameters, part._buffers]
         for store in stores:
             for name, tensor in store.items():
                 if tensor is not None:
-                    places[f"{prefix}.{name}".removeprefix(".")] = (store, name)
+                    path = f"{prefix}.{name}".removeprefix(".")
+                    places[path] = (store, name)
     return places
 
 
@@ -62,7 +63,8 @@ class Inputs:
 
     def current(self) -> tuple[Key, list[Tensor]]:
         """The key of graphs that fit, and the tensors to run them on."""
-        found = [*self.find_modules(), *map(dict.get, self._stores, self._names)]
+        found: list[Any] = list(self.find_modules())
+        found += map(dict.get, self._stores, self._names)
         if not _same(found, self._seen):
             self._scan()
         # `module.half()` gives a parameter other data, and the parameter stays the same object.
@@ -101,9 +103,10 @@ class Inputs:
         self.modules = modules
         self.places = places_of(container)
         held = [store[name] for store, name in self.places.values()]
-        self.tensors: list[Tensor] = list({id(tensor): tensor for tensor in held}.values())
-        index_of = {id(tensor): index for index, tensor in enumerate(self.tensors)}
-        self._indices = [index_of[id(tensor)] for tensor in held]
+        distinct: dict[int, Tensor] = {id(tensor): tensor for tensor in held}
+        self.tensors = list(distinct.values())
+        ids = list(distinct)
+        self._indices = [ids.index(id(tensor)) for tensor in held]
         self._watch(roots)
         modes = tuple([module.training for module in modules])
         layouts = tuple(map(_layout, self.tensors))
@@ -123,7 +126,8 @@ class Inputs:
                 self._hooks += [module._forward_pre_hooks, module._forward_hooks]
         self._stores = [store for store, _ in watched]
         self._names = [name for _, name in watched]
-        self._seen = [*roots, *map(dict.get, self._stores, self._names)]
+        self._seen: list[Any] = list(roots)
+        self._seen += map(dict.get, self._stores, self._names)
 
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:

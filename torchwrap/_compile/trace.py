@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium.experimental.functional import FuncEnv
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torch.overrides import TorchFunctionMode
@@ -104,28 +104,34 @@ def _naming_refusals() -> Iterator[None]:
 @torch.no_grad()
 def _record(function: Function, inputs: Inputs, values: tuple[Nested, ...]) -> Trace:
     _, tensors = inputs.current()
-    example = [*tensors, *[leaf.contiguous() for leaf in rows.leaves(values)]]
+    leaves = [leaf.contiguous() for leaf in rows.leaves(values)]
     build = rows.builder(values)
+    number = len(tensors)
     results: list[Nested] = []
 
-    def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
-        arguments: Any = build(iter(leaves[len(tensors) :]))
+    def flat(*given: Tensor) -> tuple[Tensor, ...]:
+        arguments: Any = build(iter(given[number:]))
         with _Operators():
-            result, replaced = inputs.call(function, leaves[: len(tensors)], *arguments)
+            result, replaced = inputs.call(function, given[:number], *arguments)
         if replaced:
             name = replaced[0].partition(".")[2]
             raise Refusal(f"replaces the tensor {name}", "Write to it in place, as `copy_` does")
         results.append(result)
         return tuple(rows.leaves(result))
 
-    return Trace(make_fx(flat, tracing_mode="fake")(*example), results[0])
+    graph = make_fx(flat, tracing_mode="fake")(*tensors, *leaves)
+    return Trace(graph, results[0])
 
 
 class _Operators(TorchFunctionMode):
     """Refuses operators that a graph cannot have, and notes the line that calls each of them."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name == "_is_all_true":  # `torch.distributions` checks its arguments with it
@@ -152,7 +158,11 @@ class NoGenerators(TorchFunctionMode):
     """Refuses random numbers of PyTorch's generator, because the env's seed does not reach it."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name in _GENERATORS:
@@ -174,21 +184,21 @@ def _line(frame: FrameType | None) -> str:
 
 
 def _check_equal(first: GraphModule, second: GraphModule) -> None:
-    pairs = itertools.zip_longest(_nodes(first), _nodes(second))
+    """Raises at the first operator of the second graph that the first graph does not have."""
+    pairs = itertools.zip_longest(first.graph.nodes, second.graph.nodes)
     for one, other in pairs:
-        if one is None or other is None or one[1:] != other[1:]:
-            node = (other or one)[0]
+        if _described(first, one) != _described(second, other):
+            node = other or one
             line = node.stack_trace or node.format_node()
             raise Refusal(f"computes something else in a second call, at `{line}`", _IN_BUFFERS)
 
 
-def _nodes(graph: GraphModule) -> Iterator[tuple[Any, ...]]:
-    """Each node, and a description that is equal for equal operators."""
-    for node in graph.graph.nodes:
-        constant = ""
-        if node.op == "get_attr":
-            constant = str(getattr(graph, node.target))
-        yield node, node.op, str(node.target), str(node.args), str(node.kwargs), constant
+def _described(graph: GraphModule, node: Node | None) -> str:
+    """Equal for equal operators, and equal constants."""
+    if node is None:
+        return ""
+    constant = getattr(graph, str(node.target)) if node.op == "get_attr" else None
+    return f"{node.op} {node.target} {node.args} {node.kwargs} {constant}"
 
 
 def _reason(error: Exception) -> Refusal | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import random
 from collections.abc import Callable, Iterator
@@ -17,21 +16,23 @@ from torchwrap._core.errors import refusal
 Generator = tuple[Callable[[], Any], Callable[[Any], None]]
 """Functions that read and write the state of a generator."""
 
-PYTHON_GENERATORS: dict[str, Generator] = {
+_ON_HOST: dict[str, Generator] = {
     "Python's random": (random.getstate, random.setstate),
     "numpy.random": (np.random.get_state, np.random.set_state),
+    "PyTorch's global generator": (torch.get_rng_state, torch.set_rng_state),
 }
-SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @contextlib.contextmanager
 def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> Iterator[None]:
-    """Raises a TypeError if the block draws from a global generator, and puts its state back."""
+    """Raises a TypeError if the block draws from a global generator, and puts its state back.
+
+    Without a device, the block may draw.
+    """
     if device is None:
         yield
         return
-    torch_generator = (torch.get_rng_state, torch.set_rng_state)
-    generators = {**PYTHON_GENERATORS, "PyTorch's global generator": torch_generator}
+    generators = dict(_ON_HOST)
     if device.type not in ("cpu", "meta", "mps"):  # the functions of MPS take no device
         backend = torch.get_device_module(device)
         generators[f"PyTorch's global generator of {device}"] = (
@@ -42,7 +43,7 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
     yield
     drawn = []
     for name, (read, write) in generators.items():
-        if not equal(before[name], read()):
+        if _content(read()) != _content(before[name]):
             write(before[name])
             drawn.append(name)
     if drawn:
@@ -50,17 +51,7 @@ def no_foreign_draws(owner: str, remedy: str, device: torch.device | None) -> It
         raise TypeError(refusal(owner, f"must not draw from {drawn[0]}", remedy=sentence))
 
 
-def equal(first: Any, second: Any) -> bool:
-    """Whether two Python values are equal: scalars, arrays, tensors, and containers of them."""
-    if first is second or type(first) is not type(second):
-        return first is second
-    if isinstance(first, np.ndarray):
-        return np.array_equal(first, second)
-    if isinstance(first, Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, list | tuple | collections.deque):
-        return len(first) == len(second) and all(map(equal, first, second))
-    if isinstance(first, dict):
-        same_keys = list(first) == list(second)
-        return same_keys and all(map(equal, first.values(), second.values()))
-    return isinstance(first, (*SCALARS, set)) and bool(first == second)
+def _content(state: Any) -> list[Any]:
+    """The state of a generator as values that can be compared."""
+    parts = (state.numpy(),) if isinstance(state, Tensor) else state
+    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in parts]

@@ -183,11 +183,14 @@ class RowMask:
             values[key] = self.where(first[key], others[key])  # type: ignore[type-var]
         return tensordict(values, self.num_rows)  # type: ignore[return-value]
 
-    def gather(self, value: Tensor) -> Tensor:
+    def gather(self, value: Rows) -> Rows:
         """The rows that are set, one for each of `indices`; all rows if the host cannot tell."""
         if self.indices is None:
             return value
-        return value.index_select(0, self.indices)
+        if isinstance(value, Tensor):
+            return value.index_select(0, self.indices)
+        values: dict[Any, Any] = {key: self.gather(value[key]) for key in value.keys()}  # type: ignore[type-var]
+        return tensordict(values, len(self.indices))  # type: ignore[return-value]
 
     @property
     def gathered(self) -> Tensor | None:

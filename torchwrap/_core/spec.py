@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from torchwrap._core.buffers import BatchedModule
@@ -69,6 +70,11 @@ def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict) and not _is_spec(value):
         return {name: map_parts(function, part) for name, part in value.items()}
     return function(value)
+
+
+def copied(value: Any) -> Any:
+    """A copy of lists, dicts and arrays, however deep. Other objects stay."""
+    return map_parts(lambda part: part.copy() if isinstance(part, np.ndarray) else part, value)
 
 
 def _is_spec(value: Any) -> bool:

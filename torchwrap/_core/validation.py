@@ -16,7 +16,7 @@ from torchwrap._core.errors import refusal
 def _real(value: Any) -> Any:
     """A real number of Python, NumPy or PyTorch as Python's. None for anything else."""
     is_scalar = getattr(value, "ndim", None) == 0
-    if is_scalar and getattr(value.dtype, "kind", "") not in "mM":  # no durations or dates
+    if is_scalar and getattr(value.dtype, "kind", None) not in ("m", "M"):  # no durations or dates
         value = value.item()
     if isinstance(value, bool | np.timedelta64) or not isinstance(value, numbers.Real):
         return None
@@ -156,3 +156,30 @@ def device(owner: str, value: Any) -> torch.device:
         text = refusal(owner, "device must be a torch.device or its name", shown(value))
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(text) from None
+
+
+def interval(
+    owner: str, name: str, value: Any, at_least: int, at_most: int = 2**63 - 1
+) -> tuple[int, int]:
+    """A pair of integers (lowest, highest) in [at_least, at_most]. An integer is both."""
+    bounds = value if isinstance(value, tuple | list) else (value, value)
+    if len(bounds) != 2:
+        must = f"{name} must be an integer or a pair (lowest, highest)"
+        raise ValueError(refusal(owner, must, shown(value)))
+    lowest = integer(owner, name, bounds[0], at_least, at_most)
+    return lowest, integer(owner, name, bounds[1], lowest, at_most)
+
+
+def text(owner: str, name: str, value: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(refusal(owner, f"{name} must be a non-empty string", shown(value)))
+    return value
+
+
+def choice(owner: str, name: str, value: Any, *choices: str) -> Any:
+    """One of several strings."""
+    if not isinstance(value, str) or value not in choices:
+        must = f"{name} must be {' or '.join(map(repr, choices))}"
+        raise ValueError(refusal(owner, must, shown(value)))
+    return value

@@ -142,6 +142,7 @@ def _extra_values(env: Env) -> TensorDict:
         if isinstance(layer, RecordVideo):  # it would write frames
             memo[id(layer)] = copy.deepcopy(layer.env, memo)
     probe = copy.deepcopy(env, memo).train()
+    probe._root_info = None  # it would ask the simulator
     probe.reset(seed=0)
     transition, _ = probe.step_without_reset(probe.sample_action())
     return transition["next"].exclude("observation", "reward", *_FLAGS)

@@ -8,22 +8,25 @@ from gymnasium import Space
 from tensordict import TensorDict
 
 from torchwrap import spaces
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Signature, Value
 from torchwrap.transforms.transform import Transform
 
 
 class PassiveEnvChecker(Transform):
-    """Checks that actions, observations and rewards are finite and lie in the spaces below. It changes nothing.
+    """Checks that actions, observations and rewards are finite and lie in the spaces below.
 
-    For debugging: it reads all values on the host at every step, and cannot be compiled. Put it first to check the env, or
-    further out to check the transforms below it. `torchwrap.testing.check_env` checks the whole contract.
+    For debugging: it changes nothing, but reads all values on the host at every step, and cannot be
+    compiled. Put it first to check the env, or further out to check the transforms below it.
+    `torchwrap.testing.check_env` checks the whole contract.
 
-    >>> import torch; from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
+    >>> import torch; from torchwrap.testing import ScriptedEnv
+    >>> from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2), PassiveEnvChecker())
     >>> _ = env.step(env.reset().set("action", torch.full((2, 6), torch.nan)))
     Traceback (most recent call last):
-    ValueError: PassiveEnvChecker needs actions in Box(-1.0, 1.0, (6,), float32), but got nan in env 0.
+    ValueError: PassiveEnvChecker: action must be in Box(-1.0, 1.0, (6,), ...), got nan in env 0.
     """
 
     def setup(self, signature: Signature) -> Signature:
@@ -34,29 +37,36 @@ class PassiveEnvChecker(Transform):
         return None
 
     def action(self, action: Value) -> Value:
-        _check("actions", self.signature.single_action_space, action)
+        _check("action", self.signature.single_action_space, action)
         return action.clone()
 
     def step(self, td: TensorDict) -> TensorDict:
-        _check("observations", self.signature.single_observation_space, td["observation"])
-        _check("rewards", spaces.REWARD, td["reward"])
+        _check("observation", self.signature.single_observation_space, td["observation"])
+        _check("reward", spaces.REWARD, td["reward"])
         return td
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        _check("observations", self.signature.single_observation_space, td["observation"], mask)
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        _check("observation", self.signature.single_observation_space, td["observation"], mask)
         return td
 
 
-def _check(what: str, space: Space[Any], value: Value, mask: RowMask | None = None) -> None:
+def _check(
+    name: str,
+    space: Space[Any],
+    value: Value,
+    mask: RowMask | None = None,
+) -> None:
     for path, leaf in spaces.leaves(space):
         part = spaces.at(value, path)
-        wrong = spaces.outside(leaf, part) | ~part.isfinite()
+        is_wrong = spaces.outside(leaf, part) | ~part.isfinite()
         if mask is not None:
-            wrong = wrong & mask.like(wrong)
-        if wrong.any():
-            index = wrong.nonzero()[0].tolist()
-            needed, got = (
-                f"{what}{list(path) if path else ''} in {leaf}",
-                f"{part[tuple(index)].item()} in env {index[0]}",
-            )
-            raise ValueError(f"PassiveEnvChecker needs {needed}, but got {got}.")
+            is_wrong &= mask.like(is_wrong)
+        if is_wrong.any():
+            index = tuple(is_wrong.nonzero()[0].tolist())
+            must = f"{name}{list(path) or ''} must be in {leaf}"
+            got = f"{part[index].item()} in env {index[0]}"
+            raise ValueError(refusal("PassiveEnvChecker", must, got))

@@ -5,111 +5,117 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap._core.buffers import ConstantBuffer
+from torchwrap._core.errors import refusal
 from torchwrap.spaces import Signature
 from torchwrap.transforms.transform import ActionTransform, ObservationTransform, Transform
 
 
 class _Discretize(Transform):
-    """Base of the two directions. A bin is an index per dimension, or one flat index in row-major order."""
+    """Base of both directions.
+
+    A bin is an index per dimension, or one flat index in row-major order. Tables have a row per
+    dimension.
+    """
 
     bins: int | tuple[int, ...]
-    edges, upper_edges, centers, counts, strides = (ConstantBuffer() for _ in range(5))
+    edges: Tensor
+    centers: Tensor
+    counts: Tensor
+    strides: Tensor
 
-    def __init__(self, bins: int | tuple[int, ...], multidiscrete: bool = False) -> None:
+    def __init__(
+        self,
+        bins: int | tuple[int, ...],
+        multidiscrete: bool = False,
+    ) -> None:
         super().__init__()
-        name = type(self).__name__
-        if isinstance(bins, tuple | list) or (isinstance(bins, np.ndarray) and bins.ndim):
-            self.bins = tuple(
-                [validation.integer(name, "each of bins", count, at_least=1) for count in bins]
-            )
+        owner = type(self).__name__
+        if np.ndim(bins) == 0:
+            self.bins = validation.integer(owner, "bins", bins, at_least=1)
         else:
-            self.bins = validation.integer(name, "bins", bins, at_least=1)
-        self.multidiscrete = validation.flag(name, "multidiscrete", multidiscrete)
+            sizes: Any = bins
+            self.bins = validation.sizes(owner, "bins", tuple(sizes), at_least=1)
+        self.multidiscrete = validation.flag(owner, "multidiscrete", multidiscrete)
 
     def _make_bins(
-        self, what: str, space: gymnasium.Space[Any], device: torch.device, max_total: int
-    ) -> gymnasium.Space[Any]:
+        self, name: str, space: Space[Any], device: torch.device
+    ) -> Discrete | MultiDiscrete:
         """Registers the bins of a box. Returns the space of their indices."""
-        owner, bins = type(self).__name__, self.bins
-        box = spaces.box(owner, what, space, of="numbers")
-        low, high = box.low.ravel(), box.high.ravel()
+        owner = type(self).__name__
+        box = spaces.box(owner, name, space, of="numbers")
+        low = box.low.ravel()
+        high = box.high.ravel()
         with np.errstate(all="ignore"):
-            finite = np.isfinite(high * 1.0 - low * 1.0).all()
-        if not finite:
-            raise ValueError(
-                f"{owner} needs a box with finite bounds and a finite width, but got {box}."
-            )
-        counts = [bins] * low.size if isinstance(bins, int) else list(bins)
-        if len(counts) != low.size or not counts:
-            raise ValueError(
-                f"{owner} needs bins for each of {low.size} dimensions, but got {bins!r}."
-            )
-        if math.prod(counts) > max_total:
-            raise ValueError(
-                f"{owner} needs at most {max_total} bins in all, but got {bins!r} in {low.size} dimensions."
-            )
-        self.shape, self.dtype = box.shape, spaces.dtype(box)
-        # Gymnasium's edges, in its dtype. Dimensions with fewer bins are padded, with edges at infinity.
-        lines = [np.linspace(*ends) for ends in zip(low, high, np.add(counts, 1), strict=True)]
-        width = max(counts) + 1
-        edges = np.array(
-            [np.pad(line, (0, width - len(line)), constant_values=np.inf) for line in lines],
-            np.float64,
-        )
-        centers = np.array(
-            [np.pad(0.5 * (line[:-1] + line[1:]), (0, width - len(line))) for line in lines],
-            np.float64,
-        )
-        # Steps compute in the dtype of the box, if it has floats, and so compare with the next number at or above an edge.
-        work = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
-        upper = edges[:, 1:].astype(work)
-        upper = np.where(upper < edges[:, 1:], np.nextafter(upper, np.array(np.inf, work)), upper)
-        strides = np.cumprod([1, *counts[:0:-1]])[::-1]
-        constants = {
-            "edges": edges.astype(work),
-            "upper_edges": upper,
-            "centers": centers.astype(work),
-        }
-        for name, value in {
-            **constants,
+            is_finite = np.isfinite(high * 1.0 - low * 1.0).all()
+        if not is_finite:
+            must = f"the {name} space must have finite bounds and a finite width"
+            raise ValueError(refusal(owner, must, box))
+        counts = self.bins if isinstance(self.bins, tuple) else (self.bins,) * low.size
+        if len(counts) != low.size:
+            raise ValueError(refusal(owner, f"bins must be {low.size} numbers", self.bins))
+        if not self.multidiscrete and math.prod(counts) > 2**31:
+            must = "bins must have a product of at most 2**31 to be sampled"
+            remedy = "Use multidiscrete=True"
+            raise ValueError(refusal(owner, must, self.bins, remedy))
+        self.shape = box.shape
+        self.dtype = spaces.dtype(box)
+        # Floats are compared in their own dtype. Dimensions with fewer bins are padded.
+        dtype = box.dtype if box.dtype.kind == "f" else np.dtype(np.float64)
+        edges = np.full((low.size, max(counts) + 1), np.inf, dtype)
+        centers = np.zeros((low.size, max(counts)), dtype)
+        for row, count in enumerate(counts):
+            line = np.linspace(low[row], high[row], count + 1, dtype=dtype)
+            edges[row, : count + 1] = line
+            centers[row, :count] = 0.5 * (line[:-1] + line[1:])
+        # The strides of flat indices in row-major order: products of the counts behind.
+        strides = np.ones(len(counts), np.int64)
+        strides[:-1] = np.cumprod(counts[:0:-1])[::-1]
+        tables = {
+            "edges": edges,
+            "centers": centers,
             "counts": np.array(counts),
-            "strides": strides.copy(),
-        }.items():
-            self.register_buffer(name, torch.as_tensor(value, device=device), persistent=False)
-        return (
-            gymnasium.spaces.MultiDiscrete(counts)
-            if self.multidiscrete
-            else gymnasium.spaces.Discrete(math.prod(counts))
-        )
+            "strides": strides,
+        }
+        for table, values in tables.items():
+            self.register_buffer(table, torch.as_tensor(values, device=device), persistent=False)
+        if self.multidiscrete:
+            return MultiDiscrete(list(counts))
+        return Discrete(math.prod(counts))
 
-    def _flatten(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+    def _columns(
+        self,
+        value: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """Values of the box as `(..., dimensions, 1)`."""
-        return value.to(dtype).reshape(*value.shape[: value.dim() - len(self.shape)], -1, 1)
+        batch = value.shape[: value.dim() - len(self.shape)]
+        return value.to(dtype).reshape(*batch, -1, 1)
 
     def _encode(self, indices: Tensor) -> Tensor:
-        """Indices `(..., dimensions)` as members of the new space: flat indices `(...)` unless `multidiscrete`."""
+        """Indices `(..., dimensions)` as members of the new space."""
         return indices if self.multidiscrete else (indices * self.strides).sum(-1)
 
     def _decode(self, value: Tensor) -> Tensor:
         """The inverse of `_encode`."""
         return value if self.multidiscrete else value.unsqueeze(-1) // self.strides % self.counts
 
-    def _select(self, table: Tensor, indices: Tensor) -> Tensor:
-        """The entries of a table `(dimensions, width)` at indices `(..., dimensions)`, in the dtype of the box."""
-        return (
-            table.expand(*indices.shape, -1)
-            .gather(-1, indices.unsqueeze(-1))
-            .squeeze(-1)
-            .to(self.dtype)
-        )
+    def _select(
+        self,
+        table: Tensor,
+        indices: Tensor,
+    ) -> Tensor:
+        """Entries of a table at indices `(..., dimensions)`, in the dtype of the box."""
+        rows = table.expand(*indices.shape, -1)
+        entries = rows.gather(-1, indices.unsqueeze(-1))
+        return entries.squeeze(-1).to(self.dtype)
 
 
 class DiscretizeObservation(_Discretize, ObservationTransform):
@@ -119,60 +125,60 @@ class DiscretizeObservation(_Discretize, ObservationTransform):
 
     Args:
         bins: number of bins per dimension, or a tuple with one number per dimension.
-        multidiscrete: whether to keep one index per dimension, instead of one flat index in row-major order.
+        multidiscrete: whether to keep one index per dimension, instead of one flat index in
+            row-major order.
 
-    Shape: a Box with finite bounds to `(num_envs,)` int64, or `(num_envs, dimensions)` int64 with `multidiscrete`.
+    Shape: a Box with finite bounds to `(num_envs,)` int64, or `(num_envs, dimensions)` int64 with
+    `multidiscrete`.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> box = gymnasium.spaces.Box(0, 40, (2,), np.float32)
-    >>> env = TransformedEnv(ScriptedEnv(1, observation_space=box), DiscretizeObservation(4, multidiscrete=True))
-    >>> env.reset()["observation"]  # of 0 and 10
+    >>> from gymnasium.spaces import Box
+    >>> env = ScriptedEnv(1, observation_space=Box(0, 40, (2,), np.float32))
+    >>> env = TransformedEnv(env, DiscretizeObservation(4, multidiscrete=True))
+    >>> env.reset()["observation"]  # raw: 0 and 10
     tensor([[0, 1]])
     """
 
     def setup(self, signature: Signature) -> Signature:
-        space = self._make_bins(
-            "observation", signature.single_observation_space, signature.device, 2**63 - 1
-        )
-        return signature.replace(single_observation_space=space)
+        below = signature.single_observation_space
+        above = self._make_bins("observation", below, signature.device)
+        return signature.replace(single_observation_space=above)
 
     def observation(self, observation: Tensor) -> Tensor:
-        # The number of upper edges at or below the value, without a search, which ONNX does not have. NaN is in the last bin.
-        below = self._flatten(observation, self.upper_edges.dtype) < self.upper_edges
-        return self._encode((~below).sum(-1).minimum(self.counts - 1))
+        # Counts the upper edges at or below the value; ONNX has no search. NaN is in the last bin.
+        is_below = self._columns(observation, self.edges.dtype) < self.edges[:, 1:]
+        return self._encode((~is_below).sum(-1).minimum(self.counts - 1))
 
     def revert_observation(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the lower and upper edges of bins, both `(..., dimensions)` in the dtype of the box."""
+        """Returns the lower and upper edges of bins, `(..., dimensions)` in the box's dtype."""
         indices = self._decode(observation)
         return self._select(self.edges, indices), self._select(self.edges, indices + 1)
 
 
 class DiscretizeAction(_Discretize, ActionTransform):
-    """Takes actions as indices of bins of equal width, as in Gymnasium, and passes on the centers of the bins.
+    """Takes indices of bins of equal width as actions, and passes on the centers of the bins.
 
     Args:
         bins: number of bins per dimension, or a tuple with one number per dimension.
-        multidiscrete: whether an action has one index per dimension, instead of one flat index in row-major order.
+        multidiscrete: whether an action has one index per dimension, instead of one flat index in
+            row-major order.
 
-    Shape: actions are `(num_envs,)` int64, or `(num_envs, dimensions)` int64 with `multidiscrete`; the action space below is a
-    Box with finite bounds.
+    Shape: actions are `(num_envs,)` int64, or `(num_envs, dimensions)` int64 with `multidiscrete`;
+    the action space below is a Box with finite bounds.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-    >>> env = TransformedEnv(ScriptedEnv(2, action_space=box), DiscretizeAction(4))
+    >>> from gymnasium.spaces import Box
+    >>> env = ScriptedEnv(2, action_space=Box(-1, 1, (1,), np.float32))
+    >>> env = TransformedEnv(env, DiscretizeAction(4))
     >>> transition, _ = env.step(env.reset().set("action", torch.tensor([0, 3])))
     >>> transition["next", "info", "action"].flatten()  # the action that the env received
     tensor([-0.7500,  0.7500])
     """
 
     def setup(self, signature: Signature) -> Signature:
-        max_total = (
-            2**63 - 1 if self.multidiscrete else 2**31
-        )  # the largest count that random.integers takes
-        space = self._make_bins(
-            "action", signature.single_action_space, signature.device, max_total
-        )
-        return signature.replace(single_action_space=space)
+        below = signature.single_action_space
+        above = self._make_bins("action", below, signature.device)
+        return signature.replace(single_action_space=above)
 
     def action(self, action: Tensor) -> Tensor:
         centers = self._select(self.centers, self._decode(action))
@@ -180,12 +186,7 @@ class DiscretizeAction(_Discretize, ActionTransform):
 
     def revert_action(self, action: Tensor) -> Tensor:
         """Returns the bins with the nearest centers, in the form that `action` takes."""
-        padding = torch.arange(
-            self.centers.shape[1], device=action.device
-        ) >= self.counts.unsqueeze(-1)
-        distances = (
-            (self.centers - self._flatten(action, torch.float64))
-            .abs()
-            .masked_fill(padding, math.inf)
-        )
-        return self._encode(distances.argmin(-1))
+        columns = torch.arange(self.centers.shape[1], device=action.device)
+        padding = columns >= self.counts.unsqueeze(-1)
+        distances = (self.centers - self._columns(action, torch.float64)).abs()
+        return self._encode(distances.masked_fill(padding, math.inf).argmin(-1))

@@ -5,101 +5,123 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import random, spaces
 from torchwrap._core import validation
-from torchwrap._core.buffers import BatchedModule, ConstantBuffer, EnvBuffer
+from torchwrap._core.buffers import BatchedModule, EnvBuffer
+from torchwrap._core.errors import refusal
 from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
 from torchwrap.transforms.transform import Transform
 
 
 class _Frames(BatchedModule):
-    """The latest frames of a leaf, oldest first. Before an initial one come copies of `padding`, or of it if that is None."""
+    """The latest frames of one leaf in each env, oldest first: `(num_envs, size, *shape)`.
 
-    frames = EnvBuffer(row=lambda self: self.padding.expand(self.size, *self.padding.shape))
-    padding = ConstantBuffer()
+    Args:
+        padding: one frame, which fills the buffer at the start of an episode.
+        size: number of frames.
+        num_envs: number of envs.
+        repeats_initial: whether an initial frame fills the buffer instead.
+    """
 
-    def __init__(self, zero: Tensor, padding: Tensor | None, size: int, num_envs: int) -> None:
+    frames = EnvBuffer(
+        row=lambda self: self.padding.expand(self.size, *self.padding.shape),
+    )
+    padding: Tensor
+
+    def __init__(
+        self,
+        padding: Tensor,
+        size: int,
+        num_envs: int,
+        repeats_initial: bool,
+    ) -> None:
         super().__init__()
-        self.size, self.repeats_initial = size, padding is None
-        self.register_buffer("padding", zero if padding is None else padding, persistent=False)
-        self.allocate(num_envs, zero.device)
+        self.size = size
+        self.repeats_initial = repeats_initial
+        self.register_buffer("padding", padding, persistent=False)
+        self.allocate(num_envs, padding.device)
 
-    def step(self, frame: Tensor) -> Tensor:
-        """Appends a frame. Returns all of them."""
-        latest = torch.cat([self.frames[:, 1:], frame.unsqueeze(1)], 1)
-        self.frames.copy_(latest)
-        return latest
+    def append(self, frame: Tensor) -> Tensor:
+        """Adds a frame and drops the oldest one. Returns all frames."""
+        later = self.frames[:, 1:]
+        frames = torch.cat([later, frame.unsqueeze(1)], 1)
+        self.frames.copy_(frames)
+        return frames
 
-    def reset(self, initial: Tensor, mask: RowMask) -> Tensor:
-        """Starts over with an initial frame, in the rows of the mask. Returns all frames."""
+    def restart(
+        self,
+        initial: Tensor,
+        mask: RowMask,
+    ) -> Tensor:
+        """Starts an episode with an initial frame in the rows of the mask. Returns all frames."""
         initial = mask.gather(initial).unsqueeze(1)
-        before = initial if self.repeats_initial else self.padding
-        before = before.expand(initial.shape[0], self.size - 1, *self.padding.shape)
-        latest = torch.cat([before, initial], 1)
-        mask.scatter_(self.frames, latest)
-        return mask.spread(latest)
+        padding = initial if self.repeats_initial else self.padding
+        shape = (initial.shape[0], self.size - 1, *self.padding.shape)
+        padding = padding.expand(shape)
+        frames = torch.cat([padding, initial], 1)
+        mask.scatter_(self.frames, frames)
+        return mask.spread(frames)
 
     def clear(self, mask: RowMask) -> None:
-        """Starts over without a frame, in the rows of the mask."""
+        """Starts an episode without a frame in the rows of the mask."""
         mask.assign_(self.frames, self.padding.expand_as(self.frames))
 
 
 class _History(Transform):
-    """Base for transforms that keep a separate history of each leaf of a space, and show a part of it."""
+    """Base for transforms that keep the latest frames of each leaf of a space."""
 
-    def _make_histories(
+    frames_of: dict[Path, _Frames]
+
+    def _make_frames(
         self, space: Space[Any], signature: Signature, size: int, padding_type: str | Any
     ) -> None:
-        owner = type(self).__name__
-        if not isinstance(padding_type, str) and not space.contains(padding_type):
-            raise ValueError(f"{owner} needs a padding_type in {space}, but got {padding_type!r}.")
-        self.history_of: dict[Path, _Frames] = {}
+        is_member = not isinstance(padding_type, str)
+        if is_member and not space.contains(padding_type):
+            must = f"padding_type must be in {space}"
+            raise ValueError(refusal(type(self).__name__, must, repr(padding_type)))
+        self.frames_of = {}
         for path, leaf in spaces.leaves(space):
-            zero = spaces.zeros(leaf, 1, signature.device)[0]
-            if isinstance(padding_type, str):
-                padding = None if padding_type == "reset" else zero
-            else:
-                padding = torch.tensor(
-                    np.asarray(spaces.at(padding_type, path), leaf.dtype), device=zero.device
-                )
-            self.history_of[path] = _Frames(zero, padding, size, signature.num_envs)
-        self.histories = nn.ModuleList(self.history_of.values())
+            padding = spaces.zeros(leaf, 1, signature.device)[0]
+            if is_member:
+                member = np.asarray(spaces.at(padding_type, path), leaf.dtype)
+                padding = torch.tensor(member, device=signature.device)
+            repeats_initial = not is_member and padding_type == "reset"
+            frames = _Frames(padding, size, signature.num_envs, repeats_initial)
+            self.frames_of[path] = frames
+        self.histories = nn.ModuleList(self.frames_of.values())
 
-    def _shown(self, frames: Tensor) -> Tensor:
-        """The new value of a leaf, from its frames `(num_envs, size, *shape)`."""
-        return frames
+    def _output(self, frames: Tensor) -> Tensor:
+        """Returns the new value of a leaf, from its frames `(num_envs, size, *shape)`."""
+        raise NotImplementedError
 
-    def _next(self, value: Value) -> Value:
+    def _append(self, value: Value) -> Value:
         return spaces.apply(
-            lambda path, frame: self._shown(self.history_of[path].step(frame)), value
+            lambda path, frame: self._output(self.frames_of[path].append(frame)), value
         )
 
-    def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", self._next(td["observation"]))
-
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        shown = spaces.apply(
-            lambda path, first: self._shown(self.history_of[path].reset(first, mask)),
-            td["observation"],
+    def _restart(
+        self,
+        initial: Value,
+        mask: RowMask,
+    ) -> Value:
+        return spaces.apply(
+            lambda path, frame: self._output(self.frames_of[path].restart(frame, mask)), initial
         )
-        return td.set("observation", shown)
 
 
-def _padding(owner: str, padding_type: Any, *names: str) -> Any:
+def _padding_type(owner: str, padding_type: Any, *names: str) -> Any:
     if isinstance(padding_type, str | bytes) and padding_type not in names:
-        needed = ", ".join(f'"{name}"' for name in names)
-        raise ValueError(
-            f"{owner} needs padding_type={needed} or a member of the space, but got {padding_type!r}."
-        )
+        must = f"padding_type must be a member of the space or {' or '.join(map(repr, names))}"
+        raise ValueError(refusal(owner, must, repr(padding_type)))
     return copy.deepcopy(padding_type)
 
 
@@ -108,13 +130,15 @@ class FrameStackObservation(_History):
 
     Args:
         stack_size: number of observations in the stack.
-        padding_type: fills the stack at the start of an episode: "reset" repeats the initial observation, "zero" takes the
-            element of the space nearest to zero, and an observation of the space takes that one.
-        axis: None stacks along a new first axis. A number joins the observations along that axis of a Box, such as -1 for
-            the channels of `(height, width, channels)`, as Stable-Baselines3's `VecFrameStack` does.
+        padding_type: fills the stack at the start of an episode: "reset" repeats the initial
+            observation, "zero" takes the element of the space nearest to zero, and an observation
+            of the space is used itself.
+        axis: None stacks along a new first axis. A number joins the observations along that axis of
+            a Box, such as -1 for the channels of `(height, width, channels)`, as
+            Stable-Baselines3's `VecFrameStack` does.
 
-    Shape: `(num_envs, *shape)` to `(num_envs, stack_size, *shape)`, or with `axis` to `shape` with `stack_size` times as many
-    elements along it; each leaf of a `Dict` or `Tuple` by itself.
+    Shape: `(num_envs, *shape)` to `(num_envs, stack_size, *shape)`, or with `axis` to `shape` with
+    `stack_size` times as many elements along it; each leaf of a `Dict` or `Tuple` by itself.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(1, observation_shape=(1,)), FrameStackObservation(3))
@@ -126,84 +150,79 @@ class FrameStackObservation(_History):
         self, stack_size: int, *, padding_type: str | Any = "reset", axis: int | None = None
     ) -> None:
         super().__init__()
-        self.stack_size = validation.integer(
-            "FrameStackObservation", "stack_size", stack_size, at_least=1
-        )
-        self.padding_type = _padding("FrameStackObservation", padding_type, "reset", "zero")
+        owner = "FrameStackObservation"
+        self.stack_size = validation.integer(owner, "stack_size", stack_size, at_least=1)
+        self.padding_type = _padding_type(owner, padding_type, "reset", "zero")
         self.axis = axis
 
     def setup(self, signature: Signature) -> Signature:
-        space = signature.single_observation_space
-        self._make_histories(space, signature, self.stack_size, self.padding_type)
-        above = (
-            batch_space(space, self.stack_size)
-            if self.axis is None
-            else spaces.map_leaves(self._joined, space)
-        )
+        below = signature.single_observation_space
+        self._make_frames(below, signature, self.stack_size, self.padding_type)
+        if self.axis is None:
+            above = batch_space(below, self.stack_size)
+        else:
+            above = spaces.map_leaves(self._concatenate, below)
         return signature.replace(single_observation_space=above)
 
-    def _joined(self, leaf: Space[Any]) -> Space[Any]:
-        if not isinstance(leaf, gymnasium.spaces.Box) or self.axis not in range(
-            -len(leaf.shape), len(leaf.shape)
-        ):
-            raise ValueError(
-                f"FrameStackObservation needs a Box with the axis {self.axis!r}, but got {leaf}."
-            )
-        low, high = (
-            np.concatenate([bound] * self.stack_size, self.axis) for bound in (leaf.low, leaf.high)
-        )
-        return gymnasium.spaces.Box(low, high, dtype=leaf.dtype.type)
+    def _concatenate(self, leaf: Space[Any]) -> Box:
+        box = spaces.box("FrameStackObservation with an axis", "observation", leaf)
+        low = np.concatenate([box.low] * self.stack_size, self.axis)
+        high = np.concatenate([box.high] * self.stack_size, self.axis)
+        return Box(low, high, dtype=box.dtype.type)
 
-    def _shown(self, frames: Tensor) -> Tensor:
+    def _output(self, frames: Tensor) -> Tensor:
         if self.axis is None:
             return frames
-        return torch.cat(
-            frames.unbind(1), self.axis + (self.axis >= 0)
-        )  # the first dimension is the batch of envs
+        num_dims = frames.dim() - 2
+        return torch.cat(frames.unbind(1), self.axis % num_dims + 1)  # the first dimension is envs
+
+    def step(self, td: TensorDict) -> TensorDict:
+        return td.set("observation", self._append(td["observation"]))
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        return td.set("observation", self._restart(td["observation"], mask))
 
 
 class _Delay(_History):
-    """Base for delays: a number of steps for every episode, for each env, or drawn for each episode."""
+    """Base for delays: one for every episode, one for each env, or drawn for each episode."""
 
     delays = EnvBuffer(row=lambda self: torch.tensor(self.shortest))
-    paddings: tuple[str, ...] = ("reset", "zero")
+    padding_types: tuple[str, ...] = ("reset", "zero")
 
     def __init__(
         self, delay: int | tuple[int, int] | Tensor, *, padding_type: str | Any = "zero"
     ) -> None:
         super().__init__()
-        owner, bounds = (
-            type(self).__name__,
-            delay if isinstance(delay, tuple | list) else (delay, delay),
-        )
+        owner = type(self).__name__
+        bounds: Any = delay
         if isinstance(delay, Tensor):
             if delay.dim() != 1 or delay.dtype != torch.int64:
-                got = validation.described(delay)
-                raise ValueError(
-                    f"{owner} needs a delay of shape (num_envs,) torch.int64, but got {got}."
-                )
+                must = "delay must be a tensor of shape (num_envs,) and dtype torch.int64"
+                raise ValueError(refusal(owner, must, validation.described(delay)))
             bounds = int(delay.min()), int(delay.max())
-        if len(bounds) != 2:
-            raise ValueError(
-                f"{owner} needs delay as a number, a pair, or a tensor (num_envs,), but got {bounds!r}."
-            )
-        self.shortest = validation.integer(owner, "delay", bounds[0], at_least=0)
-        self.longest = validation.integer(owner, "delay", bounds[1], at_least=self.shortest)
-        self.delay, self.padding_type = delay, _padding(owner, padding_type, *self.paddings)
+        self.shortest, self.longest = validation.interval(owner, "delay", bounds, at_least=0)
+        self.delay = delay
+        self.padding_type = _padding_type(owner, padding_type, *self.padding_types)
 
-    def _set_up(self, space: Space[Any], signature: Signature) -> Signature:
-        self._make_histories(space, signature, self.longest + 1, self.padding_type)
+    def _set_up(
+        self,
+        space: Space[Any],
+        signature: Signature,
+    ) -> Signature:
+        self._make_frames(space, signature, self.longest + 1, self.padding_type)
         self.allocate(signature.num_envs, signature.device)
+        if isinstance(self.delay, Tensor):
+            if len(self.delay) != signature.num_envs:
+                must = f"delay must have one number for each of {signature.num_envs} envs"
+                raise ValueError(refusal(type(self).__name__, must, len(self.delay)))
+            self.delays.copy_(self.delay)
         self.is_drawn = self.longest > self.shortest and not isinstance(self.delay, Tensor)
         if self.is_drawn:
             self.stream, signature = signature.stream()
-        if isinstance(self.delay, Tensor):
-            if len(self.delay) != signature.num_envs:
-                needed = f"a delay for each of {signature.num_envs} envs"
-                raise ValueError(
-                    f"{type(self).__name__} needs {needed}, but got {len(self.delay)}."
-                )
-            self.delays.copy_(self.delay)
         return signature
 
     def deployed(self) -> Transform:
@@ -211,15 +230,14 @@ class _Delay(_History):
             raise ValueError("its delay depends on the env")
         return self
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def _draw_delays(self, mask: RowMask) -> None:
         if self.is_drawn:
-            mask.assign_(
-                self.delays, random.integers(self.stream.key(), self.shortest, self.longest + 1)
-            )
-        return td
+            delays = random.integers(self.stream.key(), self.shortest, self.longest + 1)
+            mask.assign_(self.delays, delays)
 
-    def _shown(self, frames: Tensor) -> Tensor:
-        index = (self.longest - self.delays).view(-1, *(1,) * (frames.dim() - 1))
+    def _output(self, frames: Tensor) -> Tensor:
+        index = self.longest - self.delays
+        index = index.view(-1, *(1,) * (frames.dim() - 1))
         return frames.take_along_dim(index, 1).squeeze(1)
 
 
@@ -227,10 +245,11 @@ class DelayObservation(_Delay):
     """Delays observations by a number of steps.
 
     Args:
-        delay: the number of steps; a pair (shortest, longest), from which each episode draws; or an int64 tensor
-            `(num_envs,)` with a number for each env.
-        padding_type: what the first `delay` observations of an episode are: "zero" is the element of the space nearest to
-            zero, "reset" the initial observation, and an observation of the space that one.
+        delay: the number of steps; a pair (shortest, longest), from which each episode draws; or an
+            int64 tensor `(num_envs,)` with a number for each env.
+        padding_type: the first `delay` observations of an episode: "zero" is the element of the
+            space nearest to zero, "reset" the initial observation, and an observation of the space
+            is used itself.
 
     Shape: any space, unchanged.
 
@@ -246,22 +265,32 @@ class DelayObservation(_Delay):
     def setup(self, signature: Signature) -> Signature:
         return self._set_up(signature.single_observation_space, signature)
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        return _History.reset(self, super().reset(td, mask), mask)
+    def step(self, td: TensorDict) -> TensorDict:
+        return td.set("observation", self._append(td["observation"]))
+
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        self._draw_delays(mask)
+        return td.set("observation", self._restart(td["observation"], mask))
 
 
 class DelayAction(_Delay):
     """Delays actions by a number of steps, as actuators and networks do.
 
     Args:
-        delay: as of `DelayObservation`.
-        padding_type: what the env gets in the first `delay` steps of an episode: "zero" is the action of the space nearest to
-            zero, and an action of the space that one.
+        delay: as for `DelayObservation`.
+        padding_type: the env's actions in the first `delay` steps of an episode: "zero" is the
+            action of the space nearest to zero, and an action of the space is used itself.
 
     Shape: any action space, unchanged.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
-    >>> env = TransformedEnv(ScriptedEnv(1, action_space=gymnasium.spaces.Discrete(9)), DelayAction(1))
+    >>> from gymnasium.spaces import Discrete
+    >>> env = ScriptedEnv(1, action_space=Discrete(9))
+    >>> env = TransformedEnv(env, DelayAction(1))
     >>> td = env.reset()
     >>> for action in (5, 6):
     ...     transition, td = env.step(td.set("action", torch.tensor([action])))
@@ -269,18 +298,20 @@ class DelayAction(_Delay):
     tensor([5])
     """
 
-    paddings = ("zero",)
+    padding_types = ("zero",)
 
     def setup(self, signature: Signature) -> Signature:
         return self._set_up(signature.single_action_space, signature)
 
     def action(self, action: Value) -> Value:
-        return self._next(action)
+        return self._append(action)
 
-    def step(self, td: TensorDict) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        self._draw_delays(mask)
+        for frames in self.frames_of.values():
+            frames.clear(mask)
         return td
-
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        for history in self.history_of.values():
-            history.clear(mask)
-        return super().reset(td, mask)

@@ -1,42 +1,47 @@
-"""Running mean and variance, and normalization by them: learned in train(), frozen in eval()."""
+"""Normalization by a running mean and variance: learned in train(), frozen in eval()."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchwrap import spaces
 from torchwrap._core import validation
 from torchwrap._core.buffers import EnvBuffer
-from torchwrap._core.rows import RowMask, materialize
+from torchwrap._core.rows import RowMask
 from torchwrap.spaces import Path, Signature, Value
 from torchwrap.statistics import RunningMeanStd
 from torchwrap.transforms.transform import ObservationTransform, Transform
 
 
 class NormalizeObservation(ObservationTransform):
-    """Shifts and scales each component of the observation to mean 0 and variance 1 over all observations seen.
+    """Shifts and scales each component to mean 0 and variance 1 over all observations seen.
 
-    The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation counts exactly once, final
-    and initial ones included; NaN and infinity pass, but do not count. All envs share the statistics, which are the
-    transform's `state_dict`: a `RunningMeanStd`, `statistics`; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
+    The formula is Gymnasium's: (observation - mean) / sqrt(var + epsilon). Every real observation
+    counts exactly once, final and initial ones included; NaN and infinity pass, but do not count.
+    All envs share the statistics, which are the transform's `state_dict`: a `RunningMeanStd`,
+    `statistics`; for a `Dict`, `statistics_of[("key",)]` belongs to one entry.
 
     Args:
         epsilon: added to the variance.
 
-    Shape: a Box of any shape and dtype to Box(-inf, inf) float32 of the same shape; each Box of a `Dict` or `Tuple` by itself.
+    Shape: a Box of any shape and dtype to Box(-inf, inf) float32 of the same shape; each Box of a
+    `Dict` or `Tuple` by itself.
 
     >>> from torchwrap.testing import ScriptedEnv; from torchwrap.wrappers import TransformedEnv
     >>> env = TransformedEnv(ScriptedEnv(2, observation_shape=(1,)), NormalizeObservation())
-    >>> env.reset()["observation"]  # of 0 and 1000
+    >>> env.reset()["observation"]  # raw: 0 and 1000
     tensor([[-1.],
             [ 1.]])
     """
+
+    statistics_of: dict[Path, RunningMeanStd]
 
     def __init__(self, epsilon: float = 1e-8) -> None:
         super().__init__()
@@ -44,73 +49,93 @@ class NormalizeObservation(ObservationTransform):
 
     def setup(self, signature: Signature) -> Signature:
         below = signature.single_observation_space
-        self.statistics_of = {
-            path: _statistics(leaf, signature.device, path) for path, leaf in spaces.leaves(below)
-        }
-        each = list(self.statistics_of.values())
-        self.statistics = nn.ModuleList(each) if spaces.children(below) is not None else each[0]
-        above = spaces.map_leaves(
-            lambda leaf: gymnasium.spaces.Box(-np.inf, np.inf, leaf.shape, np.float32), below
-        )
+        self.statistics_of = {}
+        for path, leaf in spaces.leaves(below):
+            box = spaces.box("NormalizeObservation", "observation", leaf, "numbers", path)
+            needs_float64 = box.dtype in (np.float64, np.int32, np.int64)
+            dtype = torch.float64 if needs_float64 else torch.float32
+            shape = box.shape or (1,)
+            self.statistics_of[path] = RunningMeanStd(shape, signature.device, dtype)
+        modules = nn.ModuleList(self.statistics_of.values())
+        self.statistics = modules if spaces.children(below) else modules[0]
+        above = spaces.map_leaves(_unbounded, below)
         return signature.replace(single_observation_space=above)
 
-    def observation(self, observation: Value) -> Value:
-        return spaces.apply(
-            lambda path, leaf: self.statistics_of[path].normalize(leaf, self.epsilon), observation
-        )
-
     def step(self, td: TensorDict) -> TensorDict:
-        return td.set("observation", spaces.apply(self._learn, td["observation"]))
+        observation = td["observation"]
+        self._update(observation)
+        return td.set("observation", self.observation(observation))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
-        def learn(path: Path, leaf: Tensor) -> Tensor:
-            return mask.apply(lambda rows: self._learn(path, rows, mask.gathered), leaf)
-
-        return td.set("observation", spaces.apply(learn, td["observation"]))
-
-    def _learn(self, path: Path, rows: Tensor, mask: Tensor | None = None) -> Tensor:
-        statistics, rows = self.statistics_of[path], materialize(rows)
-        if self.training:
-            statistics.update(rows, mask)
-        return statistics.normalize(rows, self.epsilon)
-
-    def deployed(self) -> Transform:
-        return _FrozenNormalization(
-            {path: each.frozen(self.epsilon) for path, each in self.statistics_of.items()}
-        )
-
-
-class _FrozenNormalization(ObservationTransform):
-    """Normalization by constants in the dtype of the reference: a float32 observation needs no float64."""
-
-    def __init__(self, constants_of: dict[Path, Tensor]) -> None:
-        super().__init__()
-        self.name_of = {path: f"constants_{number}" for number, path in enumerate(constants_of)}
-        for path, name in self.name_of.items():
-            self.register_buffer(name, constants_of[path])
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
+        initial = mask.gather(td["observation"])
+        self._update(initial, mask.gathered)
+        return td.set("observation", mask.spread(self.observation(initial)))
 
     def observation(self, observation: Value) -> Value:
         return spaces.apply(self._normalize, observation)
 
-    def _normalize(self, path: Path, rows: Tensor) -> Tensor:
-        # Rounded as `RunningMeanStd.normalize` rounds. The mean is much smaller than the reference, so they are not added up.
-        reference, mean, scale = self.get_buffer(self.name_of[path]).unbind()
-        return (rows - reference).sub_(mean).mul_(scale).float()
+    def _normalize(
+        self,
+        path: Path,
+        rows: Tensor,
+    ) -> Tensor:
+        return self.statistics_of[path].normalize(rows, self.epsilon)
+
+    def _update(
+        self,
+        observation: Value,
+        mask: Tensor | None = None,
+    ) -> None:
+        if self.training:
+            for path, statistics in self.statistics_of.items():
+                statistics.update(spaces.at(observation, path), mask)
+
+    def deployed(self) -> Transform:
+        constants_of = {}
+        for path, statistics in self.statistics_of.items():
+            constants_of[path] = statistics.frozen(self.epsilon)
+        return _FrozenNormalization(constants_of)
 
 
-def _statistics(leaf: gymnasium.Space[Any], device: torch.device, path: Path) -> RunningMeanStd:
-    box = spaces.box("NormalizeObservation", "observation", leaf, "numbers", path)
-    wide = box.dtype in (np.float64, np.int32, np.int64)
-    return RunningMeanStd(box.shape or (1,), device, torch.float64 if wide else torch.float32)
+def _unbounded(leaf: Space[Any]) -> Box:
+    return Box(-np.inf, np.inf, leaf.shape)
+
+
+class _FrozenNormalization(ObservationTransform):
+    """Normalization by constants, rounded like `RunningMeanStd.normalize`."""
+
+    def __init__(self, constants_of: dict[Path, Tensor]) -> None:
+        super().__init__()
+        self.name_of = {}
+        for number, (path, constants) in enumerate(constants_of.items()):
+            self.name_of[path] = f"constants_{number}"
+            self.register_buffer(self.name_of[path], constants)
+
+    def observation(self, observation: Value) -> Value:
+        return spaces.apply(self._normalize, observation)
+
+    def _normalize(
+        self,
+        path: Path,
+        rows: Tensor,
+    ) -> Tensor:
+        # reference + shift is the mean, but the sum would round away the digits of the shift.
+        reference, shift, scale = self.get_buffer(self.name_of[path]).unbind()
+        return ((rows - reference - shift) * scale).float()
 
 
 class NormalizeReward(Transform):
-    """Divides rewards by the standard deviation of the discounted return. The mean is not subtracted.
+    """Divides rewards by the standard deviation of the discounted return, without a shift.
 
-    At each step, return = gamma * return + reward; the statistics are updated with it; the reward becomes
-    reward / sqrt(var + epsilon); and where the episode ended, return = 0, as in Stable-Baselines3's `VecNormalize`. The first
-    rewards can be large, because there are few returns yet: put `ClipReward` above. After a reward that is not finite, the
-    return of that env is not finite until its episode ends, and does not count.
+    At each step, return = gamma * return + reward; the statistics are updated with it; the reward
+    becomes reward / sqrt(var + epsilon); and where the episode ended, return = 0, as in
+    Stable-Baselines3's `VecNormalize`. The first rewards can be large, because there are few
+    returns yet: put `ClipReward` above. After a reward that is not finite, the return of that env
+    is not finite until its episode ends, and does not count.
 
     Args:
         gamma: discount of the return.
@@ -121,14 +146,18 @@ class NormalizeReward(Transform):
     >>> td = env.reset()
     >>> for _ in range(2):
     ...     transition, td = env.step(td.set("action", env.sample_action()))
-    >>> transition["next", "reward"]  # rewards 1 and 2, returns 1 and 2.5: a standard deviation of 0.75
+    >>> transition["next", "reward"]  # rewards 1 and 2, returns 1 and 2.5: deviation 0.75
     tensor([[2.6667],
             [2.6667]])
     """
 
     discounted_return = EnvBuffer((1,), torch.float64)
 
-    def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
+    def __init__(
+        self,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+    ) -> None:
         super().__init__()
         self.gamma = validation.number("NormalizeReward", "gamma", gamma, 0, 1)
         self.epsilon = validation.positive("NormalizeReward", "epsilon", epsilon)
@@ -141,12 +170,16 @@ class NormalizeReward(Transform):
         return signature
 
     def step(self, td: TensorDict) -> TensorDict:
-        returns = self.discounted_return
-        returns.mul_(self.gamma).add_(td["reward"])
+        reward = td["reward"]
+        self.discounted_return.mul_(self.gamma).add_(reward)
         if self.training:
-            self.statistics.update(returns)
-        return td.set("reward", td["reward"] * self.statistics.scale(self.epsilon))
+            self.statistics.update(self.discounted_return)
+        return td.set("reward", reward * self.statistics.scale(self.epsilon))
 
-    def reset(self, td: TensorDict, mask: RowMask) -> TensorDict:
+    def reset(
+        self,
+        td: TensorDict,
+        mask: RowMask,
+    ) -> TensorDict:
         mask.fill_(self.discounted_return, 0)
         return td

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from torchwrap import spaces
 from torchwrap._core import validation
-from torchwrap.spaces import Signature
+from torchwrap._core.errors import refusal
+from torchwrap.spaces import REWARD, Signature
 from torchwrap.transforms.transform import RewardTransform
 
-_MAX_REWARD = torch.finfo(torch.float32).max
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class TransformReward(RewardTransform):
@@ -22,10 +23,12 @@ class TransformReward(RewardTransform):
         func: takes rewards and returns new ones, both `(num_envs, 1)` float32.
 
     Raises:
-        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns another shape or dtype.
+        TypeError, ValueError: from `setup`, if `func` fails on a batch of zeros or returns another
+            shape or dtype.
 
     >>> import torch; from tensordict import TensorDict
-    >>> TransformReward(lambda reward: 2 * reward)(TensorDict({"reward": torch.ones(1, 1)}, [1]))["reward"]
+    >>> double = TransformReward(lambda reward: 2 * reward)
+    >>> double(TensorDict({"reward": torch.ones(1, 1)}, [1]))["reward"]
     tensor([[2.]])
     """
 
@@ -34,9 +37,7 @@ class TransformReward(RewardTransform):
         self.func = validation.function("TransformReward", "func", func)
 
     def setup(self, signature: Signature) -> Signature:
-        spaces.check_function(
-            "TransformReward", "rewards", self.func, spaces.REWARD, spaces.REWARD, signature
-        )
+        spaces.check_function("TransformReward", "rewards", self.func, REWARD, REWARD, signature)
         return signature
 
     def reward(self, reward: Tensor) -> Tensor:
@@ -50,23 +51,34 @@ class ClipReward(RewardTransform):
         min_reward, max_reward: the bounds. None disables one.
 
     >>> import torch; from tensordict import TensorDict
-    >>> ClipReward(max_reward=1)(TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2]))["reward"].flatten()
+    >>> td = TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2])
+    >>> ClipReward(max_reward=1)(td)["reward"].flatten()
     tensor([-5.,  1.])
     """
 
-    def __init__(self, min_reward: float | None = None, max_reward: float | None = None) -> None:
+    low: float | None = None
+    high: float | None = None
+
+    def __init__(
+        self,
+        min_reward: float | None = None,
+        max_reward: float | None = None,
+    ) -> None:
         super().__init__()
+        owner = "ClipReward"
+        lowest = -_LARGEST
         if min_reward is None and max_reward is None:
-            raise ValueError("ClipReward needs min_reward, max_reward or both, but got neither.")
-        if min_reward is not None:
-            min_reward = validation.number("ClipReward", "min_reward", min_reward, high=_MAX_REWARD)
-        if max_reward is not None:
-            lowest = -_MAX_REWARD if min_reward is None else max(-_MAX_REWARD, min_reward)
-            max_reward = validation.number("ClipReward", "max_reward", max_reward, low=lowest)
-        self.min_reward, self.max_reward = min_reward, max_reward
+            raise ValueError(refusal(owner, "min_reward or max_reward must be a number", "neither"))
         # Bounds that float32 cannot represent become infinite, because clamp refuses them.
-        self.low = None if min_reward is None else spaces.bound(min_reward, torch.float32)
-        self.high = None if max_reward is None else spaces.bound(max_reward, torch.float32)
+        if min_reward is not None:
+            min_reward = validation.number(owner, "min_reward", min_reward, high=_LARGEST)
+            self.low = spaces.bound(min_reward, torch.float32)
+            lowest = max(lowest, min_reward)
+        if max_reward is not None:
+            max_reward = validation.number(owner, "max_reward", max_reward, low=lowest)
+            self.high = spaces.bound(max_reward, torch.float32)
+        self.min_reward = min_reward
+        self.max_reward = max_reward
 
     def reward(self, reward: Tensor) -> Tensor:
         return reward.clamp(self.low, self.high)
@@ -79,13 +91,14 @@ class ScaleReward(RewardTransform):
         scale: the factor.
 
     >>> import torch; from tensordict import TensorDict
-    >>> ScaleReward(0.5)(TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2]))["reward"].flatten()
+    >>> td = TensorDict({"reward": torch.tensor([[-5.0], [5.0]])}, [2])
+    >>> ScaleReward(0.5)(td)["reward"].flatten()
     tensor([-2.5000,  2.5000])
     """
 
     def __init__(self, scale: float) -> None:
         super().__init__()
-        self.scale = validation.number("ScaleReward", "scale", scale, -_MAX_REWARD, _MAX_REWARD)
+        self.scale = validation.number("ScaleReward", "scale", scale, -_LARGEST, _LARGEST)
 
     def reward(self, reward: Tensor) -> Tensor:
         return reward * self.scale

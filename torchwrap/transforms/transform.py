@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -79,6 +81,8 @@ class Transform(BatchedModule):
                         "new.load_state_dict(old.state_dict()) copies what was learned",
                     )
                 )
+        if isinstance(value, np.ndarray):  # its caller may change it
+            value = value.copy()
         super().__setattr__(name, value)
 
     def setup(self, signature: Signature) -> Signature:
@@ -271,20 +275,9 @@ class Compose(Transform):
                 refusal("Compose", "transforms must be a list of Transforms", repr(transforms))
             )
         self.is_named = isinstance(transforms, Mapping)
-        if isinstance(transforms, Mapping):
-            for name in transforms:
-                if not str(name).isidentifier() or hasattr(self, name):
-                    raise ValueError(
-                        refusal(
-                            "Compose",
-                            "names must be identifiers and not attributes of Compose",
-                            repr(name),
-                        )
-                    )
-        parts = transforms.values() if isinstance(transforms, Mapping) else list(transforms)
+        parts = list(transforms.values() if isinstance(transforms, Mapping) else transforms)
         for position, part in enumerate(parts):
             if not isinstance(part, Transform):
-                must = f"transforms[{position}] must be a Transform"
                 got = type(part).__name__
                 remedy = ""
                 if isinstance(part, list):
@@ -292,16 +285,19 @@ class Compose(Transform):
                 elif isinstance(part, type):
                     got = f"the class {part.__name__}"
                     remedy = f"Pass an instance, `{_construction(part)}`"
+                must = f"transforms[{position}] must be a Transform"
                 raise TypeError(refusal("Compose", must, got, remedy))
-        names = transforms if isinstance(transforms, Mapping) else _numbered(parts)
+        names = list(transforms) if isinstance(transforms, Mapping) else _numbered(parts)
         for name, part in zip(names, parts, strict=True):
+            if not str(name).isidentifier() or hasattr(self, name):
+                must = "names must be identifiers and not attributes of Compose"
+                raise ValueError(refusal("Compose", must, repr(name)))
             self.add_module(name, part)
-        flat = list(self.flat())
-        for position, part in enumerate(flat):
-            if any(part is other for other in flat[:position]):
-                raise ValueError(
-                    refusal("Compose", f"{part!r} must occur only once", remedy="Make a second one")
-                )
+        counts = collections.Counter(map(id, self.flat()))
+        for part in self.flat():
+            if counts[id(part)] > 1:
+                fault = f"{part!r} must occur only once"
+                raise ValueError(refusal("Compose", fault, remedy="Make a second one"))
 
     @property
     def transforms(self) -> list[Transform] | dict[str, Transform]:
